@@ -1,10 +1,9 @@
-"""Object storage by obstore: `gs://` and `abfss://`, and, with what `s3/by_obstore` adds, `s3://`. The only file that
-imports obstore.
+"""Object storage by obstore: `gs://` and `abfss://`, and `s3://` together with `s3/by_obstore`.
 
-Credentials come from the clouds' default chains only (environment, files of their tools, identities of machines); no
-secret is ever in our URLs, settings or messages. The client's own retries are off: a conditional put must reach the
-store once (a retry could meet its own first try and take it for another's), and everything else is retried here.
-obstore releases the interpreter's lock while a request is under way.
+The only file that imports obstore. Credentials come only from the clouds' default chains (environment, files of their
+tools, identities of machines); no secret is ever in our URLs, settings or messages. The client's own retries are off: a
+conditional put must reach the store once, because a retry could mistake the object of the first attempt for another
+writer's. All other requests are retried here. obstore releases the interpreter's lock during a request.
 """
 
 import contextlib
@@ -34,13 +33,13 @@ from barrier_runtime.state.store.use import StoreUse
 
 _T = TypeVar("_T")
 Cloud = Literal["gs", "abfss", "s3"]
-_PART_BYTES = 8 << 20  # of an object that travels in parts: each within the time limit of a request
-SINGLE_PUT_BYTES = 16 << 20  # above this, an object is sent in parts
+_PART_BYTES = 8 << 20  # part of a large object: each part takes less than the time limit of a request
+SINGLE_PUT_BYTES = 16 << 20  # objects above this size are sent in parts
 _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 8
 _REFUSED_ATTEMPTS = 4  # under a second
 _BEHIND_END = (
-    "Wanted range starting at"  # obstore's message when a server answers such a range with the end of the object
+    "Wanted range starting at"  # obstore's message if a server answers such a range with the end of the object
 )
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,100})</Code>")
@@ -57,8 +56,7 @@ _CREDENTIALS = {
 
 
 class NotDone(Unavailable):
-    """The store has not executed the request, so that it may be sent again whatever it was. `then`: the error after a
-    few attempts; None: as for other trouble."""
+    """An unexecuted request, safe to send again. `then`: error after `_REFUSED_ATTEMPTS` attempts."""
 
     def __init__(self, message: str, then: BarrierRuntimeError | None = None) -> None:
         super().__init__(message)
@@ -66,16 +64,15 @@ class NotDone(Unavailable):
 
 
 class CloudStore:
-    """Keys are below `prefix` of a bucket or container. Thread-safe. `account`: of Azure; `endpoint`: of an emulator
-    or a gateway."""
+    """Objects below `prefix` of a bucket or container. Thread-safe."""
 
     def __init__(
         self,
         cloud: Cloud,
         bucket: str,
         prefix: str = "",
-        account: str = "",
-        endpoint: str | None = None,
+        account: str = "",  # of Azure
+        endpoint: str | None = None,  # of an emulator or a gateway
         budget: RetryBudget | None = None,
     ) -> None:
         self._cloud = cloud
@@ -85,7 +82,7 @@ class CloudStore:
         self.use = StoreUse()
         self._obstore: Any = _obstore(cloud)
         self._errors: Any = self._obstore.exceptions
-        self._had_token = False  # once, so there are credentials
+        self._had_token = False  # True after the first success, which shows that there are credentials
         try:
             self._made: Any = None if cloud == "s3" else _client(cloud, bucket, account, endpoint, self._budget)
         except self._errors.BaseError as error:
@@ -127,7 +124,7 @@ class CloudStore:
                 trouble = self._trouble("put_if_absent", key, error)
             if isinstance(trouble, InvalidJob | NotDone):
                 raise trouble
-            return PutOutcome.UNKNOWN  # it may be there, or come later
+            return PutOutcome.UNKNOWN  # the object may exist now, or later
 
         try:
             return self._retrying("put_if_absent", key, create)
@@ -182,7 +179,7 @@ class CloudStore:
                 raise
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
-        """By the service; only from the same bucket or container."""
+        """Copies by the service; only within the same bucket or container."""
         if not isinstance(source, CloudStore) or (source._cloud, source._place) != (self._cloud, self._place):
             return False
         old, new = source._name(key), self._name(to)
@@ -227,17 +224,17 @@ class CloudStore:
         self.delete([staged])
 
     def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
-        """As `publish`; `staged` stays."""
+        """As `publish`, but keeps `staged`."""
         old, new = self._name(staged), self._name(final)
         copied = False
         if fresh or not self._is_there(final):
-            with contextlib.suppress(ObjectNotFound):  # another process has published it meanwhile, or it is nowhere
+            with contextlib.suppress(ObjectNotFound):  # published meanwhile by another process, or absent
                 self._retrying("publish", final, lambda: self._obstore.copy(self._client, old, new))
                 copied = True
         if not copied:
             check_published(self, staged, final, sha256, self._sha256_of(final))
 
-    # ---- inside
+    # ---- internals
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
@@ -246,7 +243,7 @@ class CloudStore:
         name, many, part = self._name(key), size > SINGLE_PUT_BYTES, max(_PART_BYTES, -(-size // _MOST_PARTS))
         self.use.sent(size)
         if many:
-            self.use.request("put", 1 + -(-size // part))  # begin, parts and end; the last is counted with the attempt
+            self.use.request("put", 1 + -(-size // part))  # begin, parts, end; the last is counted with the attempt
         self._retrying(
             "put",
             key,
@@ -256,7 +253,7 @@ class CloudStore:
         )
 
     def _first_part(self, key: str, offset: int, size: int | None, etag: str | None) -> tuple[bytes, int, str | None]:
-        """Bytes of the object from `offset` on, its size, its tag. Nothing behind its end, nor of an empty object."""
+        """At most `_PART_BYTES` bytes from `offset` on, the object's size and tag. At the end: no bytes."""
         end = offset + (_PART_BYTES if size is None else min(size, _PART_BYTES))
         try:
             return self._part(key, offset, end, etag)
@@ -264,7 +261,7 @@ class CloudStore:
             return b"", 0, None
 
     def _other_parts(self, key: str, start: int, end: int, tag: str | None, take: Callable[[int, bytes], None]) -> None:
-        """Hand the bytes from `start` to `end` to `take`, on several threads; all of the version that has this tag."""
+        """Calls `take` with the bytes from `start` to `end`, on several threads, all of the version `tag`."""
 
         def fetch(first: int) -> None:
             take(first, self._part(key, first, min(first + _PART_BYTES, end), tag)[0])
@@ -298,7 +295,7 @@ class CloudStore:
         return True
 
     def _sha256_of(self, key: str) -> str | None:
-        """Of what is there; None: nothing is."""
+        """Hash of the object; None if absent."""
         name = self._name(key)
         with contextlib.suppress(ObjectNotFound):
             return self._retrying("get", key, lambda: sha256_of(self._obstore.get(self._client, name).stream()))
@@ -317,7 +314,7 @@ class CloudStore:
                 raise
             except Exception as error:
                 trouble = self._trouble(operation, key, error)
-            raise trouble  # without its cause, in which a server may repeat keys and signatures
+            raise trouble  # without the cause, in which a server may repeat keys and signatures
 
         def trouble_of(trouble: Exception, attempt: int) -> BarrierRuntimeError:
             assert isinstance(trouble, BarrierRuntimeError)
@@ -330,11 +327,11 @@ class CloudStore:
         return found
 
     def _says_exists(self, error: Exception) -> bool:
-        """Whether a conditional put failed because the object is there."""
+        """True if a conditional put failed because the object exists."""
         return isinstance(error, self._errors.AlreadyExistsError | self._errors.PreconditionError)
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
-        """What an exception of the client means for the caller. Keeps answers of servers out of the message."""
+        """Translates an exception of the client for the caller. The message never repeats a server's answer."""
         place = f"{self.url}/{key}"
         if isinstance(error, self._errors.NotFoundError | FileNotFoundError):
             if operation in ("put", "put_if_absent", "list"):
@@ -363,13 +360,13 @@ class CloudStore:
 
 
 def answer_of(error: Exception) -> tuple[str, int]:
-    """(error code, HTTP status) of the answer that an exception of obstore tells; "" and 0 where it tells none."""
+    """Error code and HTTP status in an exception of obstore; "" and 0 if the exception has none."""
     status, code = _STATUS.search(str(error)), _CODE.search(str(error))
     return code[1] if code else "", int(status[1]) if status else 0
 
 
 def kind_of(error: Exception) -> str:
-    """A word for an exception of obstore: what went wrong with the connection, where the exception tells."""
+    """Kind of connection failure in an exception of obstore; if there is none, the exception's name."""
     connection = _CONNECTION.search(str(error))
     return connection[1] if connection else type(error).__name__
 
@@ -394,8 +391,11 @@ def _settings(budget: RetryBudget, endpoint: str | None) -> dict[str, Any]:
 def s3_client(
     bucket: str, endpoint: str, region: str, virtual_host: bool, credentials: Callable[[], Any], budget: RetryBudget
 ) -> Any:
-    """obstore's client of a bucket of S3. Every setting that decides where requests go and how they are signed is
-    given, so that none is taken from variables of the environment which boto3 does not know."""
+    """obstore's client of an S3 bucket.
+
+    Sets every option that decides where requests go and how they are signed, so that obstore reads none of these
+    options from environment variables that boto3 does not know.
+    """
     unknown_setting = _obstore("s3").exceptions.UnknownConfigurationKeyError
     from obstore.store import S3Store
 
@@ -415,7 +415,7 @@ def s3_client(
         settings: Any = {**config, **more}
         return S3Store(bucket, config=settings, **made)
 
-    try:  # releases of obstore that know this name take it from the environment, before `endpoint`
+    try:  # releases of obstore that know this name prefer the environment variable to `endpoint`
         return make(aws_endpoint_url_s3=endpoint)
     except unknown_setting:
         return make()
@@ -436,7 +436,7 @@ def _client(cloud: Cloud, bucket: str, account: str, endpoint: str | None, budge
 
 
 def _etag(listed: str | None) -> str:
-    """As a condition has it: Azure lists it without its quotes."""
+    """The tag as conditions write it: Azure lists tags without quotes."""
     return f'"{listed}"' if listed and not listed.endswith('"') else listed or ""
 
 

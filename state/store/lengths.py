@@ -1,24 +1,24 @@
-"""How long a name may be in a store, asked before anything is decided that would need a longer one."""
+"""Maximum length of names in a store, checked before a decision that needs a longer name."""
 
 from typing import Protocol, runtime_checkable
 
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import MAX_KEY_BYTES
 
-FILE_NAME_BYTES = 255  # of file systems, HDFS among them
+FILE_NAME_BYTES = 255  # limit of file systems, including HDFS
 _AZURE_SEGMENT = 254
 
 
 @runtime_checkable
 class HasPrefix(Protocol):
-    """A store that counts a prefix of its own into the length of a key."""
+    """A store whose own prefix counts towards the length of a key."""
 
     @property
     def key_prefix(self) -> str: ...
 
 
 def too_long(key: str, store: ObjectStore) -> str:
-    """Why the store takes no object of this name, as the end of a sentence; empty when it does."""
+    """Returns why the key is too long, as the end of a sentence; empty if the store takes the key."""
     scheme = store.url.partition("://")[0]
     most = {"s3": MAX_KEY_BYTES, "gs": MAX_KEY_BYTES, "memory": MAX_KEY_BYTES, "abfss": _AZURE_SEGMENT}
     allowed = most.get(scheme, FILE_NAME_BYTES)

@@ -1,13 +1,13 @@
-"""Object storage in a local (or mounted) folder: `file://`. Every write is durable before the call returns.
+"""Object storage in a local or mounted folder: `file://`. Writes are durable when the call returns.
 
-Objects appear whole or not at all: bytes go to a temporary file of this folder first, are synced, and get their name by
-`link` (which fails if the name is taken: the linearizable create) or `rename`. Keys cannot leave the folder, also not
-through symbolic links below it.
+Objects appear whole or not at all: bytes go to a temporary file of this folder, are synced, and get their name by
+`link` (which fails if the name is taken: the linearizable create) or `rename`. Keys cannot leave the folder, not even
+through symbolic links below the folder.
 
-After a power cut there is, whole and under its name, every object of which `put`, `put_file` or `publish` returned,
-and of which `put_if_absent` said that it landed *or exists*: whoever wrote it may have died before it was synced. That
-takes a sync of the file, of its folder, and of each folder above whose own name may be new: by whomever it was made,
-since its maker may not have come to sync it. An object that was only read has none of this. A deletion may come undone.
+After a power cut, an object is whole and under its name if `put`, `put_file` or `publish` returned, or if
+`put_if_absent` returned CREATED *or EXISTS*: the process that wrote an existing object may have died before syncing.
+Therefore every such call syncs the file, its folder, and each folder above whose own name may be new, whichever process
+made that folder. An object that was only read has no such guarantee. A deletion may be undone by a power cut.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _STALE_TEMPORARY_S = 24 * 3_600.0
 _LONGEST_REST_S = 1.0
 _CHUNK = 1 << 20
 _REMEMBERED_FOLDERS = 1_024
-_PAGE = 1_000  # objects that S3 lists with one request: what this folder would cost there
+_PAGE = 1_000  # objects that S3 lists with one request; counts a listing as S3 would
 _PERSON_MUST_FIX = NOT_ALLOWED | WRONG_PATH
 _NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EMLINK}
 
@@ -47,7 +47,7 @@ V = TypeVar("V")
 
 
 class LocalStore:
-    """Opens (and creates) the folder; raises `InvalidJob` when that cannot be."""
+    """Opens the folder, and creates an absent folder. Raises `InvalidJob` if that is impossible."""
 
     def __init__(self, root: Path) -> None:
         self.use = StoreUse()
@@ -65,15 +65,15 @@ class LocalStore:
 
     @classmethod
     def existing(cls, root: Path) -> "LocalStore":
-        """To look at what is there: makes no folder, and raises `InvalidJob` when there is none."""
+        """Opens a folder for reading: creates nothing, raises `InvalidJob` if the folder is absent."""
         if not root.is_dir():
             raise InvalidJob(f"there is no folder {root}: give the one that holds the objects")
         store = cls.__new__(cls)
         store.use = StoreUse()
         store._root = root.resolve(strict=True)
-        store._durable = {}  # folder -> inode: its name is known to be synced
+        store._durable = {}  # folder -> inode: the folder's name is synced
         store._beside_work = threading.Lock()
-        store._inside = {}  # folder -> device, inode: no link leads from it out of the root
+        store._inside = {}  # folder -> device, inode: no link leads from the folder out of the root
         store._temporary = store._root / TEMPORARY
         return store
 
@@ -113,7 +113,7 @@ class LocalStore:
                 except FileExistsError:
                     outcome = PutOutcome.EXISTS
                 self._sync_name(target)
-                temporary.unlink(missing_ok=True)  # it was linked, not moved
+                temporary.unlink(missing_ok=True)  # linked, not moved
         except OSError as error:
             trouble = self._trouble("put_if_absent", key, error)
             if isinstance(trouble, InvalidJob) and not linked:
@@ -143,7 +143,7 @@ class LocalStore:
         target = self._target(key)
         with self._named_trouble("get", key):
             with _open_object(target):
-                pass  # it is there, and no link to elsewhere
+                pass  # the object exists, and is no link to elsewhere
             try:
                 os.link(target, path, follow_symlinks=False)
             except FileNotFoundError:
@@ -158,7 +158,7 @@ class LocalStore:
         with self._named_trouble("put", key), self._temporary_file() as temporary:
             try:
                 os.link(path, temporary, follow_symlinks=False)
-                os.utime(temporary)  # an object is as old as its put: retention keeps what an open checkpoint uploads
+                os.utime(temporary)  # as old as the put: retention keeps new files, for open checkpoints
             except FileNotFoundError:
                 raise
             except OSError:
@@ -171,11 +171,11 @@ class LocalStore:
         return True
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
-        """From another folder, without a copy in between; beside work one after the other, and slowly."""
+        """Copies from another folder directly. `beside_work`: one copy at a time, and slowly."""
         if not isinstance(source, LocalStore):
             return False
         with source._named_trouble("get", key), _open_object(source._target(key)):
-            pass  # it is there: from here on trouble is about our end
+            pass  # the object exists: from here on errors concern the target
         with self._beside_work if beside_work else contextlib.nullcontext():
             self._put_file(to, source._target(key), _copy_beside_work if beside_work else _copy_durably)
         return True
@@ -215,7 +215,7 @@ class LocalStore:
             source.unlink(missing_ok=True)
             self._prune(source.parent)
 
-    # ---- inside
+    # ---- internals
 
     def _wrote(self, size: int) -> None:
         self.use.request("put")
@@ -233,7 +233,7 @@ class LocalStore:
         folder = str(target.parent)
         identity = _identity(folder)
         if identity is None or self._inside.get(folder) != identity:
-            parent = os.path.realpath(folder)  # a call of the system for each folder from / on
+            parent = os.path.realpath(folder)  # one system call for each folder from / on
             if parent != str(self._root) and not parent.startswith(str(self._root) + os.sep):
                 raise InvalidJob(f"object key {key!r} leads out of {self.url} through a link: remove that link")
             if identity is not None and identity == _identity(parent):
@@ -258,20 +258,18 @@ class LocalStore:
             raise
 
     def _into_folder(self, target: Path, move: Callable[[], object]) -> None:
-        """A concurrent `delete` may prune the folder between making and using it, so try a few times."""
+        """Calls `move`, repeatedly, because a concurrent `delete` may remove the new folder."""
         for _ in range(8):
             try:
                 move()
                 return
             except FileNotFoundError:
-                with contextlib.suppress(
-                    FileNotFoundError, FileExistsError
-                ):  # pruned, or made by another, while we made it
+                with contextlib.suppress(FileNotFoundError, FileExistsError):  # removed, or created by another process
                     target.parent.mkdir(parents=True, exist_ok=True)
         move()
 
     def _sync_name(self, target: Path) -> None:
-        """Return when the name of `target`, and those of the folders that lead to it, survive a power cut."""
+        """Syncs the names of `target` and of the folders above, so that they survive a power cut."""
         folder = target.parent
         _sync_directory(folder)
         while folder != self._root:
@@ -285,7 +283,7 @@ class LocalStore:
         while folder != self._root:
             try:
                 folder.rmdir()
-            except OSError:  # not empty, or gone already: either way nothing is left to do
+            except OSError:  # not empty, or gone already: nothing is left to do
                 return
             folder = folder.parent
 
@@ -303,13 +301,13 @@ class LocalStore:
                 if key.startswith(prefix) or prefix.startswith(key + "/"):
                     yield from self._walk(Path(entry.path), prefix)
             elif key.startswith(prefix):
-                with contextlib.suppress(FileNotFoundError):  # deleted while we looked
+                with contextlib.suppress(FileNotFoundError):  # deleted during the listing
                     status = entry.stat()
                     yield ObjectInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
 
     @contextlib.contextmanager
     def _temporary_file(self) -> Iterator[Path]:
-        """It is moved by whoever asks for it; removed when that fails."""
+        """Path of a new temporary file, which the caller moves. Removes the file if the caller fails."""
         path = self._temporary / uuid.uuid4().hex
         try:
             yield path
@@ -318,7 +316,7 @@ class LocalStore:
             raise
 
     def _sweep_temporary(self) -> None:
-        """Orphans of crashed writers. A day is longer than any put takes."""
+        """Deletes temporary files of crashed writers. A day is longer than any put takes."""
         before = time.time() - _STALE_TEMPORARY_S
         for entry in os.scandir(self._temporary):
             with contextlib.suppress(FileNotFoundError):
@@ -349,7 +347,7 @@ class LocalStore:
 
 
 def _open_object(path: Path) -> BinaryIO:
-    """Refuses a symbolic link as the last segment too."""
+    """Opens a file. Refuses a symbolic link as the last segment, too."""
     return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
 
 
@@ -369,13 +367,15 @@ def _copy_durably(source: Path, target: Path) -> None:
 
 
 def _copy_beside_work(source: Path, target: Path) -> None:
-    """Each piece goes to the disk at once, and a rest follows that is as long as it took: who else waits for the disk,
-    or for a processor, waits for a piece."""
+    """Writes each chunk to the disk at once, then pauses for as long as the write took (at most a second).
+
+    Other users of the disk or of a processor wait for one chunk at most.
+    """
     with source.open("rb") as reader, target.open("xb", buffering=0) as writer:
         at, began_s = 0, time.monotonic()
         while chunk := reader.read(_CHUNK):
             at += _write_all(writer, chunk)
-            if hasattr(os, "posix_fadvise"):  # it begins to write what is not needed in memory
+            if hasattr(os, "posix_fadvise"):  # starts writing pages that memory need not keep
                 os.posix_fadvise(writer.fileno(), at - len(chunk), len(chunk), os.POSIX_FADV_DONTNEED)
             time.sleep(min(time.monotonic() - began_s, _LONGEST_REST_S))
             began_s = time.monotonic()
@@ -398,7 +398,7 @@ def _remember(folders: dict[K, V], folder: K, identity: V) -> None:
 def _identity(folder: str) -> tuple[int, int] | None:
     try:
         found = os.stat(folder)
-    except OSError:  # whoever uses the folder says what is wrong with it
+    except OSError:  # the call that uses the folder reports the error
         return None
     return found.st_dev, found.st_ino
 
@@ -416,12 +416,12 @@ def _sync(path: Path, how: int) -> None:
 
 
 def _make_root(root: Path) -> None:
-    """Like `mkdir -p`, with every new name synced into its parent; the last one also if somebody else has made it."""
+    """As `mkdir -p`; syncs each new name into its parent, and the last name even if it was not new."""
     root = root.absolute()
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(parents=True, exist_ok=True)
     for folder in new or ([] if root.is_mount() else [root]):
-        with contextlib.suppress(PermissionError):  # one that may not be read cannot be synced either
+        with contextlib.suppress(PermissionError):  # an unreadable folder cannot be synced
             _sync_directory(folder.parent)
 
 

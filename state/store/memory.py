@@ -1,7 +1,7 @@
-"""The in-memory twin of object storage: one lock, no clock, no randomness, and faults that a test switches on.
+"""Object storage in memory: one lock, no clock, no randomness, and faults that a test injects.
 
-It holds the contract of `object_store` exactly until a fault says otherwise, so races and crashes can be proven on it
-that no real store lets one stage. Faults are consumed in the order they were injected.
+Fulfils the contract of `object_store` exactly until a fault strikes, so that tests can stage races and crashes that no
+real store can stage. Faults strike in the order of injection.
 """
 
 import enum
@@ -33,7 +33,7 @@ class Fault(enum.Enum):
     IGNORE_CONDITIONS = "put_if_absent overwrites and says CREATED, as some S3-compatibles do"
 
 
-# A fault that makes sense for one operation only strikes that one, also when injected for any.
+# These faults strike only the named operation, even when injected for any operation.
 _ONLY_FOR = {
     Fault.CONFLICT: "put_if_absent",
     Fault.TRUNCATED_READ: "get",
@@ -46,9 +46,9 @@ _ONLY_FOR = {
 @dataclass
 class _Injected:
     fault: Fault
-    operation: str  # "put", "put_if_absent", "get", "list", "delete", "publish"; "" is any
-    key_part: str  # only keys that contain this
-    times: int | None  # None: for ever
+    operation: str  # "put", "put_if_absent", "get", "list", "delete", "publish"; "": any
+    key_part: str  # strikes only keys that contain this text
+    times: int | None  # None: every time
     listing: tuple[ObjectInfo, ...] = ()
 
 
@@ -61,7 +61,7 @@ class _Object:
 
 @dataclass
 class MemoryStore:
-    """Thread-safe. `now_ms` gives the modification times; the default keeps them all at 0."""
+    """Objects in memory. Thread-safe. `now_ms` gives modification times; by default they are all 0."""
 
     name: str = "memory"
     now_ms: Callable[[], int] = field(default=lambda: 0, repr=False)
@@ -72,13 +72,13 @@ class MemoryStore:
         self._versions = 0
         self._faults: list[_Injected] = []
         self._late: list[Callable[[], None]] = []
-        self.calls: dict[str, int] = {}  # operation -> how often it was called
+        self.calls: dict[str, int] = {}  # operation -> number of calls
 
     @property
     def url(self) -> str:
         return f"memory://{self.name}"
 
-    # ---- what tests do to it
+    # ---- control by tests
 
     def inject(self, fault: Fault, operation: str = "", key_part: str = "", times: int | None = 1) -> None:
         with self._lock:
@@ -86,12 +86,12 @@ class MemoryStore:
             self._faults.append(_Injected(fault, _ONLY_FOR.get(fault, operation), key_part, times, listing))
 
     def heal(self) -> None:
-        """Drop every fault that has not struck yet. Late writes stay in flight."""
+        """Removes every fault that has not struck yet. Late writes stay in flight."""
         with self._lock:
             self._faults.clear()
 
     def land_late(self) -> int:
-        """Let every write that is still in flight arrive now; returns how many."""
+        """Executes every write that is still in flight; returns their number."""
         with self._lock:
             late, self._late = self._late, []
             for arrive in late:
@@ -103,7 +103,7 @@ class MemoryStore:
             return tuple(sorted(self._objects))
 
     def damage(self, key: str, data: bytes) -> None:
-        """Replace the bytes of an object behind everybody's back."""
+        """Replaces the bytes of an object without a new version."""
         with self._lock:
             self._objects[key].data = data
 
@@ -189,7 +189,7 @@ class MemoryStore:
         with self._lock:
             self._write("publish", final, lambda: self._publish(staged, final, sha256))
 
-    # ---- inside
+    # ---- internals
 
     def _write(self, operation: str, key: str, apply: Callable[[], None]) -> None:
         fault = self._strike(operation, key)

@@ -1,17 +1,17 @@
-"""Multipart uploads of S3 that older releases began: file sinks could leave rows as uploads, to be completed behind the
-decision. Checkpoints of those releases still list some; nothing begins an upload like this any more. (Measured on a
-store that answers in 30 ms, an upload takes two waits before the decision and three requests, a staged object one wait
-and two requests, and its deletion is off the path.)
+"""Completes multipart uploads to S3 that older releases began; no current code begins such uploads.
 
-An upload is named by its key, its id and the tags of its parts; whoever has these can complete it at any later time, as
-long as nobody aborts it.
+File sinks of older releases could leave rows as uploads and complete them after the decision. Checkpoints of those
+releases still list some. (Measured with a store that answers in 30 ms: an upload takes two waits before the decision
+and three requests; a staged object one wait and two requests, its deletion off the path.)
 
-Nothing S3 answers in an emergency is believed. When a completion failed, or nobody knows, the object under the final
-key is looked at: there with the right content, it is done; there with other content, it is `Corrupt`; not there while
-its upload is, it is tried again. Neither there is what damage looks like, and also what a completion looks like that
-another process has under way: S3 may take a while, in which the upload is gone and the object not to be seen yet. So
-only the last of several looks in a row, by the same `MultipartUploads`, calls that `Corrupt`; the pauses between them
-are the caller's (commits are repeated after 0.1 s, 0.2 s, …, so that it takes some 13 s).
+An upload is named by its key, its id and the tags of its parts. A process that has these can complete the upload at any
+later time, unless somebody aborts it.
+
+A failed or unknown completion is verified at the final key. Right content: done. Other content: `Corrupt`. Absent,
+while the upload exists: retried. If object and upload are both absent, the file is lost, or another process is
+completing the upload: S3 may take a while, during which neither is visible. Therefore only the last of several
+consecutive checks by the same `MultipartUploads` raises `Corrupt`. The caller pauses between checks (commits are
+retried after 0.1 s, 0.2 s, …, some 13 s in total).
 """
 
 import contextlib
@@ -25,30 +25,30 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJo
 from barrier_runtime.state.store.object_store import ObjectNotFound
 
 _T = TypeVar("_T")
-_LOOKS = 8  # in a row that find neither object nor upload, until that is damage
-_SHA256 = "sha256"  # our entry in the object's metadata: of the whole, which S3 itself only has of the parts
+_LOOKS = 8  # consecutive checks without object and upload before `Corrupt`
+_SHA256 = "sha256"  # our entry in the object's metadata: hash of the whole; S3 itself hashes only the parts
 
 
 class Upload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that it takes to complete or abort it."""
+    """Id and parts of an upload, as needed to complete or abort the upload."""
 
     id: str
     parts: tuple[str, ...]  # ETags, in order
-    checksums: tuple[str, ...]  # sha256 of each part, base64: S3 asks for them again when the upload is completed
+    checksums: tuple[str, ...]  # sha256 of each part, base64: S3 requires them again at the completion
 
 
 class S3Access(Protocol):
-    """What of `S3Store` is needed here."""
+    """Methods of `S3Store` that uploads need."""
 
     @property
     def url(self) -> str: ...
 
     def request(self, operation: str, key: str, send: Callable[[Any, str, str], _T]) -> _T:
-        """`send(client, bucket, full name of key)`, once; trouble is raised as one of our errors."""
+        """Calls `send(client, bucket, full name of key)` once. Raises failures as errors of this package."""
         ...
 
     def retrying(self, operation: str, key: str, send: Callable[[Any, str, str], _T]) -> _T:
-        """The same within the store's budget."""
+        """As `request`, with retries within the store's budget."""
         ...
 
 
@@ -60,15 +60,18 @@ class HasMultipart(Protocol):
 
 
 class MultipartUploads:
-    """Uploads below one prefix of one bucket. Blocking, thread-safe. Who completes what others may have completed keeps
-    one of these: it counts the looks that found nothing."""
+    """Uploads below one prefix of one bucket. Blocking, thread-safe.
+
+    If other processes may complete the same uploads, keep one `MultipartUploads`: it counts the checks that found
+    nothing.
+    """
 
     def __init__(self, access: S3Access) -> None:
         self._access = access
-        self._looks: dict[str, int] = {}  # upload id -> looks in a row that found neither it nor its object
+        self._looks: dict[str, int] = {}  # upload id -> consecutive checks without upload and object
 
     def complete(self, key: str, upload: Upload, sha256: str, size: int) -> None:
-        """Make the object appear. Idempotent: success also when it is there already with this content."""
+        """Makes the object visible. Idempotent: succeeds if the object already exists with this content."""
         tagged = enumerate(zip(upload.parts, upload.checksums, strict=True), 1)
         parts = {"Parts": [{"PartNumber": number, "ETag": tag, "ChecksumSHA256": sum} for number, (tag, sum) in tagged]}
         try:
@@ -85,7 +88,7 @@ class MultipartUploads:
         self._looks.pop(upload.id, None)
 
     def _not_completed(self, key: str, upload: Upload, sha256: str, size: int, error: BarrierRuntimeError) -> None:
-        """Return only if another process has completed it by now."""
+        """Returns only if another process has completed the upload meanwhile."""
         if isinstance(error, InvalidJob):
             raise error
         name = f"{self._access.url}/{key}"
@@ -107,12 +110,12 @@ class MultipartUploads:
         ) from error
 
     def abort(self, key: str, upload_id: str) -> None:
-        """Idempotent; a completed upload is left as it is."""
+        """Aborts an upload. Idempotent; leaves a completed upload unchanged."""
         with contextlib.suppress(ObjectNotFound):
             self._access.retrying("abort", key, _abort(upload_id))
 
     def list(self, prefix: str) -> Iterator[tuple[str, str]]:
-        """(key, upload id) of every upload below `prefix` that is neither completed nor aborted."""
+        """Yields (key, upload id) of every upload below `prefix` that is neither completed nor aborted."""
         marker: dict[str, Any] = {}
         while True:
 
@@ -127,7 +130,7 @@ class MultipartUploads:
                 return
             marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker", "")}
 
-    # ---- inside
+    # ---- internals
 
     def _is_there(self, key: str, sha256: str, size: int) -> bool:
         found = self._look(key)
@@ -140,7 +143,7 @@ class MultipartUploads:
         return found is not None
 
     def _look(self, key: str) -> tuple[str, int] | None:
-        """(sha256, size) of the object; None when it is absent."""
+        """Hash and size of the object; None if absent."""
 
         def send(client: Any, bucket: str, name: str) -> tuple[str, int]:
             head = client.head_object(Bucket=bucket, Key=name)

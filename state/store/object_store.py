@@ -1,16 +1,16 @@
-"""Object storage as the protocol needs it: the interface, with its contract in prose. Blocking; call it off the loop.
+"""The interface of object storage, with its contract. Calls block: call them off the event loop.
 
-Contract, for every implementation
+Contract, for every implementation:
 - Keys are relative, `/`-separated, of safe segments (no empty, `.` or `..` segment, no backslash, at most 1,024 bytes).
-- Read-after-write: a `put` that returned is seen by every later `get` from anywhere.
-- `put_if_absent` is a linearizable create: of any number of callers at most one is ever told CREATED for a key, and a
-  stale call can never replace what is there. It tells three outcomes apart and never retries by itself; UNKNOWN means
-  the bytes may be there now, later or never.
-- No correctness may rest on `list` (it may be stale or partial); no HEAD before PUT.
-- `Unavailable` is raised for trouble that a retry may cure, `InvalidJob` for what a person must fix (no such bucket, no
-  permission), `ObjectNotFound` for an absent key.
+- Read-after-write: after a `put` has returned, every later `get` from anywhere sees the object.
+- `put_if_absent` is a linearizable create: at most one of all callers for a key ever gets CREATED, and a stale call
+  never replaces an object. The call has three outcomes and never retries; after UNKNOWN the bytes may exist now, later
+  or never.
+- Correctness never depends on `list`, whose answer may be stale or partial. No HEAD before PUT.
+- `Unavailable` means that a retry may succeed, `InvalidJob` that a person must act (no such bucket, no permission),
+  `ObjectNotFound` that the key is absent.
 
-Copying an object from one store to another: by the store itself where both are of one kind, else through a file.
+See docs/design/object-stores.md.
 """
 
 import enum
@@ -25,15 +25,15 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt
 
 
 class ObjectNotFound(BarrierRuntimeError):
-    """No object under this key."""
+    """No object has this key."""
 
 
 class ObjectChanged(BarrierRuntimeError):
-    """The object under this key is not the version that was asked for."""
+    """The object with this key is not the requested version."""
 
 
 class RangeBehindEnd(BarrierRuntimeError):
-    """The requested range starts at or behind the end of the object: no bytes."""
+    """The requested range starts at or after the end of the object, so there are no bytes."""
 
 
 class PutOutcome(enum.Enum):
@@ -47,19 +47,19 @@ class ObjectInfo:
     key: str
     size: int  # bytes
     modified_ms: int  # wall clock of the store
-    etag: str = ""  # version of the content, as the store names it; empty: the store names none
+    etag: str = ""  # version of the content, as the store names the version; empty: the store names no versions
 
 
 class ObjectStore(Protocol):
     @property
     def url(self) -> str:
-        """Root of all keys, e.g. `file:///data/ckpt` or `s3://bucket/prefix`. Carries no secret."""
+        """Root of all keys, e.g. `file:///data/ckpt` or `s3://bucket/prefix`. Contains no secret."""
         ...
 
     def put(self, key: str, data: bytes) -> None: ...
 
     def put_file(self, key: str, path: Path) -> None:
-        """Upload a local file whole."""
+        """Uploads a whole local file."""
         ...
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome: ...
@@ -67,33 +67,35 @@ class ObjectStore(Protocol):
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes: ...
 
     def get_file(self, key: str, path: Path) -> None:
-        """Download a whole object to a local file that must not exist yet."""
+        """Downloads a whole object to a local file that must not exist yet."""
         ...
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]: ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Absent keys are no error."""
+        """Deletes objects. Absent keys are ignored."""
         ...
 
     def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
-        """Make the staged object (content hash `sha256`) visible as `final`, atomically; then drop `staged`.
+        """Makes the staged object (content hash `sha256`) visible as `final`, atomically; deletes `staged`.
 
-        `fresh`: nobody has tried to publish `final` before, so a store may skip the look whether `final` is there.
+        `fresh`: nobody has tried to publish `final` before, so a store need not check whether `final` exists.
 
-        Idempotent: when `final` is already there with the same content it is success, whether or not `staged` is
-        still there. `final` with other content raises `Corrupt`; both absent raises `ObjectNotFound`.
+        Idempotent: succeeds if `final` already exists with the same content, whether or not `staged` still exists.
+        Raises `Corrupt` if `final` has other content, `ObjectNotFound` if both are absent.
         """
         ...
 
 
 @runtime_checkable
 class ReadsVersions(Protocol):
-    """A store that refuses to read an object which was replaced since it was listed."""
+    """A store that refuses to read an object that was replaced after the listing."""
 
     def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes:
-        """As `get`, of the version with that `ObjectInfo.etag`. Raises `ObjectChanged` for another version;
-        of an object that is gone either that or `ObjectNotFound`."""
+        """As `get`, of the version with that `ObjectInfo.etag`.
+
+        Raises `ObjectChanged` for another version; for a deleted object `ObjectChanged` or `ObjectNotFound`.
+        """
         ...
 
 
@@ -102,30 +104,32 @@ class CopiesStaged(Protocol):
     """A store that publishes by a copy, so that the staged object may be deleted later."""
 
     def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
-        """As `publish`; `staged` stays."""
+        """As `publish`, but keeps `staged`."""
         ...
 
 
 @runtime_checkable
 class HasFolders(Protocol):
-    """A store that can name the folders below a prefix without listing what is in them."""
+    """A store that can name the folders below a prefix without listing the objects in the folders."""
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """Names, each once, of the folders directly below `prefix`, which ends with a slash."""
+        """Yields the name of each folder directly below `prefix`, which ends with a slash."""
         ...
 
 
 @runtime_checkable
 class LinksFiles(Protocol):
-    """A store whose objects are files of this machine: what never changes may be one file under two names. False: it
-    cannot, as on another disk."""
+    """A store whose objects are files of this machine, so that an immutable file may have a second name.
+
+    Both methods return False if linking is impossible, as between two disks.
+    """
 
     def link_file(self, key: str, path: Path) -> bool:
-        """As `get_file`."""
+        """As `get_file`, by a hard link."""
         ...
 
     def put_link(self, key: str, path: Path) -> bool:
-        """As `put_file`."""
+        """As `put_file`, by a hard link."""
         ...
 
 
@@ -138,7 +142,7 @@ def folders_in(store: ObjectStore, prefix: str) -> list[str]:
 
 
 def side_by_side(store: ObjectStore, most: int) -> int:
-    """How many requests to `store` may be under way at a time: `most`, or fewer where the store says so."""
+    """Maximum number of concurrent requests to `store`: `most`, or the store's own limit if lower."""
     return min(most, getattr(store, "requests_at_once", most))
 
 
@@ -150,7 +154,10 @@ def sha256_of(chunks: Iterable[bytes]) -> str:
 
 
 def check_published(store: ObjectStore, staged: str, final: str, expected: str, found: str | None) -> None:
-    """`found`: the sha256 of what is at `final`, where `staged` should be by now; None: nothing is."""
+    """Raises unless `final` has the published content.
+
+    `found` is the sha256 of the object `final`; None: the object is absent.
+    """
     if found is None:
         raise ObjectNotFound(f"neither {store.url}/{staged} nor {store.url}/{final} is there")
     if found != expected:
@@ -161,7 +168,7 @@ def check_published(store: ObjectStore, staged: str, final: str, expected: str, 
 
 
 def get_or_none(store: ObjectStore, key: str) -> bytes | None:
-    """The whole object; None when there is none under this key."""
+    """The whole object; None if the key is absent."""
     try:
         return store.get(key)
     except ObjectNotFound:
@@ -170,15 +177,18 @@ def get_or_none(store: ObjectStore, key: str) -> bytes | None:
 
 @runtime_checkable
 class CopiesItself(Protocol):
-    """A store that can fetch from another one without this process reading the bytes."""
+    """A store that can copy from another store without this process reading the bytes."""
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
-        """False: not from that one. `beside_work`: others need this machine more."""
+        """Returns False if the store cannot copy from `source`.
+
+        `beside_work`: copies slowly, so that other work on this machine goes first.
+        """
         ...
 
 
 def _unchecked(path: Path) -> None:
-    """Nobody knows what it is."""
+    """Accepts every file."""
 
 
 def copy_object(
@@ -190,8 +200,11 @@ def copy_object(
     *,
     beside_work: bool = False,
 ) -> None:
-    """`source`'s object `key` becomes `target`'s object `to`. Raises `ObjectNotFound` if there is none. `check`: raises
-    when the bytes that this process has read are not what they should be; they are not written then."""
+    """Copies the object `key` of `source` to the object `to` of `target`, by the store itself if possible.
+
+    Raises `ObjectNotFound` if the object is absent. `check` gets the downloaded file and raises if the content is
+    wrong; nothing is written then. A copy by the store itself is not checked.
+    """
     if isinstance(target, CopiesItself) and target.copy_from(source, key, to, beside_work):
         return
     with tempfile.TemporaryDirectory(prefix="barrier-copy-") as folder:

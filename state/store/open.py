@@ -1,4 +1,4 @@
-"""From a URL to an object store: the one place where a scheme means an implementation."""
+"""Opens the object store of a URL: the only place that maps a scheme to an implementation."""
 
 import os
 import re
@@ -23,29 +23,29 @@ _FORMS = (
 
 
 def open_store(url: str) -> ObjectStore:
-    """The store behind `url`; raises `InvalidJob` when there can be none.
+    """Opens the store at `url`. Raises `InvalidJob` if that is impossible.
 
-    `file:///folder` and plain paths: a folder, made if absent. `s3://bucket/prefix[?endpoint=http://host:port]`, also
-    with `client=boto3`, in place of obstore.
-    `gs://bucket/prefix` and `abfss://container@account.dfs.core.windows.net/prefix`, also with `?endpoint=`.
-    `webhdfs://namenode:9870/folder`: HDFS, by its REST interface. `memory://name`: the store of that name in this
-    process.
+    - `file:///folder` and plain paths: a folder, created if absent.
+    - `s3://bucket/prefix[?endpoint=http://host:port]`: `client=boto3` replaces obstore.
+    - `gs://bucket/prefix` and `abfss://container@account.dfs.core.windows.net/prefix`, also with `?endpoint=`.
+    - `webhdfs://namenode:9870/folder`: HDFS, by its REST interface.
+    - `memory://name`: the store of that name in this process.
     """
     return _opened(url, _open_folder)
 
 
 def open_existing_store(url: str) -> ObjectStore:
-    """Like `open_store`, to look at what is there: makes no folder."""
+    """As `open_store`, for reading: creates no folder."""
     return _opened(url, _open_existing_folder)
 
 
 def open_as_found(url: str) -> ObjectStore:
-    """What a start would find there, to look at: a folder that it would make is an empty store."""
+    """Opens for reading the store that a start would find. An absent folder is an empty store."""
     return _opened(url, lambda path: _open_existing_folder(path) if path.exists() else MemoryStore(str(path)))
 
 
 def within(url: str, key: str) -> str:
-    """URL of an object below `url`, before its settings; of a local folder the absolute path."""
+    """URL of an object below `url`, before the URL's settings; for a local folder the absolute path."""
     if "://" not in url or url.startswith("file://"):
         return os.path.join(os.path.abspath(os.path.expanduser(local_path(url))), key)
     place, settings = split_settings(url)
@@ -157,8 +157,11 @@ def _open_webhdfs(url: str) -> ObjectStore:
 
 
 def _prefix_of(url: str) -> str:
-    """What stands behind bucket or host, as it is. Releases before this one decoded percent signs, so that a prefix
-    with `%20` was another one: it is refused, and not looked for in a place where nothing is."""
+    """The part of the URL after bucket or host, unchanged.
+
+    Earlier releases decoded percent signs, so that a prefix with `%20` meant another folder. Such a prefix is refused,
+    because the objects would be missing under the new name.
+    """
     bare = split_settings(url)[0]
     prefix = bare.partition("://")[2].partition("/")[2]
     if "?" in prefix:

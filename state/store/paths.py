@@ -1,22 +1,22 @@
-"""Every object key of a job is built here and nowhere else, and no key leaves this file unchecked.
+"""Builds and checks every object key of a job; no other module builds keys.
 
 Layout of one job below the store's root:
 
-    <job>/log/<position, 20 digits>.json             one log record; immutable for ever
-    <job>/checkpoints/<id>-<token>/manifest.json     written before the decision that names it
+    <job>/log/<position, 20 digits>.json             a log record; never changes
+    <job>/checkpoints/<id>-<token>/manifest.json     written before the decision that names the manifest
     <job>/data/<token>/<slot uuid>/<uuid>            snapshot files; a name is never used twice
-    <job>/write-ahead/<sink>/staged/<token>/...      rows of a sink that are not delivered yet; the sink deletes them
-    <job>/write-ahead/<sink>/delivered/<lineage>/... what was delivered, for targets that do not remember it
+    <job>/write-ahead/<sink>/staged/<token>/...      undelivered rows of a sink; the sink deletes them
+    <job>/write-ahead/<sink>/delivered/<lineage>/... delivered checkpoints, for targets that do not remember them
     <job>/write-ahead/<sink>/asked/<lineage>/...     batches that wait for the program's function; the sink deletes them
-    <job>/sources/<source>/current.json              which of the next ones count: one put for ever, or by a fresh start
-    <job>/sources/<source>/<id>/<file>               rows of a source that are put into storage before the job starts
-    <job>/pins/<checkpoint>-<seconds>-<id>           a reader needs that checkpoint, or a later one, for so long
-    <job>/pins/used                                  there were pins: only then are they listed before a deletion
-    <job>/lease.json                                 which daemon is expected to lead; written again and again
-    <job>/log-hint.json                              a recent position of the log; written again and again
-    <job>/history.json                               counters and past checkpoints; written again and again
+    <job>/sources/<source>/current.json              the valid id of the next row; put once, or again by a fresh start
+    <job>/sources/<source>/<id>/<file>               rows of a source, stored before the job starts
+    <job>/pins/<checkpoint>-<seconds>-<id>           a reader needs that checkpoint, or a later one, for that time
+    <job>/pins/used                                  pins have existed: only then a deletion lists them first
+    <job>/lease.json                                 the daemon that is expected to lead; written repeatedly
+    <job>/log-hint.json                              a recent position of the log; written repeatedly
+    <job>/history.json                               counters and past checkpoints; written repeatedly
     <job>/probe/<id>-...                             of the probe of the store at a start, which deletes them
-    <job>/probe/proven.json                          the store has passed the probe: later starts do not ask again
+    <job>/probe/proven.json                          the store has passed the probe: later starts skip the probe
 """
 
 import re
@@ -40,12 +40,12 @@ _DELIVERY_NOTE = re.compile(
 )
 _ASKED_BATCH = re.compile(_SEGMENT.pattern + "/asked/" + _SEGMENT.pattern + "/([0-9]{20})-" + _NUMBER)
 _STAGED_SOURCE = re.compile(_SEGMENT.pattern + "/(current[.]json|" + _SEGMENT.pattern + "/" + _SEGMENT.pattern + ")")
-_OF_SAVEPOINTS = "(?!(savepoint[.]json|claimed-by)$)"  # names that no job gives, should somebody keep one there
+_OF_SAVEPOINTS = "(?!(savepoint[.]json|claimed-by)$)"  # names of savepoints, which jobs never give
 _DATA_FILE = re.compile(_NUMBER + "/" + _SEGMENT.pattern + "/" + _OF_SAVEPOINTS + _SEGMENT.pattern)
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it is a safe relative key; raise `InvalidJob` with the reason otherwise."""
+    """Returns `key` if it is a safe relative key; otherwise raises `InvalidJob` with the reason."""
     reason = _why_unsafe(key)
     if reason:
         shown = key if len(key) <= 200 else key[:200] + "…"
@@ -56,7 +56,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Like `check_key`, for what `list` takes: may be empty (everything) or end with one slash."""
+    """As `check_key`, for prefixes of `list`: may be empty (all keys) or end with one slash."""
     if prefix:
         check_key(prefix[:-1] if prefix.endswith("/") else prefix)
     return prefix
@@ -102,7 +102,7 @@ def _number(what: str, value: int) -> int:
 
 @dataclass(frozen=True)
 class Paths:
-    """The keys of one job.
+    """Keys of one job.
 
     >>> Paths("flights").log_record(3)
     'flights/log/00000000000000000003.json'
@@ -123,7 +123,7 @@ class Paths:
         return check_key(f"{self.job}/log/{_number('log position', position):020d}.json")
 
     def log_position(self, key: str) -> int | None:
-        """The position behind a key of this job's log; None for any other key."""
+        """Position of the log record with this key; None for any other key."""
         match = _LOG_RECORD.fullmatch(key.removeprefix(self.log_prefix)) if key.startswith(self.log_prefix) else None
         return int(match.group(1)) if match else None
 
@@ -141,12 +141,12 @@ class Paths:
         return f"{self.job}/checkpoints/{_number('checkpoint', checkpoint)}-{_number('token', token)}/"
 
     def manifest(self, checkpoint: int, token: int, attempt: str | None = None) -> str:
-        """Key of a manifest. `attempt` makes the key unique when one checkpoint's manifest may be written again."""
+        """Key of a manifest. `attempt` makes the key unique if the checkpoint's manifest may be written again."""
         name = "manifest.json" if attempt is None else f"manifest-{_segment('attempt', attempt)}.json"
         return check_key(self.checkpoint_prefix(checkpoint, token) + name)
 
     def checkpoint_of(self, key: str) -> tuple[int, int] | None:
-        """(checkpoint id, token) of a manifest of this job; None for any other key, also below `checkpoints_prefix`."""
+        """Checkpoint id and token of a manifest of this job; None for any other key."""
         if not key.startswith(self.checkpoints_prefix):
             return None
         match = _MANIFEST.fullmatch(key.removeprefix(self.checkpoints_prefix))
@@ -166,7 +166,7 @@ class Paths:
         return check_key(f"{self.data_token_prefix(token)}{slot}/{file}")
 
     def data_token(self, key: str) -> int | None:
-        """The token under which a snapshot file was written; None for a key that is none of this job's data files."""
+        """Token of the generation that wrote a snapshot file; None if `key` is no data file of this job."""
         if not key.startswith(self.data_prefix):
             return None
         match = _DATA_FILE.fullmatch(key.removeprefix(self.data_prefix))
@@ -182,12 +182,12 @@ class Paths:
         return f"{self.write_ahead_prefix}{_segment('sink', sink)}/staged/"
 
     def staged_rows(self, sink: str, token: int, subtask: int, number: int, unique: str) -> str:
-        """`number` counts the objects of one incarnation of the subtask; `unique` keeps incarnations apart."""
+        """Key of staged rows. `number` counts the objects of the incarnation `unique` of the subtask."""
         name = f"{_number('subtask', subtask)}-{_number('number', number)}-{_segment('unique name', unique)}"
         return check_key(f"{self.staged_rows_prefix(sink)}{_number('token', token)}/{name}")
 
     def staged_rows_origin(self, key: str) -> tuple[int, int] | None:
-        """(token, subtask) that wrote these rows; None for a key that is none of this job's staged rows."""
+        """Token and subtask that wrote these rows; None if `key` is no staged rows of this job."""
         if not key.startswith(self.write_ahead_prefix):
             return None
         match = _STAGED_ROWS.fullmatch(key.removeprefix(self.write_ahead_prefix))
@@ -198,13 +198,16 @@ class Paths:
         return f"{self.write_ahead_prefix}{parts}/"
 
     def delivery_note(self, sink: str, lineage: str, subtask: int, checkpoint: int, token: int) -> str:
-        """Says that all of `subtask` up to `checkpoint` was delivered. `token`: of the generation that staged its last
-        rows; 0 where the target knows the rest, and `checkpoint` is a note's number (`kafka/sink/marker_notes`)."""
+        """Key of the note that all rows of `subtask` up to `checkpoint` are delivered.
+
+        `token`: of the generation that staged the last rows. 0 if the target knows the checkpoints; `checkpoint` is
+        then the number of a note (`kafka/sink/marker_notes`).
+        """
         name = f"{_number('checkpoint', checkpoint):020d}-{_number('token', token)}"
         return check_key(self.delivery_notes_prefix(sink, lineage, subtask) + name)
 
     def delivery_of(self, key: str) -> tuple[int, int] | None:
-        """(checkpoint, token) of a delivery note; None for any other key."""
+        """Checkpoint and token of a delivery note; None for any other key."""
         if not key.startswith(self.write_ahead_prefix):
             return None
         match = _DELIVERY_NOTE.fullmatch(key.removeprefix(self.write_ahead_prefix))
@@ -215,18 +218,18 @@ class Paths:
         return prefix if lineage is None else f"{prefix}{_segment('lineage', lineage)}/"
 
     def asked_batch(self, sink: str, lineage: str, checkpoint: int, token: int) -> str:
-        """Says that a function is to be called for the rows of `checkpoint`, staged by generation `token`."""
+        """Key of the note to call a function for the rows of `checkpoint`, staged by generation `token`."""
         name = f"{_number('checkpoint', checkpoint):020d}-{_number('token', token)}"
         return check_key(self.asked_prefix(sink, lineage) + name)
 
     def asked_of(self, key: str) -> tuple[int, int] | None:
-        """(checkpoint, token) of an asked batch; None for any other key."""
+        """Checkpoint and token of such a note; None for any other key."""
         if not key.startswith(self.write_ahead_prefix):
             return None
         match = _ASKED_BATCH.fullmatch(key.removeprefix(self.write_ahead_prefix))
         return (int(match.group(1)), int(match.group(2))) if match else None
 
-    # ---- rows of sources that are staged before the job starts
+    # ---- rows of sources, staged before the job starts
 
     def staged_source_prefix(self, source: str) -> str:
         return f"{self.job}/sources/{_segment('source', source)}/"
@@ -242,7 +245,7 @@ class Paths:
             f"{self.job}/sources/"
         )
 
-    # ---- what is only for liveness and for people
+    # ---- for liveness and for people
 
     @property
     def lease(self) -> str:
@@ -269,5 +272,5 @@ class Paths:
 
     @property
     def probe_prefix(self) -> str:
-        """Where the start-up probe of the store puts its short-lived objects."""
+        """Prefix of the short-lived objects of the start-up probe."""
         return f"{self.job}/probe"

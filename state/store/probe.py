@@ -1,8 +1,8 @@
-"""Does this store keep its promise? Asked at a start, because some S3-compatibles ignore `If-None-Match` (O9).
+"""Probe of a store's conditional create at a start: some S3-compatible stores ignore `If-None-Match`.
 
-Exactly-once rests on the conditional create; a store that fails here is refused with the reason. A store that passes is
-remembered by a note in the store, so that the next start reads one object instead of making a dozen requests. The note
-names the place that was probed, which a copy of the store elsewhere does not share, and counts for 30 days.
+Exactly-once depends on the conditional create, so a store that fails is refused with the reason. A store that passes
+gets a note, so that the next start reads one object instead of making a dozen requests. The note names the probed
+place, which a copy of the store elsewhere does not share, and is valid for 30 days.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, ge
 _WRITERS = 8
 _ATTEMPTS = 5
 _COUNTS_FOR_MS = 30 * 24 * 3_600_000
-_THIS_PROBE = 1  # a probe that asks more is another one, and asks every store again
+_THIS_PROBE = 1  # a probe that checks more gets a new number, and probes every store again
 
 
 class _Proven(msgspec.Struct):
@@ -31,7 +31,10 @@ _DECODER = msgspec.json.Decoder(_Proven)
 
 
 def prove_once(store: ObjectStore, prefix: str, now_ms: int) -> None:
-    """As `probe_conditional_put`, unless a note below `prefix` says that the store has passed. `now_ms`: wall clock."""
+    """As `probe_conditional_put`, unless a note below `prefix` says that the store has passed.
+
+    `now_ms`: wall clock.
+    """
     key, place = f"{prefix}/proven.json", str(getattr(store, "place", store.url))
     if _is_proven(store, key, place, now_ms):
         return
@@ -52,10 +55,10 @@ def _is_proven(store: ObjectStore, key: str, place: str, now_ms: int) -> bool:
 def probe_conditional_put(
     store: ObjectStore, prefix: str, *, writers: int = _WRITERS, new_id: Callable[[], str] = lambda: uuid.uuid4().hex
 ) -> None:
-    """Return if `store` creates objects exclusively below `prefix`; raise `InvalidJob` (or `Unavailable`) if not.
+    """Raises `InvalidJob` if `store` does not create objects exclusively below `prefix`.
 
-    Leaves nothing behind, and never uses a key twice. `writers`: how many threads create the same object at once; with
-    one no thread is started.
+    Raises `Unavailable` if the store does not answer. Leaves no objects, and never uses a key twice. `writers`: number
+    of threads that create the same object concurrently; 1 starts no thread.
     """
     run = f"{prefix.rstrip('/')}/{new_id()}" if prefix.strip("/") else new_id()
     used: list[str] = []
@@ -67,7 +70,7 @@ def probe_conditional_put(
     except InvalidJob as error:
         raise InvalidJob(f"{store.url} cannot hold checkpoints: {error}") from error
     finally:
-        with contextlib.suppress(BarrierRuntimeError):  # a leftover probe object harms nobody
+        with contextlib.suppress(BarrierRuntimeError):  # a remaining probe object is harmless
             store.delete(used)
 
 

@@ -1,7 +1,7 @@
-"""Two stores for readers that must change nothing in another store: one that refuses writes, one that keeps them apart.
+"""Stores for readers of another store: one refuses writes, one keeps writes apart.
 
 `ReadOnlyStore` refuses every write. `LinkedStore` is a scratch store in which some keys are objects of another store: a
-job that begins with them takes them for its own, and what it writes goes to the scratch alone.
+job that starts there reads these objects as its own, and writes only to the scratch store.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,7 @@ from barrier_runtime.state.store.object_store import ObjectInfo, ObjectStore, Pu
 
 
 class ReadOnlyStore:
-    """`store` without its writes: each of them raises `ProtocolViolation`, and nothing has happened."""
+    """A store whose write methods raise `ProtocolViolation` without an effect."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -53,8 +53,10 @@ class ReadOnlyStore:
 
 
 class LinkedStore:
-    """`scratch`, in which the keys of `links` are objects of `source`, under the keys that `links` says. Nothing else
-    of `source` is seen, and nothing of it is changed."""
+    """The store `scratch`, in which the linked keys are objects of `source`.
+
+    Other objects of `source` are invisible, and no object of `source` is changed.
+    """
 
     def __init__(self, scratch: ObjectStore, source: ObjectStore) -> None:
         self._scratch = scratch
@@ -62,7 +64,7 @@ class LinkedStore:
         self._links: dict[str, str] = {}
 
     def link(self, links: Mapping[str, str]) -> None:
-        """`links`: key of `source` -> key of this store."""
+        """Adds links: key of `source` -> key of this store."""
         self._links.update({to: key for key, to in links.items()})
 
     @property
@@ -96,7 +98,7 @@ class LinkedStore:
         return self._scratch.put_if_absent(key, data)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Of a link only the link."""
+        """Deletes objects; of a linked object only the link."""
         for key in keys:
             if self._links.pop(key, None) is None:
                 self._scratch.delete([key])

@@ -1,5 +1,7 @@
-"""Retries a call to a remote store: a bounded number of attempts with growing pauses, of random length so that slots do
-not ask again all at once. The one such loop, for all remote stores."""
+"""Retries calls to a remote store: the only such loop, for all remote stores.
+
+The number of attempts is bounded. Pauses grow, and have a random length so that slots do not retry all at once.
+"""
 
 import random
 import time
@@ -14,7 +16,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class RetryBudget:
-    """Bounds of retries and waits: trouble that may pass is borne for about 15 s, then `Unavailable` is raised."""
+    """Bounds of retries and waits: `Unavailable` is raised after about 15 s of retryable errors."""
 
     attempts: int = 8
     first_wait_s: float = 0.1  # doubles with each attempt
@@ -30,8 +32,11 @@ def retried(
     first_wait_s: float,
     longest_wait_s: float,
 ) -> _T:
-    """What `call` returns. `trouble_of(error, attempt)`: what an exception of the attempt of that number, from 1 on,
-    means; `Unavailable` is tried again, everything else is raised at once."""
+    """Returns the result of `call`.
+
+    `trouble_of(error, attempt)` translates the exception of an attempt, counted from 1. `Unavailable` is retried; every
+    other error is raised at once.
+    """
     wait_s = first_wait_s
     for attempt in range(1, attempts + 1):
         try:

@@ -1,7 +1,9 @@
-"""Requests to an object store, counted as S3 bills them: one kind for PUT, COPY and LIST, another one for GET and HEAD.
+"""Counts requests to an object store as S3 bills them.
 
-A store counts its own (`StoreUse`). To count the requests of one job alone, `with_own_use` gives a store that shares
-everything but the counts.
+PUT, COPY and LIST are writes; GET and HEAD are reads.
+
+A store counts its own requests (`StoreUse`). `with_own_use` returns a store that shares everything but the counts, to
+count the requests of one job alone.
 """
 
 import copy
@@ -15,7 +17,7 @@ _FREE = frozenset({"delete"})
 
 @dataclass(frozen=True)
 class StoreCounts:
-    """Since the store was opened. Deletions are free, and not counted."""
+    """Counts since the store was opened. Deletions are free, and not counted."""
 
     writes: int = 0  # PUT, COPY, POST, LIST
     reads: int = 0  # GET, HEAD
@@ -24,14 +26,14 @@ class StoreCounts:
 
 
 class StoreUse:
-    """Any thread."""
+    """Counter of requests, for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._writes = self._reads = self._sent = self._received = 0
 
     def request(self, operation: str, requests: int = 1) -> None:
-        """`operation`: "get", "put", "list", "delete", or another one, which counts as a write."""
+        """Counts requests. `operation`: "get", "put", "list", "delete"; any other operation counts as a write."""
         if operation in _FREE:
             return
         with self._lock:
@@ -63,7 +65,7 @@ _Store = TypeVar("_Store")
 
 
 def with_own_use(store: _Store) -> _Store:
-    """The same store, counting anew; as it is, where it does not count."""
+    """The same store with new counts; `store` itself if it does not count."""
     if not isinstance(store, Counted):
         return store
     own = copy.copy(store)

@@ -1,18 +1,20 @@
-"""Object storage on HDFS: `webhdfs://`, by the REST interface of the name node. No libhdfs, no JVM, no extra package.
+"""Object storage on HDFS: `webhdfs://`, by the REST interface of the name node.
 
-Bytes go to a temporary file first; a *rename* of the name node gives it its name once it is closed. With the option
-NONE that is the linearizable create: the name node looks for the name and takes it under one lock, and refuses a name
-that exists. (pyarrow's `move` over libhdfs deletes what is there and renames again.) With OVERWRITE it replaces what
-is there at once. A request is sent once, over a connection of its own: of one that was kept nobody would know whether
-the name node had closed it before or after it took the request. What is no answer of WebHDFS itself says nothing: a
-name node that starts answers 404 to everything.
+Needs no libhdfs, no JVM and no extra package (docs/design/object-stores.md).
 
-The name node applies an edit before its journal has it, and syncs edits in order. So whoever finds a name taken deletes
-its own temporary file before it says EXISTS: when that is answered, the edit that took the name is in the journal, too.
-Blocks are synced to the disks of the data nodes (SYNC_BLOCK).
+Bytes go to a temporary file. Once that file is closed, a *rename* of the name node gives it its name. The option NONE
+makes the rename a linearizable create: the name node checks and takes the name under one lock, and refuses an existing
+name. (pyarrow's `move` over libhdfs deletes the existing file and renames again.) OVERWRITE replaces the existing file
+atomically. Each request is sent once, over a new connection: on a kept connection nobody could know whether the name
+node closed it before or after taking the request. Only answers of WebHDFS itself count: a starting name node answers
+404 to everything.
 
-A folder of HDFS holds 1,048,576 names at most, and a job numbers a record per checkpoint: names that begin with 20
-digits are in folders of 100,000, of which no caller knows.
+The name node applies an edit before the edit is in its journal, and syncs edits in order. Before EXISTS is returned,
+the caller's own temporary file is therefore deleted: once the deletion is answered, the edit that took the name is in
+the journal, too. Blocks are synced to the disks of the data nodes (SYNC_BLOCK).
+
+A folder of HDFS holds at most 1,048,576 names, and a job numbers a record per checkpoint. Names that begin with 20
+digits are therefore stored in folders of 100,000, which callers never see.
 """
 
 import contextlib
@@ -37,17 +39,17 @@ from barrier_runtime.state.store.use import StoreUse
 _T = TypeVar("_T")
 TEMPORARY = ".barrier-tmp"  # folder of half-written files, directly below the root; never listed
 _STALE_TEMPORARY_MS = 24 * 3_600 * 1_000
-_ATTEMPTS = 8  # about 15 s of trouble that may pass, beside the time that requests take
+_ATTEMPTS = 8  # about 15 s of retryable errors, besides the time that requests take
 _FIRST_WAIT_S = 0.1  # doubles with each attempt
 _LONGEST_WAIT_S = 5.0
 _CONNECT_S = 5.0
 _ANSWER_S = 30.0
 _CHUNK = 1 << 20
-_MOVES = 8  # attempts to make a folder that another process removes, since it is empty
+_MOVES = 8  # attempts to make a folder that another process removes because it is empty
 _NUMBERED = re.compile(r"[0-9]{20}")
 _HUNDRED_THOUSAND = re.compile(r"[0-9]{15}~")
 
-# What the name node calls its refusals: those that may pass by themselves are all others.
+# Names of the name node's refusals; all refusals not named here are retried.
 _EXISTS = "FileAlreadyExistsException"
 _ABSENT = "FileNotFoundException"
 _NOT_EMPTY = "PathIsNotEmptyDirectoryException"
@@ -68,7 +70,7 @@ _FOR_A_PERSON = {
 
 
 class _Refused(Exception):
-    """The name node or a data node has answered, and has not done it."""
+    """The name node or a data node has answered without executing the request."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -76,17 +78,19 @@ class _Refused(Exception):
 
 
 class _NotSent(Exception):
-    """No connection, so nothing has been asked."""
+    """No connection, so no request was sent."""
 
 
 class WebHdfsStore:
-    """Keys are below the folder `prefix`. `nodes`: `host:port` of the name node, or of several, of which one is active.
-    Thread-safe."""
+    """Objects below the folder `prefix`. Thread-safe.
+
+    `nodes`: `host:port` of the name node, or of several name nodes, of which one is active.
+    """
 
     def __init__(self, nodes: str, prefix: str = "") -> None:
         self.use = StoreUse()
         self._place = nodes
-        self._nodes = nodes.split(",")  # the one that answered last is the first
+        self._nodes = nodes.split(",")  # the node that answered last comes first
         self._root = "/" + check_key(prefix.strip("/")) if prefix.strip("/") else ""
         self._user = _user()
         self._swept = False
@@ -116,12 +120,12 @@ class WebHdfsStore:
             temporary = self._upload(data, len(data))
             if self._move(temporary, path, "NONE"):
                 return PutOutcome.CREATED
-            self._ask("DELETE", "DELETE", temporary)  # after it, what exists is in the journal
+            self._ask("DELETE", "DELETE", temporary)  # once answered, the existing name is in the journal
         except Exception as error:
             trouble = self._trouble("put_if_absent", key, error)
             if isinstance(trouble, InvalidJob):
                 raise trouble from (None if trouble is error else error)
-            return PutOutcome.UNKNOWN  # it may be there, or come later
+            return PutOutcome.UNKNOWN  # the object may exist now, or later
         return PutOutcome.EXISTS
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
@@ -146,7 +150,7 @@ class WebHdfsStore:
             raise FileExistsError(f"{path} is there already: download to a fresh file")
 
         def read() -> None:
-            path.unlink(missing_ok=True)  # what an attempt before has left
+            path.unlink(missing_ok=True)  # left by an earlier attempt
             with path.open("xb") as file:
                 for chunk in self._open(name):
                     file.write(chunk)
@@ -181,7 +185,7 @@ class WebHdfsStore:
     def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         source, target = self._path(staged), self._path(final)
         moved = False
-        with contextlib.suppress(ObjectNotFound):  # it has been published, or it is nowhere
+        with contextlib.suppress(ObjectNotFound):  # published already, or absent
             moved = self._retrying("publish", staged, lambda: self._move(source, target, "NONE"))
         if not moved:
             check_published(self, staged, final, sha256, self._sha256_of(final))
@@ -199,7 +203,7 @@ class WebHdfsStore:
         return f"{self._root}/{folder}/{name}" if folder else f"{self._root}/{name}"
 
     def _walk(self, folder: str, prefix: str, below: str | None = None) -> Iterator[ObjectInfo]:
-        """`folder`: what keys in it begin with; `below`: its path, where that is another one."""
+        """Objects whose keys start with `folder`. `below`: path of the folder, if different."""
         for each in self._children(below or f"{self._root}/{folder}"):
             name = each["pathSuffix"]
             key = folder + name
@@ -211,10 +215,10 @@ class WebHdfsStore:
             elif key != TEMPORARY and (key.startswith(prefix) or prefix.startswith(key + "/")):
                 yield from self._walk(key + "/", prefix)
 
-    # ---- what the name node and the data nodes do
+    # ---- operations of the name node and the data nodes
 
     def _upload(self, data: bytes | BinaryIO, size: int) -> str:
-        """Path of a temporary file with these bytes, closed."""
+        """Writes the bytes to a temporary file, closed; returns its path."""
         self._sweep()
         temporary = f"{self._root}/{TEMPORARY}/{uuid.uuid4().hex}"
         self.use.sent(size)
@@ -224,7 +228,7 @@ class WebHdfsStore:
         return temporary
 
     def _move(self, source: str, target: str, option: str) -> bool:
-        """Whether `source` is `target` now; no, since that exists. Raises `_Refused` when `source` is not there."""
+        """Renames `source` to `target`. False: `target` exists. Raises `_Refused` if `source` is absent."""
         for _ in range(_MOVES):
             try:
                 _, said = self._ask("PUT", "RENAME", source, destination=target, renameoptions=option)
@@ -234,13 +238,13 @@ class WebHdfsStore:
                 if refused.name != _ABSENT:
                     raise
             else:
-                if said.strip():  # what says true or false knows no options
+                if said.strip():  # a server that answers true or false ignores options
                     raise InvalidJob(
                         f"{self.url} is a gateway (HttpFS), which does not tell whether it has replaced what was "
                         "there: use the HTTP address of the name node itself"
                     )
                 return True
-            self._status(source)  # so it is the folder that is not there
+            self._status(source)  # raises if `source` is absent; otherwise the folder is
             self._ask("PUT", "MKDIRS", target.rpartition("/")[0])
         raise Unavailable(f"{self.url}: the folder of {target} is removed whenever it is made; it is tried again")
 
@@ -280,7 +284,7 @@ class WebHdfsStore:
             folder = folder.rpartition("/")[0]
 
     def _sweep(self) -> None:
-        """Orphans of crashed writers. A day is longer than any put takes."""
+        """Deletes temporary files of crashed writers. A day is longer than any put takes."""
         if self._swept:
             return
         self._swept = True
@@ -290,7 +294,7 @@ class WebHdfsStore:
                 self._remove(f"{folder}/{each['pathSuffix']}")
 
     def _sha256_of(self, key: str) -> str | None:
-        """Of what is there; None: nothing is."""
+        """Hash of the object; None if absent."""
         path = self._path(key)
         with contextlib.suppress(ObjectNotFound):
             return self._retrying("get", key, lambda: sha256_of(self._open(path)))
@@ -299,7 +303,7 @@ class WebHdfsStore:
     # ---- requests
 
     def _ask(self, method: str, operation: str, path: str, **parameters: str) -> tuple[str, bytes]:
-        """Where the active name node sends us, and what it says. It is asked once."""
+        """Location header and body of the active name node's answer. Each node is asked once."""
         self.use.request({"OPEN": "get", "GETFILESTATUS": "get", "DELETE": "delete"}.get(operation, "put"))
         query = urlencode({"op": operation, "user.name": self._user, **parameters})
         target = f"/webhdfs/v1{quote(path)}?{query}"
@@ -331,8 +335,10 @@ class WebHdfsStore:
         body: bytes | BinaryIO = b"",
         size: int = 0,
     ) -> Iterator[http.client.HTTPResponse]:
-        """The good answer of the data node to which the name node sends us. A name node on standby does that, too; then
-        it is the data node that is refused."""
+        """Successful answer of the data node to which the name node redirects.
+
+        A name node on standby redirects as well; the data node is then refused.
+        """
         for left in range(len(self._nodes) - 1, -1, -1):
             place, _ = self._ask(method, operation, path, **parameters)
             asked = self._nodes[0]
@@ -356,7 +362,7 @@ class WebHdfsStore:
         return retried(call, trouble_of, _ATTEMPTS, _FIRST_WAIT_S, _LONGEST_WAIT_S)
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
-        """What an exception means for the caller."""
+        """Translates an exception for the caller."""
         place = f"{self.url}/{key}"
         if isinstance(error, _Refused):
             if error.name == _ABSENT:
@@ -382,7 +388,7 @@ def _user() -> str:
 def _exchange(
     node: str, target: str, method: str, body: bytes | BinaryIO = b"", size: int = 0
 ) -> Iterator[http.client.HTTPResponse]:
-    """One request to `node` and its answer."""
+    """Sends one request to `node` and yields the answer."""
     connection = http.client.HTTPConnection(node, timeout=_CONNECT_S, blocksize=_CHUNK)
     try:
         try:
@@ -400,7 +406,7 @@ def _exchange(
 
 
 def _data_node(place: str) -> tuple[str, str]:
-    """Its `host:port`, and what to ask it for."""
+    """`host:port` of the data node, and the target of the request."""
     parts = urlsplit(place)
     if parts.scheme != "http":
         raise InvalidJob(f"the name node sends to {parts.scheme or 'nothing'}, not to http: allow it (dfs.http.policy)")
@@ -408,7 +414,7 @@ def _data_node(place: str) -> tuple[str, str]:
 
 
 def _checked(answer: http.client.HTTPResponse) -> bytes:
-    """What was said. Raises `_Refused` if it was no."""
+    """Body of the answer. Raises `_Refused` if the request was refused."""
     said = answer.read()
     if answer.status in (200, 201, 307):
         return said

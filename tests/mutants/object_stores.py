@@ -19,7 +19,7 @@ MUTANTS = (
         "lost-answer-means-nothing-there",
         "a conditional put whose answer is lost may have created the object",
         "state/store/clouds.py",
-        "            return PutOutcome.UNKNOWN  # it may be there, or come later\n",
+        "            return PutOutcome.UNKNOWN  # the object may exist now, or later\n",
         "            raise trouble\n",
         (f"{_S3}::test_a_conditional_put_tells_three_outcomes_apart_and_reaches_the_store_once",),
     ),

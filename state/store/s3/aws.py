@@ -1,12 +1,11 @@
-"""How this process reaches S3: clients of boto3, the place of a bucket, credentials. The only file of the stores that
-imports boto3.
+"""Access of this process to S3: clients of boto3, the place of a bucket, credentials, and errors.
 
-Credentials come from boto3's default chain only; no secret is ever in our URLs, settings or messages.
+The only file of the stores that imports boto3. Credentials come only from boto3's default chain; no secret is ever in
+our URLs, settings or messages.
 
-Errors of S3 as errors of this package: one classification for both clients, boto3 and obstore. Pure.
-
-A client reports an error code of S3, an HTTP status and the name of its own exception. Messages name the object and the
-remedy; they never repeat a server's answer, which may hold key ids or signatures.
+Both clients, boto3 and obstore, share one classification of errors (`s3_trouble`), a pure function of the error code of
+S3, the HTTP status and the name of the client's exception. Messages name the object and the remedy. They never repeat a
+server's answer, which may contain key ids or signatures.
 """
 
 import os
@@ -31,13 +30,16 @@ NOT_ALLOWED = frozenset(
 )
 NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"})
 _WRONG_SETTINGS = frozenset({"ParamValidationError", "InvalidRegionError", "ProfileNotFound"})
-_PASSES = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})  # in answers with status 400
+_PASSES = frozenset({"RequestTimeout", "BadDigest", "IncompleteBody"})  # retryable although the status is 400
 
 
 @dataclass(frozen=True)
 class S3Failure:
-    """A failed request. `kind`: name of the client's exception; `code`, `status`: of the answer, "" and 0 without one;
-    `text`: the exception's message."""
+    """A failed request.
+
+    `kind`: name of the client's exception; `code`, `status`: of the answer, "" and 0 if there is none; `text`: the
+    exception's message.
+    """
 
     operation: str
     key: str
@@ -48,7 +50,7 @@ class S3Failure:
 
 
 def s3_trouble(url: str, bucket: str, failure: S3Failure) -> BarrierRuntimeError:
-    """The error that a failed request means for the caller. `url`: of the store."""
+    """Error of this package for a failed request. `url`: of the store."""
     operation, code, status = failure.operation, failure.code, failure.status
     place = f"{url}/{failure.key}"
     if code == "NoSuchBucket" or (operation == "list" and status == 404):
@@ -89,10 +91,13 @@ _NOBODY = "nobody"  # signs the request that shows where botocore sends requests
 
 @dataclass(frozen=True)
 class S3Place:
-    """Where botocore sends requests for a bucket. `virtual_host`: the bucket is in the host's name and not in the path;
-    `ca_bundle`: the file of the authorities that the environment or the profile names."""
+    """Where botocore sends requests for a bucket.
 
-    service: str  # its endpoint, whichever the bucket
+    `virtual_host`: the bucket is in the host's name, not in the path. `ca_bundle`: file of certificate authorities,
+    from the environment or the profile.
+    """
+
+    service: str  # endpoint of the service, the same for all buckets
     endpoint: str
     region: str
     virtual_host: bool
@@ -100,7 +105,7 @@ class S3Place:
 
 
 def make_client(endpoint: str | None, budget: RetryBudget, region: str | None = None, key_id: str | None = None) -> Any:
-    """A client of boto3. `key_id`: signs with this id and no secret in place of credentials, to send nothing."""
+    """A client of boto3. `key_id`: an id without a secret instead of credentials, to send nothing."""
     for given, what in ((endpoint, "the endpoint"), (_environment_endpoint(), "AWS_ENDPOINT_URL")):
         if given is not None:
             without_credentials(given, what)
@@ -123,12 +128,12 @@ def make_client(endpoint: str | None, budget: RetryBudget, region: str | None = 
 
 
 def read_descriptions() -> None:
-    """Make this process, and those forked from it, keep botocore's descriptions of S3. Sends nothing."""
+    """Caches botocore's descriptions of S3 in this process and in processes forked from it. Sends nothing."""
     make_client(None, RetryBudget(), "us-east-1", _NOBODY)
 
 
 def make_session() -> Any:
-    """A session of boto3: profile, region and credentials as the environment says them now."""
+    """A session of boto3 with profile, region and credentials of the current environment."""
     try:
         import boto3
         import botocore.session
@@ -143,8 +148,11 @@ def make_session() -> Any:
 
 
 def place_of(bucket: str, endpoint: str | None, region: str | None = None) -> S3Place:
-    """The place of `bucket` by botocore's rules: profile, region, partition, FIPS, dual stack, acceleration, endpoint.
-    A signed request shows them; it is kept from being sent. `region`: in place of the one that is set up."""
+    """Place of `bucket` by botocore's rules.
+
+    The rules cover profile, region, partition, FIPS, dual stack, acceleration and endpoint. A signed request, which is
+    never sent, shows the result. `region` replaces the configured region.
+    """
     client = make_client(endpoint, RetryBudget(), region, _NOBODY)
     shown: list[Any] = []
 
@@ -170,23 +178,23 @@ def place_of(bucket: str, endpoint: str | None, region: str | None = None) -> S3
 
 
 class _NotSent(Exception):
-    """A request was complete, and was not sent."""
+    """Stops a complete request before it is sent."""
 
 
 def region_of(client: Any, bucket: str) -> str | None:
-    """The region of a bucket as the service names it; None if it does not."""
+    """Region of a bucket as the service reports it; None if the service reports none."""
     try:
         answer = client.head_bucket(Bucket=bucket)
     except client.exceptions.ClientError as error:
         answer = error.response
-    except Exception:  # no answer at all: the refusal that has led here is raised then
+    except Exception:  # no answer: the caller raises the refusal that led here
         return None
     found = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
     return str(found) if found else None
 
 
 class AwsCredentials:
-    """Credentials of boto3's default chain, in the form in which obstore asks for them. Called on any thread."""
+    """Credentials of boto3's default chain, in obstore's format. Called on any thread."""
 
     def __init__(self) -> None:
         self._session = make_session()
@@ -200,7 +208,7 @@ class AwsCredentials:
         if found is None:
             raise NoCredentialsError
         frozen, ends = found.get_frozen_credentials(), datetime.now(timezone.utc) + _LEASE
-        known_end = getattr(found, "_expiry_time", None)  # of credentials that botocore renews; it has no public name
+        known_end = getattr(found, "_expiry_time", None)  # set if botocore renews them; there is no public name
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -211,7 +219,7 @@ class AwsCredentials:
 
 @cache
 def _descriptions() -> Any:
-    """botocore's descriptions of services, read once per process: a session of its own reads a megabyte of JSON."""
+    """botocore's descriptions of services, read once per process: a megabyte of JSON."""
     import botocore.session
 
     return botocore.session.get_session().get_component("data_loader")

@@ -1,9 +1,11 @@
-"""Object storage on S3 by boto3: `s3://bucket/prefix?client=boto3`, and what `by_obstore` leaves to boto3.
+"""Object storage on S3 by boto3: `s3://bucket/prefix?client=boto3`.
 
-Credentials come from boto3's default chain only; no secret is ever in our URLs, settings or messages. The endpoint is
-AWS_ENDPOINT_URL or `?endpoint=` of the URL. botocore's own retries are off everywhere: a conditional put must reach the
-store once (a retry could meet its own first try and take it for another's), and everything else is retried here,
-with a budget, where it can be seen.
+Also sends the requests that `by_obstore` leaves to boto3.
+
+Credentials come only from boto3's default chain; no secret is ever in our URLs, settings or messages. The endpoint is
+AWS_ENDPOINT_URL or `?endpoint=` of the URL. botocore's own retries are off: a conditional put must reach the store
+once, because a retry could mistake the object of the first attempt for another writer's. All other requests are
+retried here, visibly and within a budget.
 """
 
 import base64
@@ -32,8 +34,8 @@ from barrier_runtime.state.store.use import StoreUse
 
 _T = TypeVar("_T")
 _PART_BYTES = 8 << 20  # of boto3's managed transfer
-_SINGLE_PUT_BYTES = 64 << 20  # above this, boto3's managed transfer sends parts in parallel
-_TOO_LARGE_TO_COPY = ("InvalidRequest", "EntityTooLarge")  # by CopyObject, whose limit is 5 GiB
+_SINGLE_PUT_BYTES = 64 << 20  # above this size, boto3's managed transfer sends parts in parallel
+_TOO_LARGE_TO_COPY = ("InvalidRequest", "EntityTooLarge")  # errors of CopyObject, whose limit is 5 GiB
 _CHUNK = 1 << 20
 
 
@@ -46,7 +48,7 @@ class OnS3(Protocol):
 
 
 class S3Store:
-    """Keys are below `prefix` of `bucket`. Thread-safe: one client, whose connections are pooled."""
+    """Objects below `prefix` of `bucket`. Thread-safe: one client, with a pool of connections."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class S3Store:
 
     @property
     def place(self) -> str:
-        """The bucket with its endpoint: two services may have buckets of one name."""
+        """The bucket with its endpoint: two services may have buckets of the same name."""
         return f"{self._endpoint}/{self._bucket}"
 
     # ---- the contract
@@ -99,7 +101,7 @@ class S3Store:
         if size <= _SINGLE_PUT_BYTES:
             self.put(key, path.read_bytes())
             return
-        self.use.request("put", 1 + -(-size // _PART_BYTES))  # beside the one that is counted below: begin, parts, end
+        self.use.request("put", 1 + -(-size // _PART_BYTES))  # begin, parts and end, besides the request counted below
         self.use.sent(size)
         extra = {"ChecksumAlgorithm": "SHA256"}
         self._retrying("put", key, lambda: self._client.upload_file(str(path), self._bucket, name, ExtraArgs=extra))
@@ -118,7 +120,7 @@ class S3Store:
             trouble = self._trouble("put_if_absent", key, error)
             if isinstance(trouble, InvalidJob):
                 raise trouble from error
-            return PutOutcome.UNKNOWN  # 409, 5xx, throttled, timeout, connection lost: it may be there, or come later
+            return PutOutcome.UNKNOWN  # 409, 5xx, throttled, timeout, connection lost: may exist now or later
         return PutOutcome.CREATED
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
@@ -158,7 +160,7 @@ class S3Store:
         self.use.received(path.stat().st_size)
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
-        """By the service, in parts where the object is large. Only from a bucket of the same service."""
+        """Copies by the service, large objects in parts. Only from a bucket of the same service."""
         if not isinstance(source, OnS3) or source.by_boto3._endpoint != self._endpoint:
             return False
         what = {"Bucket": source.by_boto3._bucket, "Key": source.by_boto3._name(key)}
@@ -215,10 +217,10 @@ class S3Store:
         self.delete([staged])
 
     def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
-        """As `publish`; `staged` stays."""
+        """As `publish`, but keeps `staged`."""
         found = None if fresh else self._sha256_of(final)
         if found is None:
-            # Without the staged object another process has published and dropped it, or it is nowhere.
+            # If `staged` is absent, another process has published and deleted it, or it never existed.
             with contextlib.suppress(ObjectNotFound):
                 found = self._copy(staged, final)
             found = found or self._sha256_of(final)
@@ -230,7 +232,7 @@ class S3Store:
         return MultipartUploads(self)
 
     def request(self, operation: str, key: str, send: Callable[[Any, str, str], _T]) -> _T:
-        """`send(client, bucket, full name of key)`, once. `key` may be a prefix."""
+        """Calls `send(client, bucket, full name of key)` once. `key` may be a prefix."""
         name = self._prefix + check_prefix(key)
         try:
             return send(self._client, self._bucket, name)
@@ -243,13 +245,13 @@ class S3Store:
         name = self._prefix + check_prefix(key)
         return self._retrying(operation, key, lambda: send(self._client, self._bucket, name))
 
-    # ---- inside
+    # ---- internals
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
 
     def _copy(self, staged: str, final: str) -> str | None:
-        """Copies by the service; the hash of the copy where the answer has one of the whole content."""
+        """Copies by the service. Returns the hash of the copy if the answer has one of the whole content."""
         what, target = {"Bucket": self._bucket, "Key": self._name(staged)}, self._name(final)
 
         def copy() -> dict[str, Any]:
@@ -267,7 +269,7 @@ class S3Store:
         return _whole_sha256(self._retrying("publish", final, copy))
 
     def _sha256_of(self, key: str) -> str | None:
-        """Hash of an object's content; None if it is absent. The store's own checksum if it has one of the whole."""
+        """Hash of an object's content; None if absent. Prefers the store's own checksum of the whole."""
         name = self._name(key)
         try:
             head = self._retrying(
@@ -285,7 +287,7 @@ class S3Store:
         return self._retrying("get", key, read)
 
     def _retrying(self, operation: str, key: str, call: Callable[[], _T]) -> _T:
-        """Run `call`, again after trouble that may pass, a bounded number of times with growing pauses."""
+        """Returns the result of `call`, with retries within the budget."""
         budget = self._budget
         if budget.attempts < 1:
             raise Unavailable(f"{operation} of {self.url}/{key} has no attempts in its budget: allow one or more")
@@ -300,7 +302,7 @@ class S3Store:
         return retried(ask, trouble_of, budget.attempts, budget.first_wait_s, budget.longest_wait_s)
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
-        """What an exception of boto3 means for the caller. Keeps request headers and credentials out of the message."""
+        """Translates an exception of boto3. Keeps request headers and credentials out of the message."""
         code, status = _code_of(error)
         failure = S3Failure(operation, key, type(error).__name__, code, status, str(error))
         return s3_trouble(self.url, self._bucket, failure)
@@ -311,14 +313,17 @@ def _checksum(digest: bytes) -> str:
 
 
 def _whole_sha256(answer: Mapping[str, Any]) -> str | None:
-    """Hash (hex) of an object's whole content by the store's own checksum; None if it has none or one per part."""
+    """Hash (hex) of an object's whole content by the store's own checksum.
+
+    None if the store has no checksum, or only a checksum per part.
+    """
     stored: str = answer.get("ChecksumSHA256") or ""
     whole = stored and answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in stored
     return base64.b64decode(stored).hex() if whole else None
 
 
 def _code_of(error: Exception) -> tuple[str, int]:
-    """(error code, HTTP status) of a botocore ClientError; ("", 0) for anything else."""
+    """Error code and HTTP status of a botocore ClientError; "" and 0 for any other exception."""
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         cause = error.__cause__ or error.__context__  # managed transfers wrap the ClientError

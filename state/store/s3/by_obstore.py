@@ -1,8 +1,8 @@
-"""Object storage on S3 by obstore, the client of `s3://` unless the URL or the environment asks for boto3.
+"""Object storage on S3 by obstore: `s3://`, unless the URL or the environment requires boto3.
 
-obstore carries puts, conditional puts, gets, transfers of files and deletions: less than half of the processor time of
-boto3, and without the interpreter's lock. boto3 finds credentials, region and endpoint, and carries these requests,
-which obstore cannot send as the contract needs them:
+obstore sends puts, conditional puts, gets, transfers of files and deletions with less than half of boto3's processor
+time, and without the interpreter's lock. boto3 finds credentials, region and endpoint, and sends these requests, which
+obstore cannot send as the contract requires:
 
 | request                                   | obstore                                                              |
 |-------------------------------------------|----------------------------------------------------------------------|
@@ -14,9 +14,9 @@ which obstore cannot send as the contract needs them:
 | uploads that are completed later          | has no access to their parts                                         |
 | large puts, by obstore before 0.12        | leaves the parts of a failed upload in the bucket                    |
 
-obstore cannot hold the contract in two cases, which boto3 carries: a directory bucket of S3 Express, whose sessions
-obstore would have to renew, and a bundle of own authorities (`AWS_CA_BUNDLE`): obstore refuses self-signed certificates
-that boto3 takes, and its older releases take no bundle.
+boto3 carries all requests in two cases in which obstore cannot fulfil the contract: a directory bucket of S3 Express,
+whose sessions obstore would have to renew, and an own bundle of certificate authorities (`AWS_CA_BUNDLE`): obstore
+refuses self-signed certificates that boto3 accepts, and its older releases take no bundle.
 """
 
 import os
@@ -47,13 +47,13 @@ _CREDENTIALS = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"
 _KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch"})
 _OTHER_REGION = frozenset({"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
 _NO_LOCATION = "Received redirect without LOCATION"  # obstore's message for a redirect to another region
-_OWN_PROVIDER = "External AWS credential provider"  # obstore's message when `AwsCredentials` raised
-_EXPRESS = "--x-s3"  # at the end of a directory bucket's name
-_BATCH = 1_000  # keys of a deletion
+_OWN_PROVIDER = "External AWS credential provider"  # obstore's message if `AwsCredentials` raised
+_EXPRESS = "--x-s3"  # end of a directory bucket's name
+_BATCH = 1_000  # keys per deletion
 
 
 def s3_store(bucket: str, prefix: str, endpoint: str | None, client: str | None) -> "S3Store | ObstoreS3Store":
-    """The store of a bucket. `client`: "boto3" or "obstore"; None: the better one that can carry this bucket."""
+    """Opens the store of a bucket. `client`: "boto3" or "obstore"; None: obstore if possible."""
     if client == "boto3":
         return S3Store(bucket, prefix, endpoint)
     why_not = _why_not(bucket, endpoint)
@@ -74,7 +74,7 @@ def _why_not(bucket: str, endpoint: str | None) -> str:
 
 
 class _Access:
-    """What the stores of one bucket share in a process: clients with their connections, and credentials."""
+    """Clients with their connections, and credentials, shared by all stores of one bucket in a process."""
 
     def __init__(self, bucket: str, endpoint: str | None, budget: RetryBudget) -> None:
         self._bucket = bucket
@@ -96,14 +96,14 @@ class _Access:
             return self._boto3
 
     def renew(self, failed: Any) -> None:
-        """Reads the credentials anew, unless another thread has done so since the client `failed` was made."""
+        """Reads the credentials again, unless another thread has done so since the client `failed` was made."""
         with self._lock:
             if self.client is failed:
                 self._boto3 = None
                 self.client = self._made(self.place)
 
     def move(self, failed: Any) -> bool:
-        """Finds the bucket's region. False: it is the one where the client `failed` has asked."""
+        """Finds the bucket's region. Returns False if the client `failed` has already used that region."""
         found = region_of(self.boto3, self._bucket)
         with self._lock:
             if self.client is not failed:
@@ -123,7 +123,7 @@ def _access(
 
 
 def _shared(bucket: str, endpoint: str | None, budget: RetryBudget) -> _Access:
-    """One per process, bucket and environment: opening a store again makes no client and no connection."""
+    """One access per process, bucket and environment: reopening a store makes no client and no connection."""
     asked = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "home", "ssl_cert_file", "ssl_cert_dir")
     names = (name for name in os.environ if name.startswith("AWS_") or name.lower() in asked)
     return _access(bucket, endpoint, budget, os.getpid(), tuple((name, os.environ[name]) for name in sorted(names)))
@@ -134,7 +134,7 @@ class _NotAll(BarrierRuntimeError):
 
 
 class ObstoreS3Store(CloudStore):
-    """Keys are below `prefix` of `bucket`. Thread-safe."""
+    """Objects below `prefix` of `bucket`. Thread-safe."""
 
     def __init__(
         self, bucket: str, prefix: str = "", endpoint: str | None = None, budget: RetryBudget | None = None
@@ -154,10 +154,10 @@ class ObstoreS3Store(CloudStore):
 
     @property
     def place(self) -> str:
-        """The bucket with its endpoint: two services may have buckets of one name."""
+        """The bucket with its endpoint: two services may have buckets of the same name."""
         return f"{self._access.place.service}/{self._bucket}"
 
-    # ---- what boto3 carries, or may have to
+    # ---- requests that boto3 carries, or may have to carry
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         return self.by_boto3.list(prefix)
@@ -197,13 +197,13 @@ class ObstoreS3Store(CloudStore):
 
     @property
     def _aborts_uploads(self) -> bool:
-        """Whether an upload in parts that fails leaves no parts behind. Python 3.10 has older releases of obstore."""
+        """True if a failed upload in parts leaves no parts behind. Python 3.10 has older releases of obstore."""
         return tuple(map(int, self._obstore.__version__.split(".")[:2])) >= (0, 12)
 
     # ---- errors
 
     def _says_exists(self, error: Exception) -> bool:
-        """Only 412 does: obstore raises the same exception for 409, after which nobody knows."""
+        """True for status 412 only; after 409, with the same exception, the outcome is unknown."""
         return super()._says_exists(error) and answer_of(error)[1] == 412
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
