@@ -1,1 +1,1 @@
-"""The coordinator's process: the edge around `job`."""
+"""Process of the coordinator: the edge around `job`."""

@@ -1,8 +1,8 @@
-"""The port slots connect to: handshake, framing, and a pump of messages into the job's runner. asyncio TCP.
+"""Port for slots: handshake, framing, and messages into the job's runner. asyncio TCP.
 
-Before a peer has proven that it knows the secret, it gets a few KiB of memory, a few seconds, and one of a bounded
-number of places, which it loses when they run out and nobody has had one for longer: a slot needs one for
-milliseconds. After that its messages are data: decoded strictly, and a wrong one costs it the connection.
+Until a peer has proven knowledge of the secret, the peer gets a few KiB of memory, a few seconds, and one of a bounded
+number of places (slots need a place for milliseconds). If all places are taken, the oldest peer is disconnected. After
+the proof the server decodes messages strictly, and closes the connection after an invalid message.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ class ControlServer:
         self._directory = directory
         self._listening = listening
         self._timeout_s = handshake_timeout_s
-        self._unproven: dict[asyncio.StreamWriter, None] = {}  # in the order they came
+        self._unproven: dict[asyncio.StreamWriter, None] = {}  # oldest first
         self._server: asyncio.Server | None = None
-        self._writers: dict[asyncio.StreamWriter, None] = {}  # in the order they came
+        self._writers: dict[asyncio.StreamWriter, None] = {}  # oldest first
 
     @property
     def address(self) -> tuple[str, int]:
@@ -77,7 +77,7 @@ class ControlServer:
             writer.close()
 
     def _make_room(self) -> None:
-        """Places that ran out are taken from who has had one for longest."""
+        """Disconnects the oldest unproven peers if all places are taken."""
         while len(self._unproven) >= MAX_UNPROVEN:
             oldest = next(iter(self._unproven))
             del self._unproven[oldest]
@@ -94,7 +94,7 @@ class ControlServer:
         hello = session.hello
         runner = await self._directory.for_slot(hello.job, hello.run_id)
         if isinstance(runner, NotHere):
-            if not runner.fenced:  # an ordinary thing where daemons stand by for each other
+            if not runner.fenced:  # ordinary if daemons stand by for each other
                 log.debug("slot %d of job %s sent elsewhere: %s", register.slot, hello.job, runner.reason)
                 link.send(TryElsewhere(runner.reason))
                 return
@@ -116,7 +116,7 @@ class ControlServer:
     async def _prove(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[PeerSession, Framing, list[bytes]]:
-        """Handshake, and wait for the first frame: nothing but a Register may be in it."""
+        """Runs the handshake, and waits for the first frame, which must contain a Register."""
         acceptor = Acceptor(nonce=os.urandom(NONCE_BYTES), purpose="control", secret_of=self._secret_of)
         while acceptor.session is None:
             writer.write(acceptor.feed(await _some(reader)))
@@ -155,7 +155,7 @@ class TcpLink:
 
 
 def _register(session: PeerSession, payload: bytes) -> Register:
-    """The first message, which must say what the handshake has proven (G7)."""
+    """Returns the first message, which must repeat the claims of the handshake (G7)."""
     message = decode_to_coordinator(payload)
     if not isinstance(message, Register):
         raise ProtocolViolation(f"the first message was {type(message).__name__}, not Register: connection closed")

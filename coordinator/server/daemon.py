@@ -1,14 +1,14 @@
-"""The coordinator's process, `python -m barrier_runtime.coordinator.server.daemon`.
+"""Coordinator process, `python -m barrier_runtime.coordinator.server.daemon`.
 
-Opens two ports, runs every job on one loop, and keeps nothing that is not in the object store: kill it at
-any time. Several of them on the same storage and token stand by for each other (`--lease`). Exit deletes nothing and
-ends no job. Modules that only REST needs are imported after slots can connect.
+Opens two ports, runs every job on one loop, and stores everything in the object store: kill it at any time. Several
+daemons with the same storage and token stand by for each other (`--lease`). Exit deletes nothing and ends no job. REST
+modules are imported after slots can connect.
 
-One HTTP connection, bounded before anybody has shown a token (behaviours G5, H3): uvicorn bounds neither of these.
+HTTP connections have limits that uvicorn lacks and that hold before any token is checked (behaviours G5, H3):
 
-- At most `MAX_CONNECTIONS` at a time; one more is closed at once.
-- A request must be there, head and body, `REQUEST_TIMEOUT_S` after the connection was made or the answer before it was
-  given. How long the answer takes is not limited: that is our own work.
+- At most `MAX_CONNECTIONS` exist at a time; further ones are closed at once.
+- A request, head and body, must arrive within `REQUEST_TIMEOUT_S` of the connection or of the previous answer. The time
+  for an answer is unlimited, because that is the daemon's own work.
 """
 
 import argparse
@@ -54,7 +54,7 @@ MAX_HEAD_BYTES = 64 * 1024
 
 
 class RestingServer(Server):
-    """uvicorn's looks ten times a second whether it is to end, and an idle coordinator does hardly anything else."""
+    """Server without uvicorn's ten polls a second, which would be most of an idle coordinator's work."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -62,7 +62,7 @@ class RestingServer(Server):
         self._loop = asyncio.get_running_loop()
 
     async def main_loop(self) -> None:
-        await self.on_tick(0)  # makes the headers of answers; without a date they stay as they are
+        await self.on_tick(0)  # makes the headers of answers, which stay the same without a date
         await self._leaving.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -149,14 +149,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-# What a process says that starts a daemon for its own job (`client/process`): no business of people's.
+# Options for programs that start a daemon for their own job (`client/process`), not for people.
 _FOR_LAUNCHERS: dict[str, dict[str, Any]] = {
     "--control-fd": {"type": int},  # an inherited listening socket instead of --listen
     "--http-fd": {"type": int},  # the same instead of --http
     "--exit-with-parent": {"action": "store_true"},  # when standard input is closed
-    "--parents-directory": {"type": Path},  # with --exit-with-parent: removed when a killed parent cannot do it
+    "--parents-directory": {"type": Path},  # with --exit-with-parent: removed if a killed parent cannot do so
     "--store-already-proven": {"action": "store_true"},  # skip the start-up probe of the store
-    "--predecessor": {"default": ""},  # how the process ended that this one is started for
+    "--predecessor": {"default": ""},  # end of the process that this process replaces
     "--predecessor-ended-ms": {"type": int, "default": 0},
 }
 
@@ -243,7 +243,7 @@ def _leases(lease_s: float, store: ObjectStore, control: socket.socket, web: soc
     if lease_s == 0:
         return None
     for_slots = _shown(control)
-    # The same for a daemon that is started again at its address: it takes its own jobs back at once.
+    # The name stays the same after a restart at the same address, so that a daemon takes its jobs back at once.
     name = f"{for_slots} on {socket.gethostname()}"
     return Leases(store, Holder(name, for_slots, f"http://{_shown(web)}", round(lease_s * 1000)))
 
@@ -292,7 +292,7 @@ async def _serve_rest(
 
 
 def read_token(path: Path) -> tuple[Token, bytes]:
-    """The bearer token and the daemon's root key, both from one file that nobody else may read."""
+    """Returns the bearer token and the daemon's root key from one file that only the owner may read."""
     value = read_token_file(path)
     return Token(path.stem, value.encode()), daemon_key(value)
 
@@ -319,7 +319,7 @@ def _listening(option: str, address: str, inherited: int | None, network_ok: boo
 
 
 def _check_bind(option: str, host: str, network_ok: bool) -> None:
-    """Other than loopback only by the operator's express wish (G1): nothing here is encrypted."""
+    """Refuses addresses other than loopback without the operator's consent (G1): nothing is encrypted."""
     if network_ok or host == "localhost":
         return
     try:
@@ -343,7 +343,7 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event, dire
             if not os.read(descriptor, 4096):
                 loop.remove_reader(descriptor)
                 if directory is not None:
-                    shutil.rmtree(directory, ignore_errors=True)  # the token and our own log: nobody reads them now
+                    shutil.rmtree(directory, ignore_errors=True)  # the token and the log: nobody reads them any more
                 stopping.set()
 
     loop.add_reader(descriptor, readable)

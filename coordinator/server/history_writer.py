@@ -1,11 +1,10 @@
-"""Writes a job's history (counters, past checkpoints, slots) to its store, and the hint where its log ends; the job
-neither waits for that nor fails by it.
+"""Writer of a job's history (counters, past checkpoints, slots) and of the log's hint; the job never waits for a write.
 
-Written by the leader, one put at a time; what happens while one is under way goes with the next. Stored figures may be
-five seconds old, or as many log records as the hint may be behind: before each put the writer looks at the log, and at
-one checkpoint a second two more requests per checkpoint would be a sixth of all. Slots are stored at once, because a
-successor has the tasks killed of those that hang. At the end of a run the history says how the run ended, for whoever
-asks a daemon that did not see it.
+Only the leader writes, one put at a time; later changes are part of the next put. Stored figures may be five seconds
+old, or as many log records as the hint: before each put the writer reads the log, and at one checkpoint a second two
+more requests per checkpoint would be a sixth of all. Slots are stored at once, because a successor has the tasks of
+hanging slots killed. At the end of a run the history records the outcome, for clients of a daemon that did not see the
+end.
 """
 
 import asyncio
@@ -27,13 +26,13 @@ from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("coordinator.job")
 
-_BETWEEN_S = 5.0  # two puts
-_LOOK_S = 0.5  # whether the hint is due before that
-_TRIES = 3  # to read it, and to write it at the end: a job neither starts nor ends later for its figures
+_BETWEEN_S = 5.0  # between two puts
+_LOOK_S = 0.5  # interval of checks whether the hint is due earlier
+_TRIES = 3  # of a read, and of the last write: figures delay neither start nor end of a job
 
 
 class HistoryWriter:
-    """Reads the history at the start, and writes it whenever the job has a new revision of it."""
+    """Reads the history at the start, and writes each new revision."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class HistoryWriter:
         self._rest: asyncio.Future[None] | None = None  # until the next put may begin
 
     async def read(self) -> tuple[bytes | None, str]:
-        """The stored history, and why it could not be read, if so."""
+        """Returns the stored history, and why it could not be read, if so."""
         attempt = 0
         while True:
             try:
@@ -73,7 +72,7 @@ class HistoryWriter:
                 await asyncio.sleep(backoff_s(attempt))
 
     def save(self) -> None:
-        """Write what is new, if anything is."""
+        """Starts a write if there is something new."""
         if not self._unsaved():
             return
         if self._saving is None:
@@ -82,7 +81,7 @@ class HistoryWriter:
             self._end_rest()
 
     async def close(self, end: JobEnded) -> None:
-        """Write how the run ended: no more than a few attempts."""
+        """Writes the outcome of the run, with a few attempts."""
         if not self._protocol.has_led or end.outcome == "fenced" or end.outcome == "replaced":
             return
         if self._saving is not None:
@@ -113,7 +112,7 @@ class HistoryWriter:
                     attempt += 1
                     self._in_trouble(error, attempt)
                     await asyncio.sleep(backoff_s(attempt))
-                except BarrierRuntimeError as error:  # what no retry can cure: the next change tries again
+                except BarrierRuntimeError as error:  # a permanent error: the next change tries again
                     self._saved_revision = revision
                     self._in_trouble(error, 1)
         finally:
@@ -142,9 +141,9 @@ class HistoryWriter:
             self._tell(HistoryTrouble(f"history could not be written ({type(error).__name__})"))
 
     async def _put(self, ended: RunOutcome | None) -> None:
-        """Not over a successor's: whoever wrote the log's next record has figures of its own."""
+        """Writes the history, unless the log's next record shows a successor, whose figures must stay."""
         following = self._protocol.next_position
-        ours = self._protocol.undecided  # what may be found there
+        ours = self._protocol.undecided  # the record found there may be this process's own
         token = self._protocol.token or NO_RECORD
         data = encode_history(self._protocol.history(ended))
 

@@ -1,8 +1,8 @@
-"""The jobs of one daemon: submitted by drivers, or adopted from the log when one of their slots connects.
+"""Jobs of one daemon: submitted by drivers, or adopted from the log when one of their slots connects.
 
-One `JobRunner` per run. A new run of a job is led beside the old one until the log fences the old one; nothing here
-decides who may write. Where several daemons share a storage, leases keep one from taking what another leads well: a run
-is taken over only when its lease is free.
+Each run has a `JobRunner`. A new run of a job is led beside the old run until the log fences the old one; this module
+does not decide who may write. If several daemons share a storage, leases keep a daemon from taking over a job with a
+healthy leader: a run is taken over only when its lease is free.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ log = logging.getLogger("coordinator.jobs")
 
 _ENDED_KEPT = 100
 _ELSEWHERE_SHOWN = 100
-_SHUTDOWN_S = 3.0  # for what is written when a daemon is told to end
+_SHUTDOWN_S = 3.0  # for the last writes of a terminated daemon
 
 
 @dataclass(frozen=True)
 class NotHere:
-    """Why a slot's run can't be served. `fenced`: it must leave, not come again."""
+    """Reason why a slot's run cannot be served. `fenced`: the slot must leave, not retry."""
 
     reason: str
     fenced: bool
@@ -62,9 +62,13 @@ class JobDirectory:
         clock: Callable[[], int] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`probe` (blocking) is run once before the first new run is led; it raises `InvalidJob` for a store that
-        can't hold a decision log. None: the store was proven before. `leases`: None for a daemon that shares its
-        storage with no other one. `clock` and `sleep`: see `JobRunner`."""
+        """`probe` (blocking) runs once before the first new run is led, and raises `InvalidJob` for an unsuitable
+        store.
+
+        None: the store was probed before. `leases`: None for a daemon that shares its storage with no other. `clock`
+        and
+        `sleep`: see `JobRunner`.
+        """
         self._store = store
         self._daemon_key = daemon_key
         self._leader = leader
@@ -78,9 +82,9 @@ class JobDirectory:
         self._runs: dict[tuple[str, str], JobRunner] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._adopting: dict[str, asyncio.Lock] = {}
-        self._keeping: set[asyncio.Task[None]] = set()  # leases
+        self._keeping: set[asyncio.Task[None]] = set()  # tasks that keep leases
         self._started = 0
-        self.predecessor: Predecessor | None = None  # set by who knows it, before the first job
+        self.predecessor: Predecessor | None = None  # set before the first job, if known
 
     def secret(self, job: str, run_id: str) -> bytes:
         return job_secret(self._daemon_key, job, run_id)
@@ -98,15 +102,17 @@ class JobDirectory:
         return dict(self._current)
 
     def job(self, name: str) -> JobRunner | None:
-        """The run that was submitted (or adopted) last."""
+        """Returns the run that was submitted (or adopted) last."""
         return self._current.get(name)
 
     def run(self, job: str, run_id: str) -> JobRunner | None:
         return self._runs.get((job, run_id))
 
     async def submit(self, spec: JobSpec) -> JobRunner:
-        """Lead this run. Submitting the same run again changes nothing. Raises `LedElsewhere` if another daemon has it;
-        another run of the same job is not an obstacle, the log fences it."""
+        """Leads this run; repeated submission changes nothing. Raises `LedElsewhere` if another daemon leads it.
+
+        The log fences another run of the same job.
+        """
         spec = validated_spec(spec)
         await self._proven()
         if self._leases is not None and self._live(spec.job, spec.run_id) is None:
@@ -117,7 +123,7 @@ class JobDirectory:
         return known if known is not None else self._start(spec, Origin.SUBMITTED)
 
     async def for_slot(self, job: str, run_id: str) -> JobRunner | NotHere:
-        """The runner of a slot's run; adopted from the log if it is the newest there and nobody holds its lease."""
+        """Returns the runner of a slot's run, adopted if the run is the log's newest and its lease is free."""
         known = self._live(job, run_id)
         if known is not None and not self._displaced(known):
             return known
@@ -138,8 +144,10 @@ class JobDirectory:
                 return NotHere(f"the log or the lease of job {job} can't be read: {error}", fenced=False)
 
     async def leader_elsewhere(self, job: str, run_id: str | None) -> Lease | None:
-        """The daemon that leads the job (or this run of it) although it is asked for here. Raises `Unavailable` while a
-        run that was led elsewhere is led by nobody."""
+        """Returns the lease of another daemon that leads the job (or this run of it).
+
+        Raises `Unavailable` while a run that was led elsewhere has no leader.
+        """
         if self._leases is None:
             return None
         runner = self.job(job) if run_id is None else self.run(job, run_id)
@@ -159,17 +167,17 @@ class JobDirectory:
         return None
 
     async def past(self, job: str, run_id: str | None) -> JobStatus | None:
-        """How a run ended that nobody leads, from what it left in the store."""
+        """Returns the status of an ended run without a leader, from the store."""
         view, history = await self._stored(job, run_id or "")
         return past_status(view, history, run_id)
 
     async def stored(self, lease: Lease) -> JobStatus | None:
-        """What the daemon that holds this lease has stored of its job: to look at, some seconds old."""
+        """Returns the status that the lease's holder has stored, some seconds old."""
         view, history = await self._stored(lease.job, lease.run_id)
         return led_elsewhere(view, history, f"daemon {lease.leader} at {lease.http} leads this job")
 
     async def elsewhere(self) -> list[Lease]:
-        """Leases that other daemons hold, of the first hundred jobs of the store."""
+        """Returns leases that other daemons hold, for the first hundred jobs of the store."""
         if self._leases is None:
             return []
         try:
@@ -190,9 +198,9 @@ class JobDirectory:
         return view, history
 
     async def close(self) -> None:
-        """Stop leading, without a word to any slot: exit deletes nothing and ends no job. Leases are given back."""
+        """Stops leading and gives leases back, without messages to slots: exit deletes nothing and ends no job."""
         for run, task in self._tasks.items():
-            if self._runs[run].outcome is None:  # else it is writing down how it ended
+            if self._runs[run].outcome is None:  # else the runner is writing the outcome
                 task.cancel()
         tasks = [*self._tasks.values(), *self._keeping]
         if tasks:
@@ -205,14 +213,14 @@ class JobDirectory:
             self._leases.close()
 
     def _live(self, job: str, run_id: str) -> JobRunner | None:
-        """The runner of this run. One that another daemon replaced counts no more where leases say who leads now."""
+        """Returns the runner of this run, unless another daemon replaced it and leases show the leader."""
         runner = self._runs.get((job, run_id))
         if runner is None or self._leases is None or runner.outcome is None:
             return runner
         return None if runner.outcome.outcome == "replaced" else runner
 
     def _displaced(self, runner: JobRunner) -> bool:
-        """Another daemon has taken this run's lease, and ours lives on until the log says so."""
+        """Whether another daemon has taken this run's lease while the own runner has not read that in the log."""
         alive = runner.outcome is None
         return alive and self._leases is not None and self._leases.displaced(runner.spec.job, runner.spec.run_id)
 
@@ -242,13 +250,13 @@ class JobDirectory:
             if lease is not None:
                 raise LedElsewhere(lease)
         submitted = self._live(job, run_id)
-        if submitted is not None:  # meanwhile: two runners of one run would fence each other
+        if submitted is not None:  # submitted meanwhile: two runners of one run would fence each other
             return submitted
         log.info("job %s: adopted from the log, generation %d", job, fence.token)
         return self._start(validated_spec(fence.spec), Origin.ADOPTED, position)
 
     def _check_version(self, job: str, view: LogView) -> None:
-        """Raises `InvalidJob` for a job whose newest manifest a newer release wrote. Damage is left to who leads."""
+        """Raises `InvalidJob` if a newer release wrote the newest manifest. Damage is left to the leader."""
         decided = DecisionLog(job, view).restore_point
         if decided is not None:
             with contextlib.suppress(Corrupt):
@@ -275,7 +283,7 @@ class JobDirectory:
                 self._probe = None
 
     def _start(self, spec: JobSpec, origin: Origin, claimed: int | None = None) -> JobRunner:
-        """`claimed`: the log position that the lease was claimed with."""
+        """`claimed`: the log position in the claimed lease."""
         self._started += 1
         runner = JobRunner(
             spec,

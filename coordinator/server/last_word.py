@@ -1,16 +1,16 @@
-"""Writes FINISH (failed) to the log of a job whose protocol broke, so that no other daemon adopts it to break again.
+"""Writes FINISH (failed) to the log of a job with an internal error, so that no other daemon adopts the job and fails.
 
 | when the job breaks                                  | what is done                                                |
 |------------------------------------------------------|-------------------------------------------------------------|
-| before this process led                              | nothing: the log is not ours                                |
-| another FENCE or LEAD is behind ours                 | nothing: the job is its writer's, and may be well there     |
-| an append of ours has no answer yet                  | the log is read: FINISH goes behind it, or takes its place  |
-| the log does not answer, or is what is broken        | some attempts, then none: who adopts the job breaks again,  |
+| before this process led                              | nothing: another process owns the log                       |
+| another FENCE or LEAD follows the own one            | nothing: its writer owns the job, which may be well there   |
+| an append has no answer yet                          | the log is read: FINISH follows that record or replaces it  |
+| the log does not answer, or the log is broken        | some attempts, then none: the next daemon breaks again,     |
 |                                                      | and writes then                                             |
 | the process dies in between                          | the same                                                    |
-| it was written, but the answer was lost              | the log is read again, and shows it                         |
+| FINISH was written, but the answer was lost          | the log is read again, and shows FINISH                     |
 
-The log is read anew, because the facts of the broken job may be what is broken. Blocking; on a thread.
+The log is read anew, because the facts of the broken job may be wrong. Blocking; runs on a thread.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Unavailab
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
-_ATTEMPTS = 6  # some three seconds
+_ATTEMPTS = 6  # about three seconds
 _MAX_REASON = 20_000  # characters
 
 
@@ -38,8 +38,10 @@ def write_end(
     wall_ms: int,
     sleep: Callable[[float], None],
 ) -> str:
-    """Append FINISH with outcome "failed", unless somebody else leads. `led_at`: position of a record by which this
-    process led. Returns why the log does not say it; "" when it does."""
+    """Appends FINISH with outcome "failed", unless another process leads.
+
+    `led_at`: position of a record by which this process led. Returns why the log lacks FINISH; "" if it is there.
+    """
     why = ""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -74,7 +76,7 @@ def _attempt(store: ObjectStore, spec: JobSpec, identity: Identity, led_at: int,
 
 
 def _other_leader(store: ObjectStore, paths: Paths, view: LogView, identity: Identity, led_at: int) -> str:
-    """Who took the job over since `led_at`; "" if nobody did."""
+    """Returns who took the job over since `led_at`; "" if nobody did."""
     if view.head is None or view.head.position < led_at:
         raise Corrupt(f"log record {paths.log_record(led_at)} is gone: restore it from a backup of the store")
     for position in range(led_at + 1, view.head.position + 1):

@@ -1,11 +1,11 @@
-"""A job's lease: which daemon is expected to lead it, judged without comparing clocks. For liveness only.
+"""Lease of a job: the daemon that is expected to lead, judged without comparing clocks. For liveness only.
 
 The decision log alone decides who leads. The lease keeps a standby from fencing a healthy leader because one slot lost
-its connection. It is one object that the leader writes anew every third of its term; nobody has to write it, and a
-lost, damaged or lying one costs time, never state. A daemon measures the silence of another with its own steady clock,
-from when it first saw the present content.
+its connection. The leader rewrites the lease, one object, every third of the term; a missing, damaged or wrong lease
+costs time, never state. A daemon measures another daemon's silence with its own steady clock, from when it first saw
+the present content.
 
-What a daemon finds (`LeaseWatch`)
+Judgement of a lease (`LeaseWatch`)
 
 | found                                  | judged   | a slot or a program that asks                      |
 |----------------------------------------|----------|----------------------------------------------------|
@@ -16,10 +16,10 @@ What a daemon finds (`LeaseWatch`)
 | something unreadable                   | as another's of our own term                                  |
 | one that a newer release wrote         | HELD     | waits: only that release knows for how long        |
 
-A run that the log names and no lease may just be starting at another daemon, whose first lease follows its FENCE: it is
-taken over only after it was seen so for a whole term of our own (`may_take`).
+If the log names a run and no lease does, another daemon may just be starting it, because the first lease follows the
+FENCE: the run is taken over only after a whole term of the daemon's own in that state (`may_take`).
 
-What a leader does every third of the term (`LeaseKeeper`)
+Work of a leader every third of the term (`LeaseKeeper`)
 
 | found                                             | slots                       | move        |
 |---------------------------------------------------|-----------------------------|-------------|
@@ -28,8 +28,8 @@ What a leader does every third of the term (`LeaseKeeper`)
 | OURS, of another run with a higher position       | any                         | leave it    |
 | any                                               | none for a whole term       | let it lapse|
 
-`position` is the newest log record that the writer put (or wants to put): positions are totally ordered, so a leader
-that was overwritten by its predecessor's last put knows that it is the newer one.
+`position` is the newest log record that the writer put (or intends to put): positions are totally ordered, so a leader
+whose lease its predecessor overwrote knows that it is newer.
 """
 
 import enum
@@ -43,7 +43,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 @dataclass(frozen=True)
 class Holder:
-    """A daemon as it signs its leases."""
+    """Identity of a daemon in its leases."""
 
     daemon: str
     control: str
@@ -60,23 +60,27 @@ class LeaseState(enum.Enum):
 @dataclass(frozen=True)
 class Judgement:
     state: LeaseState
-    lease: Lease | None = None  # None: there is none, or it can't be read
-    trouble: str = ""  # why it can't be read
+    lease: Lease | None = None  # None: missing or unreadable
+    trouble: str = ""  # why it cannot be read
 
 
 class LeaseWatch:
-    """What one daemon makes of the lease of one job. All times are of its own steady clock."""
+    """One daemon's view of a job's lease. All times are of the daemon's own steady clock."""
 
     def __init__(self, name: str, holder: Holder) -> None:
         self._name = name
         self._holder = holder
         self._data: bytes | None = None
-        self._since_ms: int | None = None  # when the present content was seen first
-        self._unsigned: tuple[str, int] | None = None  # a run that no lease names, and when it was seen first
+        self._since_ms: int | None = None  # when the present content was first seen
+        self._unsigned: tuple[str, int] | None = None  # a run without a lease, and when that was first seen
 
     def judge(self, data: bytes | None, asked_ms: int, answered_ms: int) -> Judgement:
-        """`data`: what a read that began and ended at these times found. Both count against us: content is new from
-        the end of the read that found it, and unchanged up to the beginning of the last one."""
+        """Judges `data`, found by a read between these times.
+
+        Content counts as new from the end of the read that found it, and as unchanged up to the beginning of the last
+        read:
+        both estimates make expiry later.
+        """
         if self._since_ms is None or data != self._data:
             self._data, self._since_ms = data, answered_ms
         if data is None:
@@ -96,7 +100,7 @@ class LeaseWatch:
         return Judgement(LeaseState.FREE if expired else LeaseState.HELD, lease, trouble)
 
     def may_take(self, found: Judgement, run_id: str, now_ms: int) -> bool:
-        """Whether run `run_id`, the newest one in the log, may be taken over after what was found."""
+        """Whether run `run_id`, the log's newest, may be taken over after the judgement `found`."""
         if found.state is LeaseState.HELD:
             return False
         if found.lease is not None and found.lease.run_id == run_id:
@@ -107,18 +111,20 @@ class LeaseWatch:
 
 
 class LeaseKeeper:
-    """What the leader of one run writes, and when it stops writing."""
+    """Leases that the leader of one run writes, and the end of writing."""
 
     def __init__(self, holder: Holder, job: str, run_id: str) -> None:
         self._holder = holder
         self._job = job
         self._run_id = run_id
         self._sequence = 0
-        self._slots_seen_ms: int | None = None  # None: none has come yet, they are expected
-        self.displaced = False  # another daemon signs with the same or a higher position
+        self._slots_seen_ms: int | None = None  # None: slots are expected, and none has connected yet
+        self.displaced = False  # another daemon's lease has the same or a higher position
 
     def renewal(self, found: Judgement, position: int, slots: int, now_ms: int) -> Lease | None:
-        """The lease to write now. `position`: see above; `slots`: how many are connected. None: write nothing."""
+        """Returns the lease to write now; None: write nothing. `position`: see above; `slots`: number of connected
+        ones.
+        """
         if slots:
             self._slots_seen_ms = now_ms
         self.displaced = found.state is LeaseState.HELD and found.lease is not None and found.lease.position >= position
@@ -129,15 +135,15 @@ class LeaseKeeper:
         return self._lease(found, position)
 
     def release(self, found: Judgement, position: int) -> Lease | None:
-        """Given back, if it is ours to give."""
+        """Returns the released lease, if this daemon holds it."""
         if found.state is not LeaseState.OURS or self._overtaken(found, position):
             return None
         if found.lease is not None and found.lease.position > position:
-            return None  # signed anew for a later leadership of this daemon
+            return None  # written for a later leadership of this daemon
         return msgspec.structs.replace(self._lease(found, position), released=True)
 
     def _overtaken(self, found: Judgement, position: int) -> bool:
-        """The same daemon leads a newer run of the job by now; ours will hear of that from the log."""
+        """Whether this daemon leads a newer run of the job; the older runner will read that in the log."""
         lease = found.lease
         if found.state is not LeaseState.OURS or lease is None:
             return False

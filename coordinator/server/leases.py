@@ -1,6 +1,6 @@
-"""The leases of one daemon at the object store: judged, claimed, kept while a job is led, given back in order.
+"""Leases of one daemon in the object store: judged, claimed, kept while a job is led, released in an orderly shutdown.
 
-The edge around `lease`, whose tables decide. Trouble with the store is logged and costs the lease, never the job.
+The edge around `lease`, whose tables decide. Errors of the store are logged and cost the lease, never the job.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from barrier_runtime.state.store.paths import Paths
 log = logging.getLogger("coordinator.leases")
 
 _RENEWALS = 3  # per term
-_SOON_S = 0.1  # until a run leads, and its first lease is due
+_SOON_S = 0.1  # interval of checks until a run leads and needs its first lease
 _STORE_THREADS = 2
 
 Result = TypeVar("Result")
 
 
 class LedElsewhere(Unavailable):
-    """Another daemon holds the job's lease: ask that one."""
+    """Another daemon holds the job's lease, and has to be asked."""
 
     def __init__(self, lease: Lease) -> None:
         super().__init__(
@@ -38,7 +38,7 @@ class LedElsewhere(Unavailable):
 
 
 class Led(Protocol):
-    """What leases are kept for."""
+    """A runner with a lease."""
 
     @property
     def spec(self) -> JobSpec: ...
@@ -57,18 +57,18 @@ class Leases:
         self._pool = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="leases")
         self._watches: dict[str, LeaseWatch] = {}
         self._keepers: dict[tuple[str, str], LeaseKeeper] = {}
-        self._trouble: dict[str, str] = {}  # job -> what was logged last
+        self._trouble: dict[str, str] = {}  # job -> last logged error
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def displaced(self, job: str, run_id: str) -> bool:
-        """Another daemon signs for this run, as far as our last look told."""
+        """Whether another daemon held this run's lease at the last read."""
         keeper = self._keepers.get((job, run_id))
         return keeper is not None and keeper.displaced
 
     async def judge(self, job: str) -> Judgement:
-        """Raises `Unavailable` when the store does not answer."""
+        """Judges the job's lease. Raises `Unavailable` if the store does not answer."""
         key = Paths(job).lease
         asked_ms = _now_ms()
         try:
@@ -80,15 +80,17 @@ class Leases:
         return judgement
 
     def may_take(self, job: str, run_id: str, found: Judgement) -> bool:
-        """Whether this run, the newest one in the log, may be taken over."""
+        """Whether this run, the log's newest, may be taken over."""
         return self._watch(job).may_take(found, run_id, _now_ms())
 
     def _watch(self, job: str) -> LeaseWatch:
         return self._watches.setdefault(job, LeaseWatch(Paths(job).lease, self._holder))
 
     async def claim(self, job: str, run_id: str, position: int, found: Judgement) -> Judgement:
-        """Sign a lease that is not held, and look whose it is then: of two that claim at once, the later one's. A rare
-        double claim costs a generation; the log sorts it out."""
+        """Writes a free lease and judges the result: of two concurrent claims, the later one wins.
+
+        A rare double claim costs a generation; the log resolves it.
+        """
         keeper = self._keeper(job, run_id)
         lease = keeper.renewal(found, position, 1, _now_ms())
         if lease is not None:
@@ -96,8 +98,10 @@ class Leases:
         return await self.judge(job)
 
     async def keep(self, led: Led, claimed: int | None, ended: asyncio.Event) -> None:
-        """Renew until `ended`, then give it back. `claimed`: the position to sign with until the run leads by its own
-        record."""
+        """Renews the lease until `ended`, then releases it.
+
+        `claimed`: position in the lease until the run leads by a record of its own.
+        """
         job, run_id = led.spec.job, led.spec.run_id
         keeper = self._keeper(job, run_id)
         position = claimed
@@ -153,7 +157,7 @@ class Leases:
 
 
 def held(judgement: Judgement) -> Lease | None:
-    """The lease of another daemon that counts."""
+    """Returns the valid lease of another daemon."""
     return judgement.lease if judgement.state is LeaseState.HELD else None
 
 

@@ -1,8 +1,7 @@
-"""What the log says of one job, with the fields that programs look for (`coordinator/json_lines`).
+"""Log output of the daemon and of its jobs, with fields for programs (`coordinator/json_lines`).
 
-The daemon's log on standard error: plain lines or one JSON object per line. What looks like a secret is masked.
-
-An answer to a request that met a defect says where (`place_of`); the stack is in the log.
+Standard error gets plain lines, or one JSON object per line. Possible secrets are masked. The answer to a request that
+met a defect names the place (`place_of`); the log has the stack.
 """
 
 import logging
@@ -39,13 +38,13 @@ def configure(log_format: str) -> None:
 
 
 def place_of(error: Exception) -> str:
-    """Its type and where it was raised, for whoever has only the answer. Its text may hold a secret."""
+    """Returns an error's type and place for the answer; the error's text may contain a secret."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {at.name} ({Path(at.filename).name}:{at.lineno})"
 
 
 class JobLog(_Adapter):
-    """Each record has the job, and its generation once there is one; `extra=` adds to that."""
+    """Adds the job, and the generation once known, to each record; `extra=` adds further fields."""
 
     def __init__(self, log: logging.Logger, job: str, generation: Callable[[], int | None]) -> None:
         super().__init__(log)
@@ -64,13 +63,13 @@ class End:
 
 
 class NewEnds:
-    """Checkpoints and subtasks that failed since the last look. What is found at first was told before."""
+    """Checkpoints and subtasks that failed since the last look; at first, none, because old ones were logged before."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, int, int]] | None = None
 
     def look(self, history: History) -> list[End]:
-        """Pure but for what it remembers: the keys of this history."""
+        """Returns new failures, and remembers the keys of this history."""
         found: dict[tuple[str, int, int], End] = {}
         for failure in history.failures:
             fields = {"generation": failure.token, "slot": failure.slot, "operator": failure.operator or None}
@@ -87,13 +86,13 @@ class NewEnds:
 
 
 class SlowLines:
-    """Commits and uploads that are slower than checkpoints: a warning when that begins, a word when it is over."""
+    """Log lines for commits and uploads slower than checkpoints: a warning at the begin, an info at the end."""
 
     def __init__(self) -> None:
         self._told: tuple[SlowCommit | SlowUpload, ...] = ()
 
     def look(self, known: tuple[SlowCommit | SlowUpload, ...]) -> list[tuple[int, str]]:
-        """(level, text)."""
+        """Returns (level, text) of new lines."""
         told, self._told = self._told, known
         if known == told:
             return []

@@ -1,9 +1,9 @@
-"""The REST interface of a daemon: health, status, submit, trigger, stop. No code, no files, no configuration values.
+"""REST interface of a daemon: health, status, submit, trigger, stop. No code, files or configuration values.
 
-Every route but `/healthz` needs the bearer token; the check is one, in front of the router. State-changing calls need
-the header `X-Barrier-Runtime: 1` (a browser's form can't send it), are idempotent by `X-Request-Id`, and are audited
-with the token's name. No CORS header is ever sent. Who has logged in at the page (`web`) has a session in a cookie,
-which counts as the token, except for a new link to log in.
+Every route but `/healthz` needs the bearer token; one check covers the router. State-changing calls need the header
+`X-Barrier-Runtime: 1` (a browser's form cannot send it), are idempotent by `X-Request-Id`, and are audited with the
+token's name. No CORS header is ever sent. A login at the page (`web`) sets a session cookie, which counts as the token,
+except for new login links.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class ControlAddress:
 
 @dataclass(frozen=True)
 class PageAddress:
-    """Where the page is, and the token's file: for the command lines that the page shows."""
+    """Address of the page, and the token's file, for command lines on the page."""
 
     url: str = "http://127.0.0.1:PORT"
     token_file: str = "FILE"
@@ -129,7 +129,7 @@ class Api:
     async def metrics(self, request: Request) -> Response:
         statuses = [runner.status() for _, runner in sorted(self._directory.jobs.items())]
         now_ms = max((status.at_ms for status in statuses), default=0)
-        text = await asyncio.to_thread(exposition, statuses, now_ms)  # of a large job it takes some 50 ms
+        text = await asyncio.to_thread(exposition, statuses, now_ms)  # takes about 50 ms for a large job
         return Response(text, headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
     async def jobs(self, request: Request) -> Response:
@@ -149,7 +149,7 @@ class Api:
         ]
 
     async def elsewhere(self) -> list[JobSummary]:
-        """Jobs of this storage that other daemons lead."""
+        """Returns jobs of this storage that other daemons lead."""
         return [
             JobSummary(
                 job=lease.job,
@@ -163,8 +163,10 @@ class Api:
         ]
 
     async def job(self, request: Request) -> Response:
-        """With `unless=` and `wait=` (seconds): when its news are others than those, or the time is over.
-        Without the subtasks of past checkpoints: those are large and rarely looked at."""
+        """Returns the status; with `unless=` and `wait=` (seconds), when its version differs, or after that time.
+
+        Omits the subtasks of past checkpoints, which are large and rarely needed.
+        """
         status = await self.status(*_job_and_run(request))
         wait_s = _wait_s(request)
         if wait_s and request.query_params.get("unless") == news_of(status):
@@ -196,7 +198,7 @@ class Api:
         return _json((await self.status(*_job_and_run(request))).savepoints)
 
     async def savepoint(self, request: Request) -> Response:
-        """Begins one; `GET` tells how far it is."""
+        """Begins a savepoint; `GET` returns its progress."""
         runner = await self._runner(request)
         try:
             asked = _SAVEPOINT.decode(await _body(request))
@@ -209,7 +211,7 @@ class Api:
         return _json(TriggerReply("accepted", ""), 202)
 
     async def rescale(self, request: Request) -> Response:
-        """Begins it; the job's status tells how far it is."""
+        """Begins a rescale; the job's status shows its progress."""
         runner = await self._runner(request)
         try:
             asked = _RESCALE.decode(await _body(request))
@@ -223,7 +225,7 @@ class Api:
         return _json(TriggerReply("accepted", ""), 202)
 
     async def replace(self, request: Request) -> Response:
-        """Begins it, or tells what the program that runs the job has loaded; the job's status tells how far it is."""
+        """Begins a replace, or takes the driver's loaded program; the job's status shows the progress."""
         runner = await self._runner(request)
         try:
             asked = _REPLACE.decode(await _body(request))
@@ -244,11 +246,11 @@ class Api:
         return _json(TriggerReply("accepted", ""), 202)
 
     async def why(self, request: Request) -> Response:
-        """`?checkpoint=42`: of that one, else of the job."""
+        """Explains the job's state; with `?checkpoint=42`, that checkpoint."""
         return _json(answer(await self.status(*_job_and_run(request)), _number(request, "checkpoint")))
 
     async def room(self, request: Request) -> Response:
-        """What the program that runs the job's slots knows of room for them."""
+        """Takes the driver's report about free cores for the job's slots."""
         runner = await self._runner(request)
         try:
             told = _ROOM.decode(await _body(request))
@@ -271,7 +273,7 @@ class Api:
         return _json(SubmitReply(runner.phase, secret, self._control.host, self._control.port))
 
     def _check_storage(self, of_program: str) -> None:
-        """Slots and coordinator must keep one job's checkpoints in one place."""
+        """Checks that slots and coordinator keep the job's checkpoints in the same store."""
         if of_program and of_program != self._directory.store_url:
             raise InvalidJob(
                 f"this daemon keeps checkpoints in {self._directory.store_url}, the program in {of_program}: "
@@ -312,7 +314,7 @@ class Api:
         return _json(TriggerReply("accepted", ""), 202)
 
     async def _once(self, request: Request, act: Callable[[], Response]) -> Response:
-        """Repeating a request with the same id repeats the answer, not the act."""
+        """Repeats the answer, not the action, for a repeated request id."""
         request_id = request.headers.get("x-request-id")
         if request_id is None:
             return act()
@@ -337,7 +339,7 @@ class Api:
         return past
 
     def known(self, job: str) -> JobStatus | None:
-        """Of the run that was submitted or adopted here last."""
+        """Returns the status of the run that was submitted or adopted here last."""
         runner = self._directory.job(job)
         return None if runner is None else runner.status()
 
@@ -357,7 +359,7 @@ class Api:
 
 
 class Guard:
-    """In front of everything: token, custom header, body size."""
+    """Checks token, custom header and body size of every request."""
 
     def __init__(self, app: ASGIApp, token: Token, sessions: PageSessions | None = None) -> None:
         self._app = app
@@ -365,14 +367,14 @@ class Guard:
         self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # nothing else is offered, so nothing else may pass by the token
+        if scope["type"] != "http":  # only HTTP is offered, so nothing else may bypass the token
             raise InvalidJob(f"a {scope['type']} connection came to an interface that speaks HTTP only: use HTTP")
         refusal = self._refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
         if scope["method"] not in ("GET", "HEAD"):
-            # As it was sent: decoded, it could hold line ends and write lines of its own into the log.
+            # Logged as sent: a decoded path could contain line ends and forge log lines.
             path = scope["raw_path"].decode("ascii", "replace")
             audit.info("token %s: %s %s", self._token.name, scope["method"], path)
         await self._app(scope, receive, send)
@@ -421,7 +423,7 @@ def application(
             Exception: _on_defect,
         },
     )
-    app.router.redirect_slashes = False  # a redirect would repeat the Host header of whoever asks
+    app.router.redirect_slashes = False  # a redirect would repeat the client's Host header
     if page is None or links is None:
         return Guard(app, token)
     sessions = PageSessions(token.value)
@@ -436,7 +438,7 @@ def application(
 
 
 def _job_and_run(request: Request) -> tuple[str, str | None]:
-    """A program asks for its own run, whoever was submitted since; a person for the last one."""
+    """Returns the job, and the run if given: a program names its own run, a person means the last one."""
     run = request.query_params.get("run")
     return check_job_id(request.path_params["job"]), None if run is None else check_job_id(run)
 
@@ -470,7 +472,7 @@ def _unknown(job: str) -> HTTPException:
 
 
 async def _checked(asked: SavepointAsked, *, stops: bool) -> SavepointRequest:
-    """Raises `InvalidJob` for a folder that cannot be written, before a checkpoint is taken for it."""
+    """Returns the request. Raises `InvalidJob` for an unwritable folder, before a checkpoint is taken."""
     try:
         await asyncio.to_thread(open_store, asked.url)
     except OSError as error:

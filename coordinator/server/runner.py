@@ -1,9 +1,9 @@
-"""Runs one `JobProtocol` on an asyncio loop: carries out its effects, feeds the answers and the time back.
+"""Runs one `JobProtocol` on an asyncio loop: carries out effects, and feeds back answers and time.
 
-All methods belong to the loop's thread. What the job wants of its store is carried out by `store_effects`, and its
-figures are written by `history_writer`, both on threads. How slots are connected is not known here: a `SlotLink` may be
-a TCP connection or, in local mode, an object of the same process. Trouble with the store is retried for ever with
-back-off and shown in the status; it never ends the process.
+All methods belong to the loop's thread. `store_effects` executes store effects and `history_writer` writes figures,
+both
+on threads. A `SlotLink` hides the connection of a slot: TCP or, in local mode, an object of the same process. Retryable
+errors of the store are retried forever with back-off and shown in the status; they never end the process.
 """
 
 import asyncio
@@ -57,11 +57,11 @@ from barrier_runtime.state.store.use import with_own_use
 
 log = logging.getLogger("coordinator.job")
 
-_LAST_WORD_S = 15.0  # a job that broke ends then, whatever the store does
+_LAST_WORD_S = 15.0  # time after which a broken job ends, whatever the store does
 
 
 class SlotLink(Protocol):
-    """A connection to one slot. Neither method blocks; errors show up as `slot_disconnected`."""
+    """A connection to one slot. Neither method blocks; errors appear as `slot_disconnected`."""
 
     def send(self, message: ToSlot) -> None: ...
 
@@ -69,7 +69,7 @@ class SlotLink(Protocol):
 
 
 class SteadyClock:
-    """Wall-clock milliseconds that never jump: the wall is read once, then time goes on monotonically."""
+    """Wall-clock milliseconds that never jump: one reading of the wall clock, then monotonic time."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
@@ -79,7 +79,10 @@ class SteadyClock:
 
 
 class JobRunner:
-    """`leader`: unique to this process start. Use: `task = create_task(runner.run())`, then the slot methods."""
+    """Runner of one job. `leader`: unique to this process start.
+
+    Use: `task = create_task(runner.run())`, then the slot methods.
+    """
 
     def __init__(
         self,
@@ -93,14 +96,14 @@ class JobRunner:
         sleep: Callable[[float], None] = time.sleep,
         predecessor: Predecessor | None = None,
     ) -> None:
-        """`clock`: wall clock in ms. `sleep` is used on the threads of the store's pool only."""
+        """`clock`: wall clock in ms. `sleep` is only used on the threads of the store's pool."""
         self._identity = Identity(leader, host, predecessor)
         self._protocol = JobProtocol(spec, self._identity, origin)
         self._log = JobLog(log, spec.job, lambda: self._protocol.token)
         self._ends = NewEnds()
         self._slow_lines = SlowLines()
-        self._ends_of: object = None  # the history's revision that was looked at
-        store = with_own_use(store)  # a daemon has one store for all of its jobs
+        self._ends_of: object = None  # the last examined revision of the history
+        store = with_own_use(store)  # a daemon has one store for all jobs
         self._store = store
         self._clock = clock or SteadyClock()
         self._sleep = sleep
@@ -119,12 +122,13 @@ class JobRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listening: dict[asyncio.Future[None], tuple[object, ...]] = {}  # with the news when each began
+        # waiters, with the status version at their begin
+        self._listening: dict[asyncio.Future[None], tuple[object, ...]] = {}
         self._ended: asyncio.Future[JobEnded] | None = None
-        self._broken = ""  # why, when the job broke inside
-        self._left = False  # `run` was cancelled: whatever slots still say, nobody leads here any more
+        self._broken = ""  # reason of an internal error
+        self._left = False  # `run` was cancelled: this process does not lead any more, whatever slots send
         self.outcome: JobEnded | None = None
-        self.room: Room | None = None  # as the program that runs the slots has told it last
+        self.room: Room | None = None  # last report of the program that runs the slots
 
     @property
     def spec(self) -> JobSpec:
@@ -136,7 +140,7 @@ class JobRunner:
 
     @property
     def lead_position(self) -> int | None:
-        """Of the newest log record by which this runner leads; None when it does not (yet, or any more)."""
+        """Position of the log record that made this runner leader; None if it does not lead."""
         return None if self._broken else self._protocol.lead_position
 
     @property
@@ -145,7 +149,7 @@ class JobRunner:
 
     @property
     def history_revision(self) -> object:
-        """Rises with what `history` tells."""
+        """Version of `history`; rises with each change."""
         return self._protocol.history_revision
 
     @property
@@ -159,15 +163,15 @@ class JobRunner:
     # ------------------------------------------------------------ life
 
     async def run(self) -> JobEnded:
-        """Lead the job to its end. Cancelling this stops leading without a word to the slots."""
+        """Leads the job to its end. Cancelling stops leading, without messages to slots."""
         self._ended = asyncio.get_running_loop().create_future()
         if self.outcome is None:
             self._post(Begin())
-        else:  # it was stopped before it began
+        else:  # stopped before it began
             self._ended.set_result(self.outcome)
         try:
             outcome = await asyncio.shield(self._ended)
-            await asyncio.sleep(0)  # let links flush what was just sent
+            await asyncio.sleep(0)  # let links flush their last messages
             await self._history.close(outcome)
             return outcome
         finally:
@@ -179,7 +183,7 @@ class JobRunner:
             self._threads.close()
 
     async def quiet(self) -> None:
-        """Until no store call of this runner is under way any more; after `run`."""
+        """Waits until no store call of this runner is in progress; after `run`."""
         await self._threads.quiet()
 
     def status(self) -> JobStatus:
@@ -195,12 +199,12 @@ class JobRunner:
 
     @property
     def standbys(self) -> StandbysWanted | None:
-        """Slots that whoever runs the job's slots is to start."""
+        """Slots that the driver has to start."""
         return self._protocol.standbys
 
     @property
     def condition(self) -> Condition:
-        """Whether the job makes progress, as of its last event."""
+        """Condition of the job as of its last event."""
         known = self._protocol.condition
         if self._broken:
             return Condition("FAILED", self._broken, known.since_ms)
@@ -208,22 +212,24 @@ class JobRunner:
 
     @property
     def end(self) -> JobEnded | None:
-        """None while the job has not ended."""
+        """End of the job; None before."""
         return JobEnded("failed", self._broken) if self._broken else self.outcome
 
     def trigger(self) -> None:
-        """Take a checkpoint as soon as there is room."""
+        """Takes a checkpoint as soon as the limit permits."""
         self._post(UserTrigger())
 
     def stop(self, mode: Literal["checkpoint", "drain", "now"], savepoint: SavepointRequest | None = None) -> None:
-        """`savepoint`: to stop with. Raises `InvalidJob` if it cannot be had."""
+        """Stops the job, with `savepoint` if given. Raises `InvalidJob` if the savepoint is impossible."""
         if savepoint is not None:
             self._check_savepoint(savepoint)
         self._post(UserStop(mode, savepoint))
 
     def savepoint(self, request: SavepointRequest) -> None:
-        """Take one; the status tells how far it is. The same request again changes nothing. Raises `InvalidJob` if it
-        cannot be had."""
+        """Takes a savepoint; the status shows its progress. A repeated request changes nothing.
+
+        Raises `InvalidJob` if the savepoint is impossible.
+        """
         self._check_savepoint(request)
         self._post(UserSavepoint(request))
 
@@ -233,29 +239,30 @@ class JobRunner:
             raise InvalidJob(refusal)
 
     def rescale(self, request: RescaleRequest) -> None:
-        """Go on with another number of slots; the status tells how far it is. The same request again changes nothing.
-        Raises `InvalidJob` if it cannot be had."""
+        """Changes the number of slots; the status shows the progress. A repeated request changes nothing.
+
+        Raises `InvalidJob` if the change is impossible.
+        """
         refusal = self._broken or self._protocol.refuses_rescale(request)
         if refusal:
             raise InvalidJob(refusal)
         self._post(UserRescale(request))
 
     def replace(self, request: RescaleRequest) -> None:
-        """Go on with another program, as `rescale` with another number of slots. Without a description of it, the
-        driver is asked for one."""
+        """Changes the program, like `rescale`. Without a description, the driver loads the program."""
         self.rescale(request)
 
     def program_loaded(self, id: str, spec: JobSpec | None, error: str = "") -> None:
-        """The driver's answer."""
+        """Takes the driver's answer."""
         self._post(ProgramLoaded(id, spec, error))
 
     def tell_room(self, room: Room) -> None:
-        """What the program that runs the job's slots knows of room for them."""
+        """Takes the driver's report about free cores for the job's slots."""
         self.room = room
         self._post(SlotsStarting(room.starting))
 
     async def changed(self, wait_s: float) -> None:
-        """Until what drivers act on is another than now, at most `wait_s`."""
+        """Waits until the status version changes, at most `wait_s`."""
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listening[told] = self._news
         try:
@@ -293,7 +300,7 @@ class JobRunner:
             self._post(SlotMessage(number, message))
 
     def slot_disconnected(self, link: SlotLink) -> None:
-        """The connection is gone, from either side. May be called more than once."""
+        """Reports a closed connection. May be called repeatedly."""
         number = self._numbers.pop(id(link), None)
         if number is not None:
             self._links.pop(number, None)
@@ -319,8 +326,8 @@ class JobRunner:
         self._tell_listeners()
 
     def _tell_ends(self) -> None:
-        """In the log, what failed since the last look."""
-        if self.history_revision != self._ends_of and self.has_led:  # before, the history is not read
+        """Logs failures since the last look."""
+        if self.history_revision != self._ends_of and self.has_led:  # without leadership the history is not read yet
             self._ends_of = self.history_revision
             for end in self._ends.look(self.history):
                 self._log.info("job %s: %s", self.spec.job, end.text, extra=end.fields)
@@ -336,7 +343,7 @@ class JobRunner:
                 self._log.info("job %s: %s (%s)", self.spec.job, self._protocol.phase, self._protocol.reason or "-")
             for effect in effects:
                 self._carry_out(effect)
-        except Exception as error:  # a broken law or a bug: it must end this job, visibly, and not the other jobs
+        except Exception as error:  # a broken law or a bug must end this job, visibly, and no other job
             self._log.exception("job %s: stopped by an internal error", self.spec.job)
             self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
 
@@ -361,7 +368,7 @@ class JobRunner:
             self._spawn(self._say_last_word(led_at, reason))
 
     async def _say_last_word(self, led_at: int, reason: str) -> None:
-        """Then the job has ended, whether or not the log could be told."""
+        """Writes FINISH; then the job has ended, with or without that record."""
         write = partial(write_end, self._store, self.spec, self._identity, led_at, reason, self._clock(), self._sleep)
         try:
             why = await asyncio.wait_for(self._threads.run(write), _LAST_WORD_S)
@@ -372,7 +379,7 @@ class JobRunner:
         self._end(JobEnded("failed", reason))
 
     def _set_timer(self) -> None:
-        """Arm the timer for the next deadline. One that is armed earlier may stay: an early tick does no harm."""
+        """Sets the timer for the next deadline. An earlier timer may stay: an early tick is harmless."""
         deadline = self._protocol.next_deadline()
         if deadline is None or self.outcome is not None or self._ended is None:
             return
@@ -407,7 +414,7 @@ class JobRunner:
     async def _in_store(self, effect: StoreEffect) -> None:
         try:
             event = await self._store_effects.carry_out(effect)
-        except Exception as error:  # a bug: without an answer the job would wait for ever
+        except Exception as error:  # a bug: without an answer the job would wait forever
             self._log.exception("job %s: %s went wrong", self.spec.job, type(effect).__name__)
             if self.outcome is None and not self._broken:
                 self._break(f"job {self.spec.job} was stopped by an internal error: {error}")

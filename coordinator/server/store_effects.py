@@ -1,8 +1,8 @@
-"""What a job wants done in its object store: each effect is carried out on a thread, and answered with one event.
+"""Store effects of a job: each effect runs on a thread, and is answered with one event.
 
-Reading and the writing of manifests is tried until the store answers, with back-off; who asked is told of each failure
-and of the answer that came then. A put into the log is made exactly once per effect: what an unknown outcome means is
-the protocol's business. Deleting looks at the permit again before each request.
+Reads and writes of manifests are retried with back-off until the store answers; the job receives each failure and the
+final answer. A put into the log happens exactly once per effect: the protocol interprets an unknown outcome. A deletion
+checks the permit again before each request.
 """
 
 import asyncio
@@ -70,32 +70,32 @@ Result = TypeVar("Result")
 
 
 class StoreThreads:
-    """The few threads on which one job calls its store."""
+    """Few threads on which one job calls its store."""
 
     def __init__(self, job: str) -> None:
         self._pool = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix=f"store-{job}")
-        self._copies = ThreadPoolExecutor(1, thread_name_prefix=f"savepoints-{job}")  # a thread is made when needed
+        self._copies = ThreadPoolExecutor(1, thread_name_prefix=f"savepoints-{job}")  # created on demand
 
     async def run(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def copy(self, call: Callable[[], Result]) -> Result:
-        """For what may take minutes. One after the other."""
+        """Runs a call that may take minutes, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._copies, call)
 
     def close(self) -> None:
-        """Nothing new begins."""
+        """Starts no further calls."""
         for pool in (self._pool, self._copies):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def quiet(self) -> None:
-        """Until no call is under way any more; after `close`."""
+        """Waits until no call is in progress; after `close`."""
         for pool in (self._pool, self._copies):
             await asyncio.to_thread(pool.shutdown, wait=True)
 
 
 class StoreEffects:
-    """The one who carries out a job's store effects; see the module. All methods belong to the loop's thread."""
+    """Executes a job's store effects. All methods belong to the loop's thread."""
 
     def __init__(
         self,
@@ -107,8 +107,11 @@ class StoreEffects:
         clock: Callable[[], int],
         sleep: Callable[[float], None],
     ) -> None:
-        """`read_history`: the stored history goes with the answer to `ReadLog`. `tell` hears of calls that are made
-        again. `clock` in ms; `sleep` is for the store's threads."""
+        """`read_history`: returns the stored history for the answer to `ReadLog`. `tell` gets failed and answered
+        calls.
+
+        `clock` in ms; `sleep` is for the store's threads.
+        """
         self._job = job
         self._store = store
         self._paths = Paths(job)
@@ -119,12 +122,12 @@ class StoreEffects:
         self._tell = tell
         self._clock = clock
         self._sleep = sleep
-        self._retried_calls: set[str] = set()  # calls that failed and are being made again
+        self._retried_calls: set[str] = set()  # failed calls that are being retried
         self._logged_ms = 0
         self._undecided: set[str] = set()  # keys of log records whose put has no answer, or an unknown one
 
     async def carry_out(self, effect: StoreEffect) -> Event:
-        """The event that answers `effect`, also when the store refuses. Raises for a bug only."""
+        """Returns the event that answers `effect`, also if the store refuses. Raises only for a bug."""
         try:
             event = await self._answer(effect)
         except (BarrierRuntimeError, OSError) as error:
@@ -172,7 +175,7 @@ class StoreEffects:
         return DeletedAll(await self._threads.run(lambda: self._delete_all(effect.permit)))
 
     async def _append(self, effect: Append) -> Event:
-        """Exactly one put per effect."""
+        """Makes exactly one put per effect."""
         if effect.attempt > 1:
             await asyncio.sleep(backoff_s(effect.attempt - 1))
         key = self._paths.log_record(effect.position)
@@ -234,7 +237,7 @@ class StoreEffects:
         return Listed(objects, tuple(found))
 
     def _copy(self, effect: CopySavepoint) -> int:
-        """Trouble that may pass is waited for a while; then there is no savepoint, and the user is told."""
+        """Copies a savepoint. Retries for a while; then there is no savepoint, and the user gets the error."""
         attempt = 0
         while True:
             try:
@@ -253,11 +256,11 @@ class StoreEffects:
         return outcome
 
     def _delete(self, permit: Permit, keys: tuple[str, ...], newest: int = 0, *, pinned: bool = True) -> str:
-        """`newest`: of the checkpoints that are dropped. `pinned`: what readers have pinned stays for now."""
+        """`newest`: the newest dropped checkpoint. `pinned`: objects that readers have pinned stay for now."""
 
         def check() -> None:
             check_permit(self._store, self._paths, permit)
-            if self._undecided:  # asked for before that put, but not begun (I9)
+            if self._undecided:  # requested before that put, but not begun (I9)
                 raise Unavailable(
                     f"the outcome of the put of {', '.join(self._undecided)} is unknown: nothing is deleted meanwhile"
                 )

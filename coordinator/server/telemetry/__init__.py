@@ -1,1 +1,1 @@
-"""What a daemon tells monitoring systems: Prometheus' text, OpenTelemetry's metrics and traces."""
+"""Exports of a daemon for monitoring systems: Prometheus' text, OpenTelemetry's metrics and traces."""

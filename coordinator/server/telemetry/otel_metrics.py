@@ -1,11 +1,11 @@
-"""Metrics by OpenTelemetry: the figures of `/metrics`, user metrics too, for a collector. The extra `[otel]`.
+"""Export of a daemon's figures to an OpenTelemetry collector, also user metrics, with the extra `[otel]`.
 
-On when the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_METRICS_ENDPOINT`). Points are made from
-the statuses that `/metrics` tells, on the daemon's loop, and sent by a thread of our own (`sending`); while that waits
-for an answer, or rests, no points are made, and counters make up for it with the ones after. Names are those that a
-collector's Prometheus exporter turns back into the names of `/metrics`: dashboards and alerts hold for both.
+Active if the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_METRICS_ENDPOINT`). The daemon's loop
+makes points from the statuses behind `/metrics`, and a thread sends them (`sending`). While the thread waits for an
+answer or pauses, no points are made; later points of counters make up for them. A collector's Prometheus exporter turns
+the names back into those of `/metrics`, so dashboards and alerts fit both.
 
-All that a daemon tells a collector of OpenTelemetry, from its start to its end.
+`Telling` runs all OpenTelemetry exports of a daemon from start to end.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from barrier_runtime.state.errors import InvalidJob
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
-_UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1"}  # how a name ends -> the unit that stands for it
+_UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1"}  # ending of a name -> unit in its place
 
 Attributes = tuple[tuple[str, str], ...]
 
 
 def named(figure: Figure) -> tuple[str, str]:
-    """OpenTelemetry's name and unit."""
+    """Returns OpenTelemetry's name and unit."""
     name = figure.exposed.removesuffix("_total")
     for ending, unit in _UNITS.items():
         if name.endswith(ending):
@@ -47,7 +47,7 @@ def interval_s(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def metrics_of(environment: Mapping[str, str] = os.environ) -> "OpenTelemetryMetrics | None":
-    """None: no collector is named. Raises `InvalidJob` when one is, and the packages are not there."""
+    """Returns None without a named collector. Raises `InvalidJob` if the packages for a named one are missing."""
     endpoint = next((name for name in ENDPOINTS if environment.get(name)), None)
     off = environment.get("OTEL_METRICS_EXPORTER", "otlp").lower() == "none"
     if endpoint is None or off or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -62,7 +62,7 @@ def metrics_of(environment: Mapping[str, str] = os.environ) -> "OpenTelemetryMet
 
 
 class CounterStarts:
-    """When each counter began to count: a value that is less than the one before begins anew (a generation did)."""
+    """Start times of counters: a value less than the previous one starts anew (with a generation)."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Attributes], tuple[int, float]] = {}
@@ -74,7 +74,7 @@ class CounterStarts:
         return start_ms
 
     def keep(self, jobs: set[str]) -> None:
-        """Forgets all others."""
+        """Forgets all other jobs."""
         self._seen = {key: value for key, value in self._seen.items() if dict(key[1]).get("job") in jobs}
 
 
@@ -100,15 +100,15 @@ class OpenTelemetryMetrics:
 
     @property
     def ready(self) -> bool:
-        """False: what is offered now would be dropped."""
+        """Whether data would be accepted; otherwise they would be dropped."""
         return self._sending.ready
 
     def offer(self, statuses: Iterable[JobStatus]) -> bool:
-        """False: dropped, because the collector has not answered yet, or is away. Never waits."""
+        """Sends without waiting. False: dropped, because the collector has not answered yet, or is unavailable."""
         return self.ready and self._sending.offer(self.points(statuses))
 
     def points(self, statuses: Iterable[JobStatus]) -> Any:
-        """`MetricsData` of all jobs."""
+        """Returns `MetricsData` of all jobs."""
         points: dict[Figure, list[Any]] = {}
         jobs = set()
         for status in statuses:
@@ -157,12 +157,12 @@ class OpenTelemetryMetrics:
             sum=counted.sum_s,
             bucket_counts=[after - before for before, after in pairwise(up_to)],
             explicit_bounds=[bound for bound, _ in counted.counts],
-            min=None,  # is not recorded
+            min=None,  # not recorded
             max=None,
         )
 
     def close(self) -> None:
-        """Sends what is left, for a second at most. Blocks."""
+        """Sends the rest, for a second at most. Blocks."""
         self._sending.close()
 
 
@@ -175,7 +175,7 @@ class Metering:
         self._now_ms = now_ms
 
     async def run(self, every_s: float) -> None:
-        """Until it is cancelled."""
+        """Runs until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(every_s)
@@ -191,10 +191,10 @@ log = logging.getLogger("coordinator.tracing")
 
 
 class Telling:
-    """Nothing at all where the environment names no collector."""
+    """OpenTelemetry exports of a daemon; inactive if the environment names no collector."""
 
     def __init__(self, directory: JobDirectory, now_ms: Callable[[], int]) -> None:
-        """Raises `InvalidJob` for settings that do not hold. Call it on a running loop."""
+        """Raises `InvalidJob` for invalid settings. Needs a running loop."""
         sender, metrics = sender_of(), metrics_of()
         every_s = 0.0 if metrics is None else interval_s()
         loop = asyncio.get_running_loop()
@@ -213,12 +213,12 @@ class Telling:
             self._closes.append(metrics.close)
 
     def end(self) -> "asyncio.Future[list[None]]":
-        """Takes a last look at the jobs, at once. Done when that is sent, or after about a second."""
+        """Exports the jobs a last time, at once. The future is done when the data are sent, or after about a second."""
         for task in self._tasks:
             task.cancel()
         for look in self._looks:
             try:
                 look()
-            except Exception:  # whatever it is, the daemon has its jobs to leave in order
+            except Exception:  # an orderly end of the daemon's jobs comes first
                 log.exception("the last figures could not be made for the collector")
         return asyncio.gather(*(asyncio.to_thread(close) for close in self._closes))

@@ -1,13 +1,13 @@
-"""One thread that sends what a daemon tells a collector, and rests while the collector is away. No job waits for it.
+"""Thread that sends a daemon's data to a collector, and pauses while the collector is unavailable. No job waits for it.
 
 | the collector | the thread | `ready`: data may be made |
 |---|---|---|
-| answers | sends one after the other | yes, unless one waits already |
-| has not answered yet | waits, as long as the exporter does | until one waits |
-| refuses, or does not answer in time | drops what it had; rests for 2, 4, … 60 s | no: what nobody takes is not made |
-| had refused, cannot be connected to | tries to, once after each rest: an exporter would try eight times | no |
-| had refused, can be connected to | is sent an empty request after each rest, until it takes one | no |
-| `close` | sends what waits, for a second in all; then nobody waits for it | never again |
+| answers | sends one after the other | yes, unless data wait already |
+| has not answered yet | waits, as long as the exporter does | until data wait |
+| refuses, or does not answer in time | drops the data; pauses for 2, 4, … 60 s | no: unwanted data are not made |
+| had refused, refuses connections | connects once after each pause: an exporter would try eight times | no |
+| had refused, accepts connections | sends an empty request after each pause, until accepted | no |
+| `close` | sends the waiting data, for a second in all; then nobody waits for it | never again |
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _END = object()
 
 
 class Exporter(Protocol):
-    """Of OpenTelemetry's SDK."""
+    """Exporter of OpenTelemetry's SDK."""
 
     def export(self, data: Any, /) -> Any: ...
 
@@ -40,17 +40,17 @@ class Exporter(Protocol):
 
 
 def rest_s(failures: int) -> float:
-    """After that many failures in a row."""
+    """Returns the pause after that many failures in a row."""
     return min(_LONGEST_REST_S, _FIRST_REST_S * 2.0 ** min(failures - 1, 16))
 
 
 def endpoint_of(variables: Sequence[str]) -> str:
-    """`variables`: from the general to the special one, as OpenTelemetry names them. Empty: none is set."""
+    """Returns the endpoint; empty if unset. `variables`: OpenTelemetry's, the most general one first."""
     return next((os.environ[name] for name in reversed(variables) if os.environ.get(name)), "")
 
 
 def reachable(url: str) -> bool:
-    """Does a server take connections there? True, too, where only a proxy could tell."""
+    """Whether a server accepts connections there. Also True if only a proxy could answer that."""
     place = urlsplit(url)
     if place.hostname is None or (place.scheme in getproxies() and not proxy_bypass(place.hostname)):
         return True
@@ -72,8 +72,9 @@ class Sending:
         rest: Callable[[int], float] = rest_s,
         there: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`what`: for the log, as "metrics". `empty`: data without anything in it. `there`: False where an attempt is
-        in vain."""
+        """`what`: name in the log, as "metrics". `empty`: data without content. `there`: False if an attempt is
+        useless.
+        """
         self._what = what
         self._empty = empty
         self._exporter = exporter
@@ -90,7 +91,7 @@ class Sending:
         return not (self._resting or self._closing.is_set() or self._waiting.full())
 
     def offer(self, data: Any) -> bool:
-        """False: dropped. Never waits."""
+        """Hands data over without waiting. False: dropped."""
         if self.ready:
             with contextlib.suppress(queue.Full):
                 self._waiting.put_nowait(data)
@@ -115,23 +116,25 @@ class Sending:
             failures += 1
 
     def _trouble(self, data: Any) -> str:
-        """Empty: it was sent."""
+        """Sends data; returns the error, or ""."""
         try:
             result = self._exporter.export(data)
-        except Exception as error:  # of the library, of many kinds
+        except Exception as error:  # errors of the library, of many types
             return f"{type(error).__name__}: {error}"
         return "the collector refused them or is away" if getattr(result, "name", "") == "FAILURE" else ""
 
     def close(self) -> None:
-        """Blocks for `CLOSE_S` at most: what is not sent by then is dropped. An attempt that still waits for its answer
-        is left to its thread, which ends with it and keeps no process from ending."""
+        """Blocks for `CLOSE_S` at most, then drops unsent data.
+
+        An attempt that still waits for an answer is left to the thread, which cannot keep the process alive.
+        """
         until_s = time.monotonic() + CLOSE_S
         self._closing.set()
         with contextlib.suppress(queue.Full):
             self._waiting.put(_END, timeout=CLOSE_S)
             self._thread.join(max(0.0, until_s - time.monotonic()))
-        self._exporter.shutdown()  # an attempt that waits to be repeated is not
-        with contextlib.suppress(queue.Full):  # the one that did not come to it is for nobody
+        self._exporter.shutdown()  # cancels an attempt that waits for a retry
+        with contextlib.suppress(queue.Full):  # unsent data are dropped
             self._drop()
             self._waiting.put_nowait(_END)
 

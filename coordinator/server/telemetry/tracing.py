@@ -1,9 +1,9 @@
-"""Traces of checkpoints and recoveries by OpenTelemetry. Metrics are in `otel_metrics`; the extra `[otel]`.
+"""Traces of checkpoints and recoveries for OpenTelemetry, with the extra `[otel]`. `otel_metrics` has metrics.
 
-On when the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`), as with any program
-that is instrumented; OpenTelemetry's variables of exporters and resources hold. Spans are made from the jobs' histories
-once a second and sent by a thread of our own (`sending`). While that rests no history is looked at: what came meanwhile
-is found there afterwards, as far back as a history goes.
+Active if the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`), like any
+instrumented program; OpenTelemetry's variables for exporters and resources apply. Spans are made from the jobs'
+histories once a second, and a thread sends them (`sending`). While the thread pauses, histories are not read; later
+spans include that time, as far as the history goes back.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from barrier_runtime.state.errors import InvalidJob
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _LOOK_S = 1.0
-_MOST = 2_000  # spans of one look; older ones than that are dropped
+_MOST = 2_000  # spans of one look; older ones are dropped
 
 
 class SpanSender(Protocol):
     @property
     def ready(self) -> bool:
-        """False: what is sent now would be dropped."""
+        """Whether spans would be accepted; otherwise they would be dropped."""
         ...
 
     def send(self, spans: Sequence[Span]) -> None: ...
@@ -34,7 +34,7 @@ class SpanSender(Protocol):
 
 
 def sender_of(environment: Mapping[str, str] = os.environ) -> SpanSender | None:
-    """None: no collector is named. Raises `InvalidJob` when one is, and the packages are not there."""
+    """Returns None without a named collector. Raises `InvalidJob` if the packages for a named one are missing."""
     named = next((name for name in ENDPOINTS if environment.get(name)), None)
     if named is None or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -48,7 +48,7 @@ def sender_of(environment: Mapping[str, str] = os.environ) -> SpanSender | None:
 
 
 class OpenTelemetrySender:
-    """Sends spans with the ids that they have already. `exporter`: of the SDK; by default OTLP over HTTP."""
+    """Sends spans with their given ids. `exporter`: of the SDK; by default OTLP over HTTP."""
 
     def __init__(self, exporter: object | None = None) -> None:
         from opentelemetry import trace
@@ -111,21 +111,21 @@ class OpenTelemetrySender:
         made.end(end_time=round(span.end_ms * 1e6))
 
     def close(self) -> None:
-        """Sends what is left, for a second at most. Blocks."""
+        """Sends the rest, for a second at most. Blocks."""
         self._sending.close()
         self._provider.shutdown()
 
 
 class Tracing:
-    """Looks at the jobs of a daemon, and sends what is new of those that it leads."""
+    """Sends new spans of the jobs that this daemon leads."""
 
     def __init__(self, directory: JobDirectory, sender: SpanSender) -> None:
         self._directory = directory
         self._sender = sender
-        self._jobs: dict[tuple[str, str], tuple[object, NewSpans]] = {}  # (job, run) -> revision that was looked at
+        self._jobs: dict[tuple[str, str], tuple[object, NewSpans]] = {}  # (job, run) -> last examined revision
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK_S)
@@ -139,7 +139,7 @@ class Tracing:
             key = (name, runner.spec.run_id)
             seen, spans = known.get(key, (None, NewSpans()))
             revision = runner.history_revision
-            if revision != seen and runner.has_led:  # before, the history is not read
+            if revision != seen and runner.has_led:  # without leadership the history is not read yet
                 found += spans.look(runner.history)
                 seen = revision
             self._jobs[key] = seen, spans

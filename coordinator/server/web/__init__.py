@@ -1,1 +1,1 @@
-"""The page over HTTP: who may see it, its routes, and the stream that keeps open pages up to date."""
+"""The page over HTTP: access control, routes, and the stream that updates open pages."""

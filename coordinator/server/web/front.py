@@ -1,12 +1,12 @@
-"""Routes each request at the daemon's address to the page or to the REST interface, and knows who has logged in.
+"""Routes each request at the daemon's address to the page or to the REST interface, by path, headers and session.
 
 | request | goes to |
 |---|---|
-| `/login`, `/logout`, `/static/…` | the page, without a session: nothing of any job is answered there |
-| a GET that wants HTML (or is for a stream) and has no `Authorization` | the page; without a session: to `/login` |
-| everything else | the REST interface, which asks for token or session itself |
+| `/login`, `/logout`, `/static/…` | the page, without a session: these answers contain nothing about jobs |
+| a GET for HTML (or for a stream) without `Authorization` | the page; without a session: to `/login` |
+| everything else | the REST interface, which checks token or session |
 
-The page and its library are loaded when it is first asked for, beside the loop: until then they cost a daemon nothing.
+The page and its library are loaded on a thread at the first request; until then they cost nothing.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ def is_for_pages(scope: Scope) -> bool:
 
 
 def is_open(path: str) -> bool:
-    """What is answered without a session."""
+    """Whether the path is answered without a session."""
     return path in ("/login", "/logout") or path.startswith("/static/")
 
 

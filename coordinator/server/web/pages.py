@@ -1,22 +1,22 @@
-"""The routes of the page: HTML for a browser that has logged in, beside the REST interface at the same address.
+"""Routes of the page: HTML for a logged-in browser, beside the REST interface at the same address.
 
 | request | answer |
 |---|---|
 | `GET /login?once=CODE` | a session, if the link is fresh and unused; a page that leads on |
-| `POST /login` with a token | a session; 401 when wrong, 429 while the client has to wait |
+| `POST /login` with a token | a session; 401 for a wrong token, 429 while the client has to wait |
 
-Nothing here changes a job: buttons use the REST interface with the session's cookie and its header (`rest.Guard`).
+No route changes a job: buttons use the REST interface with the session's cookie and header (`rest.Guard`).
 
-One tick for all open pages: while anybody looks, the figures of what is looked at are made once a second.
+While pages are open, one tick a second makes the figures of their topics once:
 
-| nobody looks | no task, no tick |
+| no reader | no task, no tick |
 | first reader of a topic | the task starts, the reader gets a tick at once |
-| each second | the topic's bytes are made once; every reader of it is woken and takes the newest |
-| a reader that is slow | misses ticks, never delays others, holds no more than the newest bytes |
-| last reader leaves | the task ends with its next round |
+| each second | the topic's bytes are made once; every reader of the topic wakes up and takes the newest |
+| a slow reader | misses ticks, never delays others, holds only the newest bytes |
+| last reader leaves | the task ends with the next round |
 
 A topic is a job's name, or "" for the list of jobs. A tick carries figures as text and the number of the newest page; a
-page that shows another number asks for the new one. That number rises at most every `PAGE_S` seconds.
+page with another number requests the new page. That number rises at most every `PAGE_S` seconds.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ _KEEP_ALIVE = b": still here\n\n"
 
 
 class PageTick(msgspec.Struct, frozen=True):
-    """`changes`: equal as long as the page would look the same but for its figures. `urgent`: show it at once."""
+    """`changes`: equal if the page differs only in figures. `urgent`: show it at once."""
 
     figures: dict[str, str]
     changes: str
@@ -78,16 +78,16 @@ class _Topic:
     data: bytes = b""
     number: int = 0  # of the data
     page: int = 0
-    page_s: float = 0.0  # when it rose last
+    page_s: float = 0.0  # last rise of `page`
     changes: str = ""
-    # Done with the next tick, which puts another in its place. No Condition: a reader that is cancelled twice, as anyio
-    # does, would release the lock that another reader holds, or leave it taken.
+    # Done with the next tick, which sets another future. No Condition: a reader that is cancelled twice, as anyio does,
+    # would release the lock that another reader holds, or leave it locked.
     fresh: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Ticker:
     def __init__(self, look: Callable[[str], PageTick], clock_s: Callable[[], float]) -> None:
-        """`look` makes the tick of a topic; it must not block. What it raises ends no stream: the tick is left out."""
+        """`look` makes the tick of a topic without blocking. An exception ends no stream: the tick is left out."""
         self._look = look
         self._clock_s = clock_s
         self._topics: dict[str, _Topic] = {}
@@ -98,7 +98,7 @@ class Ticker:
         return sum(topic.readers for topic in self._topics.values())
 
     async def follow(self, name: str, until_s: float) -> AsyncIterator[bytes]:
-        """Events for one reader, until it leaves or the clock says `until_s`."""
+        """Yields events for one reader, until the reader leaves or the clock reaches `until_s`."""
         topic = self._topics.setdefault(name, _Topic())
         topic.readers += 1
         try:
@@ -110,7 +110,7 @@ class Ticker:
                 if topic.number != seen:
                     seen = topic.number
                     yield topic.data
-                    continue  # while it was taken, a tick may have come, or the session have ended
+                    continue  # meanwhile a tick may have come, or the session may have ended
                 ticked, _ = await asyncio.wait([topic.fresh], timeout=KEEP_ALIVE_S)
                 if not ticked:
                     yield _KEEP_ALIVE
@@ -130,12 +130,12 @@ class Ticker:
     def _make(self, name: str, topic: _Topic) -> None:
         try:
             tick = self._look(name)
-        except Exception:  # a bug in making a figure: pages stand still, the daemon's jobs must not
+        except Exception:  # a bug in a figure stops pages, and must not stop the daemon's jobs
             log.exception("the figures of %s could not be made", f"job {name}" if name else "the list of jobs")
             return
         now_s = self._clock_s()
         if tick.changes != topic.changes and (tick.urgent or not topic.page or now_s - topic.page_s >= PAGE_S):
-            # A number that no daemon has given before, so that a page which outlived a daemon asks for the new one.
+            # No daemon has used this number before, so a page that outlived a daemon requests the new page.
             topic.page = max(topic.page + 1, int(now_s * 1000))
             topic.changes, topic.page_s = tick.changes, now_s
         data = b"event: tick\ndata: " + msgspec.json.encode(_Sent(topic.page, tick.figures)) + b"\n\n"
@@ -150,21 +150,23 @@ _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-
 _MAX_FORM_BYTES = 8 * 1024
 _TARGET = re.compile(r"/(?:jobs/[a-z0-9-]{1,64}(?:/checkpoints(?:/[0-9]{1,19})?)?)?")
 _NUMBER = re.compile(r"[0-9]{1,19}")
-_RENDERED_S = 1.0  # pages that ask within this time get the same one
+_RENDERED_S = 1.0  # requests within this time get the same page
 _TOLD = 600  # characters of a reason in a tick
 
 
 @dataclass(frozen=True)
 class PageSource:
-    """What pages ask the daemon for. `status` raises as the REST interface does; `known` is of a job that runs here.
-    `elsewhere` and `stored`: jobs that other daemons lead, and what they have stored of one."""
+    """The daemon's data for pages. `status` raises like the REST interface; `known` is of jobs that run here.
+
+    `elsewhere` and `stored`: jobs that other daemons lead, and the status that they have stored.
+    """
 
     jobs: Callable[[], list[JobSummary]]
     elsewhere: Callable[[], Awaitable[list[JobSummary]]]
     status: Callable[[str, str | None], Awaitable[JobStatus]]
     stored: Callable[[Lease], Awaitable[JobStatus | None]]
     known: Callable[[str], JobStatus | None]
-    store: ObjectStore  # of the jobs: its address is shown, and the use of login links is noted there
+    store: ObjectStore  # of the jobs: its address is shown, and used login links are recorded there
 
 
 class Pages:
@@ -201,7 +203,7 @@ class Pages:
 
     async def login(self, request: Request) -> Response:
         code = request.query_params.get("once")
-        if code is None or request.method == "HEAD":  # whatever looks ahead must not use the link up
+        if code is None or request.method == "HEAD":  # a link preview must not use the link up
             return _html(render.login_page())
         target = _target(request.query_params.get("to", "/"))
         mark = self._links.mark(code, now_ms())
@@ -213,11 +215,11 @@ class Pages:
         except Unavailable as error:
             return self._refused(f"This link cannot be checked now, {error}: try again.", code, target, 503)
         audit.info("token %s: logged in at the page by a link", self._token.name)
-        # A redirect would be part of the navigation that began elsewhere, to which a browser sends no strict cookie.
+        # A redirect would belong to a navigation from elsewhere, for which a browser sends no strict cookie.
         return self._with_session(_html(render.opened_page(target)))
 
     def _refused(self, trouble: str, code: str, target: str, status: int = 401) -> Response:
-        """With the command that prints another link. Where the token's file is, only who was given a link is told."""
+        """Returns the login page with the command for another link. Only holders of a link see the token's file."""
         command = self._command if self._links.is_ours(code) else render.CommandLine()
         found = re.match(r"/jobs/([a-z0-9-]+)", target)
         return _html(render.login_page(trouble, line=command.line("page", found[1] if found else "JOB")), status)
@@ -227,7 +229,8 @@ class Pages:
             return _html(render.login_page("The form was sent from another site."), 403)
         client = request.client.host if request.client is not None else ""
         form = parse_qs((await _body(request)).decode("ascii", "replace"))
-        if not is_token(form.get("token", [""])[0], self._token):  # others behind the same address must not lock it out
+        # other clients at the same address must not lock a right token out
+        if not is_token(form.get("token", [""])[0], self._token):
             wait_ms = self._throttle.wait_ms(client, now_ms())
             if wait_ms:
                 wait_s = -(-wait_ms // 1000)
@@ -278,10 +281,10 @@ class Pages:
     async def job(self, request: Request) -> Response:
         job, run = _job_and_run(request)
         key = f"{job} {run or ''}"
-        async with self._rendering:  # of many pages that ask at once, one makes what all get
+        async with self._rendering:  # of concurrent requests, one makes the page for all
             made_s, html = self._rendered.get(key, (0.0, ""))
             if not html or time.monotonic() - made_s > _RENDERED_S:
-                # Beside the loop: a page of some milliseconds must not hold up a barrier.
+                # On a thread: a page takes milliseconds, and must not delay a barrier.
                 known = await self._status(job, run)
                 html = await asyncio.to_thread(lambda: render.job_page(self._explained(*known)))
                 self._rendered = {key: (time.monotonic(), html)}
@@ -310,12 +313,12 @@ class Pages:
         return await asyncio.to_thread(self._explained, *await self._status(*_job_and_run(request)))
 
     async def _status(self, job: str, run: str | None) -> tuple[JobStatus, str, str]:
-        """And, where another daemon leads the job: why it can only be looked at, and that daemon's address."""
+        """Returns the status; if another daemon leads the job, also why it is read-only, and that daemon's address."""
         try:
             return await self._source.status(job, run), "", ""
         except LedElsewhere as error:
             stored = await self._source.stored(error.lease)
-            if stored is None:  # it has ended meanwhile, or has not begun
+            if stored is None:  # the run has ended meanwhile, or has not begun
                 raise
             why = f"this daemon stands by. What is shown is what daemon {error.lease.leader} has stored"
             return stored, why, error.url
@@ -328,7 +331,7 @@ class Pages:
     async def events(self, request: Request) -> Response:
         name = request.path_params.get("job", "")
         if name and self._source.known(check_job_id(name)) is None:
-            return Response(status_code=204)  # nothing will change; a browser that gets this does not ask again
+            return Response(status_code=204)  # nothing will change; after this answer a browser does not retry
         if self._ticker.readers >= MAX_READERS:
             raise HTTPException(503, "too many pages are open: close some")
         now = now_ms()
@@ -353,7 +356,7 @@ class Pages:
 def pages_for(
     source: PageSource, token: Token, sessions: PageSessions, links: LoginLinks, url: str, token_file: str
 ) -> ASGIApp:
-    """The application that answers `Pages.routes`, ready to answer at once. May be called in a thread."""
+    """Returns the application for `Pages.routes`, fully loaded. May be called in a thread."""
     render.load()
     pages = Pages(source, token, sessions, links, CommandLine(url, token_file))
     app = Starlette(routes=pages.routes(), exception_handlers={HTTPException: _on_http, BarrierRuntimeError: _on_error})
@@ -372,7 +375,7 @@ def _html(text: str, status: int = 200) -> Response:
 
 
 def _time_of(status: JobStatus) -> int:
-    """Now, by the clock that its other times are of, which is never set. One that is read from the store has none."""
+    """Returns the present time by the status's own clock; a stored status has none."""
     return status.at_ms or now_ms()
 
 
@@ -382,7 +385,7 @@ def _job_and_run(request: Request) -> tuple[str, str | None]:
 
 
 def _target(path: str) -> str:
-    """Where a link leads on to: a page of ours, never another address."""
+    """Returns the target of a link: a page of this daemon, never another address."""
     return path if _TARGET.fullmatch(path) else "/"
 
 

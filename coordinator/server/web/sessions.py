@@ -1,20 +1,21 @@
-"""Who is logged in at the page: sessions in a cookie, links that log in once, and a delay after wrong tokens.
+"""Logins at the page: sessions in a cookie, links that log in once, and a delay after wrong tokens.
 
-Pure: callers give `now_ms` and random text. A session is signed with a key made from the daemon's token and kept by
-the browser alone, so it outlives a killed daemon and holds at each daemon that has the same token. It names no one and
-cannot be called back; it ends by its time, or when the daemon gets another token. A link is signed likewise; that it
-was used is noted in the store (`used_links`), so it opens once at whichever daemon.
+Except for `use`, pure: callers pass `now_ms` and random text. A session is signed with a key made from the daemon's
+token
+and kept only by the browser, so it survives a killed daemon and is valid at each daemon with the same token. It names
+no
+user and cannot be revoked; it ends after its time, or when the daemon gets another token. Links are signed likewise.
 
-Which login links were used, in the store: each opens once in all, whichever daemons are asked or were killed.
+`use` records used links in the store, so each link works once, whichever daemon is asked or was killed:
 
-| the store says of the note | the link |
+| the store's answer to the put | the link |
 |---|---|
-| created | logs in: it was not used before |
+| created | logs in: it was unused |
 | exists | opens nothing |
-| unknown, or does not answer | opens nothing: it may be used now; the next try tells, or another link |
+| unknown, or no answer | opens nothing, and may be used now; try again, or use another link |
 
-Only links that we signed get here, so strangers write nothing. Notes of links that are over long ago are deleted with
-each new one: a job's storage keeps the notes of two hours at most, a few bytes each.
+Only links with a valid signature reach `use`, so strangers write nothing. Each new record deletes old ones: a storage
+holds the records of two hours at most, a few bytes each.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ PREFIX = "_logins/"
 
 
 def use(store: ObjectStore, mark: str, now_ms: int) -> bool:
-    """False: it was used before. Blocks. Raises `Unavailable` when the store does not say."""
+    """Records the use of a link. False: it was used before. Blocks. Raises `Unavailable` if the store is unclear."""
     try:
         outcome = store.put_if_absent(f"{PREFIX}{mark}", b"used")
     except OSError as error:
@@ -45,7 +46,7 @@ def use(store: ObjectStore, mark: str, now_ms: int) -> bool:
 
 
 def _forget(store: ObjectStore, now_ms: int) -> None:
-    """Notes of links that were over an hour ago: no clock of a daemon is so far behind."""
+    """Deletes records of links that expired over an hour ago: no daemon's clock is so late."""
     try:
         over = [info.key for info in store.list(PREFIX) if _ends_ms(info.key) + LINK_MS < now_ms]
         if over:
@@ -65,12 +66,12 @@ FREE_ATTEMPTS = 5
 _FIRST_DELAY_MS = 1_000
 _LONGEST_DELAY_MS = 60_000
 _FORGOTTEN_MS = 15 * 60 * 1000
-_CLOCKS_APART_MS = 5 * 60 * 1000  # of two daemons, or of one before and after its clock was set back
+_CLOCKS_APART_MS = 5 * 60 * 1000  # of two daemons, or of one daemon before and after its clock was set back
 _CLIENTS_KEPT = 1_000
 
 
 class _Signed:
-    """Text that says when it ends, signed."""
+    """Signed text with an expiry time."""
 
     def __init__(self, key: bytes, lasts_ms: int) -> None:
         self._key = key
@@ -86,10 +87,10 @@ class _Signed:
         return hmac.compare_digest(self._signature(head).encode(), signature.encode("utf-8", "replace"))
 
     def ends_ms(self, value: str, now_ms: int) -> int | None:
-        """None for one that is not ours, is damaged, or is over."""
+        """Returns the expiry time; None for a foreign, damaged or expired value."""
         if not self.is_ours(value):
             return None
-        ends = int(value.partition(".")[0])  # signed by us: a number
+        ends = int(value.partition(".")[0])  # a number, by the valid signature
         return ends if now_ms < ends <= now_ms + self._lasts_ms + _CLOCKS_APART_MS else None
 
     def _signature(self, head: str) -> str:
@@ -100,19 +101,19 @@ class PageSessions:
     def __init__(self, token: bytes) -> None:
         key = hmac.digest(token, b"barrier-runtime page session", "sha256")
         self._signed = _Signed(key, SESSION_MS)
-        # Cookies are sent to every port of a host: another daemon's must have another name.
+        # Browsers send cookies to every port of a host, so each daemon's cookie needs its own name.
         self.cookie = f"barrier-runtime-{hmac.digest(key, b'name', 'sha256').hex()[:8]}"
 
     def begin(self, nonce: str, now_ms: int) -> str:
-        """A value for the cookie. `nonce`: random, without a dot."""
+        """Returns a value for the cookie. `nonce`: random, without a dot."""
         return self._signed.make(nonce, now_ms)
 
     def ends_ms(self, value: str, now_ms: int) -> int | None:
-        """When the session of a cookie ends; None for one that is not ours, is damaged, or is over."""
+        """Returns the expiry time of a cookie's session; None for a foreign, damaged or expired cookie."""
         return self._signed.ends_ms(value, now_ms)
 
     def of_cookies(self, header: str, now_ms: int) -> int | None:
-        """The same of a request's header `Cookie`."""
+        """Returns the expiry time from a request's `Cookie` header."""
         for each in header.split(";"):
             name, _, value = each.strip().partition("=")
             if name == self.cookie:
@@ -121,21 +122,21 @@ class PageSessions:
 
 
 class LoginLinks:
-    """Links that log in without the token. A link is kept nowhere until it is used."""
+    """Links that log in without the token. A link is stored nowhere until used."""
 
     def __init__(self, token: bytes) -> None:
         self._signed = _Signed(hmac.digest(token, b"barrier-runtime login link", "sha256"), LINK_MS)
 
     def make(self, nonce: str, now_ms: int) -> str:
-        """The code of a new one. `nonce`: random, without a dot."""
+        """Returns the code of a new link. `nonce`: random, without a dot."""
         return self._signed.make(nonce, now_ms)
 
     def is_ours(self, code: str) -> bool:
-        """It was given by someone who had the token, perhaps long ago."""
+        """Whether a holder of the token made the code, perhaps long ago."""
         return self._signed.is_ours(code)
 
     def mark(self, code: str, now_ms: int) -> str | None:
-        """The name under which its use is noted, which begins with when it ends; None when it opens nothing."""
+        """Returns the name of the record of use, which begins with the expiry time; None for an invalid link."""
         ends = self._signed.ends_ms(code, now_ms)
         return None if ends is None else f"{ends}-{hashlib.sha256(code.encode()).hexdigest()[:32]}"
 
@@ -147,14 +148,18 @@ class _Wrong:
 
 
 class LoginThrottle:
-    """Wrong tokens by client address. From the fifth on, each further wrong token waits twice as long as the one
-    before, up to a minute; a right token, which never waits, or a quarter of an hour without an attempt begins anew."""
+    """Delays after wrong tokens, by client address.
+
+    From the fifth wrong token on, each doubles the wait for the next, up to a minute. A right token, which never waits,
+    or
+    a quarter of an hour without an attempt resets the delay.
+    """
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[str, _Wrong] = OrderedDict()
 
     def wait_ms(self, client: str, now_ms: int) -> int:
-        """How long this client has to wait before another wrong token of it is counted and answered."""
+        """Returns how long this client has to wait before another wrong token is counted and answered."""
         known = self._wrong.get(client)
         if known is None or known.count < FREE_ATTEMPTS:
             return 0
