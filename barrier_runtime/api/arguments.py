@@ -1,4 +1,4 @@
-"""Checks of arguments that several steps have, and their words in a plan."""
+"""Checks of arguments that several steps share, and texts about the arguments in a plan."""
 
 import difflib
 import inspect
@@ -21,7 +21,7 @@ TIMERS = {"on_timer": ("key", "timestamp_ms", "ctx"), "on_wall_timer": ("key", "
 
 
 def refuse_coroutines(function: Any, where: str, methods: Iterable[str] = ()) -> None:
-    """Raises `InvalidJob` for a function, or one of these methods of a class or object, that is an `async def`."""
+    """Raises `InvalidJob` if a function, or one of these methods of a class or object, is an `async def`."""
     for called in (function, *(getattr(function, name, None) for name in ("__call__", *methods))):
         if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
             raise InvalidJob(
@@ -37,8 +37,10 @@ def refuse_coroutines(function: Any, where: str, methods: Iterable[str] = ()) ->
 
 
 def check_handlers(function: Any, handlers: Mapping[str, tuple[str, ...]], where: str) -> None:
-    """`handlers`: name of a method to its parameters, of which each must be there. Raises `InvalidJob` for one that is
-    missing or takes others, and for a method `on_…` that nothing calls."""
+    """Checks the handlers of a function with several inputs.
+
+    `handlers`: name of a required method to its parameters. Raises `InvalidJob` for a method that is missing or takes other parameters, and for a method `on_…` that nothing
+    calls."""
     said = function_name(function)[:-2]
     unknown = [
         name
@@ -66,7 +68,7 @@ def check_handlers(function: Any, handlers: Mapping[str, tuple[str, ...]], where
 
 
 def refuse_misspelt_timers(function: Any, where: str) -> None:
-    """Raises `InvalidJob` for a method that is almost a handler of timers, where that is missing."""
+    """Raises `InvalidJob` for a method whose name is close to that of a missing handler of timers."""
     for name in dir(function):
         meant = difflib.get_close_matches(name, TIMERS, 1, 0.8) if name.startswith("on_") else []
         if meant and not hasattr(function, meant[0]) and callable(getattr(function, name)):
@@ -77,7 +79,7 @@ def refuse_misspelt_timers(function: Any, where: str) -> None:
 
 
 def check_row_function(function: Any, where: str) -> None:
-    """What `Stream.process` is given, which has no key."""
+    """Checks the function of `Stream.process`, which has no key."""
 
     from barrier_runtime.operators.functions.process import declared_states
 
@@ -109,7 +111,7 @@ def check_row_function(function: Any, where: str) -> None:
 
 
 def require_arguments(function: Any, takes: tuple[str, ...], where: str) -> None:
-    """Raises `InvalidJob` for a function that cannot be called with these arguments, by position."""
+    """Raises `InvalidJob` for a function that cannot be called with these positional arguments."""
     if not takes_arguments(function, None, len(takes)):
         raise InvalidJob(
             f"{where}: {function_name(function)} takes {_shown(function, None)}: let it take ({', '.join(takes)})"
@@ -117,7 +119,7 @@ def require_arguments(function: Any, takes: tuple[str, ...], where: str) -> None
 
 
 def takes_arguments(function: Any, method: str | None, count: int) -> bool:
-    """Whether `method` of the class or object (None: it itself) can be called with so many, beside `self`."""
+    """True if `method` of the class or object (None: itself) takes `count` arguments beside `self`."""
     called = function if method is None else getattr(function, method)
     unbound = False
     if method is not None and isinstance(function, type):
@@ -126,7 +128,7 @@ def takes_arguments(function: Any, method: str | None, count: int) -> bool:
         inspect.signature(called).bind(*range(count + unbound))
     except TypeError:
         return False
-    except ValueError:  # its signature is not known
+    except ValueError:  # the signature is unknown
         return True
     return True
 
@@ -137,7 +139,7 @@ def _shown(function: Any, method: str | None) -> str:
 
 
 def why_by_wall_clock(function: Any, states: "Mapping[str, KeyedState]") -> str:
-    """Why a replay may make other rows."""
+    """Reason why a replay may produce other rows, or empty."""
     if callable(getattr(function, "on_wall_timer", None)):
         return f"{function_name(function)[:-2]} has timers by the wall clock"
     for name, state in states.items():
@@ -149,7 +151,7 @@ def why_by_wall_clock(function: Any, states: "Mapping[str, KeyedState]") -> str:
 def retried(
     function: Callable[[Any], Any], on_error: OnError | Retry, all_rows: bool, where: str, what: str = "row"
 ) -> tuple[Callable[[Any], Any], OnError]:
-    """The function of a row (or `what` it is of) that the operator calls, and what becomes of what it raises."""
+    """Function of a row (or of `what`) that the operator calls, and the operator's treatment of errors."""
 
     from barrier_runtime.operators.functions.retried_calls import RetriedCall
 
@@ -164,8 +166,9 @@ def with_errors(function: str, on_error: OnError | Retry, what: str = "rows") ->
 
 
 def check_deterministic(plan: Plan, node: int, where: str) -> None:
-    """Raises `InvalidJob` for a step up to `node` of which a replay may make other rows, before a sink that relies on
-    equal rows."""
+    """Raises `InvalidJob` for a step up to `node` of which a replay may produce other rows.
+
+    The check is for sinks that rely on equal rows."""
     for step, why in plan.by_wall_clock(node):
         raise InvalidJob(
             f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may make other "
@@ -186,7 +189,7 @@ def check_callable(function: Any, where: str) -> None:
 
 
 def check_generator(generator: Any, bound_ms: int, where: str) -> None:
-    """What makes a `WatermarkGenerator` in each subtask."""
+    """Checks the class or function that makes a `WatermarkGenerator` in each subtask."""
 
     from barrier_runtime.operators.watermark_generator import WatermarkGenerator
 
@@ -228,9 +231,9 @@ def aggregates_said(aggregates: Mapping[str, AnyAggregate]) -> str:
 
 
 def source_of(name: str, source: Any) -> Source:
-    """What `Dataflow.source` is given, under its name in the flow."""
+    """Makes the source of an argument of `Dataflow.source`, with the source's name in the flow."""
     made = source.named(name) if isinstance(source, SourceDescription) and not isinstance(source, type) else source
-    parts = ("schema", "exactly_once", "splits", "reader")  # of a wrapper they may be another source's
+    parts = ("schema", "exactly_once", "splits", "reader")  # a wrapper may delegate these to another source
     if isinstance(made, type) or not all(hasattr(made, part) for part in parts):
         raise InvalidJob(
             f"source {name!r}: source={source!r} is not a source: pass one, such as ParquetSource(url), or one of your "

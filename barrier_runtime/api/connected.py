@@ -1,5 +1,7 @@
-"""`connect`: several named streams into one keyed function. Checked here, when the flow is written; what runs is
-`operators/functions/connected`."""
+"""`connect`: several named streams as inputs of one keyed function.
+
+The arguments are checked here, when the flow is written; `operators/functions/connected` runs the function.
+"""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -37,8 +39,10 @@ _TAKEN = ("timer", "wall_timer")  # their handlers are those of timers
 
 
 def connect(*unnamed: object, **inputs: KeyedStream | BroadcastStream) -> "ConnectedStreams":
-    """Bring streams together in one function, each under the name it is given: streams by key, which meet at the values
-    of their keys, and broadcast ones, whose rows every subtask gets. Their columns may differ.
+    """Connects streams to one function, each under the name of its keyword argument.
+
+    Rows of streams by key meet at equal values of their keys; every subtask gets the rows of broadcast streams. The
+    streams' columns may differ.
 
     >>> connect(orders=orders.key_by("id"), payments=payments.key_by("order_id"), rules=rules.broadcast())
     """
@@ -49,7 +53,7 @@ def connect(*unnamed: object, **inputs: KeyedStream | BroadcastStream) -> "Conne
 
 @plain_errors
 class ConnectedStreams:
-    """What `connect` returns: named inputs. The next step, `process`, reads them all."""
+    """Named inputs, the result of `connect`. The next step, `process`, reads them all."""
 
     def __init__(self, inputs: Mapping[str, KeyedStream | BroadcastStream]) -> None:
         where = "connect"
@@ -121,17 +125,17 @@ class ConnectedStreams:
         side: Mapping[str, SchemaLike] | None = None,
         on_error: OnError | Retry = "fail",
     ) -> Stream | tuple[Stream, ...]:
-        """A function with a handler for each input, and state and timers per key that all of them share.
+        """Runs a function with a handler per input, whose handlers share state and timers per key.
 
         `function` is a class with `on_<input>(self, key, row, ctx)` for each input by key and `on_<input>(self, row,
-        ctx)` for each broadcast one, and if you like `on_timer`, `on_wall_timer`, `open(self, ctx)` and `close(self)`.
-        Handlers yield rows, or return a row, a list or None. States are attributes of the class, as in
-        `KeyedStream.process`; `BroadcastState` is written by handlers of broadcast inputs and read by all others.
+        ctx)` for each broadcast input, and optionally `on_timer`, `on_wall_timer`, `open(self, ctx)` and
+        `close(self)`. Handlers yield rows, or return a row, a list or None. States are attributes of the class, as
+        in `KeyedStream.process`; handlers of broadcast inputs write `BroadcastState`, all other handlers read it.
 
-        Broadcast rows reach every subtask in the same order; what their handlers yield or emit goes out once. Event
-        time is the least of all inputs, broadcast ones included: pass `idle_timeout=` where a source of few rows is
-        read. `event_time`: the column of event times of all inputs by key, or a dict of input to column. `schema`,
-        `side` and `on_error` are those of `KeyedStream.process`.
+        Broadcast rows reach every subtask in the same order; rows that their handlers yield or emit go out once.
+        Event time is the minimum over all inputs, broadcast inputs included: pass `idle_timeout=` to sources with
+        few rows. `event_time`: the column of event times of all inputs by key, or a dict of input to column.
+        `schema`, `side` and `on_error` as in `KeyedStream.process`.
 
         >>> connected = connect(orders=orders.key_by("id"), payments=payments.key_by("order_id"))
         >>> matched = connected.process("match", Match, schema=OUT)
@@ -196,12 +200,14 @@ class ConnectedStreams:
     # ------------------------------------------------------------ inside
 
     def _why_by_arrival(self) -> str:
-        """Why a replay may make other rows where rules count from the row on; empty if they wait for a barrier."""
+        """Reason why a replay may produce other rows, or empty.
+
+        Rules that apply from their row on are a reason; rules that wait for a barrier are not."""
         by_row = [each for each, stream in self._broadcast.items() if stream._switch == "row"]
         return f"a row sees what of input {by_row[0]!r} has come before it" if by_row and self._keyed else ""
 
     def _inputs(self) -> tuple[Input, ...]:
-        """Of the step: those by key, then all broadcast ones in one order."""
+        """Inputs of the step: inputs by key, then all broadcast inputs in one order."""
         waits = any(each._switch == "barrier" for each in self._broadcast.values())
         keyed = [
             Input(each._stream._node, "hash", each._keys, each._stream._tag, waits) for each in self._keyed.values()
@@ -226,7 +232,7 @@ class ConnectedStreams:
         return f"{input} at barriers" if waits else input
 
     def _times(self, event_time: str | Mapping[str, str] | None, where: str) -> dict[str, str]:
-        """Columns of event time by input."""
+        """Columns of event time, by input."""
         if isinstance(event_time, str):
             times = dict.fromkeys(self._keyed, event_time)
         else:
@@ -251,7 +257,7 @@ class ConnectedStreams:
                 )
 
     def _check_keys(self, where: str) -> None:
-        """All inputs have as many keys, of the same types."""
+        """Raises unless all inputs have the same number of keys, with the same types."""
         first = next(iter(self._keyed))
         keys = self._keyed[first]._keys
         for name, keyed in self._keyed.items():
@@ -271,7 +277,7 @@ class ConnectedStreams:
                 )
 
     def _keys_said(self) -> str:
-        """As snapshots have the keys, which are called differently in each input; empty where no input's are known."""
+        """Key types for snapshots, under names common to all inputs; empty if unknown."""
         known = next((kinds for keyed in self._keyed.values() if (kinds := _key_types(keyed)) is not None), None)
         if known is None:
             return ""

@@ -1,8 +1,7 @@
-"""The language of dataflows: `Dataflow` begins streams, streams are transformed step by step and end in sinks.
+"""The language of dataflows: a `Dataflow` begins streams, steps transform them, sinks end them.
 
-Nothing runs while a flow is written down. Sources, stateful steps and sinks have names: state is addressed by them,
-so they are unique and do not depend on the order of steps. Mistakes that can be seen from names and types are
-reported at once.
+Nothing runs while a flow is written. Sources, stateful steps and sinks have names, which address their state: names
+are unique, and independent of the order of steps. Mistakes in names and types are reported at once.
 
     flow = Dataflow("orders")
     orders = flow.read_jsonl("orders", "data/orders", schema={"shop": str, "amount": float, "at": "timestamp[ms]"},
@@ -46,7 +45,8 @@ LOADED_PROGRAM: ContextVar[str] = ContextVar("the file that a command loads at t
 
 
 def takes_options(where: Literal["everywhere", "spark"]) -> Callable[[F], F]:
-    """Decorator of a function that ends in `**options`: its signature has every option, for notebooks and `help()`.
+    """Decorator that replaces `**options` in a signature by every option, for notebooks and `help()`.
+
     Type checkers read the keywords from `RunOptions` and `LocalRunOptions`."""
 
     def described(function: F) -> F:
@@ -65,8 +65,9 @@ def takes_options(where: Literal["everywhere", "spark"]) -> Callable[[F], F]:
 
 @plain_errors
 class Dataflow(Readers):
-    """The description of a job, before it runs. `name` is the job's identity in storage: 1 to 64 of `a-z 0-9 -`.
-    `options` hold for its runs unless a run is given others."""
+    """Description of a job, before the job runs.
+
+    `name` is the job's identity in storage: 1 to 64 of `a-z 0-9 -`. `options` are the defaults of the flow's runs."""
 
     @takes_options("spark")
     def __init__(self, name: str, **options: "Unpack[RunOptions]") -> None:
@@ -75,41 +76,43 @@ class Dataflow(Readers):
 
     @property
     def name(self) -> str:
-        """Of the job: the folder of its checkpoints, and its address in commands and on the page."""
+        """Name of the job: the folder of its checkpoints, and its address in commands and on the page."""
         return self.plan.name
 
     def __repr__(self) -> str:
         return f"<Dataflow {self.name}: {', '.join(map(name_of, self.plan.nodes)) or 'no steps yet'}>"
 
     def _repr_svg_(self) -> str:
-        """The graph, as a notebook shows it."""
+        """Picture of the graph for notebooks."""
         return drawn(self.plan)
 
     # ------------------------------------------------------------ running
 
     @takes_options("spark")
     def explain(self, **options: "Unpack[RunOptions]") -> str:
-        """Chains, edges, parallelism, guarantees and all options with where their values come from, as text."""
+        """Describes chains, edges, parallelism, guarantees and all options with their sources, as text."""
         return explain_flow(self, options, dict.fromkeys(options, "keyword"))
 
     @takes_options("spark")
     def run(self, **options: "Unpack[RunOptions]") -> "JobResult":
-        """Run on Spark until the job ends. docs/options.md describes the options."""
+        """Runs on Spark until the job ends. docs/options.md describes the options."""
         from barrier_runtime.launch.on_spark import run
 
         return run(self.plan, self._chosen(options))
 
     @takes_options("spark")
     def start(self, **options: "Unpack[RunOptions]") -> "JobHandle":
-        """Start on Spark and return at once. Options are those of `run`."""
+        """Starts on Spark and returns at once. Options are those of `run`."""
         from barrier_runtime.launch.on_spark import start
 
         return start(self.plan, self._chosen(options))
 
     @takes_options("everywhere")
     def run_local(self, *, wire: bool | None = None, **options: "Unpack[LocalRunOptions]") -> "JobResult":
-        """Run in this process, without Spark, until the job ends. Options are those of `run` that need no Spark.
-        `wire`: for tests, rows and messages are handed over as bytes, with the rules and caps of a cluster."""
+        """Runs in this process, without Spark, until the job ends.
+
+        Options are those of `run` that need no Spark. `wire`: for tests, rows and messages are passed as bytes,
+        under the rules and limits of a cluster."""
         from barrier_runtime.launch.local import run_local
 
         _tell_what_stays_here(self.plan)
@@ -117,7 +120,9 @@ class Dataflow(Readers):
 
     @takes_options("everywhere")
     def start_local(self, **options: "Unpack[LocalRunOptions]") -> "LocalJobHandle":
-        """Run in this process beside the program, and return at once: for notebooks. Options are those of `run_local`.
+        """Runs in this process beside the program, and returns at once: for notebooks.
+
+        Options are those of `run_local`.
 
         >>> job = flow.start_local(checkpoints="checkpoints")
         >>> job.status().records
@@ -130,7 +135,9 @@ class Dataflow(Readers):
         return LocalJobHandle(self.plan, self._chosen(options, local=True))
 
     def _chosen(self, options: Mapping[str, object], *, local: bool = False) -> "JobOptions":
-        """Those of a run. Raises `InvalidJob` for wrong ones, and where a command loads the program to run it."""
+        """Options of a run. Raises `InvalidJob` for invalid options.
+
+        Also raises while a command loads the program to run it."""
         from barrier_runtime.launch.options import JobOptions
 
         program = LOADED_PROGRAM.get()
@@ -143,7 +150,7 @@ class Dataflow(Readers):
 
 
 def _tell_what_stays_here(plan: Plan) -> None:
-    """Warns of what a run in this process does not mind, and one on Spark refuses. Sinks may be of this process."""
+    """Warns of functions that work in this process but not on Spark. Sinks may be of this process."""
     for node in plan.nodes:
         if isinstance(node, StepNode) and node.is_sink:
             continue
@@ -157,7 +164,7 @@ def _tell_what_stays_here(plan: Plan) -> None:
 
 
 def _checked(options: "RunOptions") -> "RunOptions":
-    """Raises `InvalidJob` for what is not an option, or cannot be its value."""
+    """Raises `InvalidJob` for unknown options and for values of wrong types."""
     if options:
         from barrier_runtime.launch.options import typed
 
@@ -168,7 +175,7 @@ def _checked(options: "RunOptions") -> "RunOptions":
 def explain_flow(
     flow: Dataflow, options: Mapping[str, object], sources: Mapping[str, str], *, local: bool = False
 ) -> str:
-    """What `Dataflow.explain` returns. `sources`: where each of `options` comes from; `local`: of a local run."""
+    """Text of `Dataflow.explain`. `sources`: of the values of `options`; `local`: of a local run."""
     from barrier_runtime.graph.compiler import compile_plan
     from barrier_runtime.graph.explain import explain_graph
     from barrier_runtime.launch.options import JobOptions, effective
@@ -180,7 +187,7 @@ def explain_flow(
 
 
 def preview_of_restore(flow: Dataflow, options: Mapping[str, object], *, local: bool = False) -> tuple[str, bool]:
-    """What becomes of each operator's state in a start with `options`, and whether it would start. Writes nothing."""
+    """Page about operators' state in a start with `options`, and whether it would start. Only reads."""
     from barrier_runtime.graph.compiler import compile_plan
     from barrier_runtime.launch.options import JobOptions, job_spec
     from barrier_runtime.launch.prepare import restore_preview

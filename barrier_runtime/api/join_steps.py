@@ -1,5 +1,4 @@
-"""The bodies of `KeyedStream.join`, `window_join`, `asof_join` and `table_join`: what they check, and the step that
-they make."""
+"""Bodies of `KeyedStream.join`, `window_join`, `asof_join`, `table_join`: checks and steps."""
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +28,9 @@ _FAR = datetime.timedelta(days=36_500)
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """The arguments that all joins have in common, as the user gave them."""
+    """Arguments that all joins share, as the user gave them."""
 
-    event_time: str | tuple[str, str] | None  # None: rows count as they come
+    event_time: str | tuple[str, str] | None  # None: rows count in order of arrival
     suffix: tuple[str, str]
     late: bool
 
@@ -40,10 +39,10 @@ class JoinOptions:
 class JoinStep:
     node: StepNode
     schema: pa.Schema
-    sides: Mapping[str, pa.Schema] = field(default_factory=dict)  # late rows by tag, if they are wanted
+    sides: Mapping[str, pa.Schema] = field(default_factory=dict)  # late rows by tag, if the user wants them
 
 
-_EVERY_ROW_JOINS = ("join", "window_join")  # of which each row of a side meets each of the other
+_EVERY_ROW_JOINS = ("join", "window_join")  # joins in which each row of a side meets every row of the other
 
 
 def interval_join(
@@ -82,7 +81,7 @@ def interval_join(
         late=options.late,
     )  # fmt: skip
     definition = interval_definition(*sides, (lower, upper), how)
-    # Of a pair either time may be the older one, and the watermark behind the join is behind both.
+    # Either time of a pair may be the older one, and the watermark after the join is behind both.
     times = {columns.left_name(sides[0].event_time)}
     times |= {columns.right_name(sides[1].event_time)} if how not in ("semi", "anti") else set()
     return _step(name, "join", left, right, make, definition, columns.schema, options, frozenset(times))

@@ -1,5 +1,4 @@
-"""The joins of two keyed streams, as users write them: `KeyedStream` has these methods. What they check, and the steps
-that they make, is in `join_steps`."""
+"""Joins of two keyed streams, the methods of `KeyedStream`; `join_steps` has their bodies."""
 
 import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 @plain_errors
 class JoiningStream(KeyedSteps[S]):
-    """A keyed stream that can be joined with another one; `S` is what comes out."""
+    """A keyed stream that can be joined with another keyed stream; `S` is the type of the result."""
 
     @overload
     def join(
@@ -69,12 +68,14 @@ class JoiningStream(KeyedSteps[S]):
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
     ) -> S | tuple[S, S, S]:
-        """Rows of both streams with equal keys, where the right row's event time less the left one's lies `between` two
-        bounds of either sign, both included (see docs/joins.md). `event_time`: the column of it, or a pair, if they are
-        called differently. `how`: inner, left, right, full, semi or anti; rows without a partner go out when the
-        watermark says that none can come. Columns: the keys, named as on the left, then the other ones of the left and
-        of the right; names that both have get `suffix`. Rows behind the watermark are dropped and counted per side, or
-        with `late=True` are two streams more: (joined, late left rows, late right rows).
+        """Joins rows of both streams with equal keys and event times within bounds (see docs/joins.md).
+
+        `between`: least and greatest event time of the right row minus that of the left row, of either sign, both
+        included. `event_time`: the column of event times, or a pair of columns if their names differ. `how`: inner,
+        left, right, full, semi or anti; rows without a partner go out when the watermark excludes a partner.
+        Columns: the keys, named as on the left, then the other columns of the left and of the right; names that both
+        have get `suffix`. Rows behind the watermark are dropped and counted per side; `late=True` returns them in
+        two more streams: (joined, late left rows, late right rows).
 
         >>> orders.key_by("id").join("paid", payments.key_by("order_id"), between=(timedelta(0), timedelta(hours=1)),
         ...                          event_time=("ordered_at", "paid_at"), how="left")
@@ -116,9 +117,11 @@ class JoiningStream(KeyedSteps[S]):
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
     ) -> S | tuple[S, S, S]:
-        """Rows of both streams with equal keys in one window (`Tumbling` or `Sliding`); otherwise as `join`. Behind the
-        keys come `window_start` and `window_end` (exclusive). A pair goes out at once, a row without a partner when its
-        window is over; a row is late when all of its windows are over.
+        """Joins rows of both streams with equal keys in the same window (`Tumbling` or `Sliding`).
+
+        Arguments as in `join`. After the keys come the columns `window_start` and `window_end` (exclusive). A pair
+        goes out at once, a row without a partner after the end of its window; a row is late after the end of all its
+        windows.
 
         >>> a.key_by("k").window_join("both", b.key_by("k"), Tumbling(timedelta(hours=1)), event_time="at", how="full")
         """
@@ -148,10 +151,12 @@ class JoiningStream(KeyedSteps[S]):
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
     ) -> S | tuple[S, S, S]:
-        """Each left row with the newest right row of its key that is not newer than it, as `pandas.merge_asof` has it
-        backward: at most `tolerance` older, and with `exact=False` really older. `how`: "left" keeps rows without one
-        (nulls), "inner" drops them. A left row goes out when the watermark has passed its time, so rows of both streams
-        may come in any order. Columns and late rows as in `join`.
+        """Joins each left row with the newest right row of its key that is not newer than the left row.
+
+        This is the backward direction of `pandas.merge_asof`: the right row is at most `tolerance` older, and with
+        `exact=False` strictly older. `how`: "left" keeps rows without a match (nulls), "inner" drops them. A left
+        row goes out when the watermark has passed its time, so rows of both streams may come in any order. Columns
+        and late rows as in `join`.
 
         >>> trades.key_by("cur").asof_join("fx", rates.key_by("cur"), event_time="at", tolerance=timedelta(minutes=5))
         """
@@ -181,11 +186,13 @@ class JoiningStream(KeyedSteps[S]):
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
     ) -> S | tuple[S, S, S]:
-        """Each row with what a table has for its key. `table` is the stream of its changes, keyed by its primary key: a
-        row replaces the one of its key, or removes it where the boolean column `deleted` is true. With `event_time`
-        (a column of both, or a pair) a row gets what the table had at its time, and goes out when the watermark has
-        passed that; without, what has come of the table until then, at once. `how`: "left" keeps rows whose key the
-        table has not (nulls), "inner" drops them. Columns and late rows as in `join`; `deleted` is left out.
+        """Joins each row with the row of a table for its key.
+
+        `table` is the stream of the table's changes, keyed by the table's primary key: a row replaces the row of its
+        key, or removes it if the boolean column `deleted` is true. With `event_time` (a column of both, or a pair) a
+        row is joined with the table at its event time, and goes out when the watermark has passed that time; without
+        `event_time`, with the changes that have arrived so far, at once. `how`: "left" keeps rows whose key is not
+        in the table (nulls), "inner" drops them. Columns and late rows as in `join`; `deleted` is left out.
 
         >>> orders.key_by("customer").table_join("names", customers.key_by("id"), event_time="at", deleted="gone")
         """

@@ -49,7 +49,7 @@ _NO_DELAY = datetime.timedelta()
 
 @plain_errors
 class StatefulSteps(KeyedSteps[S]):
-    """The steps that keep state per key."""
+    """Steps that keep state per key."""
 
     def window(
         self,
@@ -61,16 +61,18 @@ class StatefulSteps(KeyedSteps[S]):
         early: WindowTrigger | None = None,
         clock: Literal["event", "processing"] = "event",
     ) -> "WindowedStream[S]":
-        """Group rows by window as well: `Tumbling`, `Sliding`, `Calendar` or `Session` of event time, `Count`, or
-        `Global`, all rows of a key (see docs/windows.md). `event_time` is a timestamp, date or int64-milliseconds
-        column; `Count` and `Global` have none. `allowed_lateness`: for how long after its end (event time) a window is
-        kept; each row that comes for it then emits it again, with a column `update` that counts from 0. `early`:
-        results before a window is over, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`, or an `OwnTrigger`;
-        columns `update` and `early` tell which one it is. Sessions with either have a column `retracted`, too: true in
-        a row that takes back what was told of a start that is no session's any more.
+        """Groups the rows of each key by window (see docs/windows.md).
 
-        `clock="processing"`: windows by the wall clock. A row belongs to the window of the time at which it comes, so
-        none is late, and there is no `event_time`; a replay after a failure may give it to another window.
+        `window`: `Tumbling`, `Sliding`, `Calendar` or `Session` of event time, `Count`, or `Global`, all rows of a
+        key. `event_time`: a timestamp, date or int64-milliseconds column; `Count` and `Global` have none.
+        `allowed_lateness`: time for which a window is kept after its end (event time); each row that comes for the
+        window then emits the result again, with a column `update` that counts from 0. `early`: results before the
+        end of a window, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`, or an `OwnTrigger`; columns
+        `update` and `early` distinguish the results. Sessions with either option also have a column `retracted`:
+        true in a row that retracts the results of a start that is no longer the start of a session.
+
+        `clock="processing"`: windows by the wall clock. A row belongs to the window of its arrival time, so no row
+        is late, and there is no `event_time`; a replay after a failure may assign the row to another window.
 
         >>> keyed.window("hourly", Tumbling(timedelta(hours=1)), event_time="at", early=Every(timedelta(seconds=5)))
         """
@@ -116,7 +118,7 @@ class StatefulSteps(KeyedSteps[S]):
         return WindowedStream(self, name, window, EventTime(event_time), lateness_ms, early)
 
     def aggregate(self, name: str, /, **aggregates: AnyAggregate) -> S:
-        """Running aggregates: every row goes out with its key's aggregates so far, itself included, as added columns.
+        """Adds running aggregates: every row goes out with the aggregates of its key so far, itself included.
 
         >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
         """
@@ -165,17 +167,16 @@ class StatefulSteps(KeyedSteps[S]):
         state: Mapping[str, Any] | None = None,
         on_error: OnError | Retry = "fail",
     ) -> S | tuple[S, S]:
-        """A function of whole batches, with state per key as numpy columns: for Arrow, numpy and pandas
-        (docs/process-groups.md).
+        """Runs a function of whole batches, with state per key as numpy columns: for Arrow, numpy and pandas.
 
         `function` is a class with `process_groups(self, keys, batch, state)` and an attribute `state`, name → numpy
-        dtype of a number or (dtype, initial value), or a plain function of these with its columns in `state=`. `batch`
-        is a `pyarrow.RecordBatch` of any number of rows of any keys; `keys` is a `BatchKeys`, whose `of_row` has the
-        number of each row's key; `state` has an array per column with an element per key, to be changed in place. It
-        returns a RecordBatch, a Table, a dict of columns, or None. If a step behind follows event time row by row, a
-        batch has rows of one event time only (docs/time.md). `on_error` as in `map`: where the function raises,
-        nothing of its state is kept, and it is called again with halves of the batch, until the rows for which it
-        raises are alone.
+        dtype of a number or (dtype, initial value), or a plain function of these arguments with its columns in
+        `state=`. `batch` is a `pyarrow.RecordBatch` with any number of rows of any keys; `keys` is a `BatchKeys`,
+        whose `of_row` has the number of each row's key; `state` has an array per column with an element per key,
+        which the function changes in place. The function returns a RecordBatch, a Table, a dict of columns, or None,
+        with the columns of `schema`. If a later step follows event time row by row, a batch has rows of one event
+        time only (docs/time.md). `on_error` as in `map`: if the function raises, its changes of state are undone,
+        and it is called with halves of the batch, until the failing rows are alone (docs/process-groups.md).
 
         >>> readings.key_by("sensor").process_groups("changes", Changes, schema={"sensor": int, "value": float})
         """
@@ -256,23 +257,25 @@ class StatefulSteps(KeyedSteps[S]):
         side: Mapping[str, SchemaLike] | None = None,
         on_error: OnError | Retry = "fail",
     ) -> S | tuple[S, ...]:
-        """A row-wise function with state and timers per key.
+        """Runs a row-wise function with state and timers per key.
 
         `function` is a class with `process(self, key, row, ctx)` and, for timers, `on_timer(self, key, timestamp_ms,
-        ctx)` or `on_wall_timer(self, key, due_ms, ctx)`, which yield rows (dicts), or return a row, a list or None;
-        states are its attributes (see `ValueState`, `ListState`, `MapState`, `ReducingState`, `AggregatingState`).
-        Or a plain function of (key, row, ctx), with its states in `state=`, found as `ctx.state.<name>`. `key` is the
-        column's value, or a tuple of several. See `ProcessContext` for `ctx`.
+        ctx)` or `on_wall_timer(self, key, due_ms, ctx)`. The methods yield rows (dicts), or return a row, a list or
+        None; states are attributes of the class (see `ValueState`, `ListState`, `MapState`, `ReducingState`,
+        `AggregatingState`). Or `function` is a plain function of (key, row, ctx), with its states in `state=`,
+        available as `ctx.state.<name>`. `key` is the column's value, or a tuple of several. See `ProcessContext` for
+        `ctx`. `schema`: columns of the returned rows. `event_time`: the column of event times, required by states
+        with a TTL in event time.
 
-        A timer fires when the watermark reaches it, which is the least of all splits that are read side by side: rows
-        of a later time may come before. A function must look at the rows' own times, too, not at timers alone. A
-        wall-clock timer fires when its time has come, whether there are rows or not (docs/time.md).
+        A timer fires when the watermark reaches its time. The watermark is the minimum over all splits that are read
+        side by side, so rows of a later time may come before: a function must look at the rows' own times, too. A
+        wall-clock timer fires at its time, whether rows come or not (docs/time.md).
 
-        `side`: schemas of side outputs by name, which `ctx.emit(name, row)` gives rows to. Then a tuple is returned:
-        the main stream, and one for each side output in that order. `on_error` as in `map`, with the errors as the last
-        stream: of a row (or timer) at which the function raises, nothing goes out that it yielded or emitted before;
-        what it had written to state, and its timers, stay as they are (docs/side-outputs.md). With `Retry` all of it is
-        put back, and the call repeated.
+        `side`: schemas of side outputs by name; `ctx.emit(name, row)` emits a row there. The result is then a tuple:
+        the main stream, and a stream per side output in that order. `on_error` as in `map`, with the errors as the
+        last stream: if the function raises for a row (or timer), rows that it yielded or emitted for this row are
+        discarded; its changes of state and timers remain (docs/side-outputs.md). With `Retry` everything is undone
+        and the call repeated.
 
         >>> out, hot = readings.key_by("sensor").process("alarm", Alarm, schema=OUT, side={"hot": HOT})
         """

@@ -1,6 +1,7 @@
-"""Answers to a name that a stream has no method of: another kind of stream has it, or another framework.
+"""Answers to unknown method names of a stream, by kind of stream and by framework.
 
-`OTHER_FRAMEWORKS` is the one table for names of Spark, pandas, Flink, Kafka Streams, Bytewax and Quix: name → answer.
+`OTHER_FRAMEWORKS` is the only table of names of Spark, pandas, Flink, Kafka Streams, Bytewax and Quix: name →
+answer.
 """
 
 import difflib
@@ -10,7 +11,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class NoSuchStep(InvalidJob, AttributeError):
-    """A stream has no such method; another kind of stream may have it."""
+    """A stream has no such method; another kind of stream may have the method."""
 
 
 _CONNECT = (
@@ -98,4 +99,4 @@ def no_step(stream: object, name: str, hints: Mapping[str, str]) -> AttributeErr
     close = [] if name.startswith("_") else difflib.get_close_matches(name, [*steps, *hints], 1)
     meant = "" if not close else f": did you mean {close[0]!r}?"
     told = f"{kind!r} object has no attribute {name!r}{meant}"
-    return AttributeError(told, name=name, obj=None)  # without its object Python adds no suggestion of its own
+    return AttributeError(told, name=name, obj=None)  # without the object Python adds no suggestion

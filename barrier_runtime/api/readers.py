@@ -1,4 +1,4 @@
-"""How a flow begins: `source` for every source, and a method with the arguments of each of ours beside it."""
+"""Beginnings of a flow: `source` for every source, and a method per source class."""
 
 import datetime
 import inspect
@@ -32,15 +32,16 @@ _NO_DELAY = datetime.timedelta()
 
 
 class SourceMethod(Generic[P]):
-    """A method of `Dataflow`: a step's name, then the arguments of a class of sources, which is imported when the
-    method is looked at."""
+    """A method of `Dataflow` with a step's name and the arguments of a source class.
+
+    The class is imported on first access."""
 
     def __init__(
         self,
         described_by: Callable[[], Callable[P, SourceDescription]],
         read: "Callable[[Readers, str, Any], Any] | None" = None,
     ) -> None:
-        """`read`: makes more than one stream of the source, if it gives more; None: it gives one."""
+        """`read`: makes the streams of a source that may have several; None: the source has one stream."""
         self._described_by = described_by
         self._read = read
         self._name = ""
@@ -74,7 +75,7 @@ class SourceMethod(Generic[P]):
 
 
 def _times_of(name: str, source: Source | SourceDescription, given: EventTimeOfSource) -> EventTimeOfSource:
-    """What is said of the event time of `source`: beside it, or in its own arguments."""
+    """Event time settings of `source`, given beside the source or in its own arguments."""
     own = source if isinstance(source, EventTimeOfSource) else EventTimeOfSource()
     said: dict[str, Any] = {}
     for field in fields(EventTimeOfSource):
@@ -88,7 +89,7 @@ def _times_of(name: str, source: Source | SourceDescription, given: EventTimeOfS
 
 
 def with_dead_letters(rows: Stream, letters: DeadLetters) -> tuple[Stream, Stream]:
-    """Good rows, and the others: see `DeadLetterOperator`. The schema of `rows` is known."""
+    """Good rows, and bad rows: see `DeadLetterOperator`. The schema of `rows` is known."""
     from barrier_runtime.operators.outputs.side_outputs import DEAD_LETTERS, DeadLetterOperator
 
     schema = rows.schema
@@ -131,7 +132,7 @@ def _stream_per_table(flow: "Readers", name: str, source: Any) -> Stream | tuple
 
 @plain_errors
 class Readers:
-    """Base of `Dataflow`: adds sources to its `plan`."""
+    """Base of `Dataflow`: adds sources to the `plan`."""
 
     plan: Plan
 
@@ -144,10 +145,11 @@ class Readers:
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> Stream:
-        """`KafkaSource(…)`, `ParquetSource(…)` or another of ours, or any `Source`. With `event_time` (a timestamp,
-        date or int64-milliseconds column) watermarks are made per split: the greatest time seen minus
-        `max_out_of_orderness`. A split silent for `idle_timeout` is not waited for. A source of ours may have been
-        given the three itself.
+        """Adds a source: `KafkaSource(…)`, `ParquetSource(…)` or another source class, or any `Source`.
+
+        With `event_time` (a timestamp, date or int64-milliseconds column) watermarks are made per split: the
+        greatest time seen minus `max_out_of_orderness`. The watermark does not wait for a split that is silent for
+        `idle_timeout`. Our source classes also take these three arguments.
 
         >>> flow.source("orders", ParquetSource("data/orders"), event_time="at")
         """
@@ -165,8 +167,10 @@ class Readers:
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> tuple[Stream, Stream]:
-        """Two streams of a source whose bad records are dead letters (`KafkaSource(…, bad_records="dead_letter")`):
-        good rows, and the others with key, value, metadata and `error`. Event time as in `source`."""
+        """Adds a source whose bad records are dead letters (`KafkaSource(…, bad_records="dead_letter")`).
+
+        Returns two streams: good rows, and bad records with key, value, metadata and `error`. Event time as in
+        `source`."""
         times = EventTimeOfSource(
             event_time=event_time, max_out_of_orderness=max_out_of_orderness, idle_timeout=idle_timeout
         )
@@ -222,7 +226,7 @@ class Readers:
         return Stream(self.plan, self.plan.add(node), schema)
 
     read_parquet = SourceMethod(lambda: sources.ParquetSource)
-    """The rows of a `ParquetSource`, which says what the arguments mean; so do the methods below."""
+    """Rows of a `ParquetSource`, whose text describes the arguments; likewise for the methods below."""
     read_csv = SourceMethod(lambda: sources.CsvSource)
     read_jsonl = SourceMethod(lambda: sources.JsonlSource)
     read_text = SourceMethod(lambda: sources.TextSource)
@@ -269,10 +273,9 @@ class Readers:
         def read_postgres_changes(self, name: str, url: str, tables: Any, **options: Any) -> Any: ...
     else:
         read_kafka = SourceMethod(lambda: sources.KafkaSource, _with_dead_letters)
-        """With `bad_records="dead_letter"` two streams, as of `source_with_dead_letters`."""
+        """With `bad_records="dead_letter"` two streams, as `source_with_dead_letters`."""
         read_postgres_changes = SourceMethod(lambda: sources.PostgresChangesSource, _stream_per_table)
-        """A list of tables is read through one slot, and gives a stream per table; their event time can only be
-        `changed_at`."""
+        """A list of tables is read through one slot, with a stream per table; only `changed_at` can be event time."""
 
     def from_spark(
         self,
@@ -284,12 +287,12 @@ class Readers:
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         idle_timeout: datetime.timedelta | None = None,
     ) -> Stream:
-        """The rows of a Spark DataFrame, one split per partition; run the job with `spark=` its session.
+        """Reads a Spark DataFrame, with a split per partition.
 
-        When the job starts its query runs once, and the rows are written to the storage of the checkpoints (or to the
-        URL `staging`), so that restarts read the same rows; only `restore="none"` runs it again. They are deleted when
-        the job has finished. Timestamps are in UTC.
-        """
+        Run the job with the DataFrame's session as `spark=`. When the job starts, the query runs once, and the rows
+        are written to the storage of the checkpoints (or to the URL `staging`), so that restarts read the same rows;
+        only `restore="none"` runs the query again. The rows are deleted when the job has finished. Timestamps are in
+        UTC. The other arguments are those of `source`."""
         from barrier_runtime.spark.frame_source import StagedFrame
 
         return self.source(

@@ -1,4 +1,4 @@
-"""Steps without key and state, as users write them on a `Stream`: functions of a row, functions of a batch, columns."""
+"""Steps without key and state: functions of rows, functions of batches, columns."""
 
 import datetime
 import decimal
@@ -43,9 +43,11 @@ _LITERALS = (bool, int, float, decimal.Decimal, datetime.date, datetime.timedelt
 
 
 def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> tuple[Expression, pa.DataType | None]:
-    """The expression for rows of `schema`, and its type. `given` is SQL as text, or one of `pyarrow.compute`. Where the
-    schema is not known yet the type is None, and SQL is compiled for the first rows. Raises `InvalidJob` for what is no
-    expression, and for one that does not suit the schema."""
+    """Compiles an expression for rows of `schema`, and returns the expression and its type.
+
+    `given` is SQL as text, or an expression of `pyarrow.compute`. If the schema is unknown, the type is None, and
+    SQL is compiled for the first rows. Raises `InvalidJob` for other values, and for expressions that do not fit the
+    schema."""
     from barrier_runtime.data.expressions import Compiled, evaluated_types
 
     if isinstance(given, pc.Expression):
@@ -63,7 +65,7 @@ def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> t
 def read_by(
     expressions: Sequence[Expression], schema: pa.Schema | None, columns: Iterable[str] = ()
 ) -> frozenset[str] | None:
-    """The columns of `schema` that these expressions need, and `columns`; None: not known."""
+    """Columns of `schema` that these expressions need, and `columns`; None: unknown."""
     if schema is None:
         return None
     if not expressions:
@@ -75,18 +77,18 @@ def read_by(
 
 
 def literal_or(value: Any) -> Any:
-    """The expression of a plain value that all rows get; other values as they are."""
+    """Expression of a plain value for all rows; other values unchanged."""
     return pc.scalar(value) if isinstance(value, _LITERALS) else value
 
 
 def names_a_column(value: str | pc.Expression, schema: pa.Schema | None) -> bool:
-    """Whether a value of `select` is the name of a column; other text is SQL."""
+    """True if a value of `select` is the name of a column; other text is SQL."""
     return isinstance(value, str) and (value in schema.names if schema is not None else value.isidentifier())
 
 
 @plain_errors
 class RowSteps(UnkeyedSteps[S]):
-    """The steps that work on one row, or one batch, at a time."""
+    """Steps that process one row, or one batch, at a time."""
 
     # ------------------------------------------------------------ row-wise
 
@@ -106,13 +108,14 @@ class RowSteps(UnkeyedSteps[S]):
         name: str | None = None,
         on_error: OnError | Retry = "fail",
     ) -> S | tuple[S, S]:
-        """One row (dict) in, one row out. Without `schema` the first rows returned decide it; what they leave open
-        (digits of decimals, columns of nulls) is as in the input's column of that name, if there is one.
+        """Maps one row (dict) to one row.
 
-        `on_error`: what becomes of a row for which the function raises. "fail" ends the job; "skip" leaves the row out
-        and counts it; "side" returns two streams, the results and the rows that failed (docs/side-outputs.md). `Retry`
-        calls the function again for the exceptions that it names; what fails at last goes on under `restart=`.
-        """
+        Without `schema` the first returned rows determine the schema; open details (digits of decimals, columns of
+        nulls) are as in the input's column of that name, if there is one. `name`: name of the step.
+
+        `on_error`: treatment of a row for which the function raises. "fail" ends the job; "skip" drops and counts
+        the row; "side" returns two streams, the results and the failed rows (docs/side-outputs.md). `Retry` calls
+        the function again for the exceptions that the `Retry` names; a final failure is treated under `restart=`."""
 
         from barrier_runtime.operators.functions.row_functions import MapOperator
 
@@ -136,8 +139,9 @@ class RowSteps(UnkeyedSteps[S]):
         name: str | None = None,
         on_error: OnError | Retry = "fail",
     ) -> S | tuple[S, S]:
-        """One row in, any number of rows out. `on_error` as in `map`: of a row at which the function raises, nothing
-        that it gave before goes out."""
+        """Maps one row to any number of rows. Arguments as in `map`.
+
+        If the function raises for a row, rows that it has returned for this row are discarded."""
 
         from barrier_runtime.operators.functions.row_functions import FlatMapOperator
 
@@ -164,8 +168,10 @@ class RowSteps(UnkeyedSteps[S]):
         name: str | None = None,
         on_error: OnError | Retry = "fail",
     ) -> S | tuple[S, S]:
-        """Keep rows for which the expression, or the function of a row, is true. An expression, SQL as text
-        (docs/expressions.md) or one of `pyarrow.compute`, is much faster. `on_error` as in `map`, for functions."""
+        """Keeps rows for which the expression, or the function of a row, is true.
+
+        An expression, SQL as text (docs/expressions.md) or an expression of `pyarrow.compute`, is much faster.
+        `name`: name of the step. `on_error` as in `map`, for functions."""
 
         from barrier_runtime.operators.functions.row_functions import FilterOperator
 
@@ -200,9 +206,11 @@ class RowSteps(UnkeyedSteps[S]):
         into: Sequence[str],
         on_error: OnError | Retry = "fail",
     ) -> tuple[S, ...]:
-        """A stream for each branch of `into`, in that order, with the rows for which `by` gives its name. `by` is a
-        function of a row, or an expression that gives text (as in `filter`), which is much faster. Every row goes to
-        one branch. `on_error` as in `map`, for functions: "side" adds a last stream with the rows that failed.
+        """Splits the stream into a stream per branch of `into`, in that order.
+
+        `by` returns the name of a row's branch: a function of a row, or an expression with a text as result (as in
+        `filter`), which is much faster. Every row goes to one branch. `on_error` as in `map`, for functions: "side" adds a last stream with the
+        failed rows.
 
         >>> big, small = orders.split("size", lambda row: "big" if row["amount"] > 100 else "small",
         ...                           into=("big", "small"))
@@ -285,13 +293,14 @@ class RowSteps(UnkeyedSteps[S]):
         one_to_one: bool = False,
         on_error: OnError | Retry = "fail",
     ) -> S | tuple[S, S]:
-        """A whole `pyarrow.RecordBatch` in, one (or a Table, or None) out. Batches have any number of rows from 1
-        on. `on_error` as in `map`: where the function raises it is called again with halves of the batch, until the
-        rows for which it raises are alone.
+        """Maps a whole `pyarrow.RecordBatch` to one (or a Table, or None).
 
-        If a step behind follows event time row by row (timers, late rows), a batch has rows of one event time only, so
-        that the function cannot mix up event times. With `one_to_one` it gets whole batches there, too: then it gives
-        exactly one row for each row, in their order (docs/time.md).
+        Batches have any number of rows from 1 on. `schema` and `name` as in `map`. `on_error` as in `map`: if the
+        function raises, it is called again with halves of the batch, until the failing rows are alone.
+
+        If a later step follows event time row by row (timers, late rows), a batch has rows of one event time only,
+        so that the function cannot mix event times. With `one_to_one` the function gets whole batches there, too,
+        and must return exactly one row for each row, in the same order (docs/time.md).
 
         >>> scored = events.map_batches(add_score, schema=SCORED, one_to_one=True)
         """
@@ -320,9 +329,11 @@ class RowSteps(UnkeyedSteps[S]):
         return streams
 
     def select(self, columns: Mapping[str, Any] | Sequence[str], *, name: str | None = None) -> S:
-        """Columns in the given order: names, or a mapping of new name to column name or expression (as in `filter`), or
-        to a value that all rows get: a number, a bool, a Decimal, a date, a time or bytes. Text is SQL, so a text for
-        all rows is in quotes twice.
+        """Selects columns, in the given order.
+
+        `columns`: names, or a mapping of new name to a column name, an expression (as in `filter`), or a value for
+        all rows: a number, a bool, a Decimal, a date, a time or bytes. Text is SQL, so a text for all rows needs a
+        second pair of quotes. `name`: name of the step.
 
         >>> orders.select({"id": "id", "eur": "price * 0.908", "version": 2, "shop": "'berlin'"})
         """
@@ -381,9 +392,10 @@ class RowSteps(UnkeyedSteps[S]):
         on: str | Sequence[str],
         how: "How" = "left",
     ) -> S:
-        """Add the columns of a small table (Arrow table, pandas or Polars frame, list of dicts, or path to a file),
-        matched by the columns `on`, whose values are unique in it. `how`: "left" keeps rows without a match (nulls),
-        "inner" drops them."""
+        """Adds the columns of a small table, matched by the columns `on`, which are unique in the table.
+
+        `table`: Arrow table, pandas or Polars frame, list of dicts, or path to a file. `how`: "left" keeps rows
+        without a match (nulls), "inner" drops them."""
 
         from barrier_runtime.connectors.files.source.small_table import small_table
         from barrier_runtime.operators.joins.broadcast import (
@@ -402,7 +414,7 @@ class RowSteps(UnkeyedSteps[S]):
         output = None
         if self.schema is not None:
             output = enriched_schema(self.schema, small.schema, keys, where)
-            small_keys(small, keys, self.schema, where)  # refuses now what it would with the first rows
+            small_keys(small, keys, self.schema, where)  # refuses now rather than with the first rows
         make = partial(EnrichOperator, table=small, on=keys, how=how)
         return self._step("broadcast_join", name, make, output, f"{how} on {', '.join(keys)}, {small.num_rows} rows")
 

@@ -1,4 +1,4 @@
-"""The classes of our sources. Each is imported when it is used first, so that a flow loads only its own connectors."""
+"""Our source classes, each imported on first use, so that a flow loads only its own connectors."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,9 +1,8 @@
-"""What all streams have in common as users write steps on them: a step becomes a node of the plan, and the node's
-outputs become streams.
+"""Base of all streams: a step becomes a node of the plan, and the node's outputs become streams.
 
-The methods that users call are in classes by what they are about (`row_steps`, `lookup_steps`, `keyed_steps`, `joins`,
-`windowed`), each of them generic in `S`, the stream that comes out: `Stream` and `KeyedStream` (`stream`) are made of
-them. So no file needs the other's class.
+The methods that users call are in classes by subject (`row_steps`, `lookup_steps`, `keyed_steps`, `joins`,
+`windowed`), each generic in `S`, the stream of the result. `Stream` and `KeyedStream` (`stream`) inherit from these
+classes, so no file needs the class of another.
 """
 
 import inspect
@@ -29,27 +28,27 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.state.handle import KeyedState
 
 S = TypeVar("S")
-OneStream: TypeAlias = Literal["fail", "skip"] | Retry  # values of on_error= with which rows that fail are no stream
+OneStream: TypeAlias = Literal["fail", "skip"] | Retry  # values of on_error= without a stream of failed rows
 WINDOW_END = "window_end"  # the event time of results of windows
 
 
 class Steps(ABC, Generic[S]):
-    """Base of all streams: a step can be added behind it."""
+    """Base of all streams: a step can be added after the stream."""
 
     @abstractmethod
     def _added(self, node: StepNode) -> tuple[S, ...]:
-        """`node` is part of the flow: the streams of its main output and of its side outputs, in their order."""
+        """Adds `node` to the flow; returns the streams of main output and side outputs, in order."""
 
 
 class UnkeyedSteps(Steps[S]):
-    """A stream without a key: rows go to the next step where they are, or are spread evenly."""
+    """A stream without a key: rows stay on their subtask for the next step, or are spread evenly."""
 
     schema: pa.Schema | None
     _plan: Plan
 
     @abstractmethod
     def _as_input(self) -> Input:
-        """Of the step to come."""
+        """This stream as input of the next step."""
 
     def _step(
         self,
@@ -63,7 +62,9 @@ class UnkeyedSteps(Steps[S]):
         made_of: Mapping[str, frozenset[str] | None] | None = None,
         keeps: Mapping[str, str] | None = None,
     ) -> S:
-        """The stream of a step without state that has one output. `reads` to `keeps`: see `StepNode`."""
+        """Adds a step with one output and without state; returns the output.
+
+        `reads` to `keeps`: see `StepNode`."""
         node = StepNode(
             name, kind, (self._as_input(),), make, schema,
             describe=describe, reads=reads, renames=renames, made_of=made_of, keeps=keeps,
@@ -90,7 +91,7 @@ class UnkeyedSteps(Steps[S]):
 
 @dataclass(frozen=True)
 class KeyedInput:
-    """A keyed stream, as the next step sees it."""
+    """A keyed stream as input of the next step."""
 
     plan: Plan
     node: int
@@ -102,8 +103,9 @@ class KeyedInput:
         need_watermarks(self.plan, self.node, where, why)
 
     def expect_event_time(self, column: str, where: str, window: WindowAssigner | None = None) -> None:
-        """Warns when the watermark is known to be of another column than the step takes as event time. `window`: in
-        which it counts rows, which are late when that is over."""
+        """Warns if the watermark is known to be based on another column than the step's event time.
+
+        `window`: in which the step counts rows; rows are late after the end of the window."""
         known = self.plan.event_times(self.node)
         if known and not self.tag and column not in known and not self._is_over_before(window, column):
             other = sorted(known)[0]
@@ -115,19 +117,20 @@ class KeyedInput:
             )
 
     def detail_of_late(self, column: str | None, window: WindowAssigner | None = None) -> Detail:
-        """How closely a step follows event time that looks for late rows by `column`. If the watermark is not known to
-        be of that column, rows that a function made may be late where no row of the source is. `window`: in which the
-        step counts rows."""
+        """Detail at which a step follows event time if it looks for late rows by `column`.
+
+        If the watermark is not known to be based on `column`, rows of a function may be late although no row of the
+        source is. `window`: in which the step counts rows."""
         known = column in self.event_times_of_batches or (column is not None and self._is_over_before(window, column))
         return "late" if known else "rows"
 
     @property
     def event_times_of_batches(self) -> frozenset[str]:
-        """Columns that the watermark is of, if functions of batches before have kept them."""
+        """Columns that the watermark is based on, if earlier functions of batches have kept them."""
         return event_times_of_batches(self.plan, self.node, self.tag)
 
     def _is_over_before(self, window: WindowAssigner | None, column: str) -> bool:
-        """Whether the rows are results of windows that each lie in whatever `window` their times in `column` are in."""
+        """True if the rows are results of windows that each lie in the `window` of their times in `column`."""
         return window is not None and any(
             each.column == column and window.covers(each.size_ms, each.offset_ms)
             for each in self.plan.within(self.node)
@@ -139,7 +142,7 @@ class KeyedSteps(Steps[S]):
 
     @abstractmethod
     def _keyed_input(self) -> KeyedInput:
-        """The stream itself."""
+        """This stream as input of the next step."""
 
     def _stateful(
         self,
@@ -157,9 +160,10 @@ class KeyedSteps(Steps[S]):
         states: "Mapping[str, KeyedState | StateDescription] | None" = None,
         updates: UpdatesOfStep | None = None,
     ) -> Any:
-        """The stream of a step with state, or a tuple of it and its side outputs. `states`: of the user's function, or
-        whatever is compared with a checkpoint before a run begins. `within`: see `StepNode`, of results of windows of
-        event time."""
+        """Adds a step with state; returns its stream, or a tuple of the stream and the side outputs.
+
+        `states`: of the user's function, or descriptions to compare with a checkpoint before a run begins. `within`:
+        see `StepNode`, for results of windows of event time."""
 
         from barrier_runtime.operators.state.handle import KeyedState
 
@@ -191,7 +195,7 @@ class KeyedSteps(Steps[S]):
 
 
 def warn_of_updates(rows: KeyedInput, where: str, counts: Callable[[Updates], str]) -> str:
-    """Warns of a step that counts every update of a step before it; returns what it does. `counts` says so."""
+    """Warns of a step that counts every update of an earlier step. Returns the warning, or empty."""
     if rows.tag or not (found := counts(updates_of(rows.plan, rows.node))):
         return ""
     warnings.warn(f"{where}: {found}", stacklevel=users_line())
@@ -199,7 +203,7 @@ def warn_of_updates(rows: KeyedInput, where: str, counts: Callable[[Updates], st
 
 
 def one_or_all(streams: tuple[S, ...]) -> Any:
-    """A step's main output alone, or a tuple of that and its side outputs."""
+    """Main output of a step, or a tuple of the main output and the side outputs."""
     return streams if len(streams) > 1 else streams[0]
 
 
@@ -219,7 +223,7 @@ def event_times_of_batches(plan: Plan, node: int, tag: str) -> frozenset[str]:
 
 
 def users_line() -> int:
-    """How many calls above the caller the program is that uses this package, as `warnings` counts them."""
+    """Number of calls between the caller and the user's program, as `warnings` counts them."""
     package = str(Path(__file__).parents[1])
     files = [call.filename for call in inspect.stack(context=0)[1:]]
     return next((level for level, file in enumerate(files, 1) if not file.startswith(package)), len(files))

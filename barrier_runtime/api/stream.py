@@ -1,8 +1,7 @@
-"""Streams, as users write what happens to rows: `Stream`, `KeyedStream` and `BroadcastStream`.
+"""Streams, on which users write the steps of a flow: `Stream`, `KeyedStream` and `BroadcastStream`.
 
-Each gives the others, so they are one file; most of their steps come from the classes that they are made of (see
-`steps`). Names, columns and types are checked here, when the flow is written; each step is a node of the plan
-(`graph/logical`), with what makes its operator.
+Each class returns the others, so they are one file; most steps come from their base classes (see `steps`). Names,
+columns and types are checked here, when the flow is written; each step is a node of the plan (`graph/logical`).
 """
 
 import copy
@@ -57,20 +56,21 @@ _NO_DELAY = datetime.timedelta()
 
 @plain_errors
 class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
-    """A stream of rows. Immutable: each method gives a new stream and leaves this one usable (several consumers each
-    get all rows). `schema` is known or None (then fixed by the first batch); as rows are handed from one subtask to
-    another dictionary columns become columns of their values, so it names no dictionaries."""
+    """A stream of rows. Immutable: methods return new streams; each consumer gets all rows.
+
+    `schema` is known, or None until the first batch. Dictionary columns become columns of their values between
+    subtasks, so `schema` has no dictionaries."""
 
     def __init__(
         self, plan: Plan, node: int, schema: pa.Schema | None, rebalanced: bool = False, tag: str = ""
     ) -> None:
         self._plan = plan
         self._node = node
-        self._tag = tag  # of a side output of the node; empty: its main output
+        self._tag = tag  # of a side output; empty: the main output
         self.schema = None if schema is None else plain_schema(schema)
         self._rebalanced = rebalanced
 
-    if not TYPE_CHECKING:  # a type checker shall go on refusing every other name
+    if not TYPE_CHECKING:  # type checkers refuse every other name
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_step(self, name, AFTER_KEY_BY)
@@ -79,7 +79,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         return f"<Stream {told(self._plan, self._node, self.schema)}>"
 
     def _repr_svg_(self) -> str:
-        """The steps that lead here, as a notebook shows them."""
+        """Picture, for notebooks, of the steps that lead to this stream."""
         return drawn(self._plan, self._node)
 
     def with_watermarks(
@@ -89,9 +89,11 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         *,
         generator: Callable[[], "WatermarkGenerator"] | None = None,
     ) -> "Stream":
-        """Event time follows `column`: the greatest value seen minus `max_out_of_orderness`. Directly after a source
-        the watermark is made per split there, which is more exact; elsewhere it replaces the input's. With `generator`,
-        a subclass of `WatermarkGenerator`, that says at each row how far event time has come, per subtask."""
+        """Sets the event time to `column`: the watermark is the greatest value less `max_out_of_orderness`.
+
+        Directly after a source the watermark is made per split, which is more exact; elsewhere it replaces the
+        input's watermark. `generator`: a subclass of `WatermarkGenerator`, which returns the event time reached at
+        each row, per subtask."""
 
         from barrier_runtime.operators.watermark_generator import GeneratedWatermarkOperator, WatermarkOperator
 
@@ -117,7 +119,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         return self._added(node)[0]
 
     def union(self, *others: "Stream", name: str | None = None) -> "Stream":
-        """Rows of this and the other streams, which have the same columns."""
+        """Merges this and the other streams, which have the same columns. `name`: name of the step."""
 
         from barrier_runtime.operators.functions.batch_functions import UnionOperator
 
@@ -139,11 +141,11 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         return self._added(node)[0]
 
     def rebalance(self) -> "Stream":
-        """Spread rows evenly over the subtasks of what follows."""
+        """Spreads rows evenly over the subtasks of the next step."""
         return Stream(self._plan, self._node, self.schema, rebalanced=True, tag=self._tag)
 
     def key_by(self, *columns: str) -> "KeyedStream":
-        """Rows with equal values in `columns` go to the same subtask. Nulls are a value."""
+        """Sends rows with equal values in `columns` to the same subtask. Nulls are a value."""
         if not columns:
             raise InvalidJob("key_by() without columns: name at least one")
         where = f"key_by({', '.join(map(repr, columns))})"
@@ -167,9 +169,10 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         early: WindowTrigger | None = None,
         clock: Literal["event", "processing"] = "event",
     ) -> "WindowedStream[Stream]":
-        """Windows over all rows, without a key: as `key_by(…).window(…)`, whose arguments it has, and results have no
-        key columns; a function of `apply` gets None for the key. All rows go to one subtask, so the rate is that of
-        one; where many keys can be aggregated first, let windows by key come before.
+        """Groups all rows by window, without a key. Arguments as in `key_by(…).window(…)`.
+
+        Results have no key columns; a function of `apply` gets None as key. One subtask gets all rows, which limits
+        the rate; if many keys can be aggregated first, put windows by key before.
 
         >>> orders.window_all("per minute", Tumbling(timedelta(minutes=1)), event_time="at").aggregate(n=count())
         """
@@ -189,8 +192,10 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         return windows
 
     def broadcast(self, switch: Literal["row", "barrier"] = "row") -> "BroadcastStream":
-        """All (few) rows go to every subtask of the step to come, in one order: an input of `connect`. Its handler runs
-        for each as it comes ("row"), or behind the next checkpoint barrier ("barrier"), the same in all subtasks."""
+        """Makes an input of `connect` whose (few) rows go to every subtask, in the same order.
+
+        `switch`: the handler runs when a row comes ("row"), or after the next checkpoint barrier ("barrier"), in all
+        subtasks alike."""
 
         from barrier_runtime.operators.functions.connected import check_switch
 
@@ -227,9 +232,11 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         side: Mapping[str, SchemaLike] | None = None,
         on_error: OnError | Retry = "fail",
     ) -> "Stream | tuple[Stream, ...]":
-        """A row-wise function without key and state: a class with `process(self, row, ctx)`, which yields rows or gives
-        a row, a list or None, or a function of (row, ctx). The class may have `open(self, ctx)`, called in each subtask
-        before the first row, and `close(self)`. See `RowContext` for `ctx`; the others as in `KeyedStream.process`."""
+        """Runs a row-wise function without key and state.
+
+        `function`: a class with `process(self, row, ctx)`, which yields rows or returns a row, a list or None, or a
+        function of (row, ctx). The class may have `open(self, ctx)`, called in each subtask before the first row,
+        and `close(self)`. See `RowContext` for `ctx`; the other arguments are those of `KeyedStream.process`."""
 
         from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
 
@@ -249,13 +256,14 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         return cast("Stream | tuple[Stream, ...]", one_or_all(steps))
 
     def deduplicate(self, name: str, *columns: str, within: datetime.timedelta | None) -> "Stream":
-        """Let the first row of each id (the values of `columns`; null is a value like others) pass, and drop the later
-        ones. An id is forgotten once the watermark has advanced by `within` since the id was seen; a row's own event
-        time plays no part, so a late row is never dropped for being late. With None no id is ever forgotten, and the
-        state grows with every one.
+        """Keeps the first row of each id (the values of `columns`; null is a value) and drops later rows.
 
-        Bloom filters in memory (about 3 to 12 bytes per id) spare new ids the look-up in the state. Counted: `lookups`,
-        `lookups_saved`, `duplicates`.
+        An id is forgotten when the watermark has advanced by `within` since the id was seen. A row's own event time
+        does not matter, so no row is dropped for being late. With None no id is forgotten, and the state grows with
+        every id.
+
+        Bloom filters in memory (about 3 to 12 bytes per id) save new ids the look-up in the state. Counted:
+        `lookups`, `lookups_saved`, `duplicates`.
 
         >>> orders.deduplicate("once", "order_id", within=timedelta(hours=1))
         """
@@ -281,8 +289,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
     def sink(
         self, name: str, sink: TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink] | Callable[..., None]
     ) -> None:
-        """Write the rows. Each subtask has its own copy of `sink` (or what the factory `sink` makes). The function
-        `print` writes each row on a line, as it comes and at least once; on Spark to the executors' output.
+        """Writes the rows. Each subtask has a copy of `sink`, or of the result of the factory `sink`.
+
+        The function `print` writes each row on a line at once, at least once; on Spark to the executors' output.
 
         >>> orders.sink("orders", ParquetSink("s3://lake/orders"))
         >>> orders.sink("look", print)
@@ -318,13 +327,14 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         attempts: int = 10,
         on_error: Literal["fail"] = "fail",
     ) -> None:
-        """Call `function(rows, checkpoint)` in this program with the rows of each decided checkpoint, in order: a Spark
-        DataFrame of the driver's session, or a `pyarrow.Table` from `run_local`. A checkpoint without rows is left out.
+        """Calls `function(rows, checkpoint)` in this program for each decided checkpoint, in order.
 
-        A call that raises is repeated with the same rows and the same `checkpoint.number`; after `attempts` failures in
-        a row the job stops with `BatchFunctionFailed`. It is also repeated when the program dies before the success is
-        noted: a target that stores `checkpoint.application` and `checkpoint.number` with the rows has them once. Rows
-        cannot be skipped here (`on_error`): they are decided, and the function gets all of a checkpoint together.
+        `rows` is a Spark DataFrame of the driver's session, or a `pyarrow.Table` in `run_local`. Checkpoints without
+        rows are left out. A call that raises is repeated with the same rows and the same `checkpoint.number`; after
+        `attempts` failures in a row the job stops with `BatchFunctionFailed`. A call is also repeated if the program
+        dies before the success is noted: a target that stores `checkpoint.application` and `checkpoint.number` with
+        the rows has the rows once. Rows cannot be skipped (`on_error`): they are decided, and the function gets all
+        rows of a checkpoint together.
 
         >>> orders.for_each_batch(write_orders, name="orders_out")
         """
@@ -348,7 +358,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
     def _add_sink(
         self, name: str, sink: Any, make_sink: Callable[[], TwoPhaseCommitSink], call: "BatchCall | None"
     ) -> None:
-        """`sink`: one, or a factory that carries the same attributes."""
+        """`sink`: a sink, or a factory with the same attributes."""
 
         from barrier_runtime.runtime.sinks.operator import SinkOperator
 
@@ -367,15 +377,16 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         )
 
     def take(self, rows: int = 20) -> pa.Table:
-        """The first rows, as an Arrow table, for looking at: what leads to this stream runs in this process until there
-        are enough, without checkpoints and without the flow's sinks. Not for sources that lose what was read
-        (RabbitMQ)."""
+        """Returns the first rows as an Arrow table, for looking at the stream.
+
+        The steps before the stream run in this process until there are enough rows, without checkpoints and the
+        flow's sinks. Not for sources that lose read messages (RabbitMQ)."""
         from barrier_runtime.launch.display import first_rows
 
         return first_rows(self._plan, self._as_input(), rows)
 
     def show(self, rows: int = 20) -> None:
-        """Print the first rows as a table. See `take`.
+        """Prints the first rows as a table. See `take`.
 
         >>> orders.filter("amount > 100").show(3)
         """
@@ -387,8 +398,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         Console().print(rich_table(self.take(rows)))
 
     def preview(self, rows: int = 20, *, within: float = 10.0) -> "Rows":
-        """The first rows, for the last line of a notebook's cell: as `take`, but no longer than `within` seconds, so
-        also of a stream that is slow or silent.
+        """Returns the first rows, for the last line of a notebook's cell. See `take`.
+
+        Waits at most `within` seconds, so slow and silent streams work, too.
 
         >>> orders.filter("amount > 100").preview()
         """
@@ -407,7 +419,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
 
 class BroadcastStream:
-    """A stream whose rows go to all subtasks of the next step, which is a step of `connect`."""
+    """A stream whose rows go to all subtasks of the next step, a step of `connect`."""
 
     def __init__(self, stream: Stream, switch: Literal["row", "barrier"]) -> None:
         self._stream = stream
@@ -421,7 +433,7 @@ class BroadcastStream:
 
 @plain_errors
 class KeyedStream(JoiningStream[Stream], StatefulSteps[Stream]):
-    """A stream partitioned by key columns; what follows may keep state per key."""
+    """A stream partitioned by key columns; the next step may keep state per key."""
 
     def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""`WindowedStream`: what users write after `.window(…)`."""
+"""`WindowedStream`: the result of `.window(…)`."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -60,7 +60,7 @@ class WindowedStream(Generic[S]):
         self._clock = clock
         self._lateness_ms = lateness_ms
         self._trigger = trigger
-        self._all_rows = False  # the key is one that users do not see
+        self._all_rows = False  # the key is internal, and hidden from users
 
     if not TYPE_CHECKING:
 
@@ -77,11 +77,13 @@ class WindowedStream(Generic[S]):
     def aggregate(self, *, late: Literal[True], **aggregates: AnyAggregate) -> tuple[S, S]: ...
 
     def aggregate(self, *, late: Any = False, **aggregates: AnyAggregate) -> S | tuple[S, S]:
-        """One row per key and window once the watermark passed its end: the key columns, `window_start` and
-        `window_end` (timestamps in ms, UTC; the end is exclusive; a `Global` has neither), `update` with an allowed
-        lateness or early results, `early` with the latter, `retracted` of sessions with either, then the aggregates.
-        Rows that come when all of their windows are gone are dropped and counted (`late_rows`). With `late` they are
-        not: it gives the pair (results, late rows), the latter as they came.
+        """Emits one row per key and window when the watermark has passed the end of the window.
+
+        Columns: the key columns, `window_start` and `window_end` (timestamps in ms, UTC; the end is exclusive;
+        `Global` has neither), `update` with an allowed lateness or early results, `early` with early results,
+        `retracted` for sessions with either, then the aggregates. Rows that come after the end of all their windows
+        are dropped and counted (`late_rows`). `late=True` returns a pair instead: (results, late rows), the late
+        rows unchanged.
 
         >>> counts, late = visits.aggregate(late=True, n=count())
         """
@@ -128,8 +130,10 @@ class WindowedStream(Generic[S]):
         side_outputs: Mapping[str, pa.Schema | None] | None = None,
         **more: Any,
     ) -> Any:
-        """The stream of the window operator with this content, or a tuple with those of late rows and `side_outputs`.
-        `describe`: behind its definition, for people."""
+        """Adds the window operator with this content; returns its stream, or a tuple of streams.
+
+        The tuple has late rows and `side_outputs` after the results. `describe`: text after the definition, for
+        people."""
         rows, window, clock = self._keyed._keyed_input(), self._window, self._clock
         lateness_ms, trigger = self._lateness_ms, self._trigger
         make = partial(
@@ -167,7 +171,9 @@ class WindowedStream(Generic[S]):
             raise InvalidJob(f"{where}: no row is late by the wall clock: leave late= out")
 
     def _results_within(self, by_row: bool = False) -> frozenset[Within] | None:
-        """Of results whose time is the end of their window; None: they have none. `by_row`: the results are rows."""
+        """Windows of results whose time is the end of their window; None: without time.
+
+        `by_row`: the results are rows."""
         time, grid = self._clock.column, self._window.grid
         if time is None:
             return None
@@ -229,18 +235,20 @@ class WindowedStream(Generic[S]):
         on_error: OnError | Retry = "fail",
         **aggregates: AnyAggregate,
     ) -> S | tuple[S, ...]:
-        """A function of each whole window once it is over: `function(key, window, table)`, with the key (a tuple of
-        several columns), the window (`start` and `end`) and its rows, all columns, as a `pyarrow.Table` ordered by
-        event time. It returns a table, a record batch, a row (dict), any number of these, or None; `schema` has their
-        columns. With `batches` it gets an iterator of record batches in place of the table, so that a window may be
-        larger than memory. Rows wait in the job's state, not in memory. `late`: as in `aggregate`. For `Tumbling`,
-        `Sliding` and `Global`, without early results and allowed lateness.
+        """Calls `function(key, window, table)` for each whole window after its end.
+
+        `key` is a tuple if there are several columns, `window` has `start` and `end`, and `table` is a
+        `pyarrow.Table` with all columns of the window's rows, ordered by event time. The function returns a table, a
+        record batch, a row (dict), any number of these, or None; `schema` has their columns. With `batches` the
+        function gets an iterator of record batches instead of the table, so that a window may be larger than memory.
+        Rows wait in the job's state, not in memory. `late`: as in `aggregate`. For `Tumbling`, `Sliding` and
+        `Global`, without early results and allowed lateness.
 
         With aggregates, as in `apply(function, schema=…, n=count())`, no rows are held: the function gets a dict of
-        them in place of the table, for each result that `aggregate` would give, of every kind of window.
+        aggregates instead of the table, for each result that `aggregate` would emit, for every kind of window.
 
-        `on_error` as in `map`, with the errors as the last stream: of a window for which the function raises nothing
-        goes out, and its rows are gone; the error tells which window it was, and of how many rows.
+        `on_error` as in `map`, with the errors as the last stream: if the function raises for a window, nothing goes
+        out, and the window's rows are gone; the error names the window and the number of rows.
 
         >>> hours.apply(lambda key, window, table: {"key": key, "rows": len(table)}, schema={"key": str, "rows": int})
         """
@@ -268,10 +276,11 @@ class WindowedStream(Generic[S]):
     def top(self, n: int, *, by: str, largest: bool = True, late: Literal[True]) -> tuple[S, S]: ...
 
     def top(self, n: int, *, by: str, largest: bool = True, late: bool = False) -> S | tuple[S, S]:
-        """The `n` rows of each window that have the largest (or smallest) values in column `by`, once it is over: all
-        columns, then `window_start` and `window_end`, then `rank` from 1 on. Of equal rows the one that came first is
-        first; NaN is the greatest number, as in Spark, and nulls are last. Only those rows are held. `late`: as in
-        `aggregate`. For the windows that `apply` takes.
+        """Emits, after its end, each window's `n` rows with the largest (or smallest) values in `by`.
+
+        Columns: all columns, then `window_start` and `window_end`, then `rank` from 1. Of equal rows the earlier
+        arrival is first; NaN is the greatest number, as in Spark, and nulls are last. Only these rows are held.
+        `late`: as in `aggregate`. For the windows that `apply` takes.
 
         >>> minutes.top(3, by="price")
         """
@@ -316,8 +325,10 @@ class WindowedStream(Generic[S]):
         return every
 
     def _shown(self, streams: T, results: bool = True, errors: bool = False) -> T:
-        """`streams` as users see them. `results`: whether those of the main output have the key columns. `errors`: the
-        last stream is that of errors, which have none."""
+        """Streams for users, without the internal key.
+
+        `results`: true if the main output has key columns. `errors`: the last stream has errors, without key
+        columns."""
         if not self._all_rows:
             return streams
         main, *others = streams if isinstance(streams, tuple) else (streams,)
@@ -326,7 +337,7 @@ class WindowedStream(Generic[S]):
         return cast(T, one_or_all((without_one_key(main) if results else main, *late, *kept)))
 
     def _whole_windows(self, method: str, late: bool) -> pa.Schema:
-        """The columns of the rows, for a step that holds rows."""
+        """Columns of the rows, for a step that holds rows."""
         where, window = f"window {self._name!r}", self._window
         if window.not_whole:
             raise InvalidJob(f"{where}: {method}() is not for {window.not_whole}")
@@ -343,7 +354,7 @@ class WindowedStream(Generic[S]):
 
 
 def _has_order(kind: pa.DataType) -> bool:
-    """Whether Arrow sorts such values. It does not sort half floats, small decimals and views of text."""
+    """True if Arrow sorts such values. Arrow does not sort half floats, small decimals and views of text."""
     try:
         pc.array_sort_indices(pa.array([], kind))
     except pa.ArrowNotImplementedError:
@@ -352,5 +363,5 @@ def _has_order(kind: pa.DataType) -> bool:
 
 
 def without_one_key(stream: Any) -> Any:
-    """A stream of windows over all rows, as users see it."""
+    """Stream of windows over all rows, without the internal key."""
     return stream.select([name for name in stream.schema.names if name != ONE_KEY])

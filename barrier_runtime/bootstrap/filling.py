@@ -1,8 +1,8 @@
-"""The states of one operator filled from DataFrames, by the operator's own tables.
+"""Fills the states of one operator from DataFrames, through the operator's own tables.
 
-The operator is made and opened as a slot does it, once for each subtask, so that what its snapshot says of types, keys
-and time is what a job would have written; only that its entries come in bulk, and past the cache. Columns of a frame
-are those of `state_tables`: the key's, then by the kind of state
+The operator is made and opened as in a slot, once per subtask. So the snapshot describes types, keys and time as a
+job's snapshot does; only the entries come in bulk and bypass the cache. Columns of a frame are those of
+`state_tables`: columns of the key, then by the kind of state
 
     value, reducing, aggregating     value
     list                             position (0, 1, …), value
@@ -10,7 +10,7 @@ are those of `state_tables`: the key's, then by the kind of state
     timers                           at (a time, or milliseconds)
     columns                          namespace_1, …, and one for each column
 
-and `written_at`, if the state has a time to live; with `_` behind a name that a column of the key has.
+and `written_at`, if the state has a time to live; followed by `_` if a column of the key has the same name.
 """
 
 import time
@@ -55,7 +55,7 @@ _FITS = {
 
 
 class StateFilling:
-    """One state of an operator, in all of its subtasks. `operators`: by subtask, open and bound."""
+    """One state of an operator, in all subtasks. `operators`: by subtask, open and bound."""
 
     def __init__(self, operators: Sequence[KeyedOperator], state: str, keys: pa.Schema, where: str) -> None:
         self._operators = operators
@@ -66,7 +66,7 @@ class StateFilling:
         self._max_parallelism = operators[0].backend.max_parallelism
         self._numbers: list[Counter[tuple[Any, ...]]] = [Counter() for _ in operators]
         self._last: list[dict[tuple[Any, ...], int]] = [{} for _ in operators]
-        self._places = [array("q") for _ in operators]  # hashes of keys, which tell whether one came twice
+        self._places = [array("q") for _ in operators]  # hashes of keys, to detect repeated keys
         self._tables = [self._table(operator) for operator in operators]
         self._what: StateDescription = operators[0].backend.description(state)
         self._namespaces = [
@@ -75,7 +75,7 @@ class StateFilling:
         self._now_ms = time.time_ns() // 1_000_000
 
     def drop(self) -> None:
-        """What is there is replaced."""
+        """Removes all restored entries."""
         for table in self._tables:
             if isinstance(table, ColumnTable):
                 table.remove(table.load_all())
@@ -83,7 +83,7 @@ class StateFilling:
                 table.drop_stored()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Raises `InvalidJob` for columns that are missing or of other types."""
+        """Adds rows. Raises `InvalidJob` for columns that are missing or of other types."""
         batch = self._checked(batch)
         groups = key_groups_of([batch.column(name) for name in self._keys.names], self._max_parallelism)
         subtasks = groups.astype(np.int64) * len(self._operators) // self._max_parallelism
@@ -92,7 +92,7 @@ class StateFilling:
             self._fill(int(subtask), rows)
 
     def finish(self) -> int:
-        """All rows were added. How many entries there are: of rows of one key the last."""
+        """Ends the adding. Returns the number of entries: of rows with equal keys the last counts."""
         return sum(self._finished(subtask) for subtask in range(len(self._tables)))
 
     # ---- inside
@@ -177,7 +177,7 @@ class StateFilling:
         return column.to_pylist()  # type: ignore[no-any-return]
 
     def _entries(self, rows: pa.RecordBatch) -> list[Any]:
-        """Keys of a map, as the step keeps them."""
+        """Keys of a map, as the step stores them."""
         column = self._beside(rows, "entry", "of a map")
         if column.null_count:
             raise InvalidJob(f"{self._where}: column 'entry' has {column.null_count} nulls: leave such rows out")
@@ -283,7 +283,7 @@ def key_fields_of(batch: pa.RecordBatch, names: Sequence[str], where: str) -> pa
 
 
 def _with_dicts(value: Any, kind: pa.DataType) -> Any:
-    """A map is a dict in Python's types, and Arrow gives a list of pairs."""
+    """Converts maps to dicts, as in Python's types; Arrow returns lists of pairs."""
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_map(kind):

@@ -1,8 +1,8 @@
-"""`write_savepoint`: a savepoint made of DataFrames, or one with some of its states replaced.
+"""`write_savepoint`: makes a savepoint from DataFrames, or replaces some states of a savepoint.
 
     open each operator, per subtask ─► replace its states ─► snapshot to a folder of this machine ─► savepoint.json last
 
-Operators of `base` that are not edited, sources included, are copied file by file, unread.
+Operators of `base` that are not edited, sources included, are copied file by file without being read.
 """
 
 import itertools
@@ -62,7 +62,9 @@ class BootstrappedFlow(Protocol):
 
 @dataclass(frozen=True)
 class SavepointWritten:
-    """`bytes`: of its files. `entries`: by (step, state), of rows of one key the last."""
+    """A written savepoint.
+
+    `bytes`: size of the files. `entries`: number by (step, state); of rows with equal keys the last counts."""
 
     url: str
     bytes: int
@@ -78,14 +80,15 @@ def write_savepoint(
     parallelism: int = 2,
     max_parallelism: int = 128,
 ) -> SavepointWritten:
-    """Make a savepoint in `url`, with which `flow` begins: `flow.run(…, restore=url)`.
+    """Writes a savepoint to `url`, with which `flow` begins: `flow.run(…, restore=url)`.
 
-    `states`: (step, state) -> a DataFrame of pandas, Polars, PyArrow or Spark, or a `RecordBatchReader`; its columns
-    are those of `open_checkpoint(…).table(step, state)`. Each key (in lists and maps: each entry) once. `base`: a
-    savepoint, of which these states are replaced and all others are copied; without it there is nothing else, and
-    sources begin where the flow says. `parallelism`: in so many parts it is written; a job may have any other.
+    `states`: (step, state) -> a DataFrame of pandas, Polars, PyArrow or Spark, or a `RecordBatchReader`, with the
+    columns of `open_checkpoint(…).table(step, state)`. Each key (in lists and maps: each entry) must occur once.
+    `base`: a savepoint; these states of it are replaced and all others are copied. Without `base` there is no other
+    state, and sources begin where the flow says. `parallelism`: number of parts of the savepoint; a job may have any
+    other parallelism.
 
-    Raises `InvalidJob` for steps and states that the flow has not, and for columns of other names or types."""
+    Raises `InvalidJob` for steps and states that the flow lacks, and for columns of other names or types."""
     if not isinstance(getattr(flow, "plan", None), Plan):
         raise InvalidJob(f"write_savepoint: flow={flow!r} is no Dataflow: give the flow that begins with the savepoint")
     savepoint = None if base is None else read_savepoint(base)
@@ -123,7 +126,7 @@ def write_savepoint(
 
 
 def _check_kind(graph: JobGraph, before: tuple[OperatorSnapshot, ...]) -> None:
-    """Raises `InvalidJob` where the step that gets states is of another kind than its snapshots."""
+    """Raises `InvalidJob` if the step that gets states is of another kind than its snapshots."""
     for snapshot in before:
         another = changed_kind(graph.chain_specs(), snapshot)
         if another is not None:
@@ -131,7 +134,7 @@ def _check_kind(graph: JobGraph, before: tuple[OperatorSnapshot, ...]) -> None:
 
 
 def _no_splits(source: Source, parallelism: int) -> Sequence[Split]:
-    """Nothing of a source is asked for here."""
+    """Placeholder: no source is read here."""
     return [Split("none")]
 
 
@@ -155,7 +158,7 @@ def _manifest(graph: JobGraph, base: Manifest | None, operators: tuple[OperatorS
 
 
 def _copied(url: str, manifest: Manifest, store: LinkedStore, scratch: ObjectStore, base: str | None) -> int:
-    """Its objects into the folder: those of `base` by their store, where it can."""
+    """Copies the objects into the folder; objects of `base` by their store, if possible."""
     id = uuid.uuid4().hex
     objects = {
         key: f"data/{manifest.checkpoint}-{manifest.token}-{id}/{number}"
@@ -280,7 +283,7 @@ class _Filled:
 
 
 class _AtOnce:
-    """Works in the caller's thread."""
+    """Executor that works in the caller's thread."""
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         done(work(), None)
@@ -293,13 +296,13 @@ BATCH_ROWS = 65_536
 
 
 def batches_of(frame: Any, where: str) -> Iterator[pa.RecordBatch]:
-    """Its rows, with plain column types. Raises `InvalidJob` for what is not a table."""
+    """Rows of a frame with plain column types. Raises `InvalidJob` for other objects than tables."""
     if isinstance(frame, pa.RecordBatch):
         frame = pa.Table.from_batches([frame])
     if isinstance(frame, pa.Table):
         return map(_plain, frame.to_batches(max_chunksize=BATCH_ROWS) or [no_rows(frame.schema)])
     if isinstance(frame, pa.RecordBatchReader):
-        batches = itertools.chain([no_rows(frame.schema)], frame)  # whose types are known without rows, too
+        batches = itertools.chain([no_rows(frame.schema)], frame)  # the types are known without rows, too
         return (part for batch in batches for part in batches_of(pa.Table.from_batches([batch]), where))
     module = type(frame).__module__.partition(".")[0]
     if module == "pandas":
@@ -317,7 +320,7 @@ def batches_of(frame: Any, where: str) -> Iterator[pa.RecordBatch]:
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Without dictionaries, large and view types."""
+    """Batch without dictionaries, large and view types."""
     batch = PlainRows()(batch)
     fields = [field.with_type(_narrow(field.type)) for field in batch.schema]
     schema = pa.schema(fields)

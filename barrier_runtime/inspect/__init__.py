@@ -1,1 +1,1 @@
-"""Reads what a job has stored, without the job."""
+"""Reads a job's stored data without the job."""

@@ -1,10 +1,10 @@
-"""What a job's last decided checkpoint leaves to be committed, from its checkpoints alone: no flow, no coordinator.
+"""Transactions that a job's last decided checkpoint leaves to commit, read from its checkpoints alone.
 
-The edge of `barrier-runtime transactions`: it reads the decision log, the manifest and, through the sinks that it makes
-from what snapshots say of them, settles. A commit does what a stalled process of the last generation might do at any
-later time: it is idempotent, and harms no job that starts meanwhile. Dropping is not: it needs a generation of its own
-(`coordinator.maintenance.in_doubt`), so that what is dropped is out of reach of whoever ran the job and below whoever
-starts it.
+The code of `barrier-runtime transactions`, without flow and coordinator: reads decision log and manifest, makes the
+sinks from their descriptions in snapshots, and resolves the transactions. A commit does what a stalled
+process of the last generation might do at any later time: a commit is idempotent, and does no harm to a job that
+starts meanwhile. Dropping needs a generation of its own (`coordinator.maintenance.in_doubt`): dropped transactions
+must be out of reach of the previous run, and of an older generation than the next run.
 """
 
 import time
@@ -34,15 +34,15 @@ from barrier_runtime.state.store.paths import Paths
 
 _POLL_S = 0.1
 _READS_AT_ONCE = 8
-_WATCH_S = 2.0  # at least, for a run without a lease: two checkpoints should be in its log by then
+_WATCH_S = 2.0  # minimum, for a run without a lease: its log should get two checkpoints by then
 
 
 @dataclass(frozen=True)
 class PendingSink:
-    """One sink's share. Every entry is decided, and not known to be visible."""
+    """Pending transactions of one sink. Every entry is decided, and not known to be visible."""
 
     name: str
-    value: SinkValue | None  # None: written by a release that did not say
+    value: SinkValue | None  # None: written by a release that did not describe sinks
     entries: tuple[PendingEntry, ...]  # oldest first
 
     @property
@@ -53,12 +53,12 @@ class PendingSink:
 @dataclass(frozen=True)
 class PendingJob:
     job: str
-    checkpoint: int  # the newest that is decided; 0: none
+    checkpoint: int  # the newest decided checkpoint; 0: none
     lineage: str
     token: int  # of the last generation
-    log: LogView  # as it was read, not empty
-    ended: str  # how the last run ended; "" when nothing says that it did
-    interval_s: float  # between its checkpoints
+    log: LogView  # as read, not empty
+    ended: str  # outcome of the last run; "" if the log has none
+    interval_s: float  # between checkpoints
     sinks: tuple[PendingSink, ...]
 
     @property
@@ -69,7 +69,9 @@ class PendingJob:
 
 
 def read_pending(store: ObjectStore, job: str) -> PendingJob:
-    """Raises `InvalidJob` when there is no such job or a newer release wrote it, `Corrupt` when log or manifest are
+    """Reads the pending transactions of a job.
+
+    Raises `InvalidJob` if there is no such job or a newer release wrote it, and `Corrupt` if log or manifest are
     damaged."""
     paths = Paths(job)
     view = _read_log(store, paths)
@@ -96,7 +98,7 @@ def read_pending(store: ObjectStore, job: str) -> PendingJob:
             )
         check_files(record.manifest, manifest, paths)
         sinks = tuple(_sinks(with_values(store, manifest.operators, _READS_AT_ONCE), job))
-        if finish is not None and finish.outcome == "finished":  # which is said when all of them are visible
+        if finish is not None and finish.outcome == "finished":  # recorded after all transactions are visible
             sinks = tuple(replace(sink, entries=()) for sink in sinks)
     return PendingJob(
         job=job,
@@ -124,7 +126,7 @@ def _sinks(operators: Sequence[OperatorSnapshot], job: str) -> Iterator[PendingS
 
 
 def rows_told(committable: bytes) -> int | None:
-    """How many rows a committable says it holds; None when it does not say."""
+    """Number of rows in a committable, if the committable has it; else None."""
     try:
         said = msgspec.json.decode(committable)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -145,7 +147,7 @@ def _tells_rows(part: object) -> bool:
 
 
 def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], None] = time.sleep) -> str:
-    """Who leads the job now, as far as watching its log and lease for a while tells; "" when nobody seems to.
+    """Leader of the job, found by watching log and lease for a while; "" if nobody seems to lead.
 
     A job that takes no checkpoints, because it only waits for its last commits, is not noticed."""
     if pending.ended:
@@ -170,13 +172,15 @@ def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], No
     return ""
 
 
-# ---------------------------------------------------------------- settling
+# ---------------------------------------------------------------- resolving
 
 
 @dataclass(frozen=True)
 class InDoubtResolver:
-    """Settles one job's pending transactions. `factories`: for sinks that are none of ours, by name; `overrides`:
-    settings by sink, in place of or beside what the snapshot says."""
+    """Resolves one job's pending transactions.
+
+    `factories`: by name, for users' own sinks. `overrides`: settings by sink, which replace or extend those of the
+    snapshot."""
 
     store: ObjectStore
     pending: PendingJob
@@ -184,7 +188,9 @@ class InDoubtResolver:
     overrides: Mapping[str, Mapping[str, Any]]
 
     def opened(self, sink: PendingSink, token: int) -> TwoPhaseCommitSink:
-        """As the only subtask: then all entries are its own. Raises `InvalidJob` when it cannot be made."""
+        """Opens the sink as the only subtask, which owns all entries.
+
+        Raises `InvalidJob` if the sink cannot be made."""
         made = self._made(sink)
         made.open(
             SinkContext(
@@ -211,7 +217,7 @@ class InDoubtResolver:
         return make_sink(sink.value.kind, {**sink.value.settings, **self.overrides.get(sink.name, {})})
 
     def commit(self, sink: PendingSink, told: Callable[[PendingEntry], None]) -> None:
-        """Make all of it visible, oldest first. Raises what the sink raises; repeating it does no harm."""
+        """Makes all entries visible, oldest first. Raises the sink's errors; repeating a commit does no harm."""
         made = self.opened(sink, self.pending.token)
         try:
             for entry in sink.entries:
@@ -222,8 +228,9 @@ class InDoubtResolver:
             made.close()
 
     def clean_up(self, sink: PendingSink, token: int) -> None:
-        """Commit all that is decided and drop what was left undecided, as the job's next generation would. `token`: of
-        a generation that fenced the last one."""
+        """Commits all decided entries and drops undecided ones, as the job's next generation would.
+
+        `token`: of a generation that fenced the last generation."""
         made = self.opened(sink, token)
         try:
             made.recover([entry.committable for entry in sink.entries])
@@ -232,7 +239,7 @@ class InDoubtResolver:
             made.close()
 
     def drop(self, sink: PendingSink, token: int, told: Callable[[PendingEntry], None]) -> None:
-        """Abort what is decided: its rows are lost, unless they are visible already. `token`: as for `clean_up`."""
+        """Aborts decided entries: their rows are lost, unless already visible. `token`: as for `clean_up`."""
         made = self.opened(sink, token)
         try:
             for entry in sink.entries:

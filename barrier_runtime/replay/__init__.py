@@ -1,4 +1,4 @@
-"""A part of a job's past run again in this process: without its sinks, and without a write to where its state is."""
+"""Runs a part of a job's past again in this process, without sinks and writes to the job's store."""
 
 from barrier_runtime.replay.observing import ReplayedRow as ReplayedRow
 from barrier_runtime.replay.replaying import Replayed as Replayed

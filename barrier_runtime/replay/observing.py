@@ -1,7 +1,7 @@
-"""One operator of a replay, looked at row by row: what it had in state for the key, what it made of the row.
+"""Observes one operator of a replay row by row: the key's state before and after, emitted rows.
 
-The operator itself is the job's. What is watched are its calls: a batch is handed over one row at a time, which no
-operator can tell from another cut, and only rows of the wanted key are handed over at all.
+The operator is the job's own; only its calls are intercepted. Each batch is passed one row at a time, which
+operators cannot distinguish from other batch boundaries, and only rows of the wanted key are passed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +29,11 @@ State = dict[str, Any]  # by name: a value, {entry: value}, [element, …], [tim
 
 @dataclass(frozen=True)
 class ReplayedRow:
-    """`row`: as it came to the operator, at input `port`; None: nothing came but time, as for a timer. `reached_ms`:
-    event time at the row, or the one that came; None: unknown. `before`, `after`: the key's state by name. `emitted`:
-    rows of the main output, `side` those of side outputs by name. `error`: what it raised; empty: nothing."""
+    """A row that the observed operator has processed.
+
+    `row`: as it arrived at input `port`; None if only time advanced, as for a timer. `reached_ms`: event time at the
+    row, or the event time that arrived; None: unknown. `before`, `after`: the key's state by name. `emitted`: rows
+    of the main output, `side`: rows of side outputs by name. `error`: error of the operator, or empty."""
 
     number: int  # from 0
     row: dict[str, Any] | None
@@ -44,7 +46,7 @@ class ReplayedRow:
     error: str = ""
 
     def redacted(self, columns: Sequence[str]) -> "ReplayedRow":
-        """With the values under these names hidden."""
+        """Copy with hidden values under these names."""
         return ReplayedRow(
             self.number,
             masked(self.row, columns),
@@ -60,13 +62,13 @@ class ReplayedRow:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which rows: by input port, the values that columns have. Ports that are not named take all rows."""
+    """Selection of rows: values of columns by input port. Ports without an entry select all rows."""
 
     by_port: Mapping[int, Mapping[str, Any]]
-    only_now: Callable[[], bool] = lambda: True  # asked when a batch comes
+    only_now: Callable[[], bool] = lambda: True  # called for each batch
 
     def mask(self, rows: pa.RecordBatch, port: int) -> pa.BooleanArray | None:
-        """None: all."""
+        """Rows to select; None: all."""
         if not self.only_now():
             return pa.array([False] * rows.num_rows)
         chosen: pa.BooleanArray | None = None
@@ -82,7 +84,7 @@ class Wanted:
 
 
 class _Collecting(Emit):
-    """Passes on, and keeps what went out since it was asked last."""
+    """Passes batches on, and collects their rows until `taken`."""
 
     __slots__ = ("_emitted", "_onward", "_side_rows")
 
@@ -108,7 +110,7 @@ class _Collecting(Emit):
 
 
 class DebuggerQuit(UserCodeError):
-    """Whoever looks has seen enough: the replay ends here."""
+    """The user has left the debugger: the replay ends."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,10 @@ class Coming:
 
 
 class Observer:
-    """`told`: each row, as soon as it was processed. `call`: has the operator process one row, by `work`; it hears of
-    the row and the key's state before, so that a debugger may step in."""
+    """Observer of an operator's rows.
+
+    `told` receives each processed row. `call` makes the operator process one row, by `work`, and receives the row
+    and the key's state before, so that a debugger may step in."""
 
     def __init__(
         self,
@@ -136,7 +140,7 @@ class Observer:
         self._number = 0
 
     def watch(self, operator: Operator) -> Operator:
-        """The same operator; from now on it is looked at."""
+        """Replaces the operator's methods by observing methods; returns the operator."""
         watched = _Watched(self, operator)
         for name, method in watched.methods().items():
             setattr(operator, name, method)
@@ -151,14 +155,14 @@ class Observer:
 
 
 class _Watched:
-    """The methods of one operator of one subtask that are called in place of its own."""
+    """Methods that replace those of one operator of one subtask."""
 
     def __init__(self, observer: Observer, operator: Operator) -> None:
         self._observer = observer
         self._operator = operator
         self._process, self._toward = operator.process, operator.toward
         self._wall, self._end = operator.on_wall_clock, operator.on_end
-        self._state: State | None = None  # as it was when it was looked at last
+        self._state: State | None = None  # as observed last
         self._in_row = False
 
     def methods(self) -> dict[str, Any]:
@@ -168,7 +172,7 @@ class _Watched:
         mask = self._observer.wanted.mask(batch.rows, port)
         if mask is not None:
             batch = batch.only(batch.rows.filter(mask), mask)
-        self._operator.stops = False  # a row is handed over once, with all that is due before it
+        self._operator.stops = False  # a row is passed once, after everything that is due before
         for at in range(len(batch)):
             self._row(batch.slice(at, 1), emit, port)
 
@@ -210,8 +214,10 @@ class _Watched:
         self._timed(self._end, emit, None, True)
 
     def _timed(self, work: Callable[[Emit], T], emit: Emit, reached_ms: int | None, look: bool) -> T:
-        """Nothing came but time: told only if something came of it. `look`: also where nothing says so."""
-        if self._in_row:  # it is a part of what the row brings about
+        """Reports an advance of time, if it emits rows or changes the state.
+
+        `look`: compare the state even if `work` returns false and emits nothing."""
+        if self._in_row:  # the row caused this call
             return work(emit)
         before, collecting = self._before(), _Collecting(emit)
         result = work(collecting)
@@ -234,7 +240,7 @@ def _known(ms: int | None) -> int | None:
 
 
 def state_of(operator: Operator) -> State:
-    """Of an operator that holds the entries of one key: a copy, as plain data."""
+    """Copy, as plain data, of the state of an operator that has the entries of one key."""
     if not isinstance(operator, KeyedLife) or not hasattr(operator, "backend"):
         return {}
     found: State = {}

@@ -1,7 +1,7 @@
-"""Input and graph of a replay: each source is read from the positions of one checkpoint to those of a later one, and
-the graph has no sinks and no steps after the operator looked at.
+"""Input and graph of a replay between the positions of two checkpoints.
 
-Before anything is read it is asked whether all of that can be had again; what cannot is named, part by part.
+The graph has no sinks and no steps after the observed operator. Before anything is read, all parts that cannot be
+read again are reported.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,8 +29,10 @@ def read_ranges(
     until: StoredCheckpoint | None,
     needed: Collection[str] | None = None,
 ) -> dict[str, ReadRange]:
-    """By source, of those `needed` (None: all) in the whole flow's graph. `before` None: from the first row on; `until`
-    None: as far as there is. Raises `InvalidJob` with all that cannot be read again."""
+    """Ranges by source, for the sources in `needed` (None: all) of the whole flow's graph.
+
+    `before` None: from the first row on; `until` None: to the end of the rows. Raises `InvalidJob` with everything
+    that cannot be read again."""
     ranges: dict[str, ReadRange] = {}
     missing: list[str] = []
     for chain in graph.chains:
@@ -101,7 +103,7 @@ def _rows(progress: RestoredSource, id: str) -> int:
 
 
 class RecordingSink(Operator):
-    """In place of a sink: tells what came to it, and writes nothing."""
+    """Replacement of a sink: reports the rows that arrive, and writes nothing."""
 
     def __init__(self, name: str, told: Callable[[str, Batch], None]) -> None:
         self._name = name
@@ -113,7 +115,7 @@ class RecordingSink(Operator):
 
 
 def without_sinks(graph: JobGraph, told: Callable[[str, Batch], None]) -> JobGraph:
-    """Each sink only records what came to it."""
+    """Graph in which each sink only records the rows that arrive."""
 
     def harmless(spec: OperatorSpec) -> OperatorSpec:
         if not spec.is_sink:
@@ -126,7 +128,7 @@ def without_sinks(graph: JobGraph, told: Callable[[str, Batch], None]) -> JobGra
 
 
 def up_to(graph: JobGraph, target: OperatorPlace, watch: Callable[[Operator], Operator]) -> JobGraph:
-    """Only what leads to the target, which is `watch`ed; nothing reads what it gives."""
+    """Graph of the steps that lead to the `watch`ed target; nothing reads the target's output."""
     needed = {target.chain.id}
     todo = [target.chain.id]
     while todo:
@@ -158,7 +160,7 @@ def _watched(make: Callable[[], Operator], watch: Callable[[Operator], Operator]
 
 
 def reading(graph: JobGraph, ranges: Mapping[str, ReadRange]) -> JobGraph:
-    """Sources read what `ranges` say and no more."""
+    """Graph whose sources read exactly the `ranges`."""
     chains = tuple(
         chain if chain.source is None else replace(chain, source=replace(chain.source, range=ranges[chain.source.name]))
         for chain in graph.chains

@@ -1,7 +1,7 @@
-"""`replay`: what one operator made of the rows of one key between two checkpoints, row by row.
+"""`replay`: shows row by row how one operator processed the rows of one key between two checkpoints.
 
-The operator gets only that key's state and rows; what stands before it in the flow runs whole, with its state, because
-any row of it may become one of the key's. What stands behind it, and every sink, is not run.
+The operator gets only the key's state and rows. The steps before the operator run whole, with their state, because
+each of their rows may become a row of the key. Later steps and sinks do not run.
 """
 
 import pdb as debuggers
@@ -42,7 +42,9 @@ class ReplayedFlow(Protocol):
 
 @dataclass(frozen=True)
 class Replayed:
-    """`error`: what a function raised, with which the replay ended; empty: none did. `read`: rows read from sources."""
+    """Result of a replay.
+
+    `error`: error of a function, which ended the replay, or empty. `read`: rows read from sources."""
 
     rows: tuple[ReplayedRow, ...]
     error: str
@@ -50,14 +52,15 @@ class Replayed:
 
     @property
     def emitted(self) -> list[dict[str, Any]]:
-        """All rows that the operator gave."""
+        """All rows that the operator emitted."""
         return [row for each in self.rows for row in each.emitted]
 
 
 @dataclass
 class Stretch:
-    """Between which checkpoints, of which flow. `after` 0: from the first row on, without state. `until` None: as far
-    as there are rows."""
+    """Part of a flow's past between two checkpoints.
+
+    `after` 0: from the first row on, without state. `until` None: to the end of the rows."""
 
     flow: ReplayedFlow
     url: str
@@ -102,18 +105,19 @@ class Stretch:
         return JobOptions.for_local_run(given)
 
     def graph(self, options: JobOptions) -> JobGraph:
-        """Of the whole flow."""
+        """Graph of the whole flow."""
         return compile_plan(
             self.flow.plan,
             options.parallelism,
             options.max_parallelism,
-            mode="at_least_once",  # no sink is run, so none is to be exactly once
+            mode="at_least_once",  # no sink runs, so no sink needs exactly once
             list_splits=patient_listing(options),
         )
 
     def check_switches(self, operators: Iterable[str]) -> None:
-        """Raises `InvalidJob` if broadcast rows of one of `operators` became valid at a barrier between the two: a
-        replay has no barriers."""
+        """Raises `InvalidJob` if broadcast rows of `operators` became valid at a barrier in the stretch.
+
+        A replay has no barriers."""
         if self.reached is None:
             return
         first = 0 if self.before is None else self.before.manifest.checkpoint
@@ -135,7 +139,7 @@ class Stretch:
 
     @property
     def wall_ms(self) -> int | None:
-        """The later checkpoint's time."""
+        """Time of the later checkpoint."""
         return None if self.reached is None else self.reached.manifest.created_wall_ms
 
 
@@ -156,18 +160,17 @@ def replay(
     redact: Sequence[str] = (),
     told: Callable[[ReplayedRow], None] = lambda row: None,
 ) -> Replayed:
-    """Run `flow` again in this process, from checkpoint `after` to checkpoint `until`, and look at what `operator`
-    makes of the rows of `key`.
+    """Runs `flow` again in this process from checkpoint `after` to `until`, and observes `operator`.
 
-    `key`: the value of the column of `key_by`, of several columns a tuple; or a dict, column to value. None: all rows.
-    `after`, `until`: numbers of completed checkpoints that are still there, or URLs of savepoints; `after` 0: from the
-    first row on; `until` None: until a function raises, or nothing comes any more. `checkpoints`: the folder or URL of
-    the job's checkpoints. `row`: only "split:number" of a source (from 0), or "split:first-last", for a step that is in
-    one chain with it. `stop`: at the first line of the step's function, in Python's debugger. `redact`: columns whose
-    values are hidden. `told` gets each row as soon as it is processed.
+    `key`: the key whose rows are observed, as the value of the column of `key_by`, of several columns a tuple; or a dict, column to value. None: all
+    rows. `after`, `until`: numbers of completed checkpoints that are still stored, or URLs of savepoints; `after` 0:
+    from the first row on; `until` None: until a function raises, or no more rows arrive. `checkpoints`: the folder
+    or URL of the job's checkpoints. `row`: only row "split:number" of a source (from 0), or "split:first-last", for
+    a step in one chain with the source. `stop`: stops at the first line of the step's function, in Python's
+    debugger. `redact`: columns whose values are hidden. `told` receives each processed row.
 
-    Sinks are not run, nothing is written to the job's store, and the wall clock stands at the time of `until`. Raises
-    `InvalidJob` for what is not there, and when rows cannot be read again."""
+    Sinks do not run, nothing is written to the job's store, and the wall clock stands at the time of `until`. Raises
+    `InvalidJob` for missing steps or checkpoints, and for rows that cannot be read again."""
     stretch = Stretch(flow, url_of(flow, checkpoints), after, until)
     options = stretch.options()
     whole = stretch.graph(options)
@@ -211,7 +214,7 @@ def replay(
 
 @contextmanager
 def scratch() -> Iterator[ObjectStore]:
-    """A store that is gone at the end."""
+    """A store that is removed at the end."""
     with scratch_folder(SCRATCH) as folder:
         yield LocalStore(folder)
 
@@ -224,8 +227,9 @@ def run_stretch(
     own: ObjectStore,
     only: OneKey | None = None,
 ) -> tuple[ReplayEnded, ObjectStore]:
-    """Run `graph`, which reads `ranges`, on the state of the stretch's first checkpoint. Its log and what it stores are
-    in `own`; the store that has both, what it began with and what it wrote, is returned as well."""
+    """Runs `graph`, which reads `ranges`, on the state of the stretch's first checkpoint.
+
+    Log and files go to `own`. Returns the end, and a store with both the restored and the written files."""
     spec, before = job_spec(graph, options), stretch.before
     source = before.store if before is not None else own
     store = LinkedStore(own, source)
@@ -236,7 +240,7 @@ def run_stretch(
 
 
 def _columns(target: OperatorPlace, key: Any, operator: str) -> dict[int, dict[str, Any]]:
-    """By input port, what columns of a wanted row are."""
+    """Required values of columns, by input port."""
     if key is None:
         return {}
     if isinstance(key, Mapping):
@@ -265,7 +269,7 @@ def _one_key(
     target: OperatorPlace,
     by_port: Mapping[int, Mapping[str, Any]],
 ) -> OneKey | None:
-    """What is to be restored of the operator alone; None: all of it."""
+    """The only key of the operator to restore; None: all keys."""
     if before is None or not target.keys or not by_port:
         return None
     for port, columns in target.keys.items():

@@ -1,12 +1,12 @@
-"""Run of a replay in this process, on a store of its own: the state it begins with (a stored checkpoint, of which the
-operator looked at gets one key), its progress until everything was read, and stops in Python's debugger.
+"""Run of a replay in this process: initial state, progress, and stops in Python's debugger.
 
-    restore ─► read to the positions ─► all is done ─► stop with a last checkpoint ─► over
-                     │ nothing comes for 30 s, and rows are missing: refused, which ones
-                     │ a function raises: over, that is what was looked for
+    restore ─► read to the positions ─► slots are idle ─► stop with a last checkpoint ─► end
+                     │ rows are missing, and none arrives for 30 s: `InvalidJob` names the missing rows
+                     │ a function raises: end, with the function's error
 
-The job that runs here has its own log in a folder that is removed; of the real job's store it has links to the files of
-one checkpoint, which it can only read. It is never restarted.
+The initial state is a stored checkpoint, of which the observed operator gets one key. The job that runs here has a
+log of its own in a temporary folder, and read-only links to the files of one checkpoint in the real job's store. The
+job is never restarted.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ _GROUP_BYTES = 2
 
 @dataclass(frozen=True)
 class OneKey:
-    """Of the operator `operator` only the entries of one key are wanted: `key`, as state has it."""
+    """Restriction of the restored state of `operator` to one key, in the form of state keys."""
 
     operator: str
     key: tuple[Any, ...]
@@ -66,8 +66,10 @@ class OneKey:
 def state_key(
     manifest: Manifest | None, operator: str, values: Mapping[str, Any], rows: pa.Schema | None
 ) -> tuple[Any, ...] | None:
-    """The key as state has it, whose columns have `values`, in their order. `rows`: what the flow tells of the
-    operator's input, for checkpoints of releases that did not tell keys. None: types of the key are not known."""
+    """Key with these `values` of columns, in their order, in the form of state keys.
+
+    `rows`: the operator's input schema in the flow, for checkpoints of releases that did not store key types. None:
+    the types of the key are unknown."""
     snapshots = () if manifest is None else manifest.operators
     told = next((each.values[KEYS] for each in snapshots if each.operator == operator and KEYS in each.values), b"")
     fields = key_fields(told.decode()) if told else []
@@ -81,8 +83,9 @@ def state_key(
 
 
 def begin(store: LinkedStore, at: StoredCheckpoint, spec: JobSpec, sinks: Collection[str], only: OneKey | None) -> None:
-    """Make `at` the newest checkpoint of the job that replays, whose log and files are in `store`. Of `sinks` only rows
-    in flight to them are restored."""
+    """Makes `at` the newest checkpoint of the replaying job, whose log and files are in `store`.
+
+    Of `sinks` only rows in flight to them are restored."""
     operators = tuple(
         each if each.operator not in sinks else msgspec.structs.replace(each, values={}, objects={}, keyed=None)
         for each in at.manifest.operators
@@ -102,7 +105,7 @@ def _of_one_key(at: StoredCheckpoint, snapshot: OperatorSnapshot, only: OneKey) 
 
 
 def _reduced(store: ObjectStore, keyed: KeyedSnapshot, key: tuple[Any, ...]) -> KeyedSnapshot:
-    """The entries of one key, inside the manifest."""
+    """Entries of one key, inlined in the manifest."""
     group, width = key_group(key, keyed.max_parallelism), len(key)
     groups = keyed.key_group_first, keyed.key_group_last
     with (
@@ -154,12 +157,14 @@ def _rows_of(segment: Segment, key: tuple[Any, ...], width: int, max_parallelism
     return Segment(segment.state, segment.key_width, True, chosen(segment.keys, at), columns, removed)
 
 
-_FUNCTIONS = ("_call", "_function")  # where operators keep what the user wrote
+_FUNCTIONS = ("_call", "_function")  # attributes of operators with the user's function
 
 
 class Stops:
-    """`debugger`: one with streams of its own; None: on this terminal. `redact`: columns that are hidden in what is
-    said of a row; the debugger itself shows all."""
+    """Stops in Python's debugger.
+
+    `debugger`: a debugger with streams of its own; None: on this terminal. `redact`: columns that are hidden in
+    printed rows and state; the debugger itself shows everything."""
 
     def __init__(self, debugger: pdb.Pdb | None = None, redact: Sequence[str] = ()) -> None:
         self._debugger = debugger or pdb.Pdb(nosigint=True, readrc=False)
@@ -168,8 +173,9 @@ class Stops:
         self._set_quit, self._debugger.set_quit = self._debugger.set_quit, self._quits  # type: ignore[method-assign]
 
     def call(self, operator: Operator, coming: Coming, work: Callable[[], None]) -> None:
-        """Call `work`, and stop at the first line of the user's function, or where there is none at its own. Raises
-        `DebuggerQuit` when the user leaves the debugger, whatever the operator makes of it."""
+        """Calls `work`, and stops at the first line of the user's function, or of `work` if there is none.
+
+        Raises `DebuggerQuit` when the user leaves the debugger, whatever the operator does with the exception."""
         debugger = self._debugger
         debugger.message(f"row {coming.number}: {masked(coming.row, self._redact)}")
         debugger.message(f"state: {masked(coming.before, self._redact)}")
@@ -191,7 +197,7 @@ class Stops:
 
 
 def code_of(operator: Operator) -> CodeType | None:
-    """Of the function that the user wrote for this operator."""
+    """Code of the user's function of this operator."""
     for name in _FUNCTIONS:
         code = _code(getattr(operator, name, None))
         if code is not None:
@@ -200,7 +206,7 @@ def code_of(operator: Operator) -> CodeType | None:
 
 
 def _code(function: Any) -> CodeType | None:
-    """Also of a function inside one of ours, which guards it or retries."""
+    """Code of a function, also inside a function of ours that guards or retries it."""
     for _ in range(10):
         code = getattr(function, "__code__", None)
         cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
@@ -211,14 +217,14 @@ def _code(function: Any) -> CodeType | None:
     return None
 
 
-_ROWS_TIMEOUT_S = 30.0  # for a row of a source that has some left to give
+_ROWS_TIMEOUT_S = 30.0  # for a row of a source that has unread rows
 _LOOK_S = 0.01
-_RESTS = 3  # looks one behind the other at which no slot has anything to do: rows may be between two
-_IDLE_S = 2.0  # without an end: nothing has come for so long
+_RESTS = 3  # consecutive looks at idle slots: rows may be between two slots
+_IDLE_S = 2.0  # without an end: longest time without rows
 
 
 class StandingClock(SystemClock):
-    """The wall clock stands at `wall_ms`; the steady one goes on."""
+    """Clock whose wall clock stands at `wall_ms`; the monotonic clock advances."""
 
     def __init__(self, wall_ms: int) -> None:
         self._wall_ns = wall_ms * 1_000_000
@@ -229,7 +235,7 @@ class StandingClock(SystemClock):
 
 @dataclass(frozen=True)
 class ReplayEnded:
-    """`trouble`: what a slot raised last; None: nothing."""
+    """End of a replay. `trouble`: last error of a slot, or None."""
 
     status: JobStatus
     trouble: BaseException | None
@@ -243,7 +249,9 @@ async def run_replay(
     ranges: Mapping[str, ReadRange],
     wall_ms: int | None,
 ) -> ReplayEnded:
-    """`wall_ms`: what the wall clock says to operators. Raises `InvalidJob` when rows do not come."""
+    """Runs the graph until all ranges are read. Raises `InvalidJob` if rows do not arrive.
+
+    `wall_ms`: time of the operators' wall clock."""
     runner = make_runner(spec, store)
     slots: list[Slot] = []
     clock = SystemClock() if wall_ms is None else StandingClock(wall_ms)
@@ -251,7 +259,7 @@ async def run_replay(
     try:
         progress, rests = _Progress(ranges), 0
         while not running.done():
-            # What is due by then, such as windows, may take a while, and a barrier would not wait for it.
+            # Due work, such as windows, may take a while, and a barrier would not wait for the work.
             rests = rests + 1 if all(slot.at_rest for slot in slots) else 0
             if runner.phase == "running" and progress.over() and rests >= _RESTS:
                 runner.stop("checkpoint")
@@ -274,7 +282,7 @@ class _Progress:
         self._moved_s = 0.0
 
     def over(self) -> bool:
-        """Raises `InvalidJob` when rows that should be there do not come."""
+        """True if everything was read. Raises `InvalidJob` if expected rows do not arrive."""
         now_s, read = time.monotonic(), sum(each.total for each in self._ranges.values())
         if read != self._read:
             self._read, self._moved_s = read, now_s

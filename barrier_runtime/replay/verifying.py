@@ -1,14 +1,14 @@
-"""`verify`: does the flow, run again between two checkpoints, come to the same state and the same rows?
+"""`verify`: compares state and rows of a flow, run again between two checkpoints, with the job's.
 
-What is compared          with
-  keyed state             that of the later checkpoint, entry by entry; not the times at which entries were written, nor
-                          expired ones, which are deleted when there is time for it; not how rows lie that windows hold,
-                          which depends on the batches in which they came; of `deduplicate` ids it never forgets
-  rows to a sink          what it made visible between the two, where that can be read back (`ReadsBack`);
-                          else those of another replay: what does not depend on the run is then the same
+Compared                  with
+  keyed state             that of the later checkpoint, entry by entry; without the times of writing, expired
+                          entries, which are deleted when there is time, the layout of rows in windows, which depends
+                          on batches, and ids that a `deduplicate` with `within=` may have forgotten
+  rows to a sink          the rows that the sink made visible between the checkpoints, if the sink can read them back
+                          (`ReadsBack`); else the rows of another replay: everything independent of the run is equal
 
-A difference is hidden non-determinism: a clock, a random number, the order of a set, a service that was asked, or rows
-of several channels whose order mattered, which no checkpoint records.
+A difference is hidden non-determinism: a clock, a random number, the order of a set, a remote service, or the order
+of rows of several channels, which no checkpoint records.
 """
 
 from collections import Counter
@@ -47,8 +47,10 @@ _MOST = 10  # differences that are kept
 
 @dataclass(frozen=True)
 class Divergence:
-    """`operator`: a step with state, or a sink. `what`: state and key, or the row, as text. `committed`, `replayed`:
-    the value on either side; of a row how often it is there."""
+    """A difference between the committed and the replayed side.
+
+    `operator`: a step with state, or a sink. `what`: state and key, or the row, as text. `committed`, `replayed`:
+    the value on either side; for a row its number of occurrences."""
 
     operator: str
     what: str
@@ -61,8 +63,10 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Verified:
-    """`differences`: the first ones, those of steps that stand first in the flow before others; none: all is the same.
-    `read_back`: sinks whose visible rows were compared; `repeated`: those of which two replays were."""
+    """Result of `verify`.
+
+    `differences`: the first ones, ordered by the steps' place in the flow; empty: both sides are equal. `read_back`:
+    sinks whose visible rows were compared; `repeated`: sinks for which two replays were compared."""
 
     after: int
     until: int
@@ -92,11 +96,13 @@ def verify(
     checkpoints: str | None = None,
     redact: Sequence[str] = (),
 ) -> Verified:
-    """Run all of `flow` again in this process from checkpoint `after` to checkpoint `until` (None: the newest), and
-    compare. `checkpoints`: the folder or URL of the job's checkpoints. `redact`: columns whose values are hidden.
+    """Runs `flow` again in this process from checkpoint `after` to `until`, and compares.
 
-    No sink is run and nothing is written to the job's store. Raises `InvalidJob` for what is not there, for rows that
-    cannot be read again, and for an unaligned checkpoint with rows in flight as `until`."""
+    `until` None: the newest checkpoint. `checkpoints`: the folder or URL of the job's checkpoints. `redact`: columns
+    whose values are hidden.
+
+    No sink runs and nothing is written to the job's store. Raises `InvalidJob` for missing checkpoints, for rows
+    that cannot be read again, and for an unaligned checkpoint with rows in flight as `until`."""
     url = url_of(flow, checkpoints)
     if until is None:
         until = find_checkpoint(url, flow.plan.name).manifest.checkpoint
@@ -128,8 +134,10 @@ def _check(stretch: Stretch) -> None:
 
 
 class _Rows:
-    """What came to the sinks of one replay, as texts. `failed`: sinks of error outputs, whose rows tell by which
-    checkpoint they are met again: that is the newest one of then."""
+    """Rows that arrived at the sinks of one replay, as texts.
+
+    `failed`: sinks of error outputs. Their rows contain the checkpoint for a replay, which is the newest checkpoint
+    at that time, and so differ between runs."""
 
     def __init__(self, sinks: dict[str, ReadsBack | None]) -> None:
         self._sinks = sinks
@@ -198,7 +206,7 @@ class _Verifying:
         )
 
     def _replayed(self, rows: _Rows, own: ObjectStore) -> tuple[int, Manifest]:
-        """Rows read, and the manifest of the state that the replay has come to."""
+        """Number of read rows, and the manifest of the replay's final state."""
         stretch = self._stretch
         ranges = read_ranges(self._graph, stretch.before, self._reached)
         graph: JobGraph = reading(without_sinks(self._graph, rows.came), ranges)
@@ -232,8 +240,8 @@ class _Verifying:
                     yield self._divergence(each)
 
     def _same(self, found: StateDifference, until_ms: int) -> bool:
-        """`until_ms`: event time that the operator had reached."""
-        if found.operator in self._ids:  # with the time at which an id was seen
+        """True if the difference does not count. `until_ms`: event time that the operator had reached."""
+        if found.operator in self._ids:  # their value is the time at which the id was seen
             return found.change == "changed" or self._ids[found.operator]
         if found.change != "changed" and found.over_ms is not None and found.over_ms <= until_ms:
             return True
@@ -250,7 +258,7 @@ class _Verifying:
         return Divergence(found.operator, f"state {found.state!r} of key {key}{beside}", *values)
 
     def _committed(self, sink: str, reads: ReadsBack) -> Counter[str] | None:
-        """None: it cannot be read back any more."""
+        """Rows that the sink committed; None if they can no longer be read back."""
         before = self._stretch.before
         after, until = 0 if before is None else before.manifest.checkpoint, self._reached.manifest.checkpoint
         try:
@@ -266,7 +274,7 @@ class _Verifying:
 
 
 def same_content(found: StateDifference) -> bool:
-    """Only sketches of aggregates differ, in what they are written as."""
+    """True if only sketches of aggregates differ, and only in their encoding."""
     before, after = found.before, found.after
     if not (isinstance(before, dict) and isinstance(after, dict) and before.keys() == after.keys()):
         return False

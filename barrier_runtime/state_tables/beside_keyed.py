@@ -1,5 +1,4 @@
-"""What a checkpoint holds beside keyed state, as tables: rows in flight, rows that joins and lookups hold, broadcast
-state; and, by itself, what sinks have still to commit.
+"""State of a checkpoint beside keyed state, as tables; also transactions that are to be committed.
 
 | kind        | state                  | columns                                                          |
 |-------------|------------------------|------------------------------------------------------------------|
@@ -8,7 +7,7 @@ state; and, by itself, what sinks have still to commit.
 | lookup      | `looked_up`            | those of the rows, which wait for a reply                        |
 | broadcast   | its name               | entry, value                                                     |
 
-A part is what one subtask has; broadcast state is in one part, as all copies are equal.
+A part is the state of one subtask; broadcast state has one part, because all copies are equal.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +44,7 @@ class Beside:
 
 
 def beside_of(snapshot: OperatorSnapshot) -> dict[str, Beside]:
-    """By name, what one subtask has. The names alone: nothing is read."""
+    """States of one subtask by name. Reads no files."""
     names = {*snapshot.values, *snapshot.objects}
     none = StateDescription()
     found = {f"in_flight_{each.port}": Beside("in flight", none) for each in snapshot.in_flight}
@@ -62,8 +61,9 @@ def beside_of(snapshot: OperatorSnapshot) -> dict[str, Beside]:
 def beside_batches(
     store: ObjectStore, snapshot: OperatorSnapshot, name: str, everyone: Sequence[OperatorSnapshot]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of state `name`, one of `beside_of(snapshot)`, in batches of one schema. `everyone`: the operator's
-    snapshots, all of whose copies of broadcast state must be equal. Raises `Corrupt` for damage."""
+    """Rows of state `name`, one of `beside_of(snapshot)`, in batches of one schema.
+
+    `everyone`: the operator's snapshots, whose copies of broadcast state must be equal. Raises `Corrupt` for damage."""
     found = beside_of(snapshot)[name]
     if found.kind == "in flight":
         port = int(name.rpartition("_")[2])
@@ -87,8 +87,7 @@ def beside_batches(
 
 
 def pending_of(store: ObjectStore, snapshots: Sequence[OperatorSnapshot]) -> pa.Table:
-    """Transactions that were not known to be visible: sink, checkpoint and subtask that wrote it, and what its sink
-    needs to commit it."""
+    """Transactions not known to be visible: sink, checkpoint, writing subtask, and committable."""
     listing = [each for each in snapshots if PENDING_VALUE in {*each.values, *each.objects}]
     rows = []
     for each in with_values(store, listing, _READS_AT_ONCE):

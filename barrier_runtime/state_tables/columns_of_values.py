@@ -1,4 +1,4 @@
-"""Values of state as columns: from the bytes that are stored and the type that a snapshot tells, to Arrow. Pure.
+"""Values of state as Arrow columns, from the stored bytes and the type in the snapshot. Pure.
 
 | type in the program                                  | column                                           |
 |------------------------------------------------------|--------------------------------------------------|
@@ -13,7 +13,7 @@
 | ids that `deduplicate` has seen                      | int64: event time when that was, ms              |
 | everything else, and what older releases wrote       | string, JSON                                     |
 
-Values of an earlier version (`migrate=`) are shown as they are stored: its fields that are still there, others null.
+Values of an earlier version (`migrate=`) keep their stored form: fields that still exist; other fields are null.
 """
 
 import struct
@@ -38,17 +38,17 @@ _PLAIN: dict[str, pa.DataType] = {
     "bytes": pa.binary(),
     "packed int": pa.int64(),
 }
-PACKED_INT = ValueType("packed int")  # of the runtime's own: eight bytes, big endian
+PACKED_INT = ValueType("packed int")  # internal type: eight bytes, big endian
 _packed_int = struct.Struct(">q")
 _TEXT = {"datetime", "time", "date", "timedelta", "uuid", "decimal"}
-_LIST = b"\xdd"  # of MessagePack, with its length in four bytes
+_LIST = b"\xdd"  # MessagePack's list with a length of four bytes
 _decode = msgspec.msgpack.Decoder().decode
 _json = msgspec.json.Encoder(order="deterministic")
 
 
 @dataclass(frozen=True)
 class ValueColumn:
-    """`of(value)`: what Arrow takes for a decoded value."""
+    """Column of values. `of(value)` converts a decoded value for Arrow."""
 
     type: pa.DataType
     of: Callable[[Any], Any]
@@ -73,7 +73,7 @@ def _as_json(value: Any) -> str:
 
 
 def _with_text_keys(value: Any) -> Any:
-    """JSON has no others: of a number its digits, of a tuple its JSON."""
+    """Converts keys to text, which JSON requires: digits of a number, JSON of a tuple."""
     if isinstance(value, dict):
         return {_key_text(key): _with_text_keys(each) for key, each in value.items()}
     return [_with_text_keys(each) for each in value] if isinstance(value, list) else value
@@ -88,7 +88,7 @@ _PICKLED = ValueColumn(pa.binary(), same)
 
 
 def column_of(kind: ValueType | None) -> ValueColumn:
-    """None: the snapshot does not tell."""
+    """Column for a type. None: the snapshot has no type."""
     if kind is None:
         return JSON_COLUMN
     if kind.kind in _PLAIN:
@@ -130,7 +130,7 @@ def _of_class(kind: ValueType) -> ValueColumn:
     names = [name for name, _ in fields]
 
     def made(value: Any) -> dict[str, Any]:
-        if isinstance(value, list):  # behind its tag, where it has one
+        if isinstance(value, list):  # after its tag, if any
             value = dict(zip(names, value[bool(kind.tag) :], strict=False))
         return {name: None if value.get(name) is None else column.of(value[name]) for name, column in fields}
 
@@ -138,14 +138,15 @@ def _of_class(kind: ValueType) -> ValueColumn:
 
 
 def without_marks(data: bytes) -> tuple[int | None, bytes]:
-    """Write time (ms; None: it has none) and the value's own bytes."""
+    """Write time (ms; None: not stored) and the value's own bytes."""
     written_ms, data = without_time(data)
     return written_ms, without_version(data)
 
 
 def decoded(data: bytes, kind: ValueType | None, where: str) -> Any:
-    """A stored value as plain Python; a pickled one as its bytes, which nobody opens here. `kind`: as the snapshot
-    tells it."""
+    """Decodes a stored value to plain Python; a pickled value stays bytes.
+
+    `kind`: type in the snapshot."""
     if kind is not None and kind.kind == "pickle":
         return data
     if kind == PACKED_INT and len(data) == _packed_int.size:
@@ -159,8 +160,10 @@ def decoded(data: bytes, kind: ValueType | None, where: str) -> Any:
 
 
 def decoded_all(data: Sequence[bytes], kind: ValueType | None, where: str) -> list[Any]:
-    """`decoded` of many, with their marks. One behind the other they are one list of MessagePack, which is read in a
-    fraction of the time, unless some have marks: no MessagePack begins so."""
+    """Decodes many values with their marks.
+
+    Concatenated values form a list of MessagePack, which decodes in a fraction of the time. Values with marks fail
+    there, because no MessagePack begins with a mark."""
     if kind is not None and (kind.kind == "pickle" or kind == PACKED_INT):
         return [decoded(without_marks(each)[1], kind, where) for each in data]
     try:
@@ -170,7 +173,7 @@ def decoded_all(data: Sequence[bytes], kind: ValueType | None, where: str) -> li
     try:
         return _as_list(own)
     except UNREADABLE:
-        return [decoded(each, kind, where) for each in own]  # tells what is wrong
+        return [decoded(each, kind, where) for each in own]  # raises with the fault
 
 
 def _as_list(values: Sequence[bytes]) -> list[Any]:

@@ -1,8 +1,8 @@
-"""What differs between two checkpoints of one job (or savepoints of one flow): entries inserted, changed, deleted.
+"""Entries that differ between two checkpoints of one job, or between savepoints of one flow.
 
-Both sides are read in the order of their keys, side by side, so memory does not grow with the state; columns are held
-for one subtask at a time. Subtasks whose files are the same in both are not read at all: what it costs follows what has
-changed. Numbers, places and names of files do not matter, nor does the parallelism of either.
+Both sides are read in key order, side by side, so memory does not grow with the state; columns are held for one
+subtask at a time. Subtasks with the same files on both sides are not read, so the cost follows the changes. Numbers,
+places and names of files do not matter, nor does the parallelism of either side.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,9 +27,11 @@ Change: TypeAlias = Literal["inserted", "changed", "deleted"]
 
 @dataclass(frozen=True)
 class StateDifference:
-    """`key`: by the names of its columns; what is beside it (a map's entry, a list's position, a window) is `beside`.
-    `before`, `after`: the value; None: there is none. Of columns, a dict. `over_ms`: event time from which on an entry
-    that lives by it is expired, so that it may have been deleted already."""
+    """One inserted, changed or deleted entry.
+
+    `key`: by the names of its columns. `beside`: the rest of the entry's address (a map's entry, a list's position,
+    a window). `before`, `after`: the value, or None; of columns, a dict. `over_ms`: event time at which an entry
+    with a time to live expires, after which it may already have been deleted."""
 
     operator: str
     state: str
@@ -42,8 +44,9 @@ class StateDifference:
 
 
 def diff(before: StoredState, after: StoredState, operator: str = "", state: str = "") -> Iterator[StateDifference]:
-    """From `before` to `after`, by operator, state and key group. Only of `operator`, or of one `state` of it. Raises
-    `InvalidJob` when they have other key groups."""
+    """Yields the differences from `before` to `after`, by operator, state and key group.
+
+    `operator`, `state`: restrict the result. Raises `InvalidJob` if the sides have different numbers of key groups."""
     one, other = before.manifest, after.manifest
     if one.max_parallelism != other.max_parallelism:
         raise InvalidJob(
@@ -95,11 +98,11 @@ class _Operator:
             own, beside = fields[1:], fields[0]
         elif what.row.layout == "entries":
             if fields[-1] is True and is_number(after or before or b""):
-                return None  # how many entries there are
+                return None  # the number of entries
             own, beside = fields[:-2], fields[-1]
         values = (self._value(state, what, before), self._value(state, what, after))
         if before is not None and after is not None and values[0] == values[1]:
-            return None  # only the time of writing
+            return None  # only the time of writing differs
         found = self._difference(state, own, beside, *values, before is not None, after is not None)
         return replace(found, over_ms=_over_ms(what, after or before or b""))
 
@@ -116,7 +119,7 @@ class _Operator:
         one, other = (side.rows(state, same) for side in self._sides)
         for key in sorted({*one, *other}):
             before, after = one.get(key), other.get(key)
-            if before != after and repr(before) != repr(after):  # nan is nan
+            if before != after and repr(before) != repr(after):  # nan equals nan
                 fields = decode_key(key, _GROUP_BYTES)
                 yield self._difference(state, fields, None, before, after, before is not None, after is not None)
 
@@ -133,7 +136,7 @@ class _Operator:
 
 
 class _Side:
-    """One operator in one of the two."""
+    """One operator on one side."""
 
     def __init__(self, operator: str, stored: StoredState) -> None:
         self._stored = stored
@@ -146,7 +149,7 @@ class _Side:
         self.key = key_fields(told)
 
     def unchanged(self, other: "_Side") -> frozenset[tuple[int, int]]:
-        """Ranges of key groups whose files are the same in both."""
+        """Ranges of key groups whose files are the same on both sides."""
 
         def files(side: "_Side") -> dict[tuple[int, int], tuple[object, ...]]:
             return {
@@ -163,8 +166,10 @@ class _Side:
     def entries(
         self, state: str, without: frozenset[tuple[int, int]], timers: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
-        """(key, data) in the order of keys; of the key's state id nothing is left. `timers`: keys are (time, *key), as
-        releases that describe timers keep them; others had (*key, time), and those of a subtask are sorted here."""
+        """Yields (key, data) in key order, without the state id in keys.
+
+        `timers`: keys are (time, *key), as in releases that describe timers; older releases wrote (*key, time), and
+        those keys of a subtask are sorted here."""
         for part in self._read(without):
             keyed = _keyed(part)
             if state in keyed.states:
@@ -221,7 +226,7 @@ def _rows(segment: Segment, max_parallelism: int) -> Iterator[tuple[bytes, dict[
 def _side_by_side(
     one: Iterator[tuple[bytes, bytes]], other: Iterator[tuple[bytes, bytes]]
 ) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
-    """(key, data of `one`, data of `other`) of two in the order of their keys."""
+    """Merges two sides in key order: (key, data of `one`, data of `other`)."""
     left, right = next(one, None), next(other, None)
     while left is not None or right is not None:
         if right is None or (left is not None and left[0] < right[0]):

@@ -1,4 +1,4 @@
-"""From a URL to a checkpoint or savepoint as it is stored, for those who only look. Blocking."""
+"""Finds a stored checkpoint or savepoint by its URL, for readers. Blocking."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ log = logging.getLogger("barrier_runtime.state_tables")
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """`what`: for messages. Nothing can be written to `store`."""
+    """A checkpoint in a read-only `store`. `what`: name for messages."""
 
     store: ObjectStore
     manifest: Manifest
@@ -33,8 +33,9 @@ class StoredCheckpoint:
 
 
 def find_checkpoint(url: str, job: str = "", checkpoint: int | None = None) -> StoredCheckpoint:
-    """A savepoint's folder, or with `job` the checkpoints that it keeps in `url`, the newest or number `checkpoint`.
-    Raises `InvalidJob` when there is none, `Corrupt` when it is damaged."""
+    """Finds a savepoint in `url`, or with `job` the job's newest checkpoint, or number `checkpoint`.
+
+    Raises `InvalidJob` if there is none, `Corrupt` if it is damaged."""
     store = ReadOnlyStore(open_existing_store(url))
     if not job:
         savepoint = find_savepoint(url)
@@ -47,8 +48,9 @@ def find_checkpoint(url: str, job: str = "", checkpoint: int | None = None) -> S
 def pinned_checkpoint(
     url: str, job: str, checkpoint: int | None = None
 ) -> tuple[StoredCheckpoint, CheckpointPin | None]:
-    """The same of a job that may run: nothing of it is deleted until the pin is released. None: this process may not
-    write there, so nothing is pinned."""
+    """Finds a checkpoint of a job that may run, and pins it: its files are kept until the pin is released.
+
+    The pin is None if this process may not write there."""
     store = ReadOnlyStore(open_existing_store(url))
     known = _completed(store, url, job, checkpoint)
     try:
@@ -57,7 +59,7 @@ def pinned_checkpoint(
         log.warning("what is read of job %s is not pinned, and may be dropped meanwhile: %s", job, error)
         return _read(store, job, known), None
     try:
-        return _read(store, job, _completed(store, url, job, checkpoint)), pin  # what is the newest now is spared
+        return _read(store, job, _completed(store, url, job, checkpoint)), pin  # the newest now is pinned
     except BaseException:
         pin.release()
         raise
@@ -77,7 +79,7 @@ def _completed(store: ObjectStore, url: str, job: str, checkpoint: int | None) -
 
 
 def _is_pinned(store: ObjectStore, job: str, record: Complete) -> bool:
-    """Whether a reader pinned the checkpoint, or an older one, before it was dropped: its files are still there."""
+    """True if a reader pinned the checkpoint, or an older one, before the drop: the files still exist."""
     now_ms = time.time_ns() // 1_000_000
     return any(pin.checkpoint <= record.checkpoint and pin.until_ms >= now_ms for pin in pins_of(store, Paths(job)))
 

@@ -1,4 +1,4 @@
-"""Values of columns that nobody should see, on their way to people. Pure."""
+"""Hides values of secret columns in output for people. Pure."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ MASKED = "***"
 
 
 def masked(value: Any, columns: Collection[str]) -> Any:
-    """`value` (plain data) with the values under the names `columns` hidden, however deep they lie."""
+    """Copy of `value` (plain data) with values under the names `columns` hidden at every depth."""
     if not columns:
         return value
     if isinstance(value, Mapping):

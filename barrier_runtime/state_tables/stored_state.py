@@ -1,4 +1,4 @@
-"""Opens a checkpoint or savepoint and gives each state in it as an Arrow table. Reads only, from storage alone.
+"""Opens a checkpoint or savepoint, and reads each state as an Arrow table, from storage alone.
 
 Columns of a table: the key's columns by their names, then
 
@@ -6,11 +6,11 @@ Columns of a table: the key's columns by their names, then
     list                             position, value
     map, broadcast                   entry, value
     timers                           at (timestamp[ms, UTC])
-    columns                          its columns; parts of a key behind the user's, such as a window, are namespace_1, …
+    columns                          its columns; parts of a key after the user's, such as a window, are namespace_1, …
 
-and `written_at` (timestamp[ms, UTC]) where the state has a time to live. Where the key has a column of such a name, the
-state's has `_` behind it. Entries whose time is over and that were not swept yet are there, too. What a checkpoint has
-beside keyed state is in `beside_keyed`.
+and `written_at` (timestamp[ms, UTC]) if the state has a time to live. If a column of the key has the same name, the
+state's column gets `_` at the end. Expired entries that are not yet deleted are included. `beside_keyed` has the
+other state of a checkpoint.
 """
 
 import time
@@ -65,24 +65,24 @@ _PROGRESS = msgspec.json.Decoder(SourceProgress)
 
 @dataclass(frozen=True)
 class StateTableInfo:
-    """One state of one operator. `bytes`: of the operator's files in all, which its states share."""
+    """One state of one operator. `bytes`: of all files of the operator, which the states share."""
 
     operator: str
     state: str
     kind: str  # value, list, map, reducing, aggregating, timers, columns; or one of `beside_keyed`
-    key: str  # columns of the key, with their types; empty where the checkpoint does not tell
-    type: str  # of its values; empty where the checkpoint does not tell
+    key: str  # columns of the key, with types; empty if unknown
+    type: str  # of the values; empty if unknown
     bytes: int
 
 
 def open_checkpoint(url: str, job: str = "", checkpoint: int | None = None, *, pin: bool = True) -> "StoredState":
-    """A savepoint's folder, or with `job` the checkpoints that it keeps in `url`, the newest or number `checkpoint`.
+    """Opens a savepoint in `url`, or with `job` the job's newest checkpoint, or number `checkpoint`.
 
     >>> with open_checkpoint("s3://jobs", "orders") as stored:
     ...     stored.table("alarms", "last").read_pandas()
 
-    `pin`: a running job keeps what is read until `close`; where this process may not write there, it does not. Raises
-    `InvalidJob` when there is none, `Corrupt` when it is damaged."""
+    `pin`: a running job keeps the files until `close`, if this process may write to the job's store. Raises
+    `InvalidJob` if there is no such checkpoint, `Corrupt` if it is damaged."""
     if not job or not pin:
         found = find_checkpoint(url, job, checkpoint)
         return StoredState(found.store, found.manifest, found.what)
@@ -91,7 +91,9 @@ def open_checkpoint(url: str, job: str = "", checkpoint: int | None = None, *, p
 
 
 class StoredState:
-    """Made by `open_checkpoint`. Use as a context manager, or call `close`: files are fetched to a temporary folder."""
+    """State of one checkpoint, opened by `open_checkpoint`.
+
+    Use as a context manager, or call `close`: files are fetched to a temporary folder."""
 
     def __init__(self, store: ObjectStore, manifest: Manifest, what: str, pin: CheckpointPin | None = None) -> None:
         self._pin = pin
@@ -130,7 +132,7 @@ class StoredState:
         return self._manifest
 
     def folder(self) -> Path:
-        """A fresh one, which is gone after `close`."""
+        """New folder, which `close` removes."""
         self._opened += 1
         if self._pin is not None:
             self._pin.renew()
@@ -146,7 +148,7 @@ class StoredState:
         return self._manifest.checkpoint
 
     def tables(self) -> list[StateTableInfo]:
-        """Every state, by operator and name; also rows in flight, and what else is beside keyed state."""
+        """All states by operator and name, including rows in flight and other state beside keyed state."""
         found: dict[tuple[str, str], StateTableInfo] = {}
         sizes: dict[str, int] = {}
         for snapshot in self._manifest.operators:
@@ -168,7 +170,7 @@ class StoredState:
         return [found[place] for place in sorted(found)]
 
     def parts(self, operator: str, state: str) -> int:
-        """In how many parts the state can be read: one per subtask that had it."""
+        """Number of parts in which the state can be read: a part per subtask that had the state."""
         return len(self._parts(operator, state))
 
     def table(
@@ -180,9 +182,11 @@ class StoredState:
         columns: Sequence[str] | None = None,
         part: int | None = None,
     ) -> pa.RecordBatchReader:
-        """The state as batches, in no order. `where`: only keys with these values; with all columns of the key only the
-        files of the subtask that has it are read. Of what is beside keyed state, only rows with these values.
-        `columns`: only these, in this order; others are not decoded. `part`: only that one of `parts`, from 0 on."""
+        """Reads the state as batches, in no order.
+
+        `where`: only keys with these values; with all columns of the key, only files of the key's subtask are read.
+        For state beside keyed state: only rows with these values. `columns`: only these, in this order; others are
+        not decoded. `part`: only this one of `parts`, from 0."""
         parts = self._parts(operator, state)
         if part is not None:
             if not 0 <= part < len(parts):
@@ -201,13 +205,14 @@ class StoredState:
             reader = pa.RecordBatchReader.from_batches(first.schema, _chain(first, batches))
         if columns is None:
             return reader
-        if not set(columns) <= set(reader.schema.names):  # it has no rows, or not all of the columns there are
+        if not set(columns) <= set(reader.schema.names):  # there are no rows, or columns are missing
             reader = pa.RecordBatchReader.from_batches(self.table(operator, state).schema, [])
         return _projected(reader, columns, f"{operator}.{state}")
 
     def count(self, operator: str, state: str, where: Mapping[str, Any] | None = None) -> int:
-        """How many rows `table` has, without a value read: of columns that a checkpoint has whole, the heads of their
-        files tell it, of all else the keys."""
+        """Number of rows of `table`, counted without reading values.
+
+        Sources are the file headers of columns that a checkpoint has whole, and keys of other state."""
         parts = self._parts(operator, state)
         if state in beside_of(parts[0]):
             return sum(batch.num_rows for batch in self._beside(parts, operator, state, where or {}))
@@ -225,7 +230,7 @@ class StoredState:
     def _asked(
         self, parts: list[OperatorSnapshot], operator: str, state: str, where: Mapping[str, Any]
     ) -> tuple[WantedKeys, tuple[int, int] | None, list[OperatorSnapshot]]:
-        """The keys that are wanted, their key groups (None: all), and the parts that may have them."""
+        """The wanted keys, their key groups (None: all), and the parts that may have the keys."""
         keys = WantedKeys(parts[0].values.get(KEYS, b"").decode(), where, f"{operator}.{state}")
         groups = keys.groups(self._manifest.max_parallelism)
         if groups is not None:
@@ -233,7 +238,7 @@ class StoredState:
         return keys, groups, parts
 
     def positions(self) -> pa.Table:
-        """How far each split of each source was read: source, split, rows, finished, position (JSON of its reader)."""
+        """Read progress of each source: source, split, rows, finished, position (JSON of its reader)."""
         rows = []
         for snapshot in self._manifest.operators:
             if SPLITS_VALUE in snapshot.values or SPLITS_VALUE in snapshot.objects:
@@ -247,7 +252,7 @@ class StoredState:
         return pa.table({n: pa.array(c, t) for n, c, t in zip(names, columns, types, strict=True)})
 
     def pending(self) -> pa.Table:
-        """What sinks had still to commit: sink, checkpoint, subtask, committable."""
+        """Transactions that sinks had still to commit: sink, checkpoint, subtask, committable."""
         return pending_of(self._store, self._manifest.operators)
 
     # ------------------------------------------------------------ inside
@@ -287,7 +292,7 @@ class StoredState:
         groups: tuple[int, int] | None,
         columns: Sequence[str] | None,
     ) -> Iterator[pa.RecordBatch]:
-        """With values only where `columns` has them."""
+        """Batches; values only if `columns` contains them."""
         schema: pa.Schema | None = None
         with_values = columns is None or keys.beside("value") in columns
         stored = None if columns is None else {*columns, *[name for name in keys.names if keys.beside(name) in columns]}
@@ -337,7 +342,7 @@ def _projected(reader: pa.RecordBatchReader, columns: Sequence[str], where: str)
 
 
 def _only(batch: pa.RecordBatch, where: Mapping[str, Any], of: str) -> pa.RecordBatch:
-    """Rows with these values. `of`: what has them, for messages."""
+    """Rows with these values. `of`: name of the state for messages."""
     for name, value in where.items():
         column = batch.column(name)
         if value is None:
@@ -387,7 +392,7 @@ def _batch(
     entries: list[tuple[bytes, bytes]],
     what: StateDescription,
     keys: WantedKeys,
-    column: ValueColumn | None,  # None: values are not wanted
+    column: ValueColumn | None,  # None: without values
     where: str,
 ) -> pa.RecordBatch:
     fields: list[Any] = decode_columns([whole for whole, _ in entries], PREFIX_BYTES)

@@ -1,8 +1,7 @@
-"""The other way of `columns_of_values`: what a column gives, as the state stores it. Pure.
+"""Inverse of `columns_of_values`: values of a column, as the state stores them. Pure.
 
-JSON is parsed, structs of classes that are written in order are lists again, and a field that is null where its type
-has no null is left out: the entry lacked it. Whether the declared type can hold what comes of it is asked when it is
-written.
+JSON is parsed, structs of classes that are stored in order become lists, and a field that is null although its type
+has no null is omitted: the entry lacked the field. Writing checks whether the declared type can hold the result.
 """
 
 import base64
@@ -17,11 +16,11 @@ from barrier_runtime.state.snapshots.value_types import FieldType, ValueType
 from barrier_runtime.state_tables.columns_of_values import JSON_COLUMN, column_of, same, text_of
 
 _json = msgspec.json.Decoder()
-_JSON_KEYS = {"bool", "int", "float", "list", "tuple", "array", "choice"}  # which are no text in what is stored
+_JSON_KEYS = {"bool", "int", "float", "list", "tuple", "array", "choice"}  # types that are not text in stored values
 
 
 def plain_of(kind: ValueType) -> Callable[[Any], Any]:
-    """For what `column_of(kind)` has, maps given as dicts. Raises `InvalidJob` for text that should be JSON."""
+    """Converter for values of `column_of(kind)`, with maps as dicts. Raises `InvalidJob` for invalid JSON."""
     if column_of(kind) is JSON_COLUMN:
         return partial(_of_json, kind)
     if kind.kind == "union":
@@ -76,7 +75,7 @@ def _of_json(kind: ValueType, given: Any) -> Any:
 
 
 def _typed(value: Any, kind: ValueType) -> Any:
-    """What JSON has no word for: bytes, and keys that are no text."""
+    """Restores types that JSON lacks: bytes, and keys other than text."""
     if kind.kind == "bytes" and isinstance(value, str):
         return base64.b64decode(value)
     if kind.kind == "list" and isinstance(value, list) and kind.of:

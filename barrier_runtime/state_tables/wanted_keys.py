@@ -1,4 +1,4 @@
-"""The keys of a state that somebody asks for: their columns, where they are, and which of them are meant."""
+"""Keys of a state that a reader selects: columns, key groups, and the test of a key."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from barrier_runtime.state_tables.columns_of_values import column_of
 
 TIME = pa.timestamp("ms", tz="UTC")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]")
-# A column's name may have anything in it, so a column ends behind the first thing that is a type of keys.
+# A column's name may contain anything, so a column ends after the first text that is a type of keys.
 _COLUMN = re.compile(
     r"(.*?): ("
     r"timestamp\[[^\]]*\]|date32\[day\]|date64\[ms\]|bool|u?int\d+|halffloat|float|double|(?:large_)?string|(?:large_)?binary"
@@ -26,7 +26,7 @@ _COLUMN = re.compile(
 
 
 class WantedKeys:
-    """The key's columns, and which keys are wanted."""
+    """Columns of the key, and the selected keys."""
 
     def __init__(self, told: str, wanted: Mapping[str, Any], where: str) -> None:
         self.where = where
@@ -39,7 +39,7 @@ class WantedKeys:
         self._wanted = {name: as_stored(value, kinds.get(name), name, where) for name, value in wanted.items()}
 
     def groups(self, max_parallelism: int) -> tuple[int, int] | None:
-        """The key groups to be read; None: all."""
+        """Key groups to read; None: all."""
         if not self.names or set(self._wanted) != set(self.names):
             return None
         group = key_group(tuple(self._wanted[name] for name in self.names), max_parallelism)
@@ -47,7 +47,7 @@ class WantedKeys:
 
     @property
     def encoded(self) -> bytes:
-        """How what is stored of the whole key begins; empty where a value might be stored as one of another type."""
+        """Prefix of everything stored for the whole key; empty if a value might be stored as another type."""
         for name, kind in self.fields:
             value = self._wanted[name]
             if kind is None or type(value) not in (str, int):
@@ -65,18 +65,18 @@ class WantedKeys:
         return self.names.index(name) if self.names else int(name.removeprefix("key_")) - 1
 
     def named(self, fields: int) -> list[str]:
-        """Names for so many fields of a key."""
+        """Names for this number of fields of a key."""
         if not self.names:
             return [f"key_{number}" for number in range(1, fields + 1)]
         more = range(1, fields - len(self.names) + 1)
         return [*self.names, *[self.beside(f"namespace_{number}") for number in more]]
 
     def beside(self, name: str) -> str:
-        """What a column of the state is called beside those of the key."""
+        """Name of a column of the state, distinct from the key's columns."""
         return free_name(name, self.names)
 
     def array(self, place: int, values: Any) -> pa.Array:
-        """What state keys have at `place`, as the column that rows have."""
+        """Converts values at `place` of state keys to the column of rows."""
         known = self.fields[place][1] if place < len(self.fields) else None
         return key_column(values, known) if known is not None else pa.array(values)
 
@@ -88,14 +88,14 @@ class WantedKeys:
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """`name`, with as many `_` behind it as it needs to be none of those."""
+    """`name`, with as many `_` at the end as `taken` requires."""
     while name in taken:
         name += "_"
     return name
 
 
 def key_fields(told: str) -> list[tuple[str, pa.DataType | None]]:
-    """Names and types of a key's columns, from what a snapshot tells of them; None: a type that has no short name."""
+    """Names and types of a key's columns from a snapshot; None: a type without a short name."""
     return [(name, _type(kind)) for name, kind in key_types(told).items()]
 
 
@@ -103,8 +103,9 @@ _NULL = " is null"
 
 
 def condition(told: str, types: Mapping[str, str]) -> tuple[str, Any] | None:
-    """Column and value of `column=value` or `column is null`, as a person writes them; None: it is neither. `types`:
-    of the columns that are known, as `key_types` has them."""
+    """Column and value of `column=value` or `column is null`, as people write them; None for other text.
+
+    `types`: of the known columns, from `key_types`."""
     column, equals, text = told.partition("=")
     if equals:
         return column, value_of_text(text, types.get(column, ""))
@@ -112,8 +113,9 @@ def condition(told: str, types: Mapping[str, str]) -> tuple[str, Any] | None:
 
 
 def value_of_text(text: str, kind: str) -> Any:
-    """What a person writes of a key's column: bytes in hexadecimal, as they are shown; all that is not text as JSON
-    where it is some. `kind`: as `key_types` has it."""
+    """Value that a person writes for a key's column.
+
+    Bytes are hexadecimal, as shown; other values except text are JSON if possible. `kind`: from `key_types`."""
     if kind in ("string", "large_string"):
         return text
     if kind in ("binary", "large_binary"):
@@ -128,12 +130,14 @@ def value_of_text(text: str, kind: str) -> Any:
 
 
 def key_types(told: str) -> dict[str, str]:
-    """The same with types as they are told."""
+    """Names and types of a key's columns from a snapshot, as text."""
     return dict(_columns(told))
 
 
 def as_stored(value: Any, kind: pa.DataType | None, name: str, where: str) -> Any:
-    """A key column's value as keys of state have it. Raises `InvalidJob` for one that the column cannot have."""
+    """Converts a value of a key's column to the form of state keys.
+
+    Raises `InvalidJob` for a value that the column cannot have."""
     if kind is None:
         return value
     row = pa.RecordBatch.from_arrays([one_value(value, kind, name, where)], [name])
@@ -141,7 +145,7 @@ def as_stored(value: Any, kind: pa.DataType | None, name: str, where: str) -> An
 
 
 def one_value(value: Any, kind: pa.DataType, name: str, where: str) -> pa.Array:
-    """Column `name` with one row. Raises `InvalidJob` for a value that cannot be of this type."""
+    """Column `name` with one row. Raises `InvalidJob` for a value that does not fit the type."""
     try:
         if type(value) is int and pa.types.is_integer(kind):
             return pa.array([value], kind)
@@ -153,7 +157,7 @@ def one_value(value: Any, kind: pa.DataType, name: str, where: str) -> pa.Array:
 
 
 def as_told(value: Any, kind: pa.DataType | None) -> Any:
-    """The other way: what a key of state has, as its column has it."""
+    """Inverse of `as_stored`: a field of a state key as a value of its column."""
     return value if kind is None else key_column([value], kind)[0].as_py()
 
 
