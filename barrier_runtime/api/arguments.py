@@ -39,8 +39,8 @@ def refuse_coroutines(function: Any, where: str, methods: Iterable[str] = ()) ->
 def check_handlers(function: Any, handlers: Mapping[str, tuple[str, ...]], where: str) -> None:
     """Checks the handlers of a function with several inputs.
 
-    `handlers`: name of a required method to its parameters. Raises `InvalidJob` for a method that is missing or takes other parameters, and for a method `on_…` that nothing
-    calls."""
+    `handlers`: name of a required method to its parameters. Raises `InvalidJob` for a method that is missing or
+    takes other parameters, and for a method `on_…` that nothing calls."""
     said = function_name(function)[:-2]
     unknown = [
         name

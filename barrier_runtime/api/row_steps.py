@@ -209,8 +209,8 @@ class RowSteps(UnkeyedSteps[S]):
         """Splits the stream into a stream per branch of `into`, in that order.
 
         `by` returns the name of a row's branch: a function of a row, or an expression with a text as result (as in
-        `filter`), which is much faster. Every row goes to one branch. `on_error` as in `map`, for functions: "side" adds a last stream with the
-        failed rows.
+        `filter`), which is much faster. Every row goes to one branch. `on_error` as in `map`, for functions: "side"
+        adds a last stream with the failed rows.
 
         >>> big, small = orders.split("size", lambda row: "big" if row["amount"] > 100 else "small",
         ...                           into=("big", "small"))

@@ -94,7 +94,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         Directly after a source the watermark is made per split, which is more exact; elsewhere it replaces the
         input's watermark. `generator`: a subclass of `WatermarkGenerator`, which returns the event time reached at
         each row, per subtask."""
-
         from barrier_runtime.operators.watermark_generator import GeneratedWatermarkOperator, WatermarkOperator
 
         where = "with_watermarks"
@@ -120,7 +119,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
     def union(self, *others: "Stream", name: str | None = None) -> "Stream":
         """Merges this and the other streams, which have the same columns. `name`: name of the step."""
-
         from barrier_runtime.operators.functions.batch_functions import UnionOperator
 
         if not others:
@@ -176,7 +174,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         >>> orders.window_all("per minute", Tumbling(timedelta(minutes=1)), event_time="at").aggregate(n=count())
         """
-
         from barrier_runtime.operators.windows.whole.apply import ONE_KEY, OneKeyOperator
 
         if self.schema is None:
@@ -196,7 +193,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         `switch`: the handler runs when a row comes ("row"), or after the next checkpoint barrier ("barrier"), in all
         subtasks alike."""
-
         from barrier_runtime.operators.functions.connected import check_switch
 
         check_switch(switch, "broadcast")
@@ -237,7 +233,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         `function`: a class with `process(self, row, ctx)`, which yields rows or returns a row, a list or None, or a
         function of (row, ctx). The class may have `open(self, ctx)`, called in each subtask before the first row,
         and `close(self)`. See `RowContext` for `ctx`; the other arguments are those of `KeyedStream.process`."""
-
         from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
 
         where = f"process {name!r}"
@@ -267,7 +262,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         >>> orders.deduplicate("once", "order_id", within=timedelta(hours=1))
         """
-
         from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 
         where = f"deduplicate {name!r}"
@@ -296,7 +290,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         >>> orders.sink("orders", ParquetSink("s3://lake/orders"))
         >>> orders.sink("look", print)
         """
-
         from barrier_runtime.connectors.memory.callable import CallableSink, print_rows
 
         where = f"sink {name!r}"
@@ -338,7 +331,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         >>> orders.for_each_batch(write_orders, name="orders_out")
         """
-
         from barrier_runtime.connectors.batch_function.caller import BatchCall
         from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
 
@@ -359,7 +351,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         self, name: str, sink: Any, make_sink: Callable[[], TwoPhaseCommitSink], call: "BatchCall | None"
     ) -> None:
         """`sink`: a sink, or a factory with the same attributes."""
-
         from barrier_runtime.runtime.sinks.operator import SinkOperator
 
         self._plan.add(
@@ -390,7 +381,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         >>> orders.filter("amount > 100").show(3)
         """
-
         from rich.console import Console
 
         from barrier_runtime.launch.display import rich_table
@@ -404,7 +394,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         >>> orders.filter("amount > 100").preview()
         """
-
         from barrier_runtime.launch.display import Rows, first_rows
 
         return Rows(first_rows(self._plan, self._as_input(), rows, within), rows)

@@ -162,12 +162,13 @@ def replay(
 ) -> Replayed:
     """Runs `flow` again in this process from checkpoint `after` to `until`, and observes `operator`.
 
-    `key`: the key whose rows are observed, as the value of the column of `key_by`, of several columns a tuple; or a dict, column to value. None: all
-    rows. `after`, `until`: numbers of completed checkpoints that are still stored, or URLs of savepoints; `after` 0:
-    from the first row on; `until` None: until a function raises, or no more rows arrive. `checkpoints`: the folder
-    or URL of the job's checkpoints. `row`: only row "split:number" of a source (from 0), or "split:first-last", for
-    a step in one chain with the source. `stop`: stops at the first line of the step's function, in Python's
-    debugger. `redact`: columns whose values are hidden. `told` receives each processed row.
+    `key`: the key whose rows are observed, as the value of the column of `key_by`, of several columns a tuple; or a
+    dict, column to value. None: all rows. `after`, `until`: numbers of completed checkpoints that are still stored,
+    or URLs of savepoints; `after` 0: from the first row on; `until` None: until a function raises, or no more rows
+    arrive. `checkpoints`: the folder or URL of the job's checkpoints. `row`: only row "split:number" of a source
+    (from 0), or "split:first-last", for a step in one chain with the source. `stop`: stops at the first line of the
+    step's function, in Python's debugger. `redact`: columns whose values are hidden. `told` receives each processed
+    row.
 
     Sinks do not run, nothing is written to the job's store, and the wall clock stands at the time of `until`. Raises
     `InvalidJob` for missing steps or checkpoints, and for rows that cannot be read again."""
