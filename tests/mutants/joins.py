@@ -80,7 +80,7 @@ MUTANTS = (
         "newest-version-is-superseded",
         "of the versions that the watermark has passed the newest of a key is kept",
         _AS_OF,
-        "        kept = ends - (newest_run == number)  # the last one is the newest\n",
+        "        kept = ends - (newest_run == number)  # the last position is the newest\n",
         "        kept = ends\n",
         (f"{_AS_OF_TESTS}::test_without_a_tolerance_the_newest_version_of_a_key_is_kept",),
     ),

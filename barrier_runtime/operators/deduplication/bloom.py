@@ -1,14 +1,13 @@
-"""Bloom filters over hashes, for whole batches: "surely never added" or "perhaps", one numpy gather per filter.
+"""Bloom filters over hashes for whole batches: "surely never added" or "perhaps", one numpy gather per filter.
 
-An id sets `_BITS` bits of one 64-bit word, so that a test touches one place in memory. A filter takes `_IDS_PER_WORD`
-ids a word and says "perhaps" for about one strange id in a thousand then. It cannot grow, and nothing can be taken out
-of it: a full one is followed by a larger one, and ids are forgotten by dropping all filters of a time bucket. Where a
-bucket has had its bytes, full filters go on taking ids, and say "perhaps" more often: slower, never wrong.
+An id sets `_BITS` bits of one 64-bit word, so a test touches one place in memory. A filter takes `_IDS_PER_WORD` ids
+per word, and then says "perhaps" for about one unknown id in a thousand. A filter cannot grow, and ids cannot be
+removed: after a full filter comes a larger one, and ids are forgotten by dropping all filters of a time bucket. When a
+bucket has used its bytes, full filters take further ids, and say "perhaps" more often: slower, never wrong.
 
-A 64-bit hash per row over key columns, for Bloom filters: whole columns in numpy, no Python object per row.
-
-It lives in memory only, so it may change from release to release. (The hash that decides where state lives,
-`state.keys.key_groups`, may not, and tells texts of one length apart by 32 bits only.)
+`hash_rows` makes a 64-bit hash per row over key columns, by whole columns in numpy without Python objects per row. The
+hash exists in memory only, so it may change between releases. (The hash that assigns state to key groups,
+`state.keys.key_groups`, may not change, and distinguishes texts of the same length by 32 bits only.)
 """
 
 import hashlib
@@ -29,8 +28,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 _IDS_PER_WORD = 3
 _BITS = 5
 _SMALLEST = 9  # log2 of words: 4 KiB
-_GROWTH = 4  # a filter that follows a full one is that much larger
-_ROOM = 5 / 4  # a new bucket is given room for so many times the ids of the one before
+_GROWTH = 4  # size of a further filter, relative to the full one
+_ROOM = 5 / 4  # capacity of a new bucket, relative to the ids of the previous bucket
 
 _ONE, _63 = np.uint64(1), np.uint64(63)
 _SHIFTS = [np.uint64(6 * bit) for bit in range(1, _BITS)]
@@ -38,10 +37,10 @@ _SHIFTS = [np.uint64(6 * bit) for bit in range(1, _BITS)]
 
 @dataclass(frozen=True)
 class Hashed:
-    """Ids of a batch, ready for any filter."""
+    """Ids of a batch in the form that filters take."""
 
     hashes: U64
-    masks: U64  # the bits of each in its word
+    masks: U64  # each id's bits in its word
 
     @staticmethod
     def of(hashes: U64) -> "Hashed":
@@ -58,12 +57,12 @@ class Hashed:
 
 
 class BloomFilter:
-    """Of a fixed size, for `capacity` ids."""
+    """Filter of a fixed size, for `capacity` ids."""
 
     def __init__(self, ids: int) -> None:
         bits = max(_SMALLEST, (-(-ids // _IDS_PER_WORD) - 1).bit_length())
         self._words = np.zeros(1 << bits, np.uint64)
-        self._shift = np.uint64(64 - bits)  # the top bits of a hash say which word, the lowest which bits of it
+        self._shift = np.uint64(64 - bits)  # the top bits of a hash select the word, the lowest bits the bits in it
         self.capacity = _IDS_PER_WORD << bits
         self.ids = 0
 
@@ -75,7 +74,7 @@ class BloomFilter:
         words, places, masks = self._words, ids.hashes >> self._shift, ids.masks
         self.ids += len(places)
         while len(places):
-            words[places] |= masks  # of several with the same place, the last one gets its bits
+            words[places] |= masks  # among ids with the same place only the last sets its bits
             missing = words[places] & masks != masks
             places, masks = places[missing], masks[missing]
 
@@ -85,10 +84,10 @@ class BloomFilter:
 
 
 class TimeBuckets:
-    """Filters by bucket; a bucket is a number that never falls as time goes on."""
+    """Filters by bucket, a number that never falls as time advances."""
 
     def __init__(self, most_bytes: int | None = None) -> None:
-        """`most_bytes`: of one bucket."""
+        """`most_bytes`: limit per bucket."""
         self._buckets: dict[int, list[BloomFilter]] = {}
         self._most_words = None if most_bytes is None else max(1 << _SMALLEST, most_bytes // 8)
 
@@ -113,14 +112,14 @@ class TimeBuckets:
             added += room
 
     def _as_many(self, ids: int, beside: list[BloomFilter]) -> int:
-        """For how many ids there may be another filter in a bucket; no more than `ids`."""
+        """Returns the capacity of a further filter in a bucket, at most `ids`; 0 if no bytes are left."""
         if self._most_words is None:
             return ids
         left = self._most_words - sum(each.bytes // 8 for each in beside)
         return min(ids, _IDS_PER_WORD << left.bit_length() - 1) if left >= 1 << _SMALLEST else 0
 
     def may_have(self, ids: Hashed) -> Mask:
-        """False: the id was never added to a bucket that is still there. True: it was, or it looks like one."""
+        """Returns False for ids never added to a present bucket, True for added ids and ids that look like one."""
         found = np.zeros(len(ids), np.bool_)
         for filters in self._buckets.values():
             for each in filters:
@@ -128,12 +127,12 @@ class TimeBuckets:
         return found
 
     def move(self, bucket: int, to: int) -> None:
-        """What was added to `bucket` belongs to `to`, which nothing was added to yet."""
+        """Moves the ids of `bucket` to `to`, to which no id was added yet."""
         if bucket in self._buckets:
             self._buckets[to] = self._buckets.pop(bucket)
 
     def drop_below(self, bucket: int) -> None:
-        """Forget all ids of the buckets before `bucket`."""
+        """Forgets all ids of the buckets before `bucket`."""
         for number in [number for number in self._buckets if number < bucket]:
             del self._buckets[number]
 
@@ -146,13 +145,13 @@ class TimeBuckets:
         return sum(each.bytes for filters in self._buckets.values() for each in filters)
 
 
-_LONG = 256  # bytes; a longer text is hashed by itself, so that it does not cost the others a round each
+_LONG = 256  # bytes; longer texts are hashed one by one, since they would cost all others further rounds
 _31 = np.uint64(31)
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)  # masks of the first 0 to 8 bytes
 
 
 def hash_rows(columns: Sequence[pa.Array]) -> U64:
-    """One hash per row. `columns` (one or more) are as `KeyCodec.arrays` gives them; nulls are a value."""
+    """Returns one hash per row. `columns` (at least one) come from `KeyCodec.arrays`; null is a value."""
     hashes = _hash_column(columns[0])
     for column in columns[1:]:
         hashes = splitmix64_of(hashes * _31 + _hash_column(column))
@@ -176,7 +175,7 @@ def _hash_column(column: pa.Array) -> U64:
 
 
 def _hash_texts(column: pa.Array) -> U64:
-    """Eight bytes of every row at a time, as many rounds as the longest row needs."""
+    """Hashes eight bytes of every row at a time, in as many rounds as the longest row needs."""
     wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     _, offsets_buffer, data_buffer = column.buffers()
     rows = len(column)
@@ -185,7 +184,7 @@ def _hash_texts(column: pa.Array) -> U64:
     offsets = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32)
     offsets = offsets[column.offset : column.offset + rows + 1].astype(np.int64)
     first, last = int(offsets[0]), int(offsets[-1])
-    data = np.zeros(last - first + 8, np.uint8)  # so that eight bytes can be taken from any place
+    data = np.zeros(last - first + 8, np.uint8)  # padded, so that eight bytes can be read at any place
     if last > first:
         data[:-8] = np.frombuffer(data_buffer, np.uint8)[first:last]
     words = np.ndarray((last - first + 1,), "<u8", data.data, strides=(1,))

@@ -1,18 +1,17 @@
-"""`deduplicate`: the first row of each id passes, later ones are dropped until the id is forgotten.
+"""`deduplicate`: the first row of each id passes; later rows are dropped until the id is forgotten.
 
 Keyed state holds every id with the watermark at which it was seen. An id is forgotten once the watermark has advanced
-by `within` since then: at each row it is where the watermark would be before that row, wherever batches end. The row's
-own event time plays no part: a late row is new or it is found, never "too late". Ids that came before the first
-watermark count as seen at that watermark.
+by `within` since then. The watermark of a row is that before the row, independent of the cuts of batches. The row's own
+event time plays no part: a late row is new or a duplicate, never too late. Ids that came before the first watermark
+count as seen at the first watermark.
 
-Bloom filters in front of the state make a look-up unnecessary for nearly every id that is new. They are in memory
-only, one set per `within / 4` of watermark, dropped whole, and made anew from the state after a restore. They take half
-of `state_cache_mb` at most; for more ids than that is for they save fewer look-ups. A row is
-looked up when a filter says "perhaps" or when its batch has the id (its hash) twice; all rows of one id in a batch are
-looked up one after the other then, so that the first one is found by the others.
+Bloom filters avoid the lookup in state for nearly every new id. The filters are in memory only: one set per `within /
+4` of watermark, dropped as a whole, rebuilt from state after a restore. They take at most half of `state_cache_mb`;
+with more ids than that they save fewer lookups. A row is looked up if a filter says "perhaps" or if its batch has the
+id (its hash) twice; all rows of such an id are then looked up in order, so later rows find the first.
 
-Whether an id is forgotten is decided by its own entry. Entries of forgotten ids stay in the state until the next sweep,
-which goes through all of it once per `within`, in small chunks between batches.
+The entry of an id alone decides whether it is forgotten. Entries of forgotten ids stay in state until the next
+clean-up, which passes through all of state once per `within`, in small chunks between batches.
 """
 
 import itertools
@@ -35,19 +34,19 @@ from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
 BEGUN_VALUE = "deduplicate"  # name of the snapshot value
-_BUCKETS = 4  # per horizon
-_ALIVE_AT_ONCE = _BUCKETS + 2  # the oldest has begun before the horizon; one is of what came before all watermarks
-_FILTERS_SHARE = 0.5  # of what the operator may hold decoded
+_BUCKETS = 4  # per `within`
+_ALIVE_AT_ONCE = _BUCKETS + 2  # the oldest began before `within`; one holds the ids from before all watermarks
+_FILTERS_SHARE = 0.5  # of the operator's share of the cache
 _SCAN_ROWS = 8_192
-_FILLED_AT_ONCE = 1 << 20  # ids that a restore holds: the filters count into the memory bound, and so shall these
-_SWEPT_AT_LEAST = 1_024  # entries looked at by the sweep, per call
+_FILLED_AT_ONCE = 1 << 20  # ids in memory during a restore: like the filters, they must fit the memory bound
+_SWEPT_AT_LEAST = 1_024  # entries that a clean-up visits per call
 _SWEPT_PER_ROW = 2
 
-_seen = struct.Struct(">q")  # an entry: the watermark at which the id was seen, ms
+_seen = struct.Struct(">q")  # an entry: the watermark (ms) at which the id was seen
 
 
 class _Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    first_ms: int = WATERMARK_MIN  # the first watermark there was
+    first_ms: int = WATERMARK_MIN  # the first watermark
     version: int = 1
 
 
@@ -60,14 +59,14 @@ class DeduplicateOperator(KeyedOperator):
     def __init__(
         self, name: str, keys: Sequence[str], within_ms: int | None = None, schema: pa.Schema | None = None
     ) -> None:
-        """`within_ms`: how far the watermark advances before an id is forgotten; None: it never is."""
+        """`within_ms`: advance of the watermark after which an id is forgotten; None: never."""
         super().__init__(name, keys, keys, schema)
         self._within_ms = within_ms
         self._bucket_ms = max(1, within_ms // _BUCKETS) if within_ms is not None else 0
         self._first_ms = WATERMARK_MIN
-        self._filters = TimeBuckets()  # made with a bound when the columns are known
+        self._filters = TimeBuckets()  # replaced by bounded filters when the columns are known
         self._sweep: Iterator[tuple[StateKey, int]] | None = None
-        self._swept_ms = WATERMARK_MIN  # the watermark when the last sweep began
+        self._swept_ms = WATERMARK_MIN  # watermark at the start of the last clean-up
 
     @property
     def forgets(self) -> bool:
@@ -106,7 +105,7 @@ class DeduplicateOperator(KeyedOperator):
                 put(keys[row], at[row])
         for row in np.flatnonzero(passes & ~looked_up).tolist():
             put(keys[row], at[row])
-        if rows.num_rows:  # under the latest time of them: a filter that is dropped too late costs look-ups alone
+        if rows.num_rows:  # in the bucket of the latest time: a filter that is dropped too late costs lookups only
             self._filters.add(self._bucket(max(at)), ids.take(passes))
         self._count(rows.num_rows, looked_up, passes)
         if passes.all():
@@ -119,13 +118,13 @@ class DeduplicateOperator(KeyedOperator):
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         if watermark_ms <= self._watermark_ms or watermark_ms == WATERMARK_MAX:
-            return  # the end of the input forgets nothing: the job may go on with more
+            return  # the end of the input forgets nothing, since the job may continue with more
         self._watermark_ms = watermark_ms
         if self._first_ms == WATERMARK_MIN:
             self._first(watermark_ms)
         if self._within_ms is None or self._bound is None:
             return
-        # What is in buckets before that of this moment was seen so long ago that it is forgotten.
+        # ids in buckets before that of this moment are old enough to be forgotten
         self._filters.drop_below(self._bucket(watermark_ms - self._within_ms + 1))
         if self._sweep is None and watermark_ms - self._swept_ms >= self._within_ms:
             self._sweep = self._table.scan()
@@ -138,11 +137,11 @@ class DeduplicateOperator(KeyedOperator):
         return capture
 
     def close(self) -> None:
-        self._sweep = None  # it reads the database that is about to be closed
+        self._sweep = None  # the scan reads the database that is about to be closed
         super().close()
 
     def _first(self, watermark_ms: int) -> None:
-        """Event time is known from `watermark_ms` on: ids that were seen before it count as seen then."""
+        """Sets the first watermark: ids seen earlier count as seen then."""
         if watermark_ms == WATERMARK_MIN:
             return
         self._first_ms = self._swept_ms = watermark_ms
@@ -166,7 +165,7 @@ class DeduplicateOperator(KeyedOperator):
         self.metrics.count(DUPLICATES, float(duplicates))
 
     def _load(self) -> None:
-        """Fill the filters from the state, and delete what is forgotten."""
+        """Fills the filters from state, and deletes forgotten ids."""
         hashes: dict[int, list[U64]] = {}
         held = 0
         entries = self._table.scan()
@@ -187,13 +186,13 @@ class DeduplicateOperator(KeyedOperator):
         self._swept_ms = self._watermark_ms
 
     def _fill(self, hashes: dict[int, list[U64]]) -> None:
-        """The filters, with what was found; it is held no longer."""
+        """Adds the hashes to the filters, and releases the hashes."""
         for bucket, parts in sorted(hashes.items()):
             self._filters.add(bucket, Hashed.of(np.concatenate(parts)))
         hashes.clear()
 
     def _sweep_some(self, entries: int) -> None:
-        """Delete what is forgotten among the next `entries` of the state."""
+        """Deletes forgotten ids among the next `entries` of state."""
         if self._sweep is None:
             return
         get, delete = self._table.get, self._table.delete
@@ -201,7 +200,7 @@ class DeduplicateOperator(KeyedOperator):
         for key, seen in itertools.islice(self._sweep, entries):
             looked_at += 1
             if self._forgotten(seen):
-                current = get(key)  # it may have been seen again since the sweep began
+                current = get(key)  # the id may have been seen again since the scan began
                 if current is not None and self._forgotten(current):
                     delete(key)
         if looked_at < entries:
@@ -209,7 +208,7 @@ class DeduplicateOperator(KeyedOperator):
 
 
 def _repeated(hashes: U64) -> Mask:
-    """Rows whose hash another row has, too."""
+    """Returns the rows whose hash occurs more than once."""
     encoded = pa.array(hashes).dictionary_encode()
     if len(encoded.dictionary) == len(hashes):
         return np.zeros(len(hashes), np.bool_)

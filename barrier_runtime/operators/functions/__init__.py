@@ -1,1 +1,1 @@
-"""Steps that call users' functions: of rows, of batches, of keys with state, of several inputs; expressions."""
+"""Steps that call users' functions (of rows, batches, keys with state, several inputs), and expressions."""

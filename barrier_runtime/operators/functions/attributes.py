@@ -1,5 +1,5 @@
-"""Attributes of a user's object that change while rows are processed: rarely meant to be shared by keys, and forgotten
-by restarts."""
+"""Detection of attributes of a user's object that change while rows are processed.
+Such attributes are shared by all keys and lost by restarts, which users rarely intend."""
 
 import warnings
 from typing import Any
@@ -9,7 +9,7 @@ _ABSENT = object()
 
 
 class WatchedAttributes:
-    """Of one object, as they were when it was opened."""
+    """Attributes of an object, as they were when it was opened."""
 
     def __init__(self, target: Any, where: str) -> None:
         self._target = target
@@ -18,7 +18,7 @@ class WatchedAttributes:
         self._warned = False
 
     def look(self) -> None:
-        """Say it once."""
+        """Warns once about an attribute that has changed."""
         if self._warned:
             return
         now = _plain_attributes(self._target)
@@ -34,7 +34,7 @@ class WatchedAttributes:
 
 
 def _plain_attributes(target: Any) -> dict[str, Any]:
-    """Attributes of an object that could be meant as state: numbers and text by value, containers by size."""
+    """Returns attributes that may be meant as state: numbers and text by value, containers by size."""
     attributes = vars(target).items() if hasattr(target, "__dict__") else ()
     return {
         name: repr(value) if type(value) is float else value if type(value) in _SIMPLE else len(value)

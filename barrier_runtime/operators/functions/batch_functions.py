@@ -1,9 +1,8 @@
-"""`select` by names, `map_batches` and `union`: a batch at a time, no Python per row.
+"""`select` by names, `map_batches` and `union`: a batch at a time, without Python code per row.
 
-Event times of rows that a function of a whole batch gives: a check that they are not earlier than those it got.
-
-Windows behind such a function look for late rows where the source had some. A row that the function moves back may be
-late where no row of the source was: then it depends on where batches end whether the row is late.
+`KeptTimes` warns if a function of a whole batch returns rows with event times earlier than its input. Windows after
+such a function look for late rows only if the source had late rows. A row that the function moves back may be late
+although no row of the source was; then the cuts of batches decide whether the row is late.
 """
 
 import warnings
@@ -24,14 +23,14 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class KeptTimes:
-    """`columns`: those that the watermark is of. `function`: how messages name the function."""
+    """Check of a function's event times. `columns`: the watermark's columns; `function`: name for messages."""
 
     def __init__(self, columns: Collection[str], function: str) -> None:
         self._columns = tuple(sorted(columns))
         self._function = function
 
     def check(self, batch: Batch, made: pa.RecordBatch) -> None:
-        """Warns once if rows of `made` are earlier than all rows of `batch`, of which it was made."""
+        """Warns once if rows of `made` are earlier than all rows of `batch`, from which they were made."""
         if batch.reached is not None:
             return
         for column in self._columns:
@@ -55,14 +54,14 @@ def _least(times: pa.Array) -> int:
 
 
 class SelectColumnsOperator(Operator):
-    """Columns in the given order, renamed: new name → column. Copies nothing."""
+    """Selects columns in the given order and renames them: new name -> column. Copies nothing."""
 
     def __init__(self, name: str, columns: Mapping[str, str]) -> None:
         self._where = f"select {name!r}"
         self._columns = dict(columns)
-        self._from: pa.Schema | None = None  # of small batches: their schema, and what becomes of it
+        self._from: pa.Schema | None = None  # schema of small batches, and the schema of the result
         self._to: pa.Schema | None = None
-        self._positions: list[int] | None = None  # of the chosen columns; None: there are not all of them
+        self._positions: list[int] | None = None  # of the selected columns; None: some are missing
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         few = batch.few
@@ -77,7 +76,7 @@ class SelectColumnsOperator(Operator):
         emit(batch.having(pa.RecordBatch.from_arrays(arrays, names=list(self._columns))))
 
     def _see(self, few: FewRows) -> None:
-        """Small batches are of another schema from now on."""
+        """Notes a new schema of small batches."""
         self._from, self._positions = few.schema, None
         positions, wanted = few.layout.positions, self._columns.values()
         if positions.keys() >= set(wanted):
@@ -86,7 +85,7 @@ class SelectColumnsOperator(Operator):
 
 
 class MapBatchesOperator(Operator):
-    """A user's function of a whole `pyarrow.RecordBatch`."""
+    """Calls a user's function of a whole `pyarrow.RecordBatch`."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class MapBatchesOperator(Operator):
         one_to_one: bool = False,
         event_times: frozenset[str] = frozenset(),
     ) -> None:
-        """`one_to_one`: it gives a row for each row it gets, in their order. `event_times`: see `KeptTimes`."""
+        """`one_to_one`: the function returns a row for each row, in order. `event_times`: see `KeptTimes`."""
         self._one_to_one = one_to_one
         self._times = KeptTimes(event_times, f"{function_name(function)} of map_batches {name!r}")
         self._name = name
@@ -178,7 +177,7 @@ class MapBatchesOperator(Operator):
         )
 
     def _checked(self, schema: pa.Schema) -> pa.Schema:
-        """`schema`, of the first batch."""
+        """Returns the schema of the first result. Raises `InvalidJob` for repeated names."""
         repeated = [name for name, count in Counter(schema.names).items() if count > 1]
         if repeated:
             raise InvalidJob(
@@ -189,7 +188,7 @@ class MapBatchesOperator(Operator):
 
 
 class UnionOperator(Operator):
-    """Whatever comes in on any port goes out. Watermarks are merged by the subtask's inputs."""
+    """Emits the batches of all ports. The subtask's inputs merge the watermarks."""
 
     def __init__(self, name: str) -> None:
         self._name = name

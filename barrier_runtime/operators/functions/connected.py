@@ -1,12 +1,12 @@
-"""The step of `connect`: a keyed function with several inputs, of which each has rows of its own and a handler.
+"""The step of `connect`: a keyed function with several inputs, each with its own rows and handler.
 
-Rows by key are processed as those of `process` are: the operator turns to the input at hand, to its key columns, its
-handler and its event time, and is a `ProcessOperator` for this batch. All inputs meet in the same state, by the values
-of their keys, whatever the columns are called.
+Rows with keys are processed as by `process`: for each batch the operator uses the key columns, the handler and the
+event time of the batch's input, and is otherwise a `ProcessOperator`. All inputs share their state, by the values of
+their keys, whatever the columns are called.
 
-Rows of broadcast inputs come to every subtask in one order (`sequencing`). Their handlers run for no key, at once or
-behind the next barrier (`switching`); what they yield and emit goes out of subtask 0 alone, so that it is there once at
-every parallelism.
+Rows of broadcast inputs reach every subtask in the same order (`sequencing`). Their handlers run without a key, at once
+or after the next barrier (`switching`); only subtask 0 emits their results, so results appear once at every
+parallelism. See docs/design/broadcast-state.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,11 +37,11 @@ _INPUTS = "inputs"  # name of a snapshot value: the keyed inputs in the order of
 
 @dataclass(frozen=True)
 class ConnectedInput:
-    """One named input of a connected step."""
+    """Named input of a connected step."""
 
     name: str
-    keys: tuple[str, ...]  # columns; empty: it is broadcast
-    schema: pa.Schema | None  # when known
+    keys: tuple[str, ...]  # columns; empty: a broadcast input
+    schema: pa.Schema | None  # if known
     event_time: str | None = None  # column
     switch: Switch = "row"  # of a broadcast input: when its rows become valid
 
@@ -51,7 +51,7 @@ class ConnectedInput:
 
 
 class _Port:
-    """An input, and what of the operator belongs to it."""
+    """An input, and the parts of the operator that belong to this input."""
 
     def __init__(self, input: ConnectedInput) -> None:
         self.input = input
@@ -61,7 +61,7 @@ class _Port:
 
 
 class ConnectedOperator(ProcessOperator):
-    """Keyed inputs are the ports 0 and up, in their order; broadcast inputs together are the port behind them."""
+    """Keyed inputs have the ports from 0 up, in order; all broadcast inputs share the next port."""
 
     kind = "connect"
 
@@ -104,7 +104,7 @@ class ConnectedOperator(ProcessOperator):
         self._current.copies = copies
         self._speaks = context.subtask == 0
         super().open(context)
-        self.bind(pa.schema([]))  # broadcast rows may come before the first row with a key
+        self.bind(pa.schema([]))  # broadcast rows may arrive before the first row with a key
         copies.opened()
         for port in self._keyed:
             if port.input.schema is not None:
@@ -117,7 +117,7 @@ class ConnectedOperator(ProcessOperator):
             return
         self._ready = True
         super().bind(columns)
-        self.by_clock = True  # broadcast rows become valid then, too
+        self.by_clock = True  # broadcast rows also become valid in `on_wall_clock`
         for port in (*self._keyed, *self._broadcast):
             port.call = getattr(self._target, port.input.handler)
         if self._failures is not None:
@@ -131,7 +131,7 @@ class ConnectedOperator(ProcessOperator):
 
     @property
     def state_keys(self) -> tuple[str, ...]:
-        return self._columns  # whatever input came last
+        return self._columns  # independent of the latest input
 
     def snapshot(self, checkpoint: int) -> Capture:
         capture = super().snapshot(checkpoint)
@@ -168,8 +168,9 @@ class ConnectedOperator(ProcessOperator):
         return super().toward(watermark_ms, emit)
 
     def _before(self, watermark_ms: int, emit: Emit) -> bool:
-        """Make rows valid that are valid before event time reaches `watermark_ms`. The end of event time comes from all
-        inputs before their end of input: no barrier follows it that the waiting rows could wait for."""
+        """Makes rows valid that are valid before event time reaches `watermark_ms`.
+        The end of event time arrives on all inputs before their end of input: no barrier follows for which the rows
+        could wait."""
         if watermark_ms == WATERMARK_MAX:
             self._waiting.ended()
         return self.switch(emit)
@@ -182,7 +183,8 @@ class ConnectedOperator(ProcessOperator):
         self.switch(emit)
 
     def switch(self, emit: Emit) -> bool:
-        """Rows that came before the last barrier become valid. False: there are none. Called before anything else."""
+        """Makes rows valid that arrived before the last barrier. Returns False if there are none. Called before all
+        other work."""
         if not self._waiting.due:
             return False
         due, self._waiting.due = self._waiting.due, []
@@ -191,17 +193,17 @@ class ConnectedOperator(ProcessOperator):
         return True
 
     def turn_to(self, port: int) -> None:
-        """What is visited next is a key of this input: for harnesses."""
+        """Makes input `port` current for the next visit; for harnesses."""
         self._turn_to(self._keyed[port])
 
     def content_of(self, state: str) -> dict[Any, Any]:
-        """A broadcast state as this subtask has it: for harnesses."""
+        """Returns this subtask's copy of a broadcast state; for harnesses."""
         return dict(vars(self._target)[state].items())
 
     # ---- rows with keys
 
     def _turn_to(self, port: _Port) -> None:
-        """The next batch is of this input."""
+        """Makes `port` current for the next batch."""
         self._at = port
         self._key_columns = port.input.keys
         self._event_time = port.input.event_time
@@ -240,7 +242,7 @@ class ConnectedOperator(ProcessOperator):
     # ---- rows for all
 
     def _process_broadcast(self, port: _Port, batch: Batch, emit: Emit) -> None:
-        """Row by row, as `_process_in_time` does it."""
+        """Processes row by row, as `_process_in_time` does."""
         if port.seen is None or not batch.schema.equals(port.seen):
             self._event_time = port.input.event_time
             self.on_input_schema(batch.schema)
@@ -272,7 +274,7 @@ class ConnectedOperator(ProcessOperator):
         self._flush_sides(emit, batch.emit_ns)
 
     def _handled(self, port: _Port, row: Row, batch: Batch, at: int) -> list[Row]:
-        """What the handler gives for `row`, number `at` of its batch."""
+        """Returns the handler's results for `row`, number `at` of its batch."""
         call: Any = port.call
         emitted, rows, failures = self._sides.counts(), list[Row](), self._failures
         self._copies.changes = port.input.handler
@@ -307,10 +309,10 @@ def check_switch(switch: object, where: str) -> None:
 
 
 def canonical_keys(count: int) -> tuple[str, ...]:
-    """Names of key columns that are called differently in every input."""
+    """Returns names of key columns, since each input names its columns differently."""
     return tuple(f"key_{number}" for number in range(1, count + 1))
 
 
 def _least_known(columns: Sequence[str | None]) -> str | None:
-    """One of them, if all are known."""
+    """Returns one of the columns if all are known."""
     return None if None in columns else columns[0]

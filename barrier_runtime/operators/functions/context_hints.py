@@ -1,7 +1,5 @@
-"""Hints for a function that asks its `ctx` for an attribute that it does not have: where that is, or a similar name.
-
-The code that reports the error adds them (`user_code.said`), because a `ctx` with a `__getattr__` would be slower at
-each attribute that it has.
+"""Hints for a missing attribute of `ctx`: the right place, or a similar name.
+Added when the error is reported (`user_code.said`), because a `__getattr__` would slow down every attribute of `ctx`.
 """
 
 import difflib
@@ -9,7 +7,7 @@ from collections.abc import Sequence
 
 from barrier_runtime.operators.user_code import Hinting
 
-KEYED = frozenset({"key", "state", "timers", "wall_timers"})  # of a function without key none is there
+KEYED = frozenset({"key", "state", "timers", "wall_timers"})  # absent in functions without key
 _TIMERS = "timers of event time are ctx.timers: register(ms) and delete(ms)"
 _WALL_TIMERS = "timers by the wall clock are ctx.wall_timers: after(timedelta(seconds=5)), register(ms) and delete(ms)"
 _OUTPUT = "yield the row (or return it) for the main output; ctx.emit(name, row) is for side outputs"
@@ -32,7 +30,7 @@ _HINTS = {
 
 
 class Context(Hinting):
-    """Base of each `ctx`. Its `__slots__` are all that it has."""
+    """Base of each `ctx`. `__slots__` are all of its attributes."""
 
     __slots__ = ()
 
@@ -41,7 +39,7 @@ class Context(Hinting):
 
 
 def no_attribute(name: str, known: Sequence[str]) -> str:
-    """`known`: the public attributes that there are."""
+    """Returns the message for a missing attribute. `known`: the public attributes."""
     meant = difflib.get_close_matches(name, known, 1)
     hint = _HINTS.get(name) or (f"is ctx.{meant[0]} meant?" if meant else f"it has {', '.join(sorted(known))}")
     return f"ctx has no {name!r}: {hint}"

@@ -1,7 +1,5 @@
-"""`filter`, `select` and `split` with expressions, SQL's or `pyarrow.compute`'s: a batch at a time, no Python per row.
-
-A file of its own because Arrow's expression engine takes a while to import: only jobs that use expressions pay.
-"""
+"""`filter`, `select` and `split` by expressions (SQL or `pyarrow.compute`), without Python code per row.
+In a separate file because Arrow's expression engine is slow to import: only jobs with expressions pay."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class _Evaluation:
-    """The expressions of a step. SQL whose columns were not known when the flow was written is compiled for the rows
-    that come."""
+    """Expressions of a step.
+    SQL is compiled for the rows that arrive if the columns were unknown when the flow was declared."""
 
     def __init__(self, expressions: "Sequence[Compiled | SqlExpression]", where: str) -> None:
         self._given = list(expressions)
         self._where = where
-        self._plain = PlainRows()  # rows that a source or a function gives may have dictionaries
+        self._plain = PlainRows()  # rows of a source or a function may have dictionaries
         self._schema: pa.Schema | None = None
         self._compiled: list[pc.Expression] = []
         self._shared = Shared({}, [])
 
     def __call__(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """One array per expression. Raises `InvalidJob` for what has no value, with the expression."""
+        """Returns an array per expression. Raises `InvalidJob`, with the expression, for rows without a value."""
         rows = self._plain(rows)
         if self._schema is not rows.schema and rows.schema != self._schema:
             self._schema = rows.schema
@@ -46,13 +44,13 @@ class _Evaluation:
         try:
             return evaluate(rows, self._shared.expressions, self._where, self._shared.parts)
         except InvalidJob:
-            for given, compiled in zip(self._given, self._compiled, strict=True):  # the one that it is
+            for given, compiled in zip(self._given, self._compiled, strict=True):  # finds the expression that failed
                 evaluate(rows, [compiled], f"{self._where}: {given.text!r}")
             raise
 
 
 class FilterExpressionOperator(Operator):
-    """Rows for which the expression is true (not null, not false)."""
+    """Keeps rows for which the expression is true (not null, not false)."""
 
     def __init__(self, name: str, expression: "Compiled | SqlExpression") -> None:
         self._where = f"filter {name!r}"
@@ -72,10 +70,10 @@ class FilterExpressionOperator(Operator):
 
 
 class SelectExpressionsOperator(Operator):
-    """Columns by name, renamed or computed, in the given order."""
+    """Selects columns by name, renamed or computed, in the given order."""
 
     def __init__(self, name: str, columns: "Mapping[str, str | Compiled | SqlExpression]") -> None:
-        """Text is the name of a column."""
+        """Texts in `columns` are names of columns."""
         self._where = f"select {name!r}"
         self._columns = dict(columns)
         expressions = [value for value in self._columns.values() if not isinstance(value, str)]
@@ -91,7 +89,7 @@ class SelectExpressionsOperator(Operator):
 
 
 class SplitExpressionOperator(SplitOperator):
-    """Each row goes to the branch that the expression gives as text."""
+    """Sends each row to the branch that the expression returns as text."""
 
     def __init__(self, name: str, function: "Compiled | SqlExpression", into: Sequence[str]) -> None:
         super().__init__(name, function, into)

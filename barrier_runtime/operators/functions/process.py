@@ -1,8 +1,5 @@
-"""`process`: the user's row-wise function per key, with state and timers bound to the key of the row at hand.
-
-The cost beside the user's own call is kept to a few attribute writes: state handles do not know keys, they share one
-`CurrentKey`.
-"""
+"""`process`: the user's function of a row and its key, with state and timers bound to this key.
+Besides the user's own call a row costs a few attribute writes: handles share a `CurrentKey`."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,13 +36,14 @@ from barrier_runtime.state.values.undo import Undo
 class ProcessContext(Context):
     """`ctx` of a keyed function.
 
-    `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time of
-    the row (when `event_time=` is given; None if null) or of the timer, ms; None to a wall-clock timer. `watermark`:
-    event time the stream has reached, ms; to a timer of event time its own time; in a step without `event_time=`
-    and timers what came in the last 10 ms may not count yet. `state`: the states by name.
-    `timers`: `register(ms)` and `delete(ms)`. `wall_timers`: the same by the wall clock, and `after(timedelta)`.
-    `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()`,
-    `gauge(name).set(value)` and `histogram(name).record(value)`, told with the step's own.
+    `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time (ms)
+    of the row (with `event_time=`; None if null) or of the timer; None in a wall-clock timer. `watermark`: event time
+    (ms) that the stream has reached; in an event-time timer the timer's own time; in a step without `event_time=` and
+    timers the watermark may lag by 10 ms. `state`: the states by name. `timers`: `register(ms)` and `delete(ms)`.
+    `wall_timers`: the same by the wall clock, and `after(timedelta)`. `emit(name, row)`: sends a row, as it is now, to
+    a side output of the step. `metrics`: `counter(name).inc()`, `gauge(name).set(value)` and
+    `histogram(name).record(value)`, exported with the step's own metrics. `operator`: the step's name; `subtask`: the
+    number of the subtask.
     """
 
     __slots__ = (
@@ -85,7 +83,7 @@ class ProcessContext(Context):
 
 
 def check_keyed_function(function: Any, where: str) -> None:
-    """Raises `InvalidJob` for what is neither a function nor a class, or an object, with `process`."""
+    """Raises `InvalidJob` unless `function` is a function, or a class or object with `process`."""
     if not callable(getattr(function, "process", function)):
         raise InvalidJob(f"{where}: {function!r} is not a function and has no process() method: pass one")
     if isinstance(function, type) and not callable(getattr(function, "process", None)):
@@ -93,7 +91,7 @@ def check_keyed_function(function: Any, where: str) -> None:
 
 
 def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:
-    """States declared as attributes of a class (or of its instance), and those given beside it."""
+    """Returns the states declared as attributes of a class (or its instance), and those in `extra`."""
     states = {name: value for name in dir(function) if isinstance(value := getattr(function, name, None), KeyedState)}
     if extra is not None and not isinstance(extra, Mapping):
         raise InvalidJob(f"state={extra!r}: give a dict, as in state={{'total': ValueState(int)}}")
@@ -107,7 +105,7 @@ def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None
 
 
 def check_event_time_of_states(states: Mapping[str, KeyedState], event_time: str | None, where: str) -> list[str]:
-    """Names of the states with a TTL in event time. Raises `InvalidJob` if the step has none."""
+    """Returns the names of states with a TTL in event time. Raises `InvalidJob` if the step has no event time."""
     names = [name for name, state in states.items() if state.ttl is not None and state.ttl.clock == "event"]
     if names and event_time is None:
         raise InvalidJob(
@@ -118,7 +116,7 @@ def check_event_time_of_states(states: Mapping[str, KeyedState], event_time: str
 
 
 def no_key(where: str, function: str) -> Any:
-    """In place of a key, while `function` runs, which has none."""
+    """Returns the replacement of the key while `function` runs, which has no key."""
     return NoKey(
         f"{where}: {function} uses {{}}, which belongs to a key, but it runs for no key: use it where there is one, in "
         "the function that gets rows by key, in on_timer() or in on_wall_timer()"
@@ -141,7 +139,7 @@ class ProcessOperator(KeyedOperator):
         on_error: OnError | Retry = "fail",
     ) -> None:
         """`function`: a class (or object) with `process(self, key, row, ctx)`, or a function of (key, row, ctx).
-        `side`: the schemas of its side outputs."""
+        `side`: schemas of the side outputs."""
         super().__init__(name, keys, keys, schema)
         self._function = function
         self._extra = dict(states or {})
@@ -152,16 +150,16 @@ class ProcessOperator(KeyedOperator):
         self._failures: Failures | None = None
         self._current = self._made_current()
         self._undo = self._current.undo = Undo() if isinstance(on_error, Retry) else None
-        self._by_row = False  # event time is told row by row
-        self._attributes: WatchedAttributes | None = None  # once open() has ended
+        self._by_row = False  # batches carry event time per row
+        self._attributes: WatchedAttributes | None = None  # once open() has returned
         self._reclaiming: Reclaiming | None = None  # of states with a TTL
         self._rest: Batch | None = None  # of a batch within which a slice ended
-        self._came_by_timer_ms: int | None = None  # event time, while a timer of that time has brought it there
-        self._to_close: Any = None  # the user's object, once its open() has ended
+        self._came_by_timer_ms: int | None = None  # event time, while a timer of this time has advanced it there
+        self._to_close: Any = None  # the user's object, once its open() has returned
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        if self._going_to_ms is not None:  # more timers of the time of the last one may be left
+        if self._going_to_ms is not None:  # further timers of the last timer's time may remain
             self._came_by_timer_ms = self._watermark_ms
 
     def _made_current(self) -> CurrentKey:
@@ -179,7 +177,7 @@ class ProcessOperator(KeyedOperator):
         elif self._on_error != "fail":
             self._guard(Failures(self._on_error, self.name, function_name(self._call)))
         self._target = target
-        self._replaceable: dict[str, KeyedState] = {}  # made in __init__: nothing refuses to assign to them
+        self._replaceable: dict[str, KeyedState] = {}  # made in __init__: nothing refuses assignments to them
         state, states = States(), declared_states(target, self._extra)
         check_event_time_of_states(states, self._event_time, self.where)
         timing = self._current.timing = self._timing = Timing(self.context.wall_ms, lambda: self._watermark_ms)
@@ -229,7 +227,7 @@ class ProcessOperator(KeyedOperator):
         self._to_close = target
 
     def _guard(self, failures: Failures) -> None:
-        """What the functions raise is for `failures`."""
+        """Passes errors of the functions to `failures`."""
         self._failures = failures
         failures.opened(self.context)
         take, sides = self._writer.take, self._sides
@@ -240,7 +238,7 @@ class ProcessOperator(KeyedOperator):
             self._on_wall_timer = guarded(self._on_wall_timer, take, sides, failures, of_rows=False)
 
     def _repeat(self) -> None:
-        """What the functions raise is tried again."""
+        """Repeats failed calls of the functions."""
         self._call = self._repeated(self._call)
         if self._on_timer is not None:
             self._on_timer = self._repeated(self._on_timer, "timer")
@@ -265,8 +263,8 @@ class ProcessOperator(KeyedOperator):
             self._failures.flush(emit, emit_ns)
 
     def visit(self, rows: pa.RecordBatch, at_ms: int | None = None) -> None:
-        """States and timers are those of the key of `rows` (one row) until the next row or timer, and event time is
-        `at_ms`: for harnesses."""
+        """Binds states and timers to the key of `rows` (one row) until the next row or timer, at event time `at_ms`.
+        For harnesses."""
         self._check(rows.schema)
         self._current.key = self.codec.state_keys(rows)[0]
         self._context.timestamp = at_ms
@@ -275,7 +273,7 @@ class ProcessOperator(KeyedOperator):
 
     @property
     def states(self) -> dict[str, KeyedState]:
-        """By name, once a row came or was visited."""
+        """States by name, after the first row or visit."""
         return dict(vars(self._context.state))
 
     @property
@@ -321,7 +319,7 @@ class ProcessOperator(KeyedOperator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         self._check(batch.schema)
         self._emit_ns = max(self._emit_ns, batch.emit_ns)
-        while (goal_ms := self.going_to_ms) is not None:  # a subtask has done that before it gives a batch
+        while (goal_ms := self.going_to_ms) is not None:  # a subtask does this before it passes a batch
             self.toward(goal_ms, emit)
         if self._reclaiming is not None:
             self._reclaiming.begin()
@@ -343,7 +341,7 @@ class ProcessOperator(KeyedOperator):
             ):
                 context.key = key
                 result = call(key, row, context)
-                if result is not None:  # `RowWriter.take`, here without a call: this is done once per row
+                if result is not None:  # `RowWriter.take`, inlined because this runs once per row
                     kind = type(result)
                     if kind is dict:
                         held = alone + 1 if result is row else alone
@@ -373,8 +371,8 @@ class ProcessOperator(KeyedOperator):
         self._flush_sides(emit, batch.emit_ns)
 
     def _process_in_time(self, batch: Batch, watermarks: npt.NDArray[np.int64] | None, emit: Emit) -> None:
-        """Row by row as if a watermark came before each: so what a function sees and gives does not depend on where
-        batches end. `watermarks`: of each row's key group; timers wait for what the whole stream has reached."""
+        """Processes row by row as if each had a watermark before it, so results do not depend on the cuts of batches.
+        `watermarks`: of each row's key group; timers follow the event time of the whole stream."""
         self._by_row = self._by_row or batch.reached is not None
         state_keys, user_keys = self.codec.keys(batch)
         reached: Iterable[int] = itertools.repeat(WATERMARK_MIN) if batch.reached is None else batch.reached.tolist()
@@ -420,9 +418,9 @@ class ProcessOperator(KeyedOperator):
                 if by_row:
                     given.upto(watermark_ms)
                 if timers.next_ms <= watermark_ms:
-                    self._advance(watermark_ms, given)  # registered for the past by this row
+                    self._advance(watermark_ms, given)  # for timers that this row registered for the past
         except UserCodeError:
-            raise  # of a timer
+            raise  # raised by a timer
         except Exception as error:
             self._check_handles()
             at = max(0, len(batch) - length_hint(coming) - 1)
@@ -434,11 +432,11 @@ class ProcessOperator(KeyedOperator):
         self._flush_sides(emit, batch.emit_ns)
 
     def _input_row(self, batch: Batch, coming: Iterator[Any]) -> Callable[[], Row]:
-        """Makes the row at hand again. `coming`: the keys of the rows behind it."""
+        """Returns a function that makes the current row again. `coming`: keys of the following rows."""
         return input_row(batch, max(0, len(batch) - length_hint(coming) - 1))
 
     def _stopped(self, batch: Batch, at: int, reached_ms: int) -> None:
-        """More timers are due before row `at` than fit into a slice."""
+        """Keeps the rows from `at` on: the timers due before exceed a slice."""
         self._rest = batch.slice(at)
         self._going_to_ms = reached_ms
 
@@ -467,7 +465,7 @@ class ProcessOperator(KeyedOperator):
             watermark_ms = max(watermark_ms, self._going_to_ms)
         elif watermark_ms <= self._watermark_ms:
             return True
-        if self._bound is None:  # no row came yet, so there is no timer
+        if self._bound is None:  # no row has arrived, so there is no timer
             self._watermark_ms, self._going_to_ms = watermark_ms, None
             return True
         if self._reclaiming is not None:
@@ -488,7 +486,7 @@ class ProcessOperator(KeyedOperator):
         return True
 
     def _fire_by_wall_clock(self, due: Iterable[tuple[tuple[Any, ...], int]], emit: Emit) -> None:
-        """Event time stands still: what these timers give is as what a row would that came now."""
+        """Fires wall-clock timers. Event time stands still: results are those of a row that arrives now."""
         current, context, given, reached_ms = (
             self._current,
             self._context,
@@ -514,14 +512,14 @@ class ProcessOperator(KeyedOperator):
             self._check_handles()
         context.timestamp, self._timing.event.instead_ms = last_ms, None
         given.upto(reached_ms)
-        emit_ns = self.context.wall_ms() * 1_000_000  # however long ago the last row came
+        emit_ns = self.context.wall_ms() * 1_000_000  # however long ago the last row arrived
         if given.rows:
             emit(given.batch(self._writer, self._seen, emit_ns))
         self._flush_sides(emit, emit_ns)
 
     def _advance(self, watermark_ms: int, given: "YieldedRows", in_slices: bool = False) -> bool:
-        """Event time goes on to `watermark_ms`, and on its way stops at each timer that is due. False: a slice is over,
-        and it is at the last timer that fired."""
+        """Advances event time to `watermark_ms`, with a stop at each due timer.
+        False: the slice is over, and event time is that of the last timer fired."""
         current, context, on_timer = self._current, self._context, self._on_timer
         if on_timer is not None and self._timers.next_ms <= watermark_ms:
             time_slice = Slice(self.context.now_s) if in_slices else None
@@ -531,7 +529,8 @@ class ProcessOperator(KeyedOperator):
                         self._watermark_ms = self._came_by_timer_ms = at_ms
                     context.timestamp, context.watermark = at_ms, self._watermark_ms
                     context.key = self.codec.user_key(current.key)
-                    # What a timer gives is not late for its own time, nor what others of that time give.
+                    # results of a timer are not late for its own time, and neither are those of other timers of that
+                    # time
                     reached_ms = self._watermark_ms - (self._watermark_ms == self._came_by_timer_ms)
                     if self._by_row:
                         self._sides.reached_ms = reached_ms

@@ -1,8 +1,8 @@
 """`process_groups`: a user's function of a whole batch, with state per key as numpy columns.
 
-State is a columnar table (`state/columns/column_table`), so nothing runs once per row or key. The function gets a copy
-of what the batch's keys have; it is written back when the function has returned, so a function that raises has changed
-nothing. Only keys whose columns it has changed go into the next snapshot.
+State is a columnar table (`state/columns/column_table`), so no code runs per row or key. The function gets a copy of
+the columns of the batch's keys, which is written back after the function has returned: a function that raises changes
+nothing. Only keys with changed columns go into the next snapshot.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,18 +30,18 @@ from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.snapshots.continued_aggregates import COLUMN, described_name
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
-_MANY = 512  # rows from which finding the distinct keys first pays
+_MANY = 512  # rows from which it pays to find the distinct keys first
 
 Ints = npt.NDArray[np.int64]
 Declared = Mapping[str, Any]  # column -> numpy dtype, or (dtype, initial value)
 
 
 class BatchKeys:
-    """The keys of a batch, numbered from 0 on in the order in which they come first.
+    """Keys of a batch, numbered from 0 in the order of their first rows.
 
-    `of_row`: the number of each row's key, an array of int64. `len(keys)`: how many there are, which is the length of
-    the columns of state. `first_rows`, `last_rows`: the number of each key's first and last row in the batch. `rows`:
-    the key columns, a row per key.
+    `of_row`: number of each row's key, an array of int64. `len(keys)`: number of keys, which is the length of the state
+    columns. `first_rows`, `last_rows`: number of each key's first and last row in the batch. `rows`: the key columns, a
+    row per key.
     """
 
     def __init__(self, of_row: Ints, count: int, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
@@ -56,26 +56,26 @@ class BatchKeys:
 
     @property
     def first_rows(self) -> Ints:
-        """Of each key: the number of its first row in the batch."""
+        """Number of each key's first row in the batch."""
         found = np.empty(self._count, np.int64)
         found[self.of_row[::-1]] = np.arange(len(self.of_row) - 1, -1, -1)
         return found
 
     @property
     def last_rows(self) -> Ints:
-        """Of each key: the number of its last row in the batch."""
+        """Number of each key's last row in the batch."""
         found = np.empty(self._count, np.int64)
-        found[self.of_row] = np.arange(len(self.of_row))  # of equal indices the last one stays
+        found[self.of_row] = np.arange(len(self.of_row))  # of equal indices the last write stays
         return found
 
     @property
     def rows(self) -> pa.RecordBatch:
-        """The key columns, a row per key."""
+        """Key columns, a row per key."""
         return self._batch.select(self._columns).take(pa.array(self.first_rows))
 
     def forget(self, which: Any) -> None:
-        """The state of these keys goes when the function returns; their next row finds the initial values. `which`:
-        a mask with a boolean per key, or numbers of keys."""
+        """Removes the state of these keys when the function returns; their next row starts from the initial values.
+        `which`: a mask with a boolean per key, or numbers of keys."""
         numbers = np.asarray(which)
         if numbers.dtype == np.bool_ and numbers.shape == (self._count,):
             numbers = np.flatnonzero(numbers)
@@ -92,13 +92,13 @@ class BatchKeys:
 
     @property
     def forgotten(self) -> Ints:
-        """Each once."""
+        """Numbers of the keys to forget, each once."""
         return distinct_ints(np.concatenate([*self._forgotten, np.empty(0, np.int64)])).astype(np.int64)
 
 
 def declared_columns(function: Any, state: Declared | None, where: str) -> dict[str, tuple[str, int | float]]:
-    """Name → (numpy dtype, initial value), of a class's attribute `state` or of `state=`. Raises `InvalidJob` for what
-    are no columns of numbers."""
+    """Returns name -> (numpy dtype, initial value), from a class's attribute `state` or from `state=`.
+    Raises `InvalidJob` unless these are columns of numbers."""
     own = getattr(function, "state", None)
     if own is not None and state is not None:
         raise InvalidJob(f"{where}: its state is declared in {function_name(function)[:-2]} and in state=: keep one")
@@ -106,7 +106,7 @@ def declared_columns(function: Any, state: Declared | None, where: str) -> dict[
 
 
 def described_columns(columns: Mapping[str, tuple[str, int | float]]) -> dict[str, StateDescription]:
-    """As snapshots and the job that goes on from them have them."""
+    """Returns the descriptions of the columns, for snapshots and for the next job."""
     return {
         described_name(COLUMN, name): StateDescription(COLUMN, fields=(kind,)) for name, (kind, _) in columns.items()
     }
@@ -114,7 +114,7 @@ def described_columns(columns: Mapping[str, tuple[str, int | float]]) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a call gave, and what it left in the columns of its keys."""
+    """Result of a call, and the columns of its keys afterwards."""
 
     result: Any
     row_ids: Ints
@@ -154,7 +154,7 @@ class ProcessGroupsOperator(KeyedOperator):
     def bind(self, columns: pa.Schema) -> None:
         _, self._call = own_function(self._function, "process_groups", lambda error, _: self._failed(error, None))
         self._give: Callable[[Batch], _Given] = self._given
-        if self._retry is not None:  # nothing is written before it has returned, so there is nothing to put back
+        if self._retry is not None:  # nothing is written before the function has returned, so there is nothing to undo
             said = function_name(self._call)
             self._give = RetriedCall(self._given, self._retry, False, what="batch", said=said)
         self._table = self._column_table("groups", self._declared_columns, (), evictable=True)
@@ -187,7 +187,7 @@ class ProcessGroupsOperator(KeyedOperator):
         self._take(given, batch, emit)
 
     def _given(self, batch: Batch) -> _Given:
-        """What the function makes of it; nothing is written yet."""
+        """Calls the function; writes nothing yet."""
         rows = batch.rows
         of_row, row_ids = self._grouped(rows)
         keys = BatchKeys(of_row, len(row_ids), rows, self._key_columns)
@@ -207,10 +207,10 @@ class ProcessGroupsOperator(KeyedOperator):
             emit(batch.made(made))
 
     def _grouped(self, rows: pa.RecordBatch) -> tuple[Ints, Ints]:
-        """The number of each row's key, and the row ids of the keys."""
+        """Returns the number of each row's key, and the row ids of the keys."""
         key = rows.column(self._key_columns[0])
         if self.codec.is_one_int64 and not key.null_count and len(key) >= _MANY:
-            encoded = key.dictionary_encode()  # the index is asked once per key, not once per row
+            encoded = key.dictionary_encode()  # one lookup in the index per key, not per row
             of_row = encoded.indices.to_numpy().astype(np.int64)
             return of_row, self._table.row_ids_int64(encoded.dictionary.to_numpy())
         groups = group_rows(self.codec.arrays(rows))
@@ -240,7 +240,7 @@ class ProcessGroupsOperator(KeyedOperator):
             self._table.mark_dirty(changed_ids)
 
     def _made(self, result: Any) -> pa.RecordBatch | None:
-        """What the function returned, as rows of the step's schema."""
+        """Returns the function's result as rows of the step's schema."""
         name = f"{function_name(self._call)} of operator {self.name!r}"
         if result is None:
             return None
@@ -271,7 +271,7 @@ class ProcessGroupsOperator(KeyedOperator):
         return result
 
     def _table_of(self, columns: Mapping[str, Any], name: str) -> pa.Table:
-        """Columns by name. Raises `InvalidJob` for others than those of the step's schema."""
+        """Returns columns as a table. Raises `InvalidJob` if the names differ from the step's schema."""
         if self._output is None:
             return pa.table(dict(columns))
         if set(columns) != set(self._output.names):

@@ -1,8 +1,5 @@
-"""`process` of a stream without key: the user's object sees row after row, with side outputs and metrics beside what it
-yields, and may open something that all its rows need. There is no state: that belongs to a key.
-
-Rows that a keyed function gave while a batch was processed.
-"""
+"""`process` of a stream without key: a user's function of each row, with side outputs and metrics.
+There is no state, since state belongs to a key. `YieldedRows` also serves keyed functions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +21,7 @@ from barrier_runtime.state.values.undo import Undo
 
 
 class YieldedRows:
-    """Rows that a function gave, and the event time reached at each of them if that is told on."""
+    """Rows yielded by a function, and the event time reached at each, if batches carry it."""
 
     __slots__ = ("_by_row", "_reached", "rows")
 
@@ -34,7 +31,7 @@ class YieldedRows:
         self._reached: list[int] = []
 
     def upto(self, reached_ms: int) -> None:
-        """Of the rows that came since the last call."""
+        """Sets the event time of the rows added since the last call."""
         if self._by_row and len(self._reached) < len(self.rows):
             self._reached += [reached_ms] * (len(self.rows) - len(self._reached))
 
@@ -46,8 +43,9 @@ class YieldedRows:
 class RowContext(Context):
     """`ctx` of a function without key.
 
-    `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()` and
-    `gauge(name).set(value)`, told with the step's own. `operator`: the step's name; `subtask`: which one of it this is.
+    `emit(name, row)`: sends a row, as it is now, to a side output of the step. `metrics`: `counter(name).inc()` and
+    `gauge(name).set(value)`, exported with the step's own metrics. `operator`: the step's name; `subtask`: the number
+    of the subtask.
     """
 
     __slots__ = ("emit", "metrics", "operator", "subtask")
@@ -114,7 +112,7 @@ class ProcessRowsOperator(Operator):
         if failures is not None:
             failures.begin(batch)
         results: list[Row] = []
-        counts: list[int] = []  # of each row's results
+        counts: list[int] = []  # number of each row's results
         for at, row in enumerate(each_row_of(batch)):
             if reached is not None:
                 sides.reached_ms = int(reached[at])

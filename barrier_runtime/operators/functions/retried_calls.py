@@ -1,9 +1,9 @@
-"""`on_error=Retry(…)`: a call that fails is repeated at once, in the slot's own time, and what still fails then is
-trouble of the outside world, which the job's `restart=` deals with.
+"""`on_error=Retry(…)`: a failed call is repeated at once; a call that keeps failing is an outage.
+The job's `restart=` handles outages.
 
-The slot stands still for the pauses, so they are short (`check_pauses`); what waits longer belongs into a `lookup`,
-whose rows wait without holding up others. What a call has written to state, its timers, what it has emitted and what it
-has counted are put back before the next one (`state/values/undo`); attributes of the user's object are not.
+The slot waits during the pauses, so these are short (`check_pauses`); longer waits belong into a `lookup`, whose rows
+do not hold up others. Before a repetition, changes of the failed call to state, timers, emitted rows and metrics are
+undone (`state/values/undo`); attributes of the user's object are not.
 """
 
 import time
@@ -18,9 +18,9 @@ from barrier_runtime.state.values.undo import Undoable
 
 
 class RetriedCall:
-    """A user's function of a row (or a batch: `what` it is), called again for what `retry` names, with the row as it
-    came. `all_rows`: it may give rows one by one, which are taken together, so that none goes out of a call that fails.
-    `undo`: of what the function can change."""
+    """A user's function of a row (or of a batch, as `what` says), repeated for the errors that `retry` names.
+    Each repetition gets the row as it arrived. `all_rows`: yielded rows are collected, so a failed call emits none.
+    `undo`: undoes changes of the function."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class RetriedCall:
         undo: Undoable | None = None,
         said: str | None = None,
     ) -> None:
-        """`said`: how the function is called in messages."""
+        """`said`: name of the function in messages."""
         self.__qualname__ = (said or function_name(function))[:-2]
         self._function = function
         self._retry = retry
@@ -42,7 +42,7 @@ class RetriedCall:
         self._undo = undo
 
     def __call__(self, *given: Any) -> Any:
-        """Raises `Unavailable` when the last repetition has failed, and at once what `retry` does not name."""
+        """Raises `Unavailable` after the last repetition failed, and at once any error that `retry` does not name."""
         failed, as_it_came, undo = 0, _as_it_is(given), self._undo
         while True:
             if undo is not None:
@@ -69,12 +69,12 @@ class RetriedCall:
 
 
 def _as_it_is(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments of a call, of which a row may be changed by it."""
+    """Returns copies of the arguments, since a call may change a row."""
     return tuple([taken_value(each) if type(each) is dict else each for each in given])
 
 
 def _taken(result: Any) -> Any:
-    """All rows of a generator, each as it was when it was given."""
+    """Returns all rows of a generator, each as it was when yielded."""
     if result is None or type(result) in (dict, list):
         return result
     return [taken_value(row) if type(row) is dict else row for row in result]

@@ -1,7 +1,5 @@
 """`map`, `filter` and `flat_map` with Python functions of one row (a dict).
-
-Where a step does not fail with a row whose function raises (`on_error`), rows are tried one by one: `_tried`.
-"""
+With `on_error=` other than "fail", rows are tried one by one: `_tried`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -22,7 +20,7 @@ _TRUTHS = frozenset({bool, np.bool_})
 
 
 class RowwiseOperator(Operator):
-    """What the three share: rows in, the user's function per row, an error that shows the row."""
+    """Base of the three: a user's function per row, and errors that show the row."""
 
     def __init__(
         self,
@@ -43,7 +41,7 @@ class RowwiseOperator(Operator):
             self._failures.opened(context)
 
     def _tried(self, failures: Failures, batch: Batch, call: Callable[[Row], Any], failed: Any) -> Iterator[Any]:
-        """What `call` gives for each row; `failed` for one at which it raises."""
+        """Returns the result of `call` for each row; `failed` for rows at which `call` raises."""
         failures.begin(batch)
         for at, row in enumerate(each_row_of(batch)):
             try:
@@ -56,7 +54,7 @@ class RowwiseOperator(Operator):
             yield result
 
     def _results(self, call: Callable[[Row], Iterable[Row]], batch: Batch, failures: Failures, emit: Emit) -> None:
-        """Of a function that gives rows: all that it gives for a row, or nothing of it."""
+        """Emits the results of a function that returns rows: all results for a row, or none."""
 
         def given(row: Row) -> list[Row]:
             rows: list[Row] = []
@@ -83,7 +81,7 @@ class RowwiseOperator(Operator):
         )
 
     def _check_all(self, called: int, batch: Batch) -> None:
-        """`map` takes a StopIteration of the function for its own end: the rows behind would be gone without a word."""
+        """Raises if the function ended `map` by a StopIteration: later rows would be lost silently."""
         if called < len(batch):
             error = StopIteration(
                 "the iterator that its next() asks has ended: give it a default, as in next(it, None)"
@@ -96,7 +94,7 @@ class RowwiseOperator(Operator):
 
 
 class MapOperator(RowwiseOperator):
-    """One row in, one row out."""
+    """Makes one row of each row."""
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         function = self._function
@@ -106,7 +104,8 @@ class MapOperator(RowwiseOperator):
         results: list[Row] = []
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         try:
-            for result in map(function, each_row_of(batch)):  # holds no row, so one that comes back is alone
+            # `map` holds no row, so a returned input row has no other reference
+            for result in map(function, each_row_of(batch)):
                 append(result if references(result) == alone else taken(result))
         except Exception as error:
             raise self._failed(error, batch, len(results)) from error
@@ -115,7 +114,7 @@ class MapOperator(RowwiseOperator):
 
 
 class FilterOperator(RowwiseOperator):
-    """Rows for which the function is true."""
+    """Keeps the rows for which the function returns True."""
 
     def __init__(self, name: str, function: Callable[[Row], Any], on_error: OnError = "fail") -> None:
         super().__init__(name, function, on_error=on_error)
@@ -145,7 +144,7 @@ class FilterOperator(RowwiseOperator):
             self._failures.flush(emit, batch.emit_ns)
 
     def _refuse_others(self, keep: list[Any], batch: Batch) -> None:
-        """A text such as "no" is true for Python, and None may be a forgotten return."""
+        """Raises `InvalidJob` for results that are not bool: "no" is truthy, and None may be a forgotten return."""
         row = next(at for at, kept in enumerate(keep) if type(kept) not in (bool, np.bool_))
         raise InvalidJob(
             f"{function_name(self._function)} of operator {self._name!r} gave {cut(repr(keep[row]))} where True or "
@@ -154,7 +153,7 @@ class FilterOperator(RowwiseOperator):
 
 
 class FlatMapOperator(RowwiseOperator):
-    """One row in, any number of rows out."""
+    """Makes any number of rows of each row."""
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         function: Callable[[Row], Iterable[Row]] = self._function
@@ -164,7 +163,7 @@ class FlatMapOperator(RowwiseOperator):
         results: list[Row] = []
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         done, reached = 0, batch.reached
-        ends: list[int] = []  # of each row's results
+        ends: list[int] = []  # end of each row's results
         try:
             for rows in map(function, each_row_of(batch)):
                 if type(rows) is list:
@@ -193,7 +192,7 @@ class FlatMapOperator(RowwiseOperator):
 
 
 def _rows(given: Any) -> Any:
-    """What a function of `flat_map` gave; a dict is one row, and gone through it is its keys."""
+    """Returns the result of a function of `flat_map`. A dict is refused: iterating over it gives its keys."""
     if type(given) is dict:
         raise InvalidJob("it gave one row, and flat_map takes any number of them: return [row], yield it, or use map()")
     return given

@@ -1,11 +1,11 @@
-"""One order for broadcast rows: those of all broadcast inputs of a step come to one subtask, and go from there to all.
+"""One order for broadcast rows: all broadcast inputs of a step go through a single subtask.
 
-Each subtask of a broadcast edge's target has a channel from each of its sources, and takes from them in turn; from
-several sources every subtask would see another order, and copies of state that should be equal would not be. So all
-rows are first sent to one subtask (a "single" edge), whose one channel to each of the others keeps the order.
+Each receiver of a broadcast edge takes rows from its channels in turn. With several senders every receiver would see
+another order, and copies of state would differ. So all rows first go to one subtask (a "single" edge), whose only
+channel to each receiver keeps the order.
 
-For the same reason several broadcast inputs of a step share one edge. Its rows then have a column for each input: a
-struct that is null in rows of the others. One input alone passes as it is.
+For the same reason several broadcast inputs of a step share an edge. Its rows have a column per input: a struct, null
+in rows of other inputs. A single input passes unchanged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +17,11 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Emit, Operator
 
-_INPUT = "@input"  # no input has this name
+_INPUT = "@input"  # not a possible name of an input
 
 
 def sequenced_schema(names: Sequence[str], schemas: Sequence[pa.Schema | None]) -> pa.Schema | None:
-    """Of the rows behind the sequencer; `schemas` are known if there are several."""
+    """Returns the schema of rows after the sequencer; with several names all `schemas` are known."""
     if len(names) == 1:
         return schemas[0]
     known = [schema for schema in schemas if schema is not None]
@@ -30,7 +30,7 @@ def sequenced_schema(names: Sequence[str], schemas: Sequence[pa.Schema | None]) 
 
 
 class SequenceOperator(Operator):
-    """Takes the rows of each input as they come. All of them are in subtask 0."""
+    """Passes the rows of each input on in order of arrival. All rows are in subtask 0."""
 
     def __init__(self, name: str, names: Sequence[str], schemas: Sequence[pa.Schema | None]) -> None:
         self._schema = sequenced_schema(names, schemas) if len(names) > 1 else None
@@ -50,7 +50,7 @@ class SequenceOperator(Operator):
 
 
 def by_input(batch: Batch) -> Iterator[tuple[int, Batch]]:
-    """(input, rows) of what came through a sequencer of several inputs, in its order."""
+    """Returns (input, rows) of a batch from a sequencer with several inputs, in its order."""
     rows = batch.rows
     inputs = rows.column(0).to_numpy()
     starts = [0, *(np.flatnonzero(np.diff(inputs)) + 1).tolist(), rows.num_rows]

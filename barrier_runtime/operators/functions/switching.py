@@ -1,24 +1,25 @@
-"""Rows of broadcast inputs with `switch="barrier"`: they wait, and become valid behind the same barrier everywhere.
+"""Rows of broadcast inputs with `switch="barrier"`: valid after the same barrier in all subtasks.
 
-What of such a row is where, in each subtask
-    waiting   it came behind the last barrier that the subtask has taken; no handler has seen it
+States and moves of such a row, in each subtask:
+
+    waiting   it came after the last barrier that the subtask has taken; no handler has seen it
     due       it came before that barrier: its handler runs before anything else happens here
     valid     its handler has run
 
     move                    from      to
-    a row comes             -         waiting. Event time goes on to what it had reached at the row
-    a barrier is taken      waiting   due. The snapshot has the rows as they waited, and state without them
-    whatever comes next,    due       valid. What handlers give goes out behind the barrier
-    a turn of the loop too
+    a row arrives           -         waiting. Event time advances to the time reached at the row
+    a barrier is taken      waiting   due. The snapshot has the waiting rows, and state without them
+    any other call, also a  due       valid. Results of handlers are emitted after the barrier
+    turn of the loop
     restore                 stored    due, in every subtask, whatever their number
-    all inputs have ended   waiting   valid, behind the last timers of event time
-    a barrier is given up   waiting   waiting, for the next one
+    all inputs have ended   waiting   valid, after the last timers of event time
+    a barrier is aborted    waiting   waiting, for the next barrier
 
-A barrier is taken when it has come on all channels, also in unaligned checkpoints: rows in flight would be judged by
-rows that came behind them. All subtasks have the same rows before the same barrier, since broadcast rows have one order
-(`sequencing`). But a checkpoint that is given up may leave its barrier with some subtasks and not with others. So each
-notes the barriers behind which rows became valid: a checkpoint before which these are not the same in all subtasks is
-not decided (`coordinator/checkpoints/checkpoint`), and the generation begins again.
+A barrier is taken after it has arrived on all channels, in unaligned checkpoints too: otherwise later rows would apply
+to rows in flight. All subtasks have the same rows before the same barrier, since broadcast rows have one order
+(`sequencing`). But the barrier of an aborted checkpoint may reach only some subtasks. So each subtask records the
+barriers after which rows became valid: a checkpoint is not decided if these records differ between subtasks
+(`coordinator/checkpoints/checkpoint`), and the generation ends.
 """
 
 import hashlib
@@ -41,10 +42,10 @@ _ROWS = f"{SWITCHES}-rows"  # name of the snapshot value of subtask 0
 
 
 class _Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every subtask says."""
+    """Record of every subtask."""
 
     waiting: int  # rows
-    barriers: str  # digest of those behind which rows became valid
+    barriers: str  # digest of the barriers after which rows became valid
     version: int = 1
 
 
@@ -60,10 +61,10 @@ _STORED = VersionedDecoder(value_format("{}: its rows that wait for a barrier"),
 
 
 class WaitingRows:
-    """Those of one subtask, in the order in which they came."""
+    """Waiting rows of a subtask, in order of arrival."""
 
     def __init__(self, where: str, subtask: int, inputs: Collection[str], restored: Sequence[OperatorSnapshot]) -> None:
-        """`inputs`: the broadcast ones. Raises `InvalidJob` if rows of another one wait in `restored`."""
+        """`inputs`: the broadcast inputs. Raises `InvalidJob` if rows of another input wait in `restored`."""
         self._subtask = subtask
         self._waiting: list[tuple[str, Batch]] = []
         self.due: list[tuple[str, Batch]] = []
@@ -85,11 +86,11 @@ class WaitingRows:
             )
 
     def add(self, input: str, batch: Batch) -> None:
-        """Rows that came."""
+        """Adds rows that have arrived."""
         self._waiting.append((input, batch.reaching(None)))
 
     def at_barrier(self, checkpoint: int, capture: Capture) -> None:
-        """They are due, and in the snapshot."""
+        """Makes the waiting rows due, and puts them into the snapshot."""
         waiting, self._waiting = self._waiting, []
         count = sum(len(batch) for _, batch in waiting)
         capture.values[SWITCHES] = msgspec.msgpack.encode(_Switches(count, self._barriers))
@@ -101,7 +102,7 @@ class WaitingRows:
             capture.blocking = partial(_with_rows, capture.blocking, waiting)
 
     def ended(self) -> None:
-        """Make the waiting rows due: no barrier will come behind them."""
+        """Makes the waiting rows due: no barrier will follow."""
         self.due += self._waiting
         self._waiting = []
 
@@ -109,8 +110,8 @@ class WaitingRows:
 def switched_between(
     before: Sequence[OperatorSnapshot], checkpoint: int, reached: Sequence[OperatorSnapshot], where: str
 ) -> bool:
-    """Whether rows became valid behind a barrier between two checkpoints, of which the snapshots of one operator are
-    given: those of `checkpoint` (none of 0: the start), and later ones."""
+    """Returns whether rows became valid after a barrier between two checkpoints.
+    `before`: an operator's snapshots of `checkpoint` (none for 0, the start); `reached`: its later snapshots."""
     known = _barriers_of(before, where)
     at_it = (known, _and(known, checkpoint), _and(known, _RESTORED))
     return _barriers_of(reached, where) not in (at_it if checkpoint else ("",))
@@ -126,7 +127,7 @@ def _and(barriers: str, checkpoint: int) -> str:
 
 
 def _with_rows(others: Callable[[], dict[str, bytes]] | None, waiting: list[tuple[str, Batch]]) -> dict[str, bytes]:
-    """On a worker thread."""
+    """Runs on a worker thread."""
     parts = []
     for _, along in groupby(waiting, lambda each: (each[0], each[1].schema)):
         (name, *_), batches = zip(*along, strict=True)

@@ -1,6 +1,5 @@
-"""Metrics that a user's function counts itself: `ctx.metrics`. They go out with the step's own, as `user_<name>`, so
-that no name of ours is ever taken.
-"""
+"""Metrics of users' functions: `ctx.metrics`.
+They are exported with the step's own metrics as `user_<name>`, so no name of this project is ever taken."""
 
 import re
 from collections.abc import Callable
@@ -14,15 +13,15 @@ from barrier_runtime.state.values.undo import Undo
 
 PREFIX = "user_"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_MOST = 100  # of a step: each is sent with every heartbeat
+_MOST = 100  # of a step: every heartbeat carries all
 _MOST_HISTOGRAMS = 20
-_NS = 1_000_000  # a histogram holds nanoseconds and shows milliseconds: a figure is recorded as so many milliseconds
+_NS = 1_000_000  # ns per recorded unit: histograms hold nanoseconds and show milliseconds
 _GREATEST = 3_600_000.0
-Recorded: TypeAlias = tuple[LatencyRecorder, int, int]  # with the figure, and how many times
+Recorded: TypeAlias = tuple[LatencyRecorder, int, int]  # with the value, and how many times
 
 
 class UserCounter:
-    """How often something happened; it only rises."""
+    """Number of events; only rises."""
 
     __slots__ = ("_counts", "_name")
 
@@ -40,7 +39,7 @@ class UserCounter:
 
 
 class UserGauge:
-    """A figure of this moment. One that is none (NaN, infinite) is not told: JSON has no such number."""
+    """A current value. NaN and infinite values are omitted, since JSON has no such numbers."""
 
     __slots__ = ("_counts", "_name")
 
@@ -57,8 +56,8 @@ class UserGauge:
 
 
 class UserHistogram:
-    """How figures are spread: their number, median, 99th percentile and greatest, over all slots, since the processes
-    began and over the last minute."""
+    """Distribution of values: number, median, 99th percentile and maximum.
+    Over all slots, since the processes began and over the last minute."""
 
     __slots__ = ("_latencies", "_name", "_recorded")
 
@@ -68,8 +67,9 @@ class UserHistogram:
         self._recorded = recorded
 
     def record(self, value: float, count: int = 1) -> None:
-        """`value`, `count` times: from 0.001 to 3,600,000 (what is beyond counts as the bound), kept to three digits.
-        The status shows it as it is; of times take milliseconds, as the status' own."""
+        """Records `value`, `count` times, to three digits.
+        The range is 0.001 to 3,600,000; values beyond count as the bound. The status shows values unchanged; record
+        durations in milliseconds, as the status' own."""
         if not value >= 0 or count < 0:
             raise InvalidJob(
                 f"histogram {self._name[len(PREFIX) :]!r}: record({value!r}, {count!r}): record figures from 0 on, any "
@@ -88,16 +88,16 @@ _Made = TypeVar("_Made", UserCounter, UserGauge, UserHistogram)
 
 
 class UserMetrics:
-    """`ctx.metrics`: of one step, in one slot, over all keys. A name is a counter, gauge or histogram for good."""
+    """`ctx.metrics` of a step in a slot, over all keys. A name stays a counter, gauge or histogram."""
 
     def __init__(self, where: str, group: MetricGroup, undo: Undo | None = None) -> None:
-        """`undo`: of calls that are repeated."""
+        """`undo`: for calls that are repeated."""
         self._where = where
         self._group = group
         self._counts = group.counts
         self._made: dict[str, UserCounter | UserGauge | UserHistogram] = {}
         self._before: dict[str, float] = {}
-        self._recorded: list[Recorded] | None = None  # by the call at hand
+        self._recorded: list[Recorded] | None = None  # by the current call
         if undo is not None:
             self._recorded = []
             undo.add(self)
@@ -120,17 +120,17 @@ class UserMetrics:
             recorder.record(ns, -count)
 
     def counter(self, name: str) -> UserCounter:
-        """The counter `name`. A row that is processed again after a failure of the job counts again."""
+        """Returns the counter `name`. A row that is processed again after a failure counts again."""
         found = self._made.get(name)
         return found if type(found) is UserCounter else self._new(name, lambda key: UserCounter(self._counts, key))
 
     def gauge(self, name: str) -> UserGauge:
-        """The gauge `name`; it is there once it was set."""
+        """Returns the gauge `name`, which exists once it is set."""
         found = self._made.get(name)
         return found if type(found) is UserGauge else self._new(name, lambda key: UserGauge(self._counts, key))
 
     def histogram(self, name: str) -> UserHistogram:
-        """The histogram `name`; it is there once something was recorded. Twenty of a step at most."""
+        """Returns the histogram `name`, which exists once a value is recorded. At most twenty per step."""
         found = self._made.get(name)
         if type(found) is UserHistogram:
             return found

@@ -1,1 +1,1 @@
-"""Joins of two streams, with a table that changes, and with a small table; the rows that they hold."""
+"""Joins: of two streams, with a changing table, with a small table; and the buffers of held rows."""

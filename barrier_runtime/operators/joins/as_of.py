@@ -1,8 +1,8 @@
-"""As-of join: to each left row the newest right row (*version*) of its key that is not newer than it.
+"""As-of join: to each left row the newest right row (*version*) of its key that is not newer than the left row.
 
-A left row waits until the watermark has passed its time, because versions up to then may still come, in any order. Of
-versions that the watermark has passed only the newest of each key is needed, and with a tolerance none that is too old
-for whatever comes: others are removed as the watermark goes, also of keys that get no more rows.
+A left row waits until the watermark has passed its time, because versions up to that time may still arrive, in any
+order. Of the versions that the watermark has passed, only each key's newest is needed, and with a tolerance none that
+is too old for all later rows: the watermark removes the others, also for keys without further rows.
 """
 
 import datetime
@@ -23,7 +23,7 @@ from barrier_runtime.state.keys.distinct_ints import distinct_ints
 AsOfKind: TypeAlias = Literal["left", "inner"]
 AS_OF_KINDS = ("left", "inner")
 _LEFT, _RIGHT = 0, 1
-_SUPERSEDED = 1  # pointer of `passed`
+_SUPERSEDED = 1  # second argument of `passed`
 _PAIRS = 262_144
 
 
@@ -83,7 +83,7 @@ class AsOfJoinOperator(JoinOperator):
             versions.drop_passed(max(WATERMARK_MIN, before - self._tolerance))
 
     def _give(self, rows: pa.RecordBatch, keys: Ints, times: Ints, emit: Emit) -> None:
-        """Left rows, each with the version that was there at its time."""
+        """Emits left rows, each with the version of its time."""
         order = np.argsort(keys, kind="stable")
         of_run, position = self._found(keys[order], times[order])
         places = np.empty_like(order)
@@ -94,10 +94,10 @@ class AsOfJoinOperator(JoinOperator):
             self._send(joined, emit)
 
     def _superseded(self, newest: Sequence[tuple[RowRun, Ints]]) -> None:
-        """Versions have passed and superseded the older ones of their keys. `newest`: run and positions."""
+        """Called with the newest versions of keys whose older versions have passed. `newest`: run and positions."""
 
     def _found(self, keys: Ints, times: Ints) -> tuple[Ints, Ints]:
-        """Number of the run and position in it, per left row; -1 where there is no version."""
+        """Returns the number of the run and the position in it, for each left row; -1 without a version."""
         highest = times if self._exact else times - 1
         lowest = np.full(len(times), WATERMARK_MIN) if self._tolerance is None else times - self._tolerance
         of_run, position = np.full(len(keys), -1), np.zeros(len(keys), np.int64)
@@ -106,7 +106,7 @@ class AsOfJoinOperator(JoinOperator):
             starts, ends = run.ranges(keys, lowest, highest)
             last = ends - 1
             found = np.flatnonzero(ends > starts)
-            found = found[run.times[last[found]] >= newest[found]]  # of equal times that which came last
+            found = found[run.times[last[found]] >= newest[found]]  # of equal times the last arrival
             of_run[found], position[found], newest[found] = number, last[found], run.times[last[found]]
         return of_run, position
 
@@ -114,8 +114,8 @@ class AsOfJoinOperator(JoinOperator):
 def with_versions(
     columns: JoinColumns, rows: pa.RecordBatch, runs: Sequence[RowRun], of_run: Ints, position: Ints, outer: bool
 ) -> tuple[pa.RecordBatch | None, Bools]:
-    """The rows, in their order, each with the row at `position` of the run `of_run` (its number; -1: it has none), and
-    which of the rows these are. Without `outer`, only those that have one; None: there are none."""
+    """Returns the rows in order, each joined with the row at `position` of the run `of_run`; and which rows are kept.
+    `of_run`: number of the run; -1: no match. Without `outer` only matched rows are kept; None: no rows."""
     found = of_run >= 0
     kept = np.ones(len(rows), np.bool_) if outer else found
     if not found.any():
@@ -134,8 +134,8 @@ def with_versions(
 
 
 def _remove_superseded(versions: JoinBuffer, before: int) -> list[tuple[RowRun, Ints]]:
-    """Of each key's versions with a time less than `before` only the newest stays. Gives these newest ones (run and
-    positions) of the keys that had any pass since the last call."""
+    """Removes all but the newest of each key's versions with a time less than `before`.
+    Returns the newest versions (run and positions) of the keys with versions that passed since the last call."""
     passed = [distinct_ints(run.keys[positions]) for run, positions in versions.passed(before, _SUPERSEDED)]
     if not passed:
         return []
@@ -151,7 +151,7 @@ def _remove_superseded(versions: JoinBuffer, before: int) -> list[tuple[RowRun, 
         newest[newer], newest_run[newer] = run.times[last[newer]], number
         found.append((number, run, starts, ends))
     for number, run, starts, ends in found:
-        kept = ends - (newest_run == number)  # the last one is the newest
+        kept = ends - (newest_run == number)  # the last position is the newest
         for _, positions in pairs(starts, kept, _PAIRS):
             versions.kill(run, run.living(positions))
     return [(run, ends[newest_run == number] - 1) for number, run, _, ends in found]

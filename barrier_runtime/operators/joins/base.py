@@ -1,11 +1,10 @@
-"""What all joins of two streams share: two inputs by key (port 0 is the left one), rows held per side, late rows, and
-the snapshot.
+"""Common parts of joins of two streams: keyed inputs (port 0 is left), held rows, late rows, snapshots.
 
-A row behind the watermark is late: it is counted per side, or given to a side output, and not joined, since rows that
-it belongs to may be gone. A null in a key equals nothing: such rows go out at once where the side's rows go out without
-a partner, and are held nowhere.
+A row at or before the watermark is late. Late rows are counted per side, or sent to a side output, and not joined,
+since their partners may already be removed. A null key equals nothing: a row with a null key is not held, and is
+emitted at once if its side emits rows without a partner.
 
-Event times of the two sides of a join in one unit, fine enough for both, so that they are compared exactly.
+`JoinClock` compares event times of both sides exactly, in a unit fine enough for both.
 """
 
 import datetime
@@ -43,7 +42,7 @@ class JoinClock:
         self.per_ms = max(units, default=1)
 
     def times(self, column: pa.Array, times_ms: npt.NDArray[np.int64], where: str) -> npt.NDArray[np.int64]:
-        """Of `column`, without nulls, of which `times_ms` are the milliseconds (one or more)."""
+        """Returns the times of `column` (no nulls) in units. `times_ms`: the same times in ms, at least one."""
         kind = column.type
         per_ms = _PER_MS.get(kind.unit, 1) if pa.types.is_timestamp(kind) else 1
         limit = TIME_LIMIT // self.per_ms
@@ -59,13 +58,13 @@ class JoinClock:
         return values * (self.per_ms // per_ms)
 
     def first_after(self, watermark_ms: int) -> int:
-        """The first time that is not behind the watermark; greater than all times at the end of time."""
+        """Returns the first time after the watermark; at the end of time a value greater than all times."""
         if watermark_ms == WATERMARK_MAX:
             return WATERMARK_MAX
         return max(WATERMARK_MIN, min(WATERMARK_MAX, (watermark_ms + 1) * self.per_ms))
 
     def floor(self, span: datetime.timedelta) -> int:
-        """The greatest number of units that is not more than `span`."""
+        """Returns the greatest number of units not above `span`."""
         return (span // datetime.timedelta(microseconds=1)) * self.per_ms // 1_000
 
     def ceil(self, span: datetime.timedelta) -> int:
@@ -81,14 +80,14 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class JoinOperator(KeyedLife):
-    """`definition`: what the rows held mean; a restore with another one is refused."""
+    """`definition`: meaning of the held rows; a restore with another definition is refused."""
 
-    is_followed = False  # unless the flow says so: it costs a pass per event time
+    is_followed = False  # unless the flow says so: a pass per event time is costly
 
     def __init__(
         self, kind: str, name: str, left: Side, right: Side, columns: JoinColumns, definition: str, late: bool
     ) -> None:
-        """`late`: late rows go to the side outputs `LATE_LEFT` and `LATE_RIGHT`; else they are counted."""
+        """`late`: late rows go to the side outputs `LATE_LEFT` and `LATE_RIGHT`; otherwise they are counted."""
         super().__init__()
         self.name = name
         self.where = f"{kind} {name!r}"
@@ -106,8 +105,8 @@ class JoinOperator(KeyedLife):
         self._numbers = KeyNumbers(len(left.keys))
         self._buffers = (JoinBuffer(self._numbers), JoinBuffer(self._numbers))
         self._store = RunStore()
-        self._by_row = False  # event time is told row by row
-        self._before_ms = WATERMARK_MIN  # event time before what is sent now
+        self._by_row = False  # batches carry event time per row
+        self._before_ms = WATERMARK_MIN  # event time before the rows sent now
 
     # ---- life
 
@@ -126,14 +125,14 @@ class JoinOperator(KeyedLife):
 
     @property
     def held(self) -> tuple[int, int]:
-        """Rows that are held of each side."""
+        """Number of held rows of each side."""
         return len(self._buffers[0]), len(self._buffers[1])
 
     # ---- for the kinds of joins
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        """Takes rows of one event time at a time where a step behind follows event time row by row: then results of
-        event time come between the same rows, wherever batches end."""
+        """Takes rows of one event time at a time if a later step follows event time row by row.
+        So the order of results does not depend on the cuts of batches."""
         if not self.is_followed or batch.reached is None:
             self._before_ms = self._watermark_ms
             self.take(batch, emit, port)
@@ -146,7 +145,7 @@ class JoinOperator(KeyedLife):
             self.take(moment, emit, port)
 
     def take(self, batch: Batch, emit: Emit, port: int) -> None:
-        """Rows of input `port` come."""
+        """Takes rows of input `port`."""
         raise NotImplementedError
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
@@ -159,20 +158,20 @@ class JoinOperator(KeyedLife):
         self._relieve()
 
     def advance(self, emit: Emit) -> None:
-        """Event time has come to `_watermark_ms`."""
+        """Emits and removes rows, after event time has reached `_watermark_ms`."""
         raise NotImplementedError
 
     def _times_of(self, rows: pa.RecordBatch, side: int) -> Ints:
-        """What rows of that side are compared by, made anew from rows that were held."""
+        """Returns the times by which rows of a side are compared, computed again for restored rows."""
         column = rows.column(self._sides[side].event_time)
         return self._clock.times(column, event_times_ms(column), self.where)
 
     def _without_added(self, schema: pa.Schema) -> pa.Schema:
-        """Of rows that are held, without what the join added to them."""
+        """Returns the schema of held rows without the columns that the join added."""
         return schema
 
     def _columns_of(self, batch: Batch, port: int) -> pa.RecordBatch:
-        """The rows, with the columns of the side."""
+        """Returns the rows with the columns of their side."""
         rows, wanted = batch.rows, self._schemas[port]
         if rows.schema is not self._seen[port]:
             check_same(columns_of(rows.schema, wanted.names, self.where), wanted, self.where)
@@ -180,7 +179,7 @@ class JoinOperator(KeyedLife):
         return pa.RecordBatch.from_arrays([rows.column(name) for name in wanted.names], schema=wanted)
 
     def _rows_of(self, batch: Batch, port: int) -> tuple[pa.RecordBatch, Ints]:
-        """The rows, with the columns of the side, and their event times in milliseconds."""
+        """Returns the rows with the columns of their side, and their event times in milliseconds."""
         if self._watermark_ms == WATERMARK_MAX:
             raise InvalidJob(
                 f"{self.where}: this job had read all of its input and joined every row, so rows added since would "
@@ -198,12 +197,11 @@ class JoinOperator(KeyedLife):
         return rows, event_times_ms(times)
 
     def _keeps_unmatched(self, port: int) -> bool:
-        """Whether a row of that side goes out although it matches nothing."""
+        """Returns whether rows of the side are emitted without a partner."""
         return True
 
     def _without_tombstones(self, batch: Batch, port: int) -> Batch:
-        """The rows but for those that have neither time nor key, which match nothing: tombstones of a topic of
-        changes."""
+        """Removes tombstones of a topic of changes: rows without time and key, which match nothing."""
         column = self._sides[port].event_time
         if self._keeps_unmatched(port) or column not in batch.schema.names or not batch.column(column).null_count:
             return batch
@@ -215,13 +213,13 @@ class JoinOperator(KeyedLife):
         return batch if kept.all() else batch.only(batch.rows.filter(pa.array(kept)), kept)
 
     def _watermarks(self, batch: Batch, port: int) -> Ints:
-        """Event time at each row, wherever batches end."""
+        """Returns event time at each row, independent of the cuts of batches."""
         reached = self._watermarks_by_key(batch, self._sides[port].keys)
         return np.full(len(batch), self._watermark_ms) if reached is None else reached
 
     def _give_late(self, batch: Batch, late: Bools, port: int, emit: Emit) -> None:
         if self._late:
-            if batch.reached is not None and self.output_delay_ms:  # behind the join event time is that much behind
+            if batch.reached is not None and self.output_delay_ms:  # after the join, event time lags by the delay
                 least_ms = WATERMARK_MIN + self.output_delay_ms
                 batch = batch.reaching(np.maximum(batch.reached, least_ms) - self.output_delay_ms)
             emit.to(_TAGS[port], batch.only(batch.rows.filter(pa.array(late)), late))
@@ -233,8 +231,8 @@ class JoinOperator(KeyedLife):
                 self.metrics.count(LATE_RIGHT_ROWS, rows)
 
     def _in_time(self, batch: Batch, port: int, emit: Emit) -> tuple[pa.RecordBatch, Ints] | None:
-        """Rows that are not late, with their times; None: there are none. Raises `InvalidJob` for a time that the join
-        cannot count, also of a late row, as windows do."""
+        """Returns the rows in time, with their times; None: no rows.
+        Raises `InvalidJob` for a time out of range, even of a late row, as windows do."""
         batch = self._without_tombstones(batch, port)
         rows, times_ms = self._rows_of(batch, port)
         if not len(rows):
@@ -249,7 +247,7 @@ class JoinOperator(KeyedLife):
     def _with_keys(
         self, rows: pa.RecordBatch, times: Ints, port: int
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None, Ints]:
-        """(rows with a null in a key, rows without, times of the latter); None where there are none."""
+        """Returns rows with a null key, rows without, and the times of the latter; None: no rows."""
         columns = [rows.column(key) for key in self._sides[port].keys]
         if not any(column.null_count for column in columns):
             return None, rows, times
@@ -258,7 +256,7 @@ class JoinOperator(KeyedLife):
         return null, rows if len(rows) else None, times[whole]
 
     def _run(self, rows: pa.RecordBatch, times: Ints, port: int) -> RowRun:
-        """The rows, whose keys are held from now on."""
+        """Returns a run of the rows, and holds their keys."""
         codec = self._codecs[port]
         return RowRun.of(rows, self._numbers.hold(codec, codec.arrays(rows)), times)
 
@@ -278,7 +276,7 @@ class JoinOperator(KeyedLife):
     # ---- inside
 
     def _restore(self, side: int, rows: pa.RecordBatch, alive: Bools, matched: Bools) -> None:
-        """Those of the subtask's key groups."""
+        """Restores the rows of the subtask's key groups."""
         keys: Sequence[pa.Array] = [rows.column(key) for key in self._sides[side].keys]
         groups = key_groups_of(keys, self.context.max_parallelism)
         own = alive & (groups >= self.backend.key_group_first) & (groups <= self.backend.key_group_last)

@@ -1,7 +1,7 @@
-"""`broadcast_join`: add the columns of a small table to every row, by key. The table travels in the operator itself.
+"""`broadcast_join`: adds the columns of a small table to every row, by key. The operator contains the table.
 
-Each left row meets at most one right row (keys of the table are unique), so the join neither multiplies rows nor needs
-state, and a replay gives the same result.
+The keys of the table are unique, so the join neither multiplies rows nor needs state, and a replay gives the same
+result.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ from barrier_runtime.state.errors import InvalidJob
 
 How = Literal["left", "inner"]
 
-_DICT_PAYS = 4  # a kernel call hashes the whole table anew: a dict wins while rows * this < the table's rows
+_DICT_PAYS = 4  # a kernel call hashes the whole table: a dict wins while rows * this < the table's rows
 
 
 def check_small_table(table: pa.Table, on: Sequence[str], where: str) -> None:
-    """Raises `InvalidJob` unless `on` are columns of `table` whose values are unique and not null."""
+    """Raises `InvalidJob` unless `on` are columns of `table` with unique values and without nulls."""
     for column in on:
         if column not in table.schema.names:
             raise InvalidJob(
@@ -40,7 +40,7 @@ def check_small_table(table: pa.Table, on: Sequence[str], where: str) -> None:
 
 
 def small_keys(table: pa.Table, on: Sequence[str], schema: pa.Schema, where: str) -> list[pa.Array]:
-    """Key columns of the table in the types of rows of `schema`, plain (`_plain`), unique there too."""
+    """Returns the table's key columns in the types of rows of `schema`, plain (`_plain`) and still unique."""
     keys = []
     for column in on:
         mine, theirs = one_array(table.column(column)), schema.field(column).type
@@ -65,7 +65,7 @@ def small_keys(table: pa.Table, on: Sequence[str], schema: pa.Schema, where: str
 
 
 def enriched_schema(left: pa.Schema, right: pa.Schema, on: Sequence[str], where: str) -> pa.Schema:
-    """Left columns, then the table's other columns."""
+    """Returns the left columns, followed by the table's other columns."""
     added = [field for field in right if field.name not in on]
     require_columns(left, tuple(on), where)
     for field in added:
@@ -86,7 +86,7 @@ class EnrichOperator(Operator):
         self._output: pa.Schema | None = None
         self._added: list[pa.Array] = []
         self._keys: list[pa.Array] = []  # per key column: the table's distinct values
-        self._combined = pa.array([], pa.int64())  # per table row: its key as one number
+        self._combined = pa.array([], pa.int64())  # per table row: its key as a number
         self._is_row = False
         self._index: dict[Any, int] = {}
 
@@ -114,7 +114,8 @@ class EnrichOperator(Operator):
         self._added = [one_array(self._table.column(name)) for name in self._table.schema.names if name not in self._on]
         keys = small_keys(self._table, self._on, schema, self._where)
         self._keys = [key.unique() for key in keys]
-        self._is_row = len(keys) == 1 and len(self._keys[0]) == len(keys[0])  # the code of a key is the table's row
+        # the code of a key is the number of its row in the table
+        self._is_row = len(keys) == 1 and len(self._keys[0]) == len(keys[0])
         self._combined = self._codes(keys)
         self._index = {key: row for row, key in enumerate(_tuples(keys)) if not _has_null(key)}
 
@@ -129,7 +130,7 @@ class EnrichOperator(Operator):
         return pc.index_in(codes, value_set=self._combined, skip_nulls=True)
 
     def _codes(self, columns: list[pa.Array]) -> pa.Array:
-        """The key of each row as one number; null where a value is null or not in the table."""
+        """Returns each row's key as a number; null if a value is null or not in the table."""
         combined = None
         for column, distinct in zip(columns, self._keys, strict=True):
             code = pc.index_in(column, value_set=distinct, skip_nulls=True).cast(pa.int64())
@@ -138,8 +139,8 @@ class EnrichOperator(Operator):
 
 
 def _plain(column: pa.Array, what: str) -> pa.Array:
-    """In a form in which both ways of looking up have the same values equal. Python has -0.0 and 0.0 equal, which Arrow
-    has not, and of two times that a clock shows alike, an hour apart, it is the other way round."""
+    """Returns a form in which both kinds of lookup agree about equality.
+    They differ about -0.0 and 0.0, equal in Python alone, and about two times an hour apart that clocks show alike."""
     kind = column.type
     if pa.types.is_floating(kind):
         return plain_floats(column, what, "broadcast_join")
@@ -149,12 +150,12 @@ def _plain(column: pa.Array, what: str) -> pa.Array:
 
 
 def _tuples(keys: list[pa.Array]) -> Iterable[Any]:
-    """Of a single column its values."""
+    """Returns the values of a single column, or tuples of several."""
     return keys[0].to_pylist() if len(keys) == 1 else zip(*[key.to_pylist() for key in keys], strict=True)
 
 
 def _twice(keys: list[pa.Array]) -> tuple[int, int] | None:
-    """Two rows that have one key."""
+    """Returns two rows with the same key, if any."""
     seen: dict[Any, int] = {}
     for row, key in enumerate(_tuples(keys)):
         first = seen.setdefault(key, row)

@@ -1,4 +1,4 @@
-"""The columns that come out of a join: the keys, what else each side has, and nulls where a side has no row."""
+"""Columns of a join's results: keys, other columns of each side, nulls for a side without a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 @dataclass(frozen=True)
 class Side:
-    """One input of a join: its key columns, the column of its event time ("": rows count as they come), and all of its
-    columns."""
+    """Input of a join: key columns, event-time column ("": rows count in order of arrival), and all columns."""
 
     keys: tuple[str, ...]
     event_time: str
@@ -22,20 +21,20 @@ class Side:
 def join_keys_said(
     left: pa.Schema | None, left_keys: Sequence[str], right: pa.Schema | None, right_keys: Sequence[str]
 ) -> str:
-    """The key columns of both sides with their types, as snapshots have them; empty where they are not known."""
+    """Returns the key columns of both sides with their types, as in snapshots; "" if unknown."""
     sides = keys_said(left, left_keys), keys_said(right, right_keys)
     return f"left {sides[0]}, right {sides[1]}" if all(sides) else ""
 
 
 def inner_name(added: pa.Field) -> str:
-    """Of a column that a join adds to the rows that it holds."""
+    """Returns the name of an added column in held rows."""
     return f"@{added.name}"
 
 
 class JoinColumns:
-    """Keys (named as on the left), `added`, the other columns of the left, then those of the right. Names that clash
-    get the suffixes. Without `both` there are none of the right. What is `added` the rows of both sides have under
-    `inner_name`."""
+    """Keys (named as on the left), `added`, other columns of the left, other columns of the right.
+    Clashing names get the suffixes. Without `both` there are no right columns. Rows of both sides have the `added`
+    columns under `inner_name`."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class JoinColumns:
         clashing = {field.name for field in self._rest[0]} & {field.name for field in self._rest[1]}
         clashing |= taken & {field.name for field in (*self._rest[0], *self._rest[1])}
         fields = [*keys, *added]
-        self._names = self._named(clashing, suffix)  # of each side: its column -> what that is called here
+        self._names = self._named(clashing, suffix)  # of each side: its column -> name in the result
         for one, named in zip(self._rest, self._names, strict=True):
             fields += [field.with_name(named[field.name]) for field in one]
         self.schema = pa.schema([pa.field(field.name, field.type) for field in fields])
@@ -85,15 +84,15 @@ class JoinColumns:
         return [name for side in names for name in side.values()]
 
     def left_name(self, column: str) -> str:
-        """What a column of the left rows is called here."""
+        """Returns the result's name of a column of the left rows."""
         return self._names[0].get(column, column)
 
     def right_name(self, column: str) -> str:
-        """The same of the right rows; their keys are those of the left."""
+        """Returns the result's name of a column of the right rows; their keys are those of the left."""
         return self._names[1].get(column, column)
 
     def rows(self, left: pa.RecordBatch | None, right: pa.RecordBatch | None) -> pa.RecordBatch:
-        """Of these rows of the sides, one by one; one of them may be None."""
+        """Joins rows of both sides one by one; one side may be None."""
         sides = (left, right)
         present = 0 if left is not None else 1
         some = sides[present]

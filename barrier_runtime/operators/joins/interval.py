@@ -1,9 +1,9 @@
-"""Interval join: a left row and a right row of one key belong together when the right one's time is within bounds
-around the left one's. The window join is one, too: of the starts of the rows' windows, which have to be equal.
+"""Interval join: rows of a key match if the right time is within bounds around the left time.
+The window join is an interval join too: of window starts, which have to be equal.
 
-A pair goes out when the second of the two comes. A row that has to go out without a partner does so when the watermark
-says that none can come any more; rows are held as long as one can. A pair may be older than the watermark by as much as
-a row is held: successors hear of a watermark that is behind by that (`output_delay_ms`), so no row is late for them.
+A pair is emitted when its second row arrives. An unmatched row is emitted when the watermark rules out further
+partners; rows are held as long as a partner is possible. A pair may be older than the watermark by the time a row is
+held: the forwarded watermark lags by this time (`output_delay_ms`), so no row is late downstream.
 """
 
 import datetime
@@ -27,7 +27,7 @@ _LEFT = 0
 
 
 class MatchingJoin(JoinOperator):
-    """`_lower`, `_upper`: of time of the right row less time of the left one, both included."""
+    """`_lower`, `_upper`: bounds of right time less left time, both included."""
 
     _lower = 0
     _upper = 0
@@ -45,7 +45,7 @@ class MatchingJoin(JoinOperator):
         return self._misses[port]
 
     def _match(self, rows: pa.RecordBatch, times: Ints, port: int, emit: Emit) -> None:
-        """Rows of one side, in time: with the rows of the other side, and held from now on."""
+        """Joins rows of a side that are in time with the other side, and holds them."""
         null, whole, times = self._with_keys(rows, times, port)
         if null is not None and self._misses[port]:
             self._send(self._output(null, port), emit)
@@ -91,7 +91,7 @@ class MatchingJoin(JoinOperator):
             self._send(self._columns.rows(left, right), emit)
 
     def _meet(self, left: RowRun, starts: Ints, ends: Ints, emit: Emit) -> None:
-        """Semi and anti: these left rows have a partner now, and need no other."""
+        """Semi and anti join: handles left rows that now have a partner, and need no other."""
         for _, positions in pairs(starts, ends, rows_at_once(left.row_bytes)):
             found = distinct_ints(left.living(positions))
             if len(found):
@@ -103,7 +103,7 @@ class MatchingJoin(JoinOperator):
         if self._one_sided and port == _LEFT and run.matched.any():
             found = np.flatnonzero(run.matched[run.at])
             if self._by_row:
-                found = found[np.argsort(run.at[found])]  # as they came
+                found = found[np.argsort(run.at[found])]  # in order of arrival
             if self._semi:
                 self._send(self._columns.rows(run.take(found), None), emit)
             run.matched[:] = False
@@ -126,17 +126,17 @@ class MatchingJoin(JoinOperator):
                     self._send(self._output(rows, port), emit)
 
     def _done_before(self, watermark_ms: int) -> tuple[int, int]:
-        """Per side: rows of an earlier time can have no partner that is not here."""
+        """Returns per side the time before which rows can have no further partner."""
         raise NotImplementedError
 
     def _output(self, rows: pa.RecordBatch, port: int) -> pa.RecordBatch:
-        """Without a partner."""
+        """Returns rows of a side without a partner."""
         return self._columns.rows(rows, None) if port == _LEFT else self._columns.rows(None, rows)
 
 
 class _Pairs:
-    """Rows of `run` with rows of runs of the other side, gathered: many runs have a few pairs each, and each batch that
-    goes out costs as much as many rows."""
+    """Pairs of rows of `run` with rows of the other side's runs.
+    Collected, because many runs have a few pairs each, and an emitted batch costs as much as many rows."""
 
     def __init__(self, run: RowRun) -> None:
         self.run = run
@@ -145,14 +145,15 @@ class _Pairs:
         self._others: list[tuple[RowRun, Ints]] = []
 
     def add(self, own: Ints, other: RowRun, its: Ints) -> None:
-        """Positions of both."""
+        """Adds pairs, as positions of both runs."""
         self.rows += len(own)
         self._own.append(own)
         self._others.append((other, its))
 
     def take(self, in_order: bool) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Those of `run` and the others, row by row; it is empty then. `in_order`: as the rows of `run` came, with the
-        others by time, which is the same order however rows are in runs."""
+        """Returns the paired rows and empties the collection.
+        `in_order`: sorted by the arrival of the rows of `run`, then by the other row's time, independent of the runs.
+        """
         taken = [other.take(its) for other, its in self._others]
         others = taken[0] if len(taken) == 1 else pa.concat_batches(taken)
         own = self._own[0] if len(self._own) == 1 else np.concatenate(self._own)
@@ -204,6 +205,6 @@ def _signed(span: datetime.timedelta) -> str:
 
 
 def output_delay_ms(between: tuple[datetime.timedelta, datetime.timedelta]) -> int:
-    """How far event times of what comes out may be behind the watermark, on either side."""
+    """Returns how far event times of results may be behind the watermark, on either side."""
     longest = max(datetime.timedelta(), between[1], -between[0])
     return -(-longest // _MS)

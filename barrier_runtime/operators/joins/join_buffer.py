@@ -1,12 +1,11 @@
-"""The rows that one side of a join holds: runs of growing size, so that a row is found in few of them and moved rarely.
+"""Held rows of a join side, in runs of growing size: a row is found in few runs, and moved rarely.
 
-Each batch is a run. Four runs of about one size become one, so there are some three per power of four, oldest first. A
-run of which half is dead is rewritten, one that is all dead dropped: removal costs what is removed. Rows that take much
-room are not copied again and again: runs beyond 128 MB stay as they are.
+Each batch is a run. Four runs of about the same size are merged, so there are some three per power of four, oldest
+first. A run with half of its rows dead is rewritten, a dead run dropped: removal costs as much as it frees. Runs beyond
+128 MB are not copied again.
 
-`KeyNumbers`: a small number for each key that a join holds rows of, shared by both sides, so that numpy compares
-keys. A number belongs to its key as long as rows of it are held, also rows that are dead but not swept yet; then it is
-free.
+`KeyNumbers` assigns a small number to each key with held rows, shared by both sides, so that numpy compares keys. The
+number is free once all rows of the key are released, including dead rows not yet swept.
 """
 
 from collections.abc import Iterator
@@ -33,14 +32,14 @@ _MOST_BYTES = 16 << 20
 class KeyNumbers:
     def __init__(self, fields: int) -> None:
         self._keys: IntKeys | TupleKeys = IntKeys(fields)
-        self._rows = np.zeros(1_024, np.int64)  # that are held, by number
+        self._rows = np.zeros(1_024, np.int64)  # held rows, by number
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def hold(self, codec: KeyCodec, keys: list[pa.Array]) -> Ints:
-        """The number of each row's key, given what `codec` made of its key columns, none of them null. The rows are
-        held from now on."""
+        """Returns the number of each row's key, and holds the rows.
+        `keys`: the key columns, without nulls, from `codec`."""
         ints = codec.int64(keys)
         if ints is not None and isinstance(self._keys, IntKeys):
             numbers = self._placed(np.array(ints, np.int64))
@@ -52,7 +51,7 @@ class KeyNumbers:
         return numbers
 
     def release(self, numbers: Ints) -> None:
-        """The rows of these numbers, once each, are held no more."""
+        """Releases the rows of these numbers, once each."""
         np.subtract.at(self._rows, numbers, 1)
         free = numbers[self._rows[numbers] == 0]
         if len(free):
@@ -69,23 +68,23 @@ class KeyNumbers:
 
 class JoinBuffer:
     def __init__(self, numbers: KeyNumbers) -> None:
-        """`numbers` of the keys, which the rows hold (see `KeyNumbers.hold`)."""
+        """`numbers`: of the keys, which the rows hold (see `KeyNumbers.hold`)."""
         self._numbers = numbers
         self.runs: list[RowRun] = []
-        self._checked_before = -(2**63)  # `passed` with pointer 1 has given what is less
+        self._checked_before = -(2**63)  # `passed` with pointer 1 has returned all earlier rows
         self._swept = True
 
     def __len__(self) -> int:
-        """Rows that are alive."""
+        """Returns the number of living rows."""
         return sum(len(run) - run.dead for run in self.runs)
 
     @property
     def row_bytes(self) -> float:
-        """Of the rows of the run that has the largest."""
+        """Greatest bytes per row of all runs."""
         return max((run.row_bytes for run in self.runs), default=0.0)
 
     def add(self, run: RowRun, most_bytes: int = _MERGED_BYTES) -> None:
-        """`most_bytes`: of a run that is still merged with others."""
+        """`most_bytes`: limit of a run that is still merged with others."""
         self.runs.append(run)
         level, most_bytes = _level(run), min(most_bytes, _MERGED_BYTES)
         merged = 0
@@ -99,8 +98,7 @@ class JoinBuffer:
             self._replace(parts)
 
     def passed(self, before: int, pointer: int = 0) -> Iterator[tuple[RowRun, Ints]]:
-        """Rows with a time less than `before` that were not given before, as positions of runs, in the order of time.
-        What is given is alive."""
+        """Returns living rows with a time below `before` not yet returned, as positions of runs in time order."""
         if pointer == 1:
             self._checked_before = max(self._checked_before, before)
         for run in self.runs:
@@ -111,8 +109,8 @@ class JoinBuffer:
                 yield run, positions
 
     def remove_passed(self, before: int) -> tuple[pa.RecordBatch, Ints, Ints, npt.NDArray[np.bool_]] | None:
-        """Remove the rows with a time less than `before`: they, with number of the key, time and whether they matched,
-        in the order of time; None: there are none. Call `sweep` then."""
+        """Removes rows with a time less than `before`, and returns them in time order; None: no rows.
+        The result: rows, number of the key, time, whether the row matched. Call `sweep` afterwards."""
         parts = list(self.passed(before))
         for run, positions in parts:
             run.kill(positions)
@@ -132,17 +130,17 @@ class JoinBuffer:
         return rows, keys, times, matched
 
     def drop_passed(self, before: int) -> None:
-        """Remove the rows with a time less than `before`. Call `sweep` then."""
+        """Removes the rows with a time less than `before`. Call `sweep` afterwards."""
         for run, positions in self.passed(before):
             self.kill(run, positions)
 
     def kill(self, run: RowRun, positions: Ints) -> None:
-        """Remove `positions` (alive, each once). Call `sweep` then."""
+        """Removes `positions` (alive, each once). Call `sweep` afterwards."""
         run.kill(positions)
         self._swept = False
 
     def sweep(self) -> None:
-        """Give back the room of what is dead, where it is half of a run."""
+        """Frees the memory of dead rows, in runs where they are more than half."""
         if self._swept:
             return
         self._swept = True
@@ -154,7 +152,7 @@ class JoinBuffer:
                 self._replace([run])
 
     def _replace(self, parts: list[RowRun]) -> None:
-        """`parts`, which were the last runs, become one."""
+        """Merges `parts`, the last runs, into a single run."""
         if any(run.dead < len(run) for run in parts):
             run = RowRun.merged(parts)
             run.skip(self._checked_before, 1)
@@ -165,7 +163,7 @@ class JoinBuffer:
 
 
 def rows_at_once(*row_bytes: float) -> int:
-    """Of a batch that is made of rows of these sizes."""
+    """Returns the number of rows of a batch that combines rows of these sizes."""
     return max(1, min(_MOST_ROWS, int(_MOST_BYTES / max(1.0, sum(row_bytes)))))
 
 

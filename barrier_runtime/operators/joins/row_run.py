@@ -1,7 +1,7 @@
-"""Rows of one side of a join, as columns: a *run*, ordered by key and time for looking rows up in it.
+"""A *run*: rows of a join side as columns, ordered by key and time for lookups.
 
-Its rows stay as they came, in one record batch; what is ordered is numpy: the number of the key, the time, and where
-the row is. A *position* is a place in that order. A row is alive until it is killed; a run never grows.
+The rows stay in their order of arrival, in a record batch; numpy arrays hold the order: number of the key, time, and
+place of the row. A *position* is a place in this order. A row is alive until it is killed; a run never grows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,19 +16,19 @@ from barrier_runtime.state.keys.distinct_ints import distinct_ints
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
-TIME_LIMIT = 2**62  # times and bounds lie within it, either sign, so that their sums fit in 64 bits
+TIME_LIMIT = 2**62  # bound of times and interval bounds, either sign, so that sums fit in 64 bits
 _MOST = 2**63
-_FEW = 256  # keys whose rows are searched for in any case
-_LOOKS = 4  # at rows one behind the other, before they are searched for
-_SAMPLED = 64  # keys that tell how many find a row
-_FLAG_BYTES, _ORDER_BYTES = 2, 32  # of a row
+_FEW = 256  # below this number of keys, rows are always searched for
+_LOOKS = 4  # looks at successive rows before a search
+_SAMPLED = 64  # keys in the sample that estimates how many find a row
+_FLAG_BYTES, _ORDER_BYTES = 2, 32  # per row
 
 
 class RowRun:
     """`keys`, `times`: by position. `at`: position -> row of `rows`. `alive`, `matched`: by row of `rows`."""
 
     def __init__(self, rows: pa.RecordBatch, keys: Ints, times: Ints, alive: Bools, matched: Bools) -> None:
-        """One row or more. `keys`, `times`: by row; `alive`: not all of them need be."""
+        """At least one row. `keys`, `times`: by row; some rows may be dead."""
         self._set(rows, keys, times, np.arange(len(keys)), alive, matched)
 
     def _set(self, rows: pa.RecordBatch, keys: Ints, times: Ints, at: Ints, alive: Bools, matched: Bools) -> None:
@@ -38,35 +38,35 @@ class RowRun:
         self.row_bytes = self.bytes / len(keys)
         self.first, self.last = int(times.min()), int(times.max())
         self._highest_key = int(keys.max())
-        self._ranks: Ints | None = None  # distinct times, when key and time do not fit in 64 bits
+        self._ranks: Ints | None = None  # distinct times, if key and time do not fit in 64 bits
         self._width = self.last - self.first + 2
         if (self._highest_key + 2) * self._width >= _MOST:
             self._ranks = distinct_ints(times)
             self._width = len(self._ranks) + 2
         ordinals = times - self.first if self._ranks is None else np.searchsorted(self._ranks, times)
         places = keys * self._width + ordinals
-        order = np.argsort(places, kind="stable")  # rows of one key and time stay in their order
+        order = np.argsort(places, kind="stable")  # rows of the same key and time keep their order
         self._places = places[order]
         self.keys, self.times, self.at = keys[order], times[order], at[order]
         self.dead = len(alive) - int(np.count_nonzero(alive))
-        self._by_time: Ints | None = None  # positions, made when the first of them is asked for
-        self._passed = [0, 0]  # of `_by_time`
+        self._by_time: Ints | None = None  # positions, computed at the first use
+        self._passed = [0, 0]  # end of the returned part of `_by_time`
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @property
     def held_bytes(self) -> int:
-        """About so many in memory."""
+        """Approximate bytes in memory."""
         return len(self) * _FLAG_BYTES + (0 if self.on_disk else self.bytes + len(self) * _ORDER_BYTES)
 
     @property
     def ordered(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """What orders the rows: four numbers of 64 bits for each."""
+        """Arrays that order the rows: four numbers of 64 bits each."""
         return self._places, self.keys, self.times, self.at
 
     def is_on_disk(self, rows: pa.RecordBatch, places: Ints, keys: Ints, times: Ints, at: Ints) -> None:
-        """The same rows and numbers, in a file."""
+        """Replaces rows and numbers by equal ones in a mapped file."""
         self.rows, self._places, self.keys, self.times, self.at = rows, places, keys, times, at
         self.on_disk = True
 
@@ -76,7 +76,8 @@ class RowRun:
 
     @staticmethod
     def merged(runs: Sequence["RowRun"]) -> "RowRun":
-        """The rows of `runs` that are alive, one or more. Of one key and time, those of earlier runs come first."""
+        """Returns a run of the living rows of `runs`, at least one.
+        Among rows of the same key and time those of earlier runs come first."""
         lasting = [run._lasting() for run in runs if run.dead < len(run)]
         rows = pa.concat_batches([rows for rows, *_ in lasting])
         firsts = np.cumsum([0, *(part.num_rows for part, *_ in lasting)])
@@ -87,7 +88,7 @@ class RowRun:
         return run
 
     def _lasting(self) -> tuple[pa.RecordBatch, Ints, Ints, Ints, Bools]:
-        """What is alive: rows, keys, times and places of rows by position, matched by row."""
+        """Returns the living rows: rows, keys, times and places of rows by position, matched by row."""
         if not self.dead:
             return self.rows, self.keys, self.times, self.at, self.matched
         position = self.alive[self.at]
@@ -97,11 +98,12 @@ class RowRun:
         return rows, self.keys[position], self.times[position], at, self.matched[self.alive]
 
     def ranges(self, keys: Ints, lowest: Ints, highest: Ints) -> tuple[Ints, Ints]:
-        """Per key given, positions [start, end) of its rows from time `lowest` to time `highest`, both included, dead
-        ones too. Fastest when the keys are ordered."""
+        """Returns for each key the positions [start, end) of its rows from time `lowest` to `highest`, inclusive.
+        Dead rows are included. Fastest if the keys are ordered."""
         first = np.minimum(keys, self._highest_key + 1) * self._width
         if self._ranks is None:
-            low = np.minimum(np.maximum(lowest, self.first), self.last + 1) - self.first  # np.clip: three times as long
+            # np.clip takes three times as long
+            low = np.minimum(np.maximum(lowest, self.first), self.last + 1) - self.first
             high = np.minimum(np.maximum(highest, self.first - 1), self.last) - self.first
         else:
             low = np.searchsorted(self._ranks, lowest)
@@ -110,8 +112,8 @@ class RowRun:
         return starts, self._ends(starts, first + high)
 
     def _ends(self, starts: Ints, last: Ints) -> Ints:
-        """Per start, the position behind its rows up to place `last`. Where most find no row, a look at the next rows
-        takes a fifth of a search."""
+        """Returns for each start the position after its rows up to place `last`.
+        If most keys have no row, looking at the next rows costs a fifth of a search."""
         some = slice(None, None, len(starts) // _SAMPLED or 1)
         if len(starts) < _FEW or 2 * np.count_nonzero(self._reach(starts[some], last[some])) > len(starts[some]):
             return np.maximum(starts, np.searchsorted(self._places, last, "right"))
@@ -124,13 +126,13 @@ class RowRun:
         return ends
 
     def _reach(self, positions: Ints, last: Ints) -> Bools:
-        """Where there is a row, and its place is `last` or before."""
+        """Returns where there is a row with a place up to `last`."""
         there: Bools = (positions < len(self)) & (self._places.take(positions, mode="clip") <= last)
         return there
 
     def passed(self, before: int, pointer: int = 0) -> Ints:
-        """Positions of rows with a time less than `before`, in the order of time, that this did not give before.
-        `pointer`: 0 or 1, as two may go through a run independently."""
+        """Returns positions of rows with a time less than `before` not returned before, in time order.
+        `pointer`: 0 or 1; the two advance independently."""
         if self.first >= before or self._passed[pointer] == len(self):
             return self.at[:0]
         if self._by_time is None:
@@ -142,14 +144,14 @@ class RowRun:
         return self._by_time[start:end]
 
     def skip(self, before: int, pointer: int) -> None:
-        """What is less than `before` has passed already."""
+        """Marks rows with a time less than `before` as returned."""
         self.passed(before, pointer)
 
     def living(self, positions: Ints) -> Ints:
         return positions[self.alive[self.at[positions]]]
 
     def kill(self, positions: Ints) -> None:
-        """`positions` (alive, each once) are dead."""
+        """Kills `positions` (alive, each once)."""
         self.alive[self.at[positions]] = False
         self.dead += len(positions)
 
@@ -158,7 +160,7 @@ class RowRun:
 
 
 def pairs(starts: Ints, ends: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
-    """(row, position) for every position of [start, end) of each row, at most `most` at once."""
+    """Returns (row, position) for every position in [start, end) of each row, at most `most` at once."""
     counts = ends - starts
     total = int(counts.sum())
     if not total:

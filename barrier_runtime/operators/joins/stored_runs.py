@@ -1,21 +1,20 @@
-"""Runs of join buffers in a snapshot: each is a value of its own, written once; which of its rows live, and have
-matched, are bits beside it, written each time.
+"""Runs of join buffers, in snapshots and in local files.
 
-A run never changes, so a later checkpoint names it again (`Capture.stored`) as long as it exists. Runs are encoded off
-the loop. At another parallelism each subtask takes the rows of its key groups out of all runs.
+In a snapshot each run is a value, written once; bits beside it, written each time, say which rows live and have
+matched. A run never changes, so later checkpoints name it again (`Capture.stored`) as long as it exists. Runs are
+encoded off the loop. At another parallelism each subtask takes the rows of its key groups from all runs.
 
-Runs of a join that do not fit in memory, in files of this machine that are mapped into it.
+All runs of an operator, both sides, have a share of the slot's memory (`SlotMemory.hold`). When they outgrow the share,
+the oldest are written to files and mapped: they are read as before, and the kernel caches their pages as memory allows.
 
-All runs of an operator, both sides, have a share of the slot's memory (`SlotMemory.hold`). When they outgrow it the
-oldest ones are written and mapped: they are read as before, and the kernel keeps of their pages what memory it has.
-
-    a run        what happens                                then
+    a run        event                                       result
     in memory    the runs outgrow their share                on disk: its rows, keys, times and order; not which live
-    on disk      a batch is looked up, rows go out           on disk
-    on disk      half of it is dead, or it is merged         gone; what lives is a new run, in memory
-    either       a snapshot                                  as it was; the snapshot has its rows, under the same name
+    on disk      a batch is looked up, rows are emitted      on disk
+    on disk      half of it is dead, or it is merged         gone; living rows are a new run, in memory
+    either       a snapshot                                  unchanged; the snapshot has its rows, under the same name
     on disk      the process dies                            the file is gone; rows come from a snapshot
-A file belongs to its run alone and has no name, so nothing of it is left when the run is dropped, however that comes.
+
+A file belongs to a single run and has no name, so it vanishes with the run, however the run ends.
 """
 
 import mmap
@@ -43,7 +42,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class StoredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`value`: name of the snapshot value with its rows (an Arrow IPC stream). The others: a bit per row."""
+    """`value`: name of the snapshot value with the rows (an Arrow IPC stream). `alive`, `matched`: a bit per row."""
 
     side: int  # 0: left, 1: right
     value: str
@@ -52,7 +51,7 @@ class StoredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
 
 class StoredRuns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Oldest first."""
+    """List of runs, oldest first."""
 
     runs: tuple[StoredRun, ...]
     version: int = 1
@@ -62,15 +61,16 @@ _RUNS = VersionedDecoder(value_format("{}: the list of its rows in its snapshot"
 
 
 class RunStore:
-    """Gives runs names, and knows which of them are objects of the job's store by now."""
+    """Names of runs, and the runs that are already objects of the job's store."""
 
     def __init__(self) -> None:
-        self._names: dict[int, tuple[RowRun, str]] = {}  # by id of the run, which is kept so that it has it alone
+        # by id of the run, which is kept alive so that its id stays unique
+        self._names: dict[int, tuple[RowRun, str]] = {}
         self._made = 0
         self._objects: Mapping[str, FileRef] = {}
 
     def capture(self, sides: Sequence[Sequence[RowRun]], values: dict[str, bytes], **more: Any) -> Capture:
-        """`values`: of the operator besides."""
+        """`values`: further values of the operator."""
         known, self._names = self._names, {}
         listed, rows, stored = [], {}, {}
         for side, runs in enumerate(sides):
@@ -97,7 +97,7 @@ class RunStore:
 
 
 def restored_runs(snapshots: Iterable[OperatorSnapshot]) -> Iterator[tuple[int, pa.RecordBatch, Bools, Bools]]:
-    """(side, rows, which of them live, which have matched), oldest first."""
+    """Returns (side, rows, alive, matched) of each run, oldest first."""
     for snapshot in snapshots:
         if VALUE not in snapshot.values:
             continue
@@ -115,7 +115,7 @@ def _flags(bits: bytes, rows: int) -> Bools:
 
 
 def _encoded(batches: Mapping[str, pa.RecordBatch]) -> dict[str, bytes]:
-    """On a worker thread."""
+    """Runs on a worker thread."""
     return {name: _ipc(rows) for name, rows in batches.items()}
 
 
@@ -137,12 +137,12 @@ def _decoded(data: bytes, operator: str) -> pa.RecordBatch:
         ) from error
 
 
-_PARTS = 8  # of the share: a run is not merged beyond one, so none takes long to write
+_PARTS = 8  # of the share: larger runs are not merged, so each is written quickly
 
 
 class RunsOnDisk:
     def __init__(self, directory: Path, held_bytes: Callable[[], int], where: str) -> None:
-        """`held_bytes`: the share now. `where`: the operator, in errors."""
+        """`held_bytes`: returns the current share. `where`: the operator, for errors."""
         self._directory = directory
         self._held_bytes = held_bytes
         self._where = where
@@ -156,7 +156,7 @@ class RunsOnDisk:
         return self.most_bytes // _PARTS
 
     def relieve(self, sides: Sequence[Sequence[RowRun]]) -> None:
-        """Runs go to disk, the oldest of each side first, until the others are within the share."""
+        """Moves runs to disk, the oldest of each side first, until the others fit the share."""
         most = self.most_bytes
         held = sum(run.held_bytes for runs in sides for run in runs)
         if held <= most:
@@ -177,7 +177,7 @@ class RunsOnDisk:
             with tempfile.TemporaryFile(dir=self._directory) as file:
                 for column in columns:
                     file.write(column.data)
-                file.write(bytes(-file.tell() % 64))  # where Arrow begins
+                file.write(bytes(-file.tell() % 64))  # aligned for Arrow
                 first = file.tell()
                 with pa.ipc.new_stream(file, run.rows.schema) as writer:
                     writer.write_batch(run.rows)

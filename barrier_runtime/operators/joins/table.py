@@ -1,13 +1,12 @@
-"""Joins with a table that changes: the right stream is the table's changes, upserts and deletes by key, and each left
-row gets what the table has for its key. It is looked at either as it was at the row's event time, or as it is when the
-row comes.
+"""Joins with a changing table: the right stream holds upserts and deletes by key of the table.
 
-*As it was* is an as-of join in which a version may say that the key is gone. A left row waits until the watermark has
-passed its time, so the order in which rows come does not matter, nor does a replay change anything.
+The *versioned* join sees the table as of the row's event time. It is an as-of join in which a version may delete the
+key. A left row waits until the watermark has passed its time, so neither the order of arrival nor a replay changes the
+result.
 
-*As it is* holds one row per key and no left row: a left row goes out at once, with what has come of the table until
-then. A change kills the row of its key, if there is one, and is held itself unless it is a delete. How rows of two
-streams interleave nobody promises, so a replay may give other rows; what is decided is decided.
+The *newest* join sees the table as it is when the row arrives. It holds one row per key and no left rows: a left row is
+emitted at once. A change kills the held row of its key, and is held unless it is a delete. The interleaving of two
+streams is arbitrary, so a replay may give other rows; decided results stay.
 """
 
 from collections.abc import Sequence
@@ -28,8 +27,9 @@ _LEFT, _RIGHT = 0, 1
 
 
 class VersionedTableJoinOperator(AsOfJoinOperator):
-    """The table as it was at the event time of the left row. `deleted`: the column that is true in a row that removes
-    its key; None: nothing is removed. Deletes that the watermark has passed are held no more."""
+    """Joins with the table as of the left row's event time.
+    `deleted`: the column that is true in deletes; None: no deletes. Deletes that the watermark has passed are not held.
+    """
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class VersionedTableJoinOperator(AsOfJoinOperator):
         self._make("table_join", name, (left, right), columns, definition, None, True, how == "left", late)
 
     def _found(self, keys: Ints, times: Ints) -> tuple[Ints, Ints]:
-        """A delete is no version. One that is held no more may leave older ones behind that are dead."""
+        """Excludes deletes, and dead versions older than a delete that is no longer held."""
         of_run, position = super()._found(keys, times)
         for number, run in enumerate(self._buffers[_RIGHT].runs):
             mine = np.flatnonzero(of_run == number)
@@ -67,7 +67,8 @@ class VersionedTableJoinOperator(AsOfJoinOperator):
 
 
 class NewestTableJoinOperator(JoinOperator):
-    """The table as it is when the left row comes. The sides have no event time. `deleted`: see above."""
+    """Joins with the table as it is when the left row arrives. The sides have no event time.
+    `deleted`: see `VersionedTableJoinOperator`."""
 
     def __init__(
         self,
@@ -98,11 +99,11 @@ class NewestTableJoinOperator(JoinOperator):
             self._look_up(batch, rows.slice(first, step), first, emit)
 
     def _apply(self, changes: pa.RecordBatch) -> None:
-        """Of several changes of a key the last one counts."""
+        """Applies changes; of several changes of a key the last counts."""
         table = self._buffers[_RIGHT]
         run = self._run(changes, np.zeros(len(changes), np.int64), _RIGHT)
         last = np.ones(len(run), np.bool_)
-        last[:-1] = run.keys[1:] != run.keys[:-1]  # rows of one key stand in the order in which they came
+        last[:-1] = run.keys[1:] != run.keys[:-1]  # rows of the same key are in order of arrival
         keys = run.keys[last]
         for held in table.runs:
             for _, positions in pairs(*_of_keys(held, keys), most=rows_at_once()):
@@ -110,7 +111,7 @@ class NewestTableJoinOperator(JoinOperator):
                 if len(living):
                     table.kill(held, living)
         removed = ~last | _removes(changes, run.at, self._deleted)
-        table.kill(run, np.flatnonzero(removed))  # before it is added, which may merge it
+        table.kill(run, np.flatnonzero(removed))  # before `_add`, which may merge the run
         self._add(run, _RIGHT)
         table.sweep()
 
@@ -132,7 +133,7 @@ class NewestTableJoinOperator(JoinOperator):
             emit(Batch(joined, batch.emit_ns, reached))
 
     def advance(self, emit: Emit) -> None:
-        """Event time means nothing to it."""
+        """Does nothing: event time plays no part."""
 
     def _times_of(self, rows: pa.RecordBatch, side: int) -> Ints:
         return np.zeros(len(rows), np.int64)
@@ -144,7 +145,7 @@ def _of_keys(run: RowRun, keys: Ints) -> tuple[Ints, Ints]:
 
 
 def _removes(rows: pa.RecordBatch, at: Ints, deleted: str | None) -> Bools:
-    """Which of the rows `at` remove their keys."""
+    """Returns which of the rows `at` are deletes."""
     if deleted is None:
         return np.zeros(len(at), np.bool_)
     flags: Bools = pc.fill_null(rows.column(deleted).take(pa.array(at)), False).to_numpy(zero_copy_only=False)
@@ -152,7 +153,7 @@ def _removes(rows: pa.RecordBatch, at: Ints, deleted: str | None) -> Bools:
 
 
 def table_columns(left: Side, right: Side, deleted: str | None, suffix: tuple[str, str], where: str) -> JoinColumns:
-    """Those of the table without `deleted`, which is not true in what is joined."""
+    """Returns the result's columns, without `deleted`, which is not true in joined rows."""
     shown = pa.schema([field for field in right.schema if field.name != deleted])
     return JoinColumns(left, Side(right.keys, right.event_time, shown), suffix, where)
 

@@ -1,8 +1,6 @@
-"""Window join: a left row and a right row of one key belong together when they are in one window.
-
-Told by the starts of their windows, it is an interval join with bounds of 0. A row in several windows is held, and
-joined, once per window. Pairs go out at once; a row without a partner when its window is over.
-"""
+"""Window join: rows of a key match if they are in the same window.
+It is an interval join of window starts with bounds of 0. A row in several windows is held, and joined, once per window.
+Pairs are emitted at once, unmatched rows when their window is over."""
 
 import numpy as np
 import pyarrow as pa

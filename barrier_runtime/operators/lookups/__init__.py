@@ -1,1 +1,1 @@
-"""`Stream.lookup`: columns from another system, asked for while the stream goes on."""
+"""`Stream.lookup`: adds columns from another system while the stream goes on."""

@@ -1,4 +1,4 @@
-"""What users write of a lookup, checked: the settings of its operator."""
+"""Checked arguments of `Stream.lookup`: the settings of the operator."""
 
 import datetime
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.state.errors import InvalidJob
 
-_THREADS = 16  # calls of a plain function at once, if nothing is said
+_THREADS = 16  # default number of parallel calls of a plain function
 _LONGEST_LINGER_MS = 60_000
 
 
@@ -38,7 +38,7 @@ def lookup_settings(
     max_requests: int | None,
     linger: datetime.timedelta,
 ) -> LookupSettings:
-    """Raises `InvalidJob` for what cannot be meant."""
+    """Raises `InvalidJob` for invalid arguments."""
     function = _function(fetch_many, where)
     on = (key,) if isinstance(key, str) else tuple(key)
     if not on or not all(isinstance(column, str) for column in on):
@@ -77,7 +77,7 @@ def lookup_settings(
 
 
 def _function(fetch_many: Any, where: str) -> Any:
-    """What is called: the function, or the method `fetch_many` of a class or object."""
+    """Returns the function to call, or the method `fetch_many` of a class or object."""
     function = getattr(fetch_many, "fetch_many", None)
     if isinstance(fetch_many, type) and not callable(function):
         raise InvalidJob(

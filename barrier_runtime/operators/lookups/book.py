@@ -1,17 +1,17 @@
-"""What a lookup knows of its rows and requests, as a pure state machine: rows, replies and the time come in; requests
-to send, requests to abort and finished rows come out.
+"""Pure state machine of a lookup: decides about rows and requests, and does no I/O.
 
-A row has a number, in the order in which it came, and a key. Rows of one key share a request. The life of a row:
+Input: rows, replies and the time. Output: requests to send, requests to abort, finished rows. A row has a number, in
+order of arrival, and a key; rows of the same key share a request. States of a row:
 
-    waiting    it came while `capacity` rows were under way: rows of a restore, of a large batch, or before a barrier
-    under way  its key was asked for, or is about to be, or its result waits for earlier rows
-    finished   handed out by `advance`, once; nothing that comes later finds it
+    waiting    arrived while `capacity` rows were under way: rows of a restore, of a large batch, or before a barrier
+    under way  its key is requested, or about to be, or its result waits for earlier rows
+    finished   returned once by `advance`; later events do not find the row
 
-A request is one attempt. It ends by its reply, its error, or its time; what comes of it after that is not known any
-more, and is counted as late. A failed attempt is repeated as `Retry` says, as another request.
+A request is one attempt. It ends with its reply, its error or its timeout; later replies and errors are counted as
+late. A failed attempt is repeated as another request, as `Retry` says.
 
-Watermarks stand between rows. Ordered, rows are finished in their order; unordered, in any order, but no row before a
-watermark that came before it; and `reached` is a watermark only when all rows before it are finished.
+Watermarks stand between rows. If ordered, rows finish in order of arrival. Otherwise rows finish in any order, but no
+row before a watermark that came before it. `reached` is a watermark only once all rows before it are finished.
 """
 
 import heapq
@@ -30,8 +30,8 @@ _UNKNOWN = object()
 
 @dataclass(frozen=True)
 class BookSettings:
-    """`capacity`: rows under way. `most_keys`: of one request. `linger_s`: how long a key waits for others.
-    `most_requests`: at once. `timeout_s`: of one attempt."""
+    """`capacity`: rows under way. `most_keys`: keys per request. `linger_s`: longest wait of a key for further keys.
+    `most_requests`: parallel requests. `timeout_s`: of one attempt."""
 
     capacity: int
     most_keys: int
@@ -45,32 +45,32 @@ class BookSettings:
 
 @dataclass(frozen=True)
 class Request:
-    """Ask for `keys`, no key twice. `id` is never used again."""
+    """A request for distinct `keys`. `id` is never reused."""
 
     id: int
     keys: tuple[Hashable, ...]
 
 
 class Failed:
-    """The result of a row whose key could not be asked for: the error of the last of `attempts`."""
+    """Result of a row whose key could not be fetched: the error of the last of `attempts`."""
 
     __slots__ = ("attempts", "error", "is_transient")
 
     def __init__(self, error: Exception, attempts: int, is_transient: bool) -> None:
         self.error = error
         self.attempts = attempts
-        self.is_transient = is_transient  # a repetition might do
+        self.is_transient = is_transient  # a repetition may succeed
 
 
 class NoReply(TimeoutError):
-    """A request took too long."""
+    """A request timed out."""
 
 
 @dataclass
 class Effects:
-    """What `advance` wants: send and give up requests; and finished rows, in parts, each with the watermark reached
-    before it, which rises. A row is (number, result), where a result is what was replied, None if there is nothing of
-    the key, or `Failed`."""
+    """Result of `advance`: requests to send, requests to give up, and finished rows.
+    Finished rows come in parts, each with the watermark reached before it; these watermarks rise. A row is (number,
+    result): the reply, None if there is no data for the key, or `Failed`."""
 
     send: list[Request] = field(default_factory=list)
     give_up: list[int] = field(default_factory=list)
@@ -79,19 +79,20 @@ class Effects:
 
 @dataclass
 class Counts:
-    """Since the beginning."""
+    """Totals since the operator was opened."""
 
     requests: int = 0
     cache_hits: int = 0  # rows
-    misses: int = 0  # rows of which there is nothing
+    misses: int = 0  # rows without data
     timeouts: int = 0  # requests
     retries: int = 0  # requests
     late: int = 0  # replies and errors of requests that had ended
 
 
 class _Section:
-    """The rows between two watermarks. `left`: how many are not finished. `ready`: those that wait for the sections
-    before. `watermark` stands behind it; None: none has come yet."""
+    """Rows between two watermarks.
+    `left`: number of unfinished rows. `ready`: finished rows that wait for earlier sections. `watermark` follows the
+    rows; None: not yet arrived."""
 
     __slots__ = ("left", "ready", "watermark")
 
@@ -102,7 +103,7 @@ class _Section:
 
 
 class _Key:
-    """A key that is being asked for, and the rows that wait for it."""
+    """A key with a pending request, and the rows that wait for it."""
 
     __slots__ = ("failed", "key", "rows", "since_s")
 
@@ -114,28 +115,28 @@ class _Key:
 
 
 class Book:
-    """Of one subtask. Times are seconds of any steady clock. A key of None has no result and is not asked for."""
+    """Pending rows and requests of a subtask. Times: seconds of a steady clock. A key of None is not requested."""
 
     def __init__(self, settings: BookSettings) -> None:
         self._settings = settings
         self._cache = KeptReplies(settings.cache) if settings.cache is not None else None
         self.counts = Counts()
-        self.reached = WATERMARK_MIN  # the last watermark that all rows before it allow
+        self.reached = WATERMARK_MIN  # the last watermark before which all rows are finished
         self.finished = 0  # rows
-        self._rows = 0  # that came: the number of the next one
+        self._rows = 0  # rows added: the number of the next row
         self._under_way = 0  # rows
         self._waiting: deque[tuple[int, Sequence[Any], _Section]] = deque()  # first number, keys, section
-        self._skip = 0  # of the first of `_waiting`: already under way
+        self._skip = 0  # of the first of `_waiting`: rows already under way
         self._sections: deque[_Section] = deque([_Section()])
         self._in_order: dict[int, tuple[Any, _Section]] = {}  # ordered: results that wait for earlier rows
         self._asked: dict[Hashable, _Key] = {}
         self._fresh: deque[_Key] = deque()  # to be sent
-        self._again: deque[list[_Key]] = deque()  # to be sent again now
-        self._later: list[tuple[float, int, list[_Key]]] = []  # heap: when to be sent again
+        self._again: deque[list[_Key]] = deque()  # to be repeated now
+        self._later: list[tuple[float, int, list[_Key]]] = []  # heap: time of the repetition
         self._open: dict[int, list[_Key]] = {}  # by request
-        self._deadlines: deque[tuple[float, int]] = deque()  # when, request
+        self._deadlines: deque[tuple[float, int]] = deque()  # time, request
         self._ids = itertools.count(1)
-        self._finished: list[tuple[int, list[tuple[int, Any]]]] = []  # for the next `advance`
+        self._finished: list[tuple[int, list[tuple[int, Any]]]] = []  # returned by the next `advance`
 
     # ------------------------------------------------------------ facts
 
@@ -145,16 +146,16 @@ class Book:
 
     @property
     def held(self) -> int:
-        """Rows that are not finished."""
+        """Number of unfinished rows."""
         return self._rows - self.finished
 
     @property
     def requests(self) -> int:
-        """Under way."""
+        """Number of pending requests."""
         return len(self._open)
 
     def add(self, keys: Sequence[Any]) -> None:
-        """The next rows, by their keys. Takes any number."""
+        """Adds the next rows, by their keys. Takes any number."""
         if keys:
             section = self._sections[-1]
             section.left += len(keys)
@@ -162,20 +163,20 @@ class Book:
             self._rows += len(keys)
 
     def watermark(self, watermark_ms: int) -> None:
-        """Event time has reached `watermark_ms` behind the rows that came."""
+        """Notes that event time has reached `watermark_ms` after the rows added so far."""
         last = self._sections[-1]
         if last.left:
             last.watermark = watermark_ms
             self._sections.append(_Section())
         elif len(self._sections) == 1:
             self.reached = max(self.reached, watermark_ms)
-        else:  # no row came since the last one
+        else:  # no row since the last watermark
             before = self._sections[-2]
             assert before.watermark is not None
             before.watermark = max(before.watermark, watermark_ms)
 
     def replied(self, request: int, results: Sequence[Any], now_s: float) -> None:
-        """`results`: one for each key of the request; an exception fails that key alone."""
+        """Takes a reply. `results`: one for each key of the request; an exception fails only its key."""
         keys = self._open.pop(request, None)
         if keys is None:
             self.counts.late += 1
@@ -207,7 +208,7 @@ class Book:
         self._fail(keys, error, now_s)
 
     def advance(self, now_s: float) -> Effects:
-        """All that is due at `now_s`."""
+        """Returns everything that is due at `now_s`."""
         effects = Effects()
         self._time_out(now_s, effects)
         while True:
@@ -215,11 +216,11 @@ class Book:
             self._send(now_s, effects)
             if not self._finished:
                 return effects
-            effects.finished += self._finished  # that made room for others
+            effects.finished += self._finished  # finished rows make room for others
             self._finished = []
 
     def next_due_s(self) -> float | None:
-        """When `advance` has to be called again, whatever else comes before."""
+        """Returns the time of the next call of `advance` if nothing else happens before; None: no call is due."""
         while self._deadlines and self._deadlines[0][1] not in self._open:
             self._deadlines.popleft()
         due = [self._deadlines[0][0]] if self._deadlines else []
@@ -291,7 +292,7 @@ class Book:
                 self._fail(keys, NoReply(f"no reply within {self._settings.timeout_s:g} s"), now_s)
 
     def _fail(self, keys: list[_Key], error: Exception, now_s: float) -> None:
-        """All keys of one request have failed as often."""
+        """Repeats or fails keys of a request, which have failed equally often."""
         retry = self._settings.retry
         for each in keys:
             each.failed += 1
@@ -305,7 +306,7 @@ class Book:
     # ------------------------------------------------------------ results
 
     def _finish_keys(self, keys: Sequence[_Key], results: Sequence[Any]) -> None:
-        """All rows of a request at once, as far as they may go out in any order: this is done for each row."""
+        """Finishes all rows of a request at once if their order is free, since this runs for each row."""
         asked, first, now = self._asked, self._sections[0], []
         is_ordered = self._settings.ordered
         for key, result in zip(keys, results, strict=True):

@@ -1,10 +1,8 @@
-"""Calls a user's `fetch_many` beside the stream: on threads, or on an asyncio loop of a thread of its own.
+"""Calls of a user's `fetch_many` on threads, or on an asyncio loop with a thread of its own.
 
-A coroutine does not run on the slot's loop: what users and their clients do for some milliseconds between two awaits
-would hold up rows, barriers and heartbeats of the whole slot. A loop of its own takes nothing from it but the
-interpreter's lock, and is asyncio's, whatever the slot's is.
-
-Each call ends in `replied(request, results, error)`, on whichever thread, unless it was given up before.
+Coroutines do not run on the slot's loop: work of some milliseconds between two awaits would hold up rows, barriers and
+heartbeats of the whole slot. Each call ends with `replied(request, results, error)`, on any thread, unless it was given
+up before.
 """
 
 import asyncio
@@ -26,29 +24,29 @@ log = logging.getLogger("barrier_runtime.lookup")
 Replied: TypeAlias = Callable[[int, list[Any] | None, Exception | None], None]
 Read: TypeAlias = Callable[[Sequence[Any], Any], list[Any]]  # keys and reply -> a result for each key
 
-_CLOSE_S = 5.0  # what is left of a user's coroutines then is left behind
+_CLOSE_S = 5.0  # then unfinished coroutines are abandoned
 
 
 class Calls(Protocol):
     def send(self, requests: Sequence[Request]) -> None: ...
     def give_up(self, request: int) -> None:
-        """Its result is not wanted any more."""
+        """Cancels a request, whose result is no longer needed."""
         ...
 
     def close(self) -> None:
-        """May block. Nothing is called any more."""
+        """Ends all calls. May block."""
         ...
 
 
 def is_coroutine_function(function: Any) -> bool:
-    """Also of an object that is called, and of a bound function."""
-    of_class = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is wanted
+    """Returns whether `function` is a coroutine function, a bound one, or an object with an async `__call__`."""
+    of_class = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is needed
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(of_class)
 
 
 class ThreadCalls:
-    """A plain function, on as many threads as there may be calls at once. A call that hangs keeps its thread: no call
-    can be stopped from outside."""
+    """Calls of a plain function, with a thread for each parallel call.
+    A call that hangs keeps its thread, because calls cannot be stopped from outside."""
 
     def __init__(
         self,
@@ -87,19 +85,19 @@ class ThreadCalls:
 
     def _done(self, executor: SequentialExecutor, request: Request, results: Any, error: BaseException | None) -> None:
         self._free.append(executor)
-        if error is not None and not isinstance(error, Exception):  # raised here it would only be logged
+        if error is not None and not isinstance(error, Exception):  # the executor would only log this error
             error = RuntimeError(f"{type(error).__name__}: {said(error)}")
         self._replied(request.id, results, error)
         self._begin()
 
 
 def _called(fetch: Callable[[list[Any]], Any], read: Read, request: Request) -> list[Any]:
-    """On a thread."""
+    """Runs on a thread."""
     return read(request.keys, fetch(list(request.keys)))
 
 
 class CoroutineCalls:
-    """An `async def`, on a loop of its own; so are `open` and `close` of its class."""
+    """Calls of an `async def` on a loop of its own, which also runs `open` and `close` of its class."""
 
     def __init__(
         self,
@@ -114,7 +112,7 @@ class CoroutineCalls:
         self._read = read
         self._replied = replied
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._given_up: set[int] = set()  # of those
+        self._given_up: set[int] = set()  # requests in `_tasks`
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -148,7 +146,7 @@ class CoroutineCalls:
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_S)  # a daemon, so a coroutine that never awaits keeps no process
+        self._thread.join(_CLOSE_S)  # a daemon, so a coroutine that never awaits does not keep the process alive
 
     # ------------------------------------------------------------ on its thread
 
@@ -160,7 +158,7 @@ class CoroutineCalls:
             self._loop.close()
 
     async def _told(self, what: str) -> None:
-        """`open` or `close` of the user's class, after the calls that are under way were given up."""
+        """Runs `open` or `close` of the user's class, after cancelling pending calls."""
         tasks = list(self._tasks.values())
         self._given_up.update(self._tasks)
         for task in tasks:

@@ -1,7 +1,5 @@
-"""The rows that a lookup has taken and not given on, by their numbers; and how its snapshot stores them.
-
-Rows stay in the batches that they came in. A batch is dropped when its last row has gone.
-"""
+"""Rows that a lookup has taken and not yet emitted, by number; and their form in a snapshot.
+Rows stay in their batches. A batch is dropped after its last row."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -21,8 +19,9 @@ HELD_VALUE = "lookup-rows"  # name of the snapshot value
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`streams`: each with its rows, as an Arrow IPC stream, and their earliest emission time (ns). `reached`: for each
-    stream the event time (ms) reached at its rows, as int64 in little-endian order; empty if it is not known."""
+    """`streams`: an Arrow IPC stream of rows, and their earliest emission time (ns). `reached`: by stream the event
+    time
+    (ms) reached at each row, as little-endian int64; empty if unknown."""
 
     streams: tuple[tuple[int, bytes], ...] = ()
     version: int = 1
@@ -33,8 +32,8 @@ _STORED = VersionedDecoder(value_format("{}: its rows in flight"), msgspec.msgpa
 
 
 class Held(NamedTuple):
-    """Rows of one batch that are held: those of `rows` that `kept` says, all if it is None. `reached_ms`: event time
-    reached at all of them; None: that of the last watermark."""
+    """Held rows of a batch: those of `rows` with True in `kept`; None: all.
+    `reached_ms`: event time reached at all of them; None: that of the last watermark."""
 
     emit_ns: int
     rows: pa.RecordBatch
@@ -61,13 +60,13 @@ class HeldRows:
         self._next = 0
 
     def add(self, rows: pa.RecordBatch, emit_ns: int, reached_ms: int | None = None) -> None:
-        """The next rows; at least one."""
+        """Adds the next rows, at least one."""
         self._blocks.append(_Block(self._next, rows, emit_ns, reached_ms))
         self._firsts.append(self._next)
         self._next += rows.num_rows
 
     def take(self, numbers: Sequence[int]) -> tuple[pa.RecordBatch, int]:
-        """The rows of these numbers, which rise, and the earliest emission time of them. They are gone then."""
+        """Removes and returns the rows of these rising numbers, and their earliest emission time."""
         parts: list[pa.RecordBatch] = []
         emit_ns = 2**63 - 1
         at = 0
@@ -84,7 +83,7 @@ class HeldRows:
         return _one(parts), emit_ns
 
     def remaining(self) -> list[Held]:
-        """What is held at this moment, in order, as `encode_held` takes it; cheap."""
+        """Returns the held rows in order, for `encode_held`; cheap."""
         return [
             Held(
                 block.emit_ns, block.rows, reached_ms=block.reached_ms, kept=None if block.gone is None else ~block.gone
@@ -105,7 +104,7 @@ class HeldRows:
 
 
 def encode_held(remaining: Iterable[tuple[Any, ...]]) -> bytes:
-    """`remaining`: as `Held`. Batches of one schema become one stream."""
+    """Encodes fields of `Held`. Consecutive batches of the same schema become one stream."""
     streams: list[tuple[int, bytes]] = []
     reached: list[bytes] = []
     together: list[Held] = []
@@ -123,12 +122,12 @@ def encode_held(remaining: Iterable[tuple[Any, ...]]) -> bytes:
 
 
 def decode_held(data: bytes, where: str) -> list[tuple[int, pa.RecordBatch]]:
-    """What `encode_held` made, in that order."""
+    """Returns the rows that `encode_held` encoded, in order."""
     return [(batch.emit_ns, batch.rows) for batch in decode_batches(data, where)]
 
 
 def decode_batches(data: bytes, where: str) -> list[Batch]:
-    """The same with the event time reached at each row."""
+    """Returns the rows with the event time reached at each."""
     stored = _STORED.decode(data, where)
     batches: list[Batch] = []
     for number, (emit_ns, stream) in enumerate(stored.streams):

@@ -1,14 +1,13 @@
-"""`lookup`: completes each row by what a user's function finds of its key in another system, while others come.
+"""`lookup`: a user's function finds data for each row's key in another system while further rows arrive.
 
-The `Book` decides; here rows are held, calls are made, and results become columns. A call's result comes from a thread:
-it goes into an inbox, the slot is woken, and the next turn (`on_wall_clock`) works it off. So everything but the call
-itself is done on the slot's loop.
+The `Book` decides; the operator holds rows, makes calls, and turns results into columns. Results come from threads into
+an inbox; the slot is woken and handles the inbox in its next turn (`on_wall_clock`). So all work except the calls runs
+on the slot's loop.
 
-A snapshot has the rows that are held, with nothing of the calls made for them: after a restore they wait in front of
-all others and are asked for again, no more than `capacity` at a time. At another parallelism, what subtask i held is
-with subtask i modulo the parallelism, so rows stay in the order in which that one had them.
-
-A barrier never waits for replies: without room, rows that stand before it are taken into the snapshot as they are.
+A snapshot holds the rows, and nothing of their calls: after a restore these rows come first and are requested again, at
+most `capacity` at a time. At another parallelism the rows of subtask i go to subtask i modulo the parallelism, so they
+keep their order. A barrier never waits for replies: if the operator has no room, the rows before the barrier go into
+the snapshot as they are. See docs/design/joins-and-lookups.md.
 """
 
 import copy
@@ -51,7 +50,7 @@ MISSES = "misses"  # tag of the side output
 
 @dataclass(frozen=True)
 class LookupSettings:
-    """`schema`: the columns that are added. `how`: what becomes of a row of whose key there is nothing."""
+    """`schema`: the added columns. `how`: treatment of rows without data for their key."""
 
     on: tuple[str, ...]
     schema: pa.Schema
@@ -61,8 +60,8 @@ class LookupSettings:
 
 
 class LookupOperator(Operator):
-    """`function`: of a list of keys; or a class, or an object, with `fetch_many(self, keys)`, and `open(self)` and
-    `close(self)` for what it connects to."""
+    """`function`: a function of a list of keys, or a class or object with `fetch_many(self, keys)`.
+    A class or object may have `open(self)` and `close(self)` for its connections."""
 
     holds_watermarks = True
     takes_rows_before_barriers = True
@@ -79,9 +78,9 @@ class LookupOperator(Operator):
         self._counts = Counts()
         self._inbox: deque[tuple[int, list[Any] | None, Exception | None]] = deque()  # filled by any thread
         self._woken = False
-        self._timers: list[float] = []  # heap: when the slot will be woken
+        self._timers: list[float] = []  # heap: times at which the slot will be woken
         self._input: pa.Schema | None = None
-        self._by_row = False  # event time is told row by row
+        self._by_row = False  # batches carry event time per row
         self._failures = None if settings.on_error == "fail" else Failures(settings.on_error, name, self._said)
 
     # ------------------------------------------------------------ life
@@ -101,7 +100,7 @@ class LookupOperator(Operator):
         for snapshot in own:
             where = f"{self._where}, state of subtask {snapshot.subtask}"
             for batch in decode_batches(snapshot.values[HELD_VALUE], where):
-                # Event time of one subtask says nothing of the rows that another one held.
+                # event time of one subtask says nothing about rows that another subtask held
                 self._take_in_time(batch if len(own) == 1 and self.is_followed else batch.reaching(None))
 
     def _connect(self) -> Calls:
@@ -164,7 +163,7 @@ class LookupOperator(Operator):
                 assert results is not None
                 self._book.replied(request, results, now_s)
             elif isinstance(error, BarrierRuntimeError | MemoryError):
-                raise error  # not of the other system: a reply of a wrong shape, or trouble of ours
+                raise error  # not an error of the other system: a reply of a wrong shape, or an error of this package
             else:
                 self._book.failed(request, error, now_s)
         if heard or self.unfinished:
@@ -178,7 +177,7 @@ class LookupOperator(Operator):
         return Capture(blocking=lambda: {HELD_VALUE: encode_held(remaining)})
 
     def _take_in_time(self, batch: Batch) -> None:
-        """Event time goes on between the rows where the batch tells it row by row."""
+        """Takes a batch; event time advances between rows if the batch carries it per row."""
         for moment in batch.moments():
             reached_ms = None if moment.reached is None else int(moment.reached[0])
             if reached_ms is not None:
@@ -220,9 +219,9 @@ class LookupOperator(Operator):
             self._context.call_later(max(0.0, due_s - now_s), self._context.wake)
 
     def _replied(self, request: int, results: list[Any] | None, error: Exception | None) -> None:
-        """On any thread."""
+        """Called on any thread."""
         self._inbox.append((request, results, error))
-        if not self._woken:  # `on_wall_clock` says so before it looks into the inbox
+        if not self._woken:  # `on_wall_clock` resets the flag before it reads the inbox
             self._woken = True
             self._context.wake_from_thread()
 
@@ -320,5 +319,5 @@ def _number(finished: tuple[int, Any]) -> int:
 
 
 def _batch(rows: pa.RecordBatch, emit_ns: int, reached: int | None) -> Batch:
-    """`reached`: event time before all of them, where that is not told otherwise."""
+    """Returns rows with the event time before them; None: carried by watermarks."""
     return Batch(rows, emit_ns, None if reached is None else np.full(rows.num_rows, reached, np.int64))

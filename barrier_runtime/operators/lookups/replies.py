@@ -1,9 +1,6 @@
-"""What a user's `fetch_many` gave, as one result per key: a row (dict), None where there is none, or an exception.
-
-`Cache`: replies that a lookup keeps, so that it need not ask again. Pure: it is told the time.
-
-Misses are kept as well. What was used longest ago goes first. Each subtask has a cache of its own, which begins empty.
-"""
+"""Replies of a user's `fetch_many`, as one result per key: a row (dict), None without data, or an exception.
+`KeptReplies` is the cache of replies, misses included, with the least recently used entry dropped first. Each subtask
+has a cache, empty at the start. Pure: the caller passes the time."""
 
 import datetime
 import inspect
@@ -21,7 +18,7 @@ _FOR_EVER = float("inf")
 
 @dataclass(frozen=True)
 class Cache:
-    """Keep the replies for up to `size` keys per subtask, for `ttl` each (None: until there is no room).
+    """Keeps the replies for up to `size` keys per subtask, for `ttl` each (None: until there is no room).
 
     >>> Cache(100_000, ttl=timedelta(minutes=1))
 
@@ -40,14 +37,14 @@ class Cache:
 
 
 class KeptReplies:
-    """The replies that are kept. `None` is a reply: there is nothing of the key."""
+    """Cached replies. `None` is a reply: no data for the key."""
 
     __slots__ = ("_entries", "_size", "_ttl_s")
 
     def __init__(self, cache: Cache) -> None:
         self._size = cache.size
         self._ttl_s = _FOR_EVER if cache.ttl is None else cache.ttl.total_seconds()
-        self._entries: dict[Hashable, tuple[float, Any]] = {}  # until when, the reply; the latest used is last
+        self._entries: dict[Hashable, tuple[float, Any]] = {}  # expiry time, reply; most recently used last
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -68,7 +65,7 @@ class KeptReplies:
 
 
 class ReplyReader:
-    """`on`: the key columns. `where` names function and step for messages. `writer`: of the rows."""
+    """Converts replies to results. `on`: key columns. `where`: names for messages. `writer`: of the rows."""
 
     def __init__(self, on: Sequence[str], where: str, writer: RowWriter) -> None:
         self._on = tuple(on)
@@ -76,7 +73,7 @@ class ReplyReader:
         self._writer = writer
 
     def results(self, keys: Sequence[Hashable], reply: Any) -> list[Any]:
-        """One for each of `keys`, in their order, as they are now. Raises `InvalidJob` for a reply of another shape."""
+        """Returns a result for each of `keys`, in order. Raises `InvalidJob` for a reply of another shape."""
         if isinstance(reply, list | tuple | Mapping):
             refuse_shared(reply, self._where)
         results: list[Any] = []
@@ -113,7 +110,7 @@ class ReplyReader:
         return results
 
     def _are_plain(self, given: Sequence[Any]) -> bool:
-        """All of them are results as they are. This is asked for each row."""
+        """Returns whether all replies can be used unchanged; runs for each row."""
         if not {dict, type(None)}.issuperset(map(type, given)):
             return False
         return not any(column in each for column in self._on for each in given if each)
@@ -151,7 +148,7 @@ class ReplyReader:
 
 
 def keys_of(rows: pa.RecordBatch, on: Sequence[str], values_of: Callable[[pa.Array], list[Any]]) -> list[Any]:
-    """Per row its key: the column's value, or a tuple of several; None where one of them is null."""
+    """Returns each row's key: a value, or a tuple of several columns; None if a part is null."""
     columns = [values_of(rows.column(column)) for column in on]
     if len(columns) == 1:
         return columns[0]

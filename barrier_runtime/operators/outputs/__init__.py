@@ -1,1 +1,1 @@
-"""Where rows go that do not go on: side outputs, branches, dead letters, rows for which a function failed."""
+"""Outputs besides the main output: side outputs, branches, dead letters, rows whose function failed."""

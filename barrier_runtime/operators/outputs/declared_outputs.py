@@ -1,4 +1,4 @@
-"""What users declare of outputs beside a step's main output, checked: `side=`, `on_error=` and branches of a split."""
+"""Checks of outputs that users declare besides the main output: `side=`, `on_error=`, branches of a split."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: OnError | Retry, where: str) -> dict[str, pa.Schema]:
-    """The side outputs of a step by name, in the order of its streams: the declared ones, then that of its errors."""
+    """Returns the side outputs of a step by name, in the order of its streams: declared ones, then errors."""
     found: dict[str, pa.Schema] = {}
     if side is not None:
         if not isinstance(side, Mapping) or not side:

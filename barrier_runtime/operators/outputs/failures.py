@@ -1,8 +1,7 @@
-"""What becomes of a row whose function raised, where a step does not fail with it: it is skipped, or goes as data to a
-side output of its own.
+"""Rows whose function raised, in steps that do not fail then: skipped, or sent to the errors output.
 
-Only what the user's function raises is data. Wrong use of this package, storage that fails and a lack of memory still
-end the job, and so does a result that does not fit the step's schema.
+Only exceptions of the user's function are treated so. Wrong use of this package, failing storage and lack of memory
+still end the job, and so does a result that does not fit the step's schema.
 """
 
 import warnings
@@ -33,17 +32,17 @@ ERROR_SCHEMA = pa.schema(
         ("error_type", pa.string()),
         ("message", pa.string()),
         ("traceback", pa.string()),  # without frames of this package
-        ("row", pa.string()),  # JSON, as it came to the step; of a window, which it is; null of a timer
+        ("row", pa.string()),  # JSON, as it came to the step; for a window its key and bounds; null for a timer
         ("key", pa.string()),  # JSON; null in steps without keys
-        ("event_time", pa.timestamp("ms", "UTC")),  # of the row, timer or window, where the step knows it
-        ("replay", pa.string()),  # the command that meets the row again; null where it cannot be
-        ("position", pa.string()),  # of the source, where the step is in one chain with it; else null
+        ("event_time", pa.timestamp("ms", "UTC")),  # of the row, timer or window, if the step knows it
+        ("replay", pa.string()),  # the command that replays the row; null if the row cannot be replayed
+        ("position", pa.string()),  # of the source, if the step is in its chain; else null
     ]
 )
 
 
 class Failures:
-    """Of one step. `opened` is told its context, `begin` each batch."""
+    """Failed rows of a step. Call `opened` with the step's context, and `begin` before each batch."""
 
     metrics: MetricGroup
     _replay: Callable[..., str]
@@ -59,19 +58,19 @@ class Failures:
         self.begin(None)
 
     def opened(self, context: OperatorContext, later: bool = False) -> None:
-        """`later`: rows fail when the source has read others."""
+        """`later`: rows may fail after the source has read further rows."""
         self.metrics, self._replay = context.metrics, context.replay
         self._position = _nowhere if later else context.position
 
     def begin(self, batch: Batch | None) -> None:
-        """The next rows are those of `batch`; None: there are only timers."""
+        """Starts the rows of `batch`; None: there are only timers."""
         self._batch = batch
-        self.row = -1  # the last one of the batch that was tried
+        self.row = -1  # the last row of the batch that was tried
         if self._output is not None:
             self._output.back_to(0)
 
     def takes(self, error: Exception) -> bool:
-        """Whether it is data; else it ends the job."""
+        """Returns whether `error` is treated as data; other errors end the job."""
         return not isinstance(error, BarrierRuntimeError | MemoryError)
 
     def add(
@@ -83,7 +82,8 @@ class Failures:
         event_time_ms: int | None = None,
         instead: Mapping[str, Any] | None = None,
     ) -> None:
-        """The call for row `row` of the batch (None: for a timer, or for what `instead` says) has raised `error`."""
+        """Records that the call for row `row` of the batch raised `error`.
+        None: the call was for a timer, or for the data in `instead`."""
         if self._output is None:
             self.metrics.count(SKIPPED_ROWS)
             self._say(error)
@@ -108,13 +108,13 @@ class Failures:
         )
 
     def flush(self, emit: Emit, emit_ns: int) -> None:
-        """The batch has ended."""
+        """Emits the errors of the batch, which has ended."""
         self._batch = None
         if self._output is not None:
             self._output.flush(emit, emit_ns, self.metrics)
 
     def _say(self, error: Exception) -> None:
-        """Of the first row that is skipped: what else tells why?"""
+        """Warns about the first skipped row, since nothing else shows the reason."""
         if not self._said:
             self._said = True
             warnings.warn(
@@ -127,8 +127,9 @@ class Failures:
 def in_parts(
     batch: Batch, call: Callable[[Batch], T], failures: Failures, failed: Callable[[Exception, Batch], Exception]
 ) -> Iterator[tuple[Batch, T]]:
-    """What `call`, a function of batches, gives for `batch`; where it raises, what it gives for halves of it, until the
-    rows for which it raises are alone. In order, each with the rows it is of. `failed` makes what ends the job."""
+    """Returns the results of `call`, a function of batches, for `batch`; if it raises, those for halves of `batch`.
+    Batches are halved until each row for which `call` raises is alone. Results come in order, with their rows. `failed`
+    makes the errors that end the job."""
     failures.begin(batch)
     waiting = [(0, len(batch))]
     while waiting:
@@ -154,8 +155,9 @@ def guarded(
     failures: Failures,
     of_rows: bool,
 ) -> Callable[..., Any]:
-    """`call`, a keyed function of rows (or of timers), as one that does not raise what `failures` takes: then nothing
-    of what it yielded or emitted for this row stays. `take` copies rows into a list as they are yielded."""
+    """Returns `call`, a keyed function of rows (or timers), as a function that does not raise errors taken by
+    `failures`.
+    After an error nothing stays of the rows yielded or emitted for this row. `take` copies rows as they are yielded."""
 
     def tried(key: Any, what: Any, ctx: Any) -> list[Row] | None:
         if of_rows:
@@ -188,5 +190,5 @@ def _json(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """As Arrow can store it: an exception may quote what is not Unicode."""
+    """Returns text that Arrow can store: an exception may quote invalid Unicode."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,12 +1,10 @@
-"""Rows that a step gives beside its main output: collected while a batch is processed, sent on when it ends.
+"""Rows of side outputs, collected while a batch is processed and sent at its end.
 
-A row counts as it was when it was emitted, and has the event time that was reached then, as yielded rows have. Between
-two calls of an operator nothing is kept here, so no snapshot holds any of it.
+A row keeps its content and the event time reached when it was emitted, like a yielded row. Between two calls of an
+operator nothing is kept here, so snapshots hold no such rows.
 
-Bad records of a source on a side output of their own, good rows on the main output.
-
-A source that hands on what it cannot decode gives both in one batch, so that positions count all of them; here, right
-behind it, they part.
+`DeadLetterOperator` separates bad records of a source from good rows. Such a source passes both in the same batch, so
+that positions count all records; this operator directly follows the source.
 """
 
 import difflib
@@ -25,32 +23,32 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class SideOutput:
-    """Rows of one side output, of one declared schema."""
+    """Rows of a side output with its declared schema."""
 
     __slots__ = ("alone", "name", "reached", "rows", "taken", "writer")
 
     def __init__(self, name: str, where: str, schema: pa.Schema, remedy: str) -> None:
-        """`remedy`: what to do about a row that does not fit."""
+        """`remedy`: advice for a row that does not fit the schema."""
         self.name = name
         self.writer = RowWriter(f"side output {name!r} of {where}", schema, remedy)
         self.taken = self.writer.taken
-        self.alone = min(ALONE_ARGUMENT, self.writer.alone)  # too low only means more copies
+        self.alone = min(ALONE_ARGUMENT, self.writer.alone)  # a low value only means more copies
         self.rows: list[Row] = []
-        self.reached: list[int] = []  # at each row, or nothing
+        self.reached: list[int] = []  # at each row, or empty
 
     def add(self, row: Row, reached_ms: int | None) -> None:
-        """A row that nobody else holds."""
+        """Adds a row that has no other reference."""
         self.rows.append(row)
         if reached_ms is not None:
             self.reached.append(reached_ms)
 
     def back_to(self, count: int) -> None:
-        """Only the first `count` rows stay."""
+        """Keeps only the first `count` rows."""
         del self.rows[count:]
         del self.reached[count:]
 
     def flush(self, emit: Emit, emit_ns: int, metrics: MetricGroup) -> None:
-        """Raises `InvalidJob` for a row that does not fit the schema."""
+        """Emits the rows. Raises `InvalidJob` for a row that does not fit the schema."""
         if self.rows:
             reached = np.array(self.reached, np.int64) if self.reached else None
             batch = Batch(self.writer.made(self.rows), emit_ns, reached)
@@ -59,8 +57,8 @@ class SideOutput:
 
 
 class SideOutputs:
-    """The side outputs that a user's function names. `emit` is its `ctx.emit`. `reached_ms`: the event time reached at
-    what is emitted now; None where that is not told row by row."""
+    """Named side outputs of a user's function; `emit` is `ctx.emit`.
+    `reached_ms`: event time reached at the rows emitted now; None if batches do not carry event time per row."""
 
     def __init__(self, where: str, schemas: Mapping[str, pa.Schema]) -> None:
         self._where = where
@@ -72,7 +70,7 @@ class SideOutputs:
         self.reached_ms: int | None = None
 
     def emit(self, name: str, row: Row) -> None:
-        """Give `row` to the side output `name` as it is now. Raises `InvalidJob` for a name that is not declared."""
+        """Sends `row`, as it is now, to the side output `name`. Raises `InvalidJob` for an undeclared name."""
         try:
             output = self._by_name[name]
         except (KeyError, TypeError) as error:
@@ -82,13 +80,13 @@ class SideOutputs:
             output.reached.append(self.reached_ms)
 
     def begin(self, reached_ms: int | None) -> None:
-        """A batch or a watermark comes. What one that failed has left is dropped."""
+        """Starts a batch or watermark; drops rows that a failed call left."""
         self.reached_ms = reached_ms
         for output in self._all:
             output.back_to(0)
 
     def check_none(self, method: str) -> None:
-        """After `method`, a function of the user's that runs for no row: what it emitted would be dropped."""
+        """Raises `InvalidJob` if `method`, which runs without a row, emitted rows: they would be dropped."""
         for output in self._all:
             if output.rows:
                 raise InvalidJob(
@@ -100,7 +98,7 @@ class SideOutputs:
         return [len(output.rows) for output in self._all]
 
     def back_to(self, counts: list[int]) -> None:
-        """What came since `counts()` said this is dropped."""
+        """Drops the rows added since `counts()` returned `counts`."""
         for output, count in zip(self._all, counts, strict=True):
             output.back_to(count)
 
@@ -123,7 +121,7 @@ class SideOutputs:
 
 
 class EmittedByCall:
-    """What the call at hand emits, to be dropped if it is repeated (`state/values/undo`)."""
+    """Rows emitted by the current call, dropped before a repetition (`state/values/undo`)."""
 
     def __init__(self, sides: SideOutputs) -> None:
         self._sides = sides
@@ -136,7 +134,7 @@ class EmittedByCall:
 
 
 def send(emit: Emit, name: str, batch: Batch, metrics: MetricGroup) -> None:
-    """Into the side output `name`. Rows that nobody reads are dropped and counted."""
+    """Sends to the side output `name`. Rows without readers are dropped and counted."""
     if not emit.to(name, batch):
         metrics.count(UNREAD_SIDE_ROWS, len(batch))
 
@@ -146,8 +144,9 @@ DEAD_LETTERS = "dead letters"  # tag of the side output
 
 class DeadLetterOperator(Operator):
     def __init__(self, name: str, error: str, good: Sequence[str], dead_letter: Mapping[str, str]) -> None:
-        """`error`: the column that is null in good rows. `good`: columns of these. `dead_letter`: of the others, new
-        name to column."""
+        """`error`: the column that is null in good rows. `good`: columns of good rows. `dead_letter`: columns of bad
+        records, new
+        name -> column."""
         self._error = error
         self._good = list(good)
         self._dead_letter = dict(dead_letter)

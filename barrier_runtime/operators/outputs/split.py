@@ -1,4 +1,4 @@
-"""`split`: each row goes to the branch that a function, or an expression, names. Every branch is a side output."""
+"""`split`: each row goes to the branch that a function or expression names. Every branch is a side output."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -15,11 +15,11 @@ from barrier_runtime.operators.outputs.side_outputs import send
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
 
-_FAILED = object()  # in place of the branch of a row for which the function raised
+_FAILED = object()  # branch of a row whose function raised
 
 
 class SplitOperator(Operator):
-    """By a Python function of a row; the base of what splits otherwise."""
+    """Splits by a Python function of a row; base of the split by expressions."""
 
     def __init__(
         self, name: str, function: Callable[[Row], str] | Any, into: Sequence[str], on_error: OnError = "fail"
