@@ -34,8 +34,8 @@ def run_job(
 ) -> tuple[JobStatus, Observer]:
     """Run the job to its end, with a killed slot, killed servers and a killed coordinator.
 
-    `begin` is called when the job runs. `complete`: is everything visible? Then an endless job is stopped. Without it
-    the job ends by itself. `known`: what to tell, beside the job's status, when there is no end.
+    `begin` is called when the job runs. `complete` returns whether all rows are visible; an endless job then stops.
+    Without `complete` the job ends by itself. `known` returns text for the error of a job that does not end.
     """
     patience_s = _SLOW * max(seconds, SECONDS)
     with (
@@ -73,7 +73,7 @@ def _read(records: float) -> Callable[[JobStatus], bool]:
 
 
 def conclude(status: JobStatus, observer: Observer, verdict: Verdict, records: int, checkpoints: str) -> int:
-    """Write the summary and print it. The program's exit code: 0 only if the result is right."""
+    """Write and print the summary. Returns the program's exit code: 0 only if the result is right."""
     summary = summarise(status.job, checkpoints, records, verdict, observer)
     (RUN / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     return report(summary, verdict, status)
