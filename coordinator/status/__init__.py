@@ -1,1 +1,1 @@
-"""What a job tells the outside of itself."""
+"""Public status of a job."""

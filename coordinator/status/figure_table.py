@@ -19,8 +19,8 @@ from barrier_runtime.coordinator.status.health import TROUBLED
 from barrier_runtime.coordinator.status.status import DURATION_BOUNDS_MS, ChainStatus, JobStatus
 from barrier_runtime.coordinator.status.transactions import OWN_METRICS, of_sinks
 
-FORGOTTEN_MS = 3_600_000  # a job that ended is exported for this long
-PER_JOB, PER_OPERATOR, PER_SLOT = 40, 12, 6  # most series
+FORGOTTEN_MS = 3_600_000  # export of a job continues for this long after the job's end
+PER_JOB, PER_OPERATOR, PER_SLOT = 40, 12, 6  # maximum number of series
 _LATE = LATE_ROWS.key("")
 _SHOWN_OTHERWISE = frozenset({"rows_in", "rows_out", "work_s", "blocked_s", "held_s"}) | OWN_METRICS  # in other rows
 
@@ -31,8 +31,12 @@ Unit: TypeAlias = Literal["", "rows", "rows/s", "generations", "takeovers", "che
 
 @dataclass(frozen=True)
 class Tile:
-    """`name`: the page's elements ask for the figure by this name, and the unit chooses how the figure is written. A
-    tile with a `label` stands alone; `under` is the smaller figure below: its label and its name."""
+    """A tile of the page.
+
+    `name`: the page's elements request the figure by this name, and the unit determines the format. A tile with a
+    `label`
+    stands alone; `under` is the smaller figure below: its label and name.
+    """
 
     name: str
     label: str = ""
@@ -41,8 +45,10 @@ class Tile:
 
 @dataclass(frozen=True)
 class Figure:
-    """A row. `place`: of a number in the status. `exposed`: name in `/metrics`, with `labels` besides `job`. `read`
-    yields values of the labels, and the figure; without `read` the figure stands at `place`."""
+    """A row. `place`: path of a number in the status. `exposed`: name in `/metrics`, with `labels` besides `job`.
+
+    `read` yields values of the labels, and the figure; without `read` the figure is at `place`.
+    """
 
     kind: Literal["counter", "gauge", "histogram"]
     help: str
@@ -54,7 +60,7 @@ class Figure:
     tile: Tile | None = None
 
     def values(self, status: JobStatus) -> Iterator[tuple[Labels, float]]:
-        """Nothing while the figure is unknown."""
+        """Yields nothing while the figure is unknown."""
         if self.read is not None:
             yield from self.read(status)
         elif not self.place.startswith(_LAST) or status.checkpoints.last_completed is not None:
@@ -64,7 +70,7 @@ class Figure:
 
 
 def _number(read: Callable[[JobStatus], float | None]) -> Reading:
-    """A reading without labels; None: unknown."""
+    """Returns a reading without labels; None: unknown."""
 
     def values(status: JobStatus) -> Iterator[tuple[Labels, float]]:
         value = read(status)
@@ -78,7 +84,7 @@ def _number(read: Callable[[JobStatus], float | None]) -> Reading:
 
 
 def _running(status: JobStatus) -> float | None:
-    """None for a job that ended as requested: an alert on 0 must not fire for the job."""
+    """Returns None for a job that ended as requested: an alert on 0 must not fire for the job."""
     return None if status.outcome in ("finished", "cancelled") else float(status.phase == "running")
 
 
@@ -103,7 +109,7 @@ def _recoveries(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _rows_per_s(status: JobStatus) -> float | None:
-    """Rows that all sources together read; None while a source's rate is unknown."""
+    """Returns the rows that all sources together read; None while a source's rate is unknown."""
     rates = [chain.rows_in_per_s for chain in status.chains if chain.is_source]
     known = [each for each in rates if each is not None]
     return sum(known) if known and len(known) == len(rates) else None
@@ -119,7 +125,7 @@ def _since_completed(status: JobStatus) -> float | None:
 
 
 def _worst_of_minute(kind: str, percentile: str) -> Reading:
-    """Of all sinks: the greatest latency of the last minute."""
+    """Returns a reading of the greatest latency of all sinks in the last minute."""
 
     def read(status: JobStatus) -> float | None:
         recent = (each for name, each in status.latency_last_minute.items() if name.endswith(f":{kind}") and each.count)
@@ -138,7 +144,7 @@ def _rows(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _share(of: Callable[[ChainStatus], float | None]) -> Reading:
-    """A share of each chain's time, under the name of the chain's first operator."""
+    """Returns a reading of a share of each chain's time, under the name of the chain's first operator."""
 
     def read(status: JobStatus) -> Iterator[tuple[Labels, float]]:
         for chain in status.chains:
@@ -162,7 +168,7 @@ def _state(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _of_operators(status: JobStatus) -> list[tuple[str, str, float]]:
-    """Operator, metric and figure over all slots, of the metrics that no other row shows; late rows come first."""
+    """Returns operator, metric and total over slots, of the metrics that no other row shows; late rows first."""
     totals: dict[str, float] = {}
     for slot in status.slots:
         for key, figure in slot.metrics.items():
@@ -196,7 +202,7 @@ def _latency(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _behind(status: JobStatus) -> Iterator[tuple[str, list[int]]]:
-    """Each sink, and the times of the decisions that some subtask of the sink has not made visible."""
+    """Yields each sink, and the times of the decisions that some subtask of the sink has not made visible."""
     through: dict[str, int] = {}  # checkpoint that all subtasks of a sink have made visible
     for key, checkpoint in status.commits.through.items():
         sink = key.rpartition("/")[0]
@@ -367,7 +373,7 @@ Sample: TypeAlias = tuple[Figure, Labels, float]  # values of the figure's label
 
 @dataclass(frozen=True)
 class Buckets:
-    """Of `DURATION`: (upper bound in seconds, cumulative count), and the sum in seconds."""
+    """Buckets of `DURATION`: (upper bound in seconds, cumulative count), and the sum in seconds."""
 
     counts: tuple[tuple[float, int], ...]
     total: int
@@ -375,7 +381,7 @@ class Buckets:
 
 
 def is_exported(status: JobStatus, now_ms: int) -> bool:
-    """False for a run that another run replaced, and for a run that ended an hour ago."""
+    """Whether the run is exported; not after another run replaced it, or an hour after the end."""
     if status.outcome in ("fenced", "replaced"):
         return False
     return status.outcome is None or now_ms - status.condition_since_ms < FORGOTTEN_MS
@@ -392,7 +398,7 @@ def durations(status: JobStatus) -> Buckets:
 
 
 def samples(status: JobStatus) -> Iterator[Sample]:
-    """All samples of a job but the histogram's. Metrics of an operator that has `PER_OPERATOR` series are left out."""
+    """Yields all samples except the histogram and further metrics of an operator with `PER_OPERATOR` series."""
     series: Counter[str] = Counter()
     for figure in EXPOSED:
         if figure not in (DURATION, LATE, OTHER):

@@ -1,27 +1,27 @@
-"""Is the job making progress, and if not: what does it wait for? Pure: facts and `now` in, a `Condition` out.
+"""Progress of a job, and the cause of missing progress. Pure: facts and `now` in, a `Condition` out.
 
 | state              | when                                                                                          |
 |---|---|
 | STARTING           | before the first generation of this process runs                                              |
-| RECOVERING         | between generations, or a restarted coordinator looks for its slots                           |
-| RUNNING            | nothing of the below                                                                          |
-| WAITING_STORE      | a store call the job needs keeps failing, a checkpoint has all acks and is not decided, or the |
-|                    | answer to another record, as that of a new generation, does not come                           |
+| RECOVERING         | between generations, or a restarted coordinator looks for the job's slots                     |
+| RUNNING            | none of the states below                                                                      |
+| WAITING_STORE      | a necessary store call keeps failing, a checkpoint has all acks and is not decided, or the    |
+|                    | append of another record, such as that of a new generation, has no answer                     |
 | WAITING_SERVER     | a generation cannot begin because a server that an operator needs does not answer             |
-| WAITING_SINK       | a commit keeps failing, none of a sink's has advanced for the timeout, or so much waits to be |
-|                    | committed that no more checkpoints are taken                                                  |
+| WAITING_SINK       | a commit keeps failing, a sink has not committed for the timeout, or so many commits are open |
+|                    | that no more checkpoints are taken                                                            |
 | NO_CHECKPOINT      | none has completed for the timeout, counted while the job ran                                 |
 | WAITING_RESTORE    | the slots have restored for the timeout, and are not done                                     |
-| BLOCKED            | lately a step of the program kept a slot from everything else for seconds                     |
+| BLOCKED            | recently a step of the program blocked a slot for seconds                                     |
 | FINISHING          | the last record is being written                                                              |
 | FENCED FINISHED FAILED CANCELLED | how it ended                                                                    |
 
-A sink that commits more slowly than checkpoints complete is named in the reason of RUNNING (`slow_commits`). Once that
-has held checkpoints up, the state is WAITING_SINK until the sink has caught up, also while checkpoints are taken. An
-operator whose uploads take longer than the interval is named there, too (`slow_uploads`).
+The reason of RUNNING names sinks that commit more slowly than checkpoints complete (`slow_commits`), and operators
+whose uploads take longer than the interval (`slow_uploads`). Once slow commits have delayed checkpoints, the state is
+WAITING_SINK until the sink has caught up, also while checkpoints are taken.
 
-Decides nothing about the job: it is for people and their alarms. A trouble whose cause is gone gives way to RUNNING by
-itself. Time without a checkpoint is summed over generations: a job that restarts for ever must not look well.
+The state decides nothing about the job: it is for people and their alarms. After the cause of a wait is gone, RUNNING
+returns by itself. Time without a checkpoint is summed over generations: a job in a restart loop must not look healthy.
 """
 
 from dataclasses import dataclass
@@ -60,11 +60,11 @@ TROUBLED: frozenset[State] = frozenset(
     {"WAITING_STORE", "WAITING_SERVER", "WAITING_RESTORE", "WAITING_SINK", "NO_CHECKPOINT", "BLOCKED"}
 )
 
-HANGING_MS = 5_000  # a store that has not even refused by then is waited for
-BLOCKED_MS = 30_000  # how long it is shown that a slot was blocked
+HANGING_MS = 5_000  # a store without an answer for this long is reported
+BLOCKED_MS = 30_000  # a blocked slot is shown for this long
 _NAMED = 8
 
-ENDS: dict[str, State] = {  # outcome -> how it is shown
+ENDS: dict[str, State] = {  # outcome -> displayed state
     "finished": "FINISHED",
     "failed": "FAILED",
     "cancelled": "CANCELLED",
@@ -79,26 +79,26 @@ class Condition:
     reason: str
     since_ms: int
     slow: tuple[SlowCommit, ...] = ()  # sinks that commit too slowly, whatever the state
-    slow_uploads: tuple[SlowUpload, ...] = ()  # the same of uploads
+    slow_uploads: tuple[SlowUpload, ...] = ()  # operators whose uploads are too slow, whatever the state
 
     def __str__(self) -> str:
         return described(self.state, self.reason)
 
 
 def described(state: str, reason: str) -> str:
-    """For people: "WAITING_STORE: append …", "FENCED by generation 7 of …"."""
+    """Returns text for people: "WAITING_STORE: append …", "FENCED by generation 7 of …"."""
     return f"{state}{' ' if state == 'FENCED' else ': '}{reason}" if reason else state
 
 
 def what_died(reason: str) -> str:
-    """Of a recovery's reason: the process that died, where its replacement told of it; else what was heard first."""
+    """Returns the death of a process in a recovery's reason, if its replacement reported one; else the first report."""
     parts = [part for part in reason.split("; ") if " died of " in part]
     return "; ".join(parts) or reason.removeprefix("PeerLost: ")
 
 
 @dataclass(frozen=True)
 class StoreRetry:
-    """A store call that failed and is being repeated. `what` names the operation and the object."""
+    """A failed store call that is being retried. `what` names the operation and the object."""
 
     what: str
     error: str
@@ -108,7 +108,7 @@ class StoreRetry:
 
 @dataclass(frozen=True)
 class Away:
-    """A server that does not answer. `operator`: of one subtask, which cannot be opened without it."""
+    """An unavailable server. `operator`: that of a subtask that cannot open without the server."""
 
     operator: str
     error: str
@@ -117,7 +117,7 @@ class Away:
 
 @dataclass(frozen=True)
 class OpenCheckpoint:
-    """The oldest checkpoint under way. `missing`: subtasks with their operators."""
+    """The oldest pending checkpoint. `missing`: subtasks with their operators."""
 
     checkpoint: int
     triggered_ms: int
@@ -126,7 +126,7 @@ class OpenCheckpoint:
 
 @dataclass(frozen=True)
 class StoreWait:
-    """A checkpoint that has all its acks, since when, and the object whose write has not been answered."""
+    """A checkpoint with all acks, since when, and the object whose write has no answer."""
 
     checkpoint: int
     key: str
@@ -135,7 +135,7 @@ class StoreWait:
 
 @dataclass(frozen=True)
 class BlockedSlot:
-    """`by`: the subtask with its operators, and for how long; the slot could tell only afterwards."""
+    """A slot that was blocked. `by`: subtask with operators, and duration; slots report this only afterwards."""
 
     slot: int
     by: str
@@ -148,9 +148,9 @@ class Facts:
     timeout_ms: int
     outcome: str | None = None
     ended_because: str = ""
-    activity: str = ""  # what a starting or recovering job does or waits for
+    activity: str = ""  # work or wait of a starting or recovering job
     completed: int = 0  # the last completed checkpoint
-    expects_checkpoint: bool = True  # False: none is wanted any more, only commits
+    expects_checkpoint: bool = True  # False: no checkpoint is due any more, only commits
     checkpoint: OpenCheckpoint | None = None
     last_failure: str = ""  # of a checkpoint, since the last completed one
     store: tuple[StoreRetry, ...] = ()
@@ -158,22 +158,22 @@ class Facts:
     appending: str = ""  # the record whose put has no answer
     failing: tuple[FailingCommit, ...] = ()
     waiting: tuple[Away, ...] = ()
-    behind: tuple[tuple[str, int], ...] = ()  # sinks that lag behind `completed`, and how far they are
+    behind: tuple[tuple[str, int], ...] = ()  # sinks that lag behind `completed`, and their last checkpoint
     blocked: tuple[BlockedSlot, ...] = ()
-    held_back: str = ""  # why no checkpoint is taken until sinks come along
+    held_back: str = ""  # why no checkpoint is taken until sinks catch up
     uncommitted: tuple[Uncommitted, ...] = ()
     uploaded: CheckpointUploads | None = None
     interval_ms: int = 0  # between checkpoints
 
 
 class ProgressWatch:
-    """Give it the facts whenever something may have changed, and at `next_ms`."""
+    """Condition of a job. Call `look` whenever facts may have changed, and at `next_ms`."""
 
     def __init__(self) -> None:
         self.condition = Condition("STARTING", "", 0)
         self.slow = SlowCommits()
         self.slow_uploads = SlowUploads()
-        self._held_up = False  # a slow sink has held checkpoints up for so long that it was told
+        self._held_up = False  # a slow sink has delayed checkpoints long enough for a report
         self._looked = False
         self.next_ms: int | None = None  # when time alone may change the condition
         self._ran = False
@@ -181,7 +181,7 @@ class ProgressWatch:
         self._running_since_ms: int | None = None
         self._restoring_since_ms: int | None = None
         self._idle_ms = 0  # running time without a checkpoint, of earlier generations
-        self._since: dict[tuple[str, str, int], int] = {}  # (kind, what, how far or since when) -> first seen
+        self._since: dict[tuple[str, str, int], int] = {}  # (kind, name, progress or begin) -> first seen
 
     def look(self, facts: Facts, now_ms: int) -> Condition:
         self._count_running_time(facts, now_ms)
@@ -215,7 +215,7 @@ class ProgressWatch:
             self._running_since_ms = None
 
     def _remember(self, facts: Facts, now_ms: int) -> None:
-        """Since when each trouble is known. Sinks are judged only while the job runs."""
+        """Remembers since when each problem is known. Sinks are judged only while the job runs."""
         known = [("store", retry.what, 0) for retry in facts.store]
         known += [("append", facts.appending, 0)] if facts.appending else []
         known += [("open", away.operator, 0) for away in facts.waiting]
@@ -226,7 +226,7 @@ class ProgressWatch:
         self._since = {trouble: self._since.get(trouble, now_ms) for trouble in known}
 
     def _over(self, since_ms: int, after_ms: int, now_ms: int) -> bool:
-        """Whether that time is over; if not, `next_ms` says when it will be."""
+        """Whether that time is over; if not, includes its end in `next_ms`."""
         at_ms = since_ms + after_ms
         if at_ms > now_ms and (self.next_ms is None or at_ms < self.next_ms):
             self.next_ms = at_ms
@@ -315,7 +315,7 @@ class ProgressWatch:
 
 
 def _commit_trouble(failing: FailingCommit) -> tuple[str, str, int]:
-    """Key of a sink's trouble: the same until the sink commits, also when the attempts go on to a newer checkpoint."""
+    """Returns the key of a sink's failure, which stays the same until a commit, even over newer checkpoints."""
     return ("commit", failing.sink, failing.since_ms)
 
 

@@ -1,7 +1,7 @@
-"""What a job remembers of itself across coordinators and runs: counters, checkpoints, recoveries, its slots, its end.
+"""History of a job across coordinators and runs: counters, checkpoints, recoveries, slots, the end of a run.
 
-One object per job, written by the leader after what it tells of has happened. It decides nothing: losing it loses
-figures. Pure: the bytes, what they mean, and how they agree with the decision log.
+One object per job, which the leader writes after the events. The history decides nothing: losing it loses figures.
+Pure: the bytes, their meaning, and how they agree with the decision log.
 """
 
 from typing import Literal
@@ -25,7 +25,7 @@ HISTORY_VERSION = 1
 
 
 class KnownSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A slot as it registered last. Lets a successor ask for the end of a task it has never heard of."""
+    """A slot's last registration, so that a successor can request the end of an unknown task."""
 
     slot: int
     uuid: str
@@ -36,7 +36,7 @@ class KnownSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a run ended. Void once the log has grown beyond `position`: then somebody leads the job again."""
+    """Outcome of a run; void once the log has grown beyond `position`, because the job has a leader again."""
 
     run_id: str
     outcome: Literal["finished", "failed", "cancelled"]
@@ -48,7 +48,7 @@ class RunOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     version: int = HISTORY_VERSION
     job: str
-    run_id: str  # of the run that wrote it
+    run_id: str  # of the writing run
     triggered: int = 0
     completed: int = 0
     failed: int = 0
@@ -62,8 +62,8 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     durations: DurationCounts = DurationCounts()
     latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}
     slots: tuple[KnownSlot, ...] = ()
-    rescales: tuple[RescaleStatus, ...] = ()  # those that are over
-    savepoints: tuple[SavepointStatus, ...] = ()  # those that are over
+    rescales: tuple[RescaleStatus, ...] = ()  # ended ones
+    savepoints: tuple[SavepointStatus, ...] = ()  # ended ones
     commits: CommitsStatus = CommitsStatus({}, ())
     outcome: RunOutcome | None = None
 
@@ -83,6 +83,8 @@ def encode_history(history: History) -> bytes:
 
 
 def decode_history(name: str, data: bytes) -> History:
-    """The history stored under `name`. Raises `InvalidJob` for one of another version, `Corrupt` for anything else:
-    they must not stop a job, only figures are lost."""
+    """Returns the history stored under `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
+
+    These errors must not stop a job: only figures are lost.
+    """
     return _DECODER.decode(data, name)

@@ -1,17 +1,15 @@
-"""Latency histograms of all slots, merged for display: since each process began, and over the last minute.
+"""Latency histograms of all slots, merged for display: since each process began, and over the last minute. Pure.
 
-A slot sends the whole histogram of its process, encoded. So what came within a time is the difference of two of them:
-`ToldHistograms` keeps some of a minute per process. The status is asked for more often than slots send, on the
-coordinator's loop: so results are kept by what they were made of, and percentiles are read off running totals.
+A slot sends the whole encoded histogram of its process, so a time span is the difference of two histograms:
+`ToldHistograms` keeps some of a minute per process. Clients request the status more often than slots send, on the
+coordinator's loop; therefore results are cached by their inputs, and percentiles come from running totals.
 
-Both latencies of each sink over the last hour: a point per minute, kept in the job's history. Pure.
+`LatencyHour` holds both latencies of each sink over the last hour: a point per minute, kept in the job's history.
 
-A histogram of latencies in the layout and encoding of HdrHistogram: 1 µs to 1 h, three significant digits.
-
-Its text is what the libraries of that name write and read (V2, compressed, base64), so heartbeats of other releases are
-understood, and anybody's tools read ours. The library for Python is not used: it comes with packages that nobody who
-runs a job wants, and a program `dump_hdrh`. Of a histogram only what was counted is kept, so a few hundred numbers at
-most times, of the 23,552 that there could be.
+Histograms have the layout and encoding of HdrHistogram: 1 µs to 1 h, three significant digits. The text is V2
+(compressed, base64), so other releases and common tools can read it. HdrHistogram's Python library is not used, because
+it installs packages that no job needs, and a program `dump_hdrh`. Only nonzero counts are kept: mostly a few hundred of
+23,552.
 
 Value `v` has the index `(b << 10) + (v >> b)`, `b` being the bits of `v` above eleven; up to 2,047 that is `v` itself.
 """
@@ -43,18 +41,18 @@ _MOST_BYTES = 1 << 20
 
 
 def lowest_of(index: int) -> int:
-    """The least value with this index."""
+    """Returns the least value with this index."""
     shift = max(0, (index >> HALF_BITS) - 1)
     return (index - (shift << HALF_BITS)) << shift
 
 
 def highest_of(index: int) -> int:
-    """The greatest value with this index."""
+    """Returns the greatest value with this index."""
     return lowest_of(index + 1) - 1
 
 
 def decode(text: str) -> Counts:
-    """Raises `ValueError` for what is no such histogram."""
+    """Returns the counts of an encoded histogram. Raises `ValueError` for other text."""
     try:
         data = base64.b64decode(text, validate=True)
         cookie, length = OUTER.unpack_from(data)
@@ -88,7 +86,7 @@ def _encoded_counts(body: bytes) -> Counts:
                 break
             continue
         if value & 1:
-            index += (value + 1) >> 1  # so many zeros
+            index += (value + 1) >> 1  # run of zeros
         else:
             counts[index] = value >> 1
             index += 1
@@ -99,7 +97,7 @@ def _encoded_counts(body: bytes) -> Counts:
 
 
 def summed(histograms: Iterable[Counts]) -> list[int]:
-    """Counts of all of them by index, up to the highest that has any."""
+    """Returns the summed counts by index, up to the highest nonzero one."""
     every = [each for each in histograms if each]
     counts = [0] * (1 + max((max(each) for each in every), default=-1))
     for each in every:
@@ -109,15 +107,18 @@ def summed(histograms: Iterable[Counts]) -> list[int]:
 
 
 RECENT_MS = 60_000
-_STEP_MS = 10_000  # between two histograms that are kept: "the last minute" is up to so much longer
+_STEP_MS = 10_000  # between two kept histograms: "the last minute" is up to this much longer
 _MAX_ENCODED = 1 << 20
 
 Encoded: TypeAlias = Mapping[str, str]  # "<sink>:processed" or "<sink>:visible" -> a histogram
 
 
 class ToldHistograms:
-    """What one process told, and when: the newest, and of the last minute one per step. `began_empty`: the process is
-    known since before it counted anything; else what it had counted when it was first heard is not of the last minute.
+    """Histograms of one process: the newest, and of the last minute one per step.
+
+    `began_empty`: the process is known since before its first count; else the first report's counts do not belong to
+    the
+    last minute.
     """
 
     def __init__(self, began_empty: bool) -> None:
@@ -135,7 +136,7 @@ class ToldHistograms:
         self._forget(now_ms)
 
     def before(self, now_ms: int) -> Encoded:
-        """All that was counted more than a minute ago."""
+        """Returns the counts from before the last minute."""
         if now_ms - self._newest_ms > RECENT_MS:
             return self.newest
         self._forget(now_ms)
@@ -147,12 +148,12 @@ class ToldHistograms:
 
 
 def merged(encoded: Iterable[Encoded]) -> dict[str, LatencyStatus]:
-    """One status per name over all processes. What is not a histogram is left out: this is for display only."""
+    """Returns one status per name over all processes. Invalid histograms are left out: this is for display only."""
     return _statuses(_by_name(encoded), {})
 
 
 def last_minute(processes: Iterable[ToldHistograms], now_ms: int) -> dict[str, LatencyStatus]:
-    """The same, of what was counted within the last minute."""
+    """Returns one status per name, of the counts within the last minute."""
     processes = list(processes)
     newest = _by_name(told.newest for told in processes)
     return _statuses(newest, _by_name(told.before(now_ms) for told in processes))
@@ -173,7 +174,7 @@ def _statuses(newest: Mapping[str, list[str]], before: Mapping[str, list[str]]) 
 
 @lru_cache(maxsize=128)
 def _status_of(newest: tuple[str, ...], before: tuple[str, ...]) -> LatencyStatus | None:
-    """Of what is in `newest` and not in `before`."""
+    """Returns the status of the counts in `newest` that are not in `before`."""
     counted = _counts(newest)
     if counted is None:
         return None
@@ -184,9 +185,9 @@ def _status_of(newest: tuple[str, ...], before: tuple[str, ...]) -> LatencyStatu
     return _status(between if min(between, default=0) >= 0 else [max(0, count) for count in between])
 
 
-@lru_cache(maxsize=32)  # of 200 kB; for the status of the last minute, whose `before` changes rarely
+@lru_cache(maxsize=32)  # entries of 200 kB; for the status of the last minute, whose `before` changes rarely
 def _counts(texts: tuple[str, ...]) -> list[int] | None:
-    """Rows by the index of their latency, up to the highest that has any."""
+    """Returns rows by the index of their latency, up to the highest nonzero one."""
     decoded = [counts for counts in map(_decoded, texts) if counts is not None]
     if not decoded:
         return None
@@ -218,19 +219,19 @@ def _status(counts: list[int]) -> LatencyStatus:
 
 
 def _buckets(up_to: Sequence[int]) -> tuple[int, ...]:
-    """Rows up to each of `LATENCY_BOUNDS_MS`."""
+    """Returns the number of rows up to each of `LATENCY_BOUNDS_MS`."""
     return tuple(up_to[min(index, len(up_to) - 1)] for index in _bound_indices())
 
 
 @cache
 def _bound_indices() -> tuple[int, ...]:
-    """Where in the histogram's counts the bounds are."""
+    """Returns the indices of the bounds in the histogram's counts."""
     lowest = [lowest_of(index) for index in range(INDICES)]
     return tuple(bisect_right(lowest, bound * 1000) - 1 for bound in LATENCY_BOUNDS_MS)
 
 
 MINUTES = 60
-_NAMES = 64  # sinks times two; of more, no line could be told from another
+_NAMES = 64  # sinks times two; more lines could not be distinguished
 
 
 class LatencyHour:
@@ -239,11 +240,11 @@ class LatencyHour:
         self._looked_ms: int | None = None
 
     def remember(self, points: Mapping[str, tuple[LatencyPoint, ...]]) -> None:
-        """Go on from what was stored."""
+        """Continues with stored points."""
         self._points = {name: deque(of, MINUTES) for name, of in points.items()}
 
     def look(self, processes: Iterable[ToldHistograms], now_ms: int) -> None:
-        """When a minute is over, a point for each name that had rows in it. Cheap in between."""
+        """Adds a point for each name with rows, once a minute. Cheap in between."""
         if self._looked_ms is None or now_ms < self._looked_ms:
             self._looked_ms = now_ms
             return
@@ -256,7 +257,7 @@ class LatencyHour:
                 self._points.setdefault(name, deque(maxlen=MINUTES)).append(point)
 
     def points(self, now_ms: int | None = None) -> dict[str, tuple[LatencyPoint, ...]]:
-        """Oldest first; with `now_ms`, only those of the last hour."""
+        """Returns the points, oldest first; with `now_ms`, only those of the last hour."""
         since_ms = 0 if now_ms is None else now_ms - MINUTES * RECENT_MS
         kept = {name: tuple(each for each in points if each.at_ms > since_ms) for name, points in self._points.items()}
         return {name: points for name, points in kept.items() if points}

@@ -1,5 +1,4 @@
-"""The status of a run that this process does not lead, from the log and the history in the store: one that has ended,
-or one that another daemon leads. Pure."""
+"""Status of a run that has ended or that another daemon leads, from the stored log and history. Pure."""
 
 from typing import Literal
 
@@ -15,13 +14,13 @@ from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStat
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
 STANDBY = "STANDBY"
-"""The condition of a job that another daemon leads, as a daemon shows it that stands by."""
+"""Condition of a job that another daemon leads, as shown by a standby daemon."""
 
 Past = Literal["finished", "failed", "cancelled", "fenced"]
 
 
 def past_status(view: LogView, history: History | None, run_id: str | None) -> JobStatus | None:
-    """How run `run_id` (None: the last one) ended. None: it is not known, or nothing says that it has ended."""
+    """Returns the end of run `run_id` (None: the last one). None: the run is unknown, or has no recorded end."""
     if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
         return None
     fence = view.fence.record
@@ -38,7 +37,7 @@ def past_status(view: LogView, history: History | None, run_id: str | None) -> J
         reason = head.reason or f"job {fence.spec.job} had ended: {head.outcome}"
         ended_as = _status(fence.spec, fence.token, head.outcome, reason, history)
         commits = ended_as.commits
-        if head.outcome == "finished":  # so all is visible, whatever the figures of half a second before say
+        if head.outcome == "finished":  # so all rows are visible, although the figures may be older
             commits = msgspec.structs.replace(commits, troubles=())
         savepoints = with_last_savepoint(ended_as.savepoints, head)
         return msgspec.structs.replace(ended_as, savepoints=savepoints, commits=commits)
@@ -49,7 +48,7 @@ def past_status(view: LogView, history: History | None, run_id: str | None) -> J
 
 
 def with_last_savepoint(known: tuple[SavepointStatus, ...], finish: Finish) -> tuple[SavepointStatus, ...]:
-    """FINISH says which savepoint a run ended with, also when its coordinator died before it stored the history."""
+    """Adds the savepoint that FINISH names, because the coordinator may have died before it stored the history."""
     stop = finish.stops_with
     if stop is None:
         return known
@@ -67,7 +66,7 @@ def with_last_savepoint(known: tuple[SavepointStatus, ...], finish: Finish) -> t
 
 
 def led_elsewhere(view: LogView, history: History | None, reason: str) -> JobStatus | None:
-    """What another daemon has stored of the run that it leads. None: there is none, or it has ended."""
+    """Returns another daemon's stored status of a run that it leads. None: there is none, or the run has ended."""
     if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
         return None
     if isinstance(view.head.record, Finish):

@@ -1,12 +1,14 @@
-"""The phase times of every subtask of a checkpoint, packed, as they stay in the history. Pure.
+"""Durations of every subtask in a checkpoint, packed for the history. Pure.
 
-The history has the slowest subtasks in full (`statistics.SUBTASKS`); a record per subtask would make it megabytes, and
-it is written anew after each checkpoint. Packed, a subtask takes 10 to 30 bytes:
+The history has the slowest subtasks in full (`statistics.SUBTASKS`). It is rewritten after each checkpoint, and a
+record
+per subtask would need megabytes; packed, a subtask takes 10 to 30 bytes:
 
     version (1 byte), then zlib of: count, and a column per field of `_FIELDS`, subtasks in the order of their ids
 
-Bounds: of a checkpoint the `MOST` slowest to acknowledge; of all checkpoints of a job together `MOST_TOGETHER`
-subtasks, those of the newest ones. So a job of up to 160 subtasks has all of them of its last 100 checkpoints.
+Bounds: the `MOST` slowest subtasks of a checkpoint; `MOST_TOGETHER` subtasks of all checkpoints of a job together,
+those
+of the newest ones. So a job of up to 160 subtasks has all subtasks of its last 100 checkpoints.
 """
 
 import struct
@@ -31,7 +33,7 @@ _TOP = 2.0**32 - 1
 
 
 def packed(acks: Mapping[SubtaskId, Ack], acked_ms: Mapping[SubtaskId, int], triggered_ms: int) -> bytes:
-    """Of one checkpoint; empty when nothing has acknowledged it."""
+    """Packs one checkpoint; empty without acks."""
     if not acks:
         return b""
     ids: Sequence[SubtaskId] = list(acks)
@@ -52,7 +54,7 @@ def packed(acks: Mapping[SubtaskId, Ack], acked_ms: Mapping[SubtaskId, int], tri
 
 
 def unpacked(data: bytes, most: int = MOST) -> list[SubtaskPhases]:
-    """The `most` slowest, the slowest first. Raises `InvalidJob` for another version, `Corrupt` for damage."""
+    """Returns the `most` slowest, slowest first. Raises `InvalidJob` for another version, `Corrupt` for damage."""
     if not data:
         return []
     try:
@@ -71,14 +73,14 @@ def unpacked(data: bytes, most: int = MOST) -> list[SubtaskPhases]:
 
 
 def all_subtasks(record: CheckpointStatus, most: int = MOST) -> list[SubtaskPhases]:
-    """The `most` slowest of them, the slowest first: those that are known in full, and of the others their times."""
+    """Returns the `most` slowest subtasks, slowest first: those known in full, then durations of the others."""
     full = {(each.chain, each.subtask) for each in record.subtasks}
     others = (each for each in unpacked(record.phases, most) if (each.chain, each.subtask) not in full)
     return [*record.subtasks, *others][:most]
 
 
 def new_bytes(ack: Ack) -> int:
-    """Uploaded, with rows in flight."""
+    """Returns uploaded bytes, with rows in flight."""
     keyed = sum(each.keyed.new_bytes for each in ack.operators if each.keyed is not None)
     return keyed + sum(each.file.size for snapshot in ack.operators for each in snapshot.in_flight)
 

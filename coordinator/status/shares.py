@@ -1,7 +1,7 @@
-"""How busy, backpressured and idle each operator chain was in the last 10 s, from what slots told in heartbeats. Pure.
+"""Busy, backpressured and idle shares of each operator chain in the last 10 s, from slots' heartbeats. Pure.
 
-Slots tell sums that only rise; a share is the difference of two of them over the time between. A new generation begins
-its sums at 0, so nothing is compared over its beginning.
+Slots report sums that only rise; a share is the difference of two sums over the time between. A new generation starts
+its sums at 0, so no difference spans its beginning.
 """
 
 from collections import deque
@@ -24,13 +24,13 @@ from barrier_runtime.coordinator.status.status import ChainStatus, SourceStatus
 from barrier_runtime.coordinator.wire.messages import ChainSpec, HeldBack
 
 WINDOW_MS = 10_000
-_STEP_MS = 900  # between two that are kept
-_SHORTEST_MS = 500  # less tells nothing
+_STEP_MS = 900  # between two kept reports
+_SHORTEST_MS = 500  # a shorter time says nothing
 _IDLE_TOLD = 8  # splits of a source
 
 
 class ToldFigures:
-    """What one slot process told within the last 10 s, a heartbeat per second."""
+    """Reports of one slot process within the last 10 s, a heartbeat per second."""
 
     def __init__(self) -> None:
         self._token = 0
@@ -38,7 +38,7 @@ class ToldFigures:
         self._newest: tuple[int, Mapping[str, float]] | None = None
 
     def tell(self, token: int, sent_at_ms: int, figures: Mapping[str, float]) -> None:
-        """`sent_at_ms` by the slot's clock; when that goes back all begins anew."""
+        """Adds a report. `sent_at_ms` is by the slot's clock; if that goes back, everything starts anew."""
         if token != self._token or (self._newest is not None and sent_at_ms < self._newest[0]):
             self._token = token
             self._kept.clear()
@@ -54,14 +54,14 @@ class ToldFigures:
 
     @property
     def seconds(self) -> float:
-        """Between the oldest that is kept and the newest; 0 when that is too short to say anything."""
+        """Seconds between the oldest kept report and the newest; 0 if that is too short."""
         if self._newest is None or not self._kept:
             return 0.0
         length_ms = self._newest[0] - self._kept[0][0]
         return length_ms / 1000 if length_ms >= _SHORTEST_MS else 0.0
 
     def per_second(self, key: str) -> float | None:
-        """By how much a sum rose; None when it is not known."""
+        """Returns the rise of a sum per second; None if unknown."""
         seconds = self.seconds
         if not seconds or key not in self.newest:
             return None
@@ -70,7 +70,7 @@ class ToldFigures:
 
 @dataclass(frozen=True)
 class _OfChain:
-    """Of each slot that knows them."""
+    """Rates of each slot that reports them."""
 
     slots: tuple[int, ...]
     rates: tuple[float, ...]
@@ -85,7 +85,7 @@ class _OfChain:
 
     @property
     def largest(self) -> tuple[float | None, int]:
-        """And the slot that has it."""
+        """Largest rate, and its slot."""
         if not self.rates:
             return None, -1
         at = max(range(len(self.rates)), key=self.rates.__getitem__)
@@ -145,7 +145,7 @@ def _share(share: float | None) -> float | None:
 def source_statuses(
     chains: Iterable[ChainSpec], told: Mapping[int, Mapping[str, HeldBack]], now_ms: int
 ) -> tuple[SourceStatus, ...]:
-    """Of sources with event time. `told`: by slot, then by source."""
+    """Returns the status of sources with event time. `told`: by slot, then by source."""
     names = [chain.operators[0] for chain in chains if chain.is_source]
     known = {name: [(slot, each[name]) for slot, each in told.items() if name in each] for name in names}
     return tuple(_source_status(name, of, now_ms) for name, of in known.items() if of)

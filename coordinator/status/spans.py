@@ -1,7 +1,7 @@
-"""What happened to a job as spans of a trace: one trace per checkpoint, per recovery, and per rescale. Pure.
+"""Spans of a job's history: one trace per checkpoint, per recovery, and per rescale. Pure.
 
-Ids are hashes of the job, the generation and the checkpoint, so every process that tells of the same makes the same
-ids, without talk: what a successor adds (the commit) is in the trace that its predecessor began.
+Ids are hashes of the job, the generation and the checkpoint, so every process makes the same ids without communication:
+a successor's addition (the commit) is in the trace that its predecessor began.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ from barrier_runtime.coordinator.status.statistics import SUBTASKS
 from barrier_runtime.coordinator.status.status import CheckpointStatus, RecoveryStatus, RescaleStatus, SubtaskPhases
 
 Attribute = str | int | float
-MOST_SUBTASKS = 160  # whose spans one look makes: five each, 25 µs a span, on the loop that decides checkpoints
+MOST_SUBTASKS = 160  # per look: five spans each, 25 µs a span, on the loop that decides checkpoints
 
 
 @dataclass(frozen=True)
 class Span:
-    """Times are wall-clock milliseconds. `parent_id` 0: the root of its trace."""
+    """One span. Times are wall-clock milliseconds. `parent_id` 0: the root of its trace."""
 
     name: str
     trace_id: int  # 128 bits
@@ -53,14 +53,14 @@ class _Trace:
         attributes: dict[str, Attribute] | None = None,
         error: str = "",
     ) -> Span:
-        """`path`: names from the root to it."""
+        """`path`: names from the root to the span."""
         parent_id = self.span_id(*path[:-1]) if len(path) > 1 else 0
         own = attributes or {}
         return Span(path[-1], self.id, self.span_id(*path), parent_id, start_ms, max(start_ms, end_ms), own, error)
 
 
 def checkpoint_spans(job: str, record: CheckpointStatus, most: int = MOST_SUBTASKS) -> list[Span]:
-    """From the trigger to the decision, with a span per subtask (the `most` slowest) and phase; without the commit."""
+    """Returns spans from trigger to decision, per subtask (the `most` slowest) and per stage; without the commit."""
     trace, start_ms = _trace_of(job, record), record.triggered_ms
     root = _root(record)
     attributes: dict[str, Attribute] = {
@@ -106,7 +106,7 @@ def _subtask_spans(trace: _Trace, root: str, record: CheckpointStatus, subtask: 
 
 
 def commit_spans(job: str, record: CheckpointStatus) -> list[Span]:
-    """One, from the decision to the last sink's commit; none while commits are open."""
+    """Returns one span from the decision to the last sink's commit; none while commits are open."""
     if record.commit_duration_ms is None:
         return []
     decided_ms = record.triggered_ms + record.duration_ms
@@ -116,7 +116,7 @@ def commit_spans(job: str, record: CheckpointStatus) -> list[Span]:
 
 
 def recovery_spans(job: str, recovery: RecoveryStatus) -> list[Span]:
-    """Of one that is over; none before."""
+    """Returns the spans of an ended recovery; none before the end."""
     if recovery.running_ms is None:
         return []
     trace, root = _Trace(job, "recovery", recovery.token, recovery.started_ms), f"recovery of {job}"
@@ -129,8 +129,10 @@ def recovery_spans(job: str, recovery: RecoveryStatus) -> list[Span]:
 
 
 def rescale_spans(job: str, rescale: RescaleStatus) -> list[Span]:
-    """Of one that is over (a new program, too); none before. Its parts: new slots start, the last checkpoint of the old
-    ones, its commit, and the move, as far as it came."""
+    """Returns the spans of an ended rescale or replace; none before the end.
+
+    Parts: start of new slots, last checkpoint of the old ones, its commit, and the move, as far as reached.
+    """
     if rescale.ended_ms is None:
         return []
     trace, root = _Trace(job, f"{rescale.kind} {rescale.id}", 0, rescale.asked_ms), f"{rescale.kind} of {job}"
@@ -161,14 +163,14 @@ def _root(record: CheckpointStatus) -> str:
 
 
 class NewSpans:
-    """What has come to one job's history since it was looked at last. What a process finds at first was told before."""
+    """New entries of one job's history since the last look; at first, none, because a predecessor exported old ones."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, int, int]] | None = None
 
     def look(self, history: History) -> list[Span]:
         job = history.job
-        found: dict[tuple[str, int, int], Callable[[], list[Span]]] = {}  # made for those that are new alone
+        found: dict[tuple[str, int, int], Callable[[], list[Span]]] = {}  # spans are made only for new entries
         known = self._told or set()
         new = sum(("checkpoint", record.token, record.checkpoint) not in known for record in history.history)
         most = max(SUBTASKS, MOST_SUBTASKS // max(1, new))

@@ -1,9 +1,7 @@
-"""What has happened to a job, for people: counters, the last checkpoints, the recoveries. Decides nothing.
+"""Statistics of a job, for people: counters, the last checkpoints, the recoveries. Decides nothing.
 
-It outlives the coordinator in the job's history (`history`). The log knows better: a decision that the history lacks is
-counted from there.
-
-What slots told in their heartbeats, as one figure per metric.
+The job's history (`history`) keeps them across coordinators. Decisions that the history lacks are counted from the log.
+`over_slots` merges the slots' heartbeats into one figure per metric.
 """
 
 from collections import Counter, deque
@@ -40,10 +38,10 @@ from barrier_runtime.state.store.use import StoreCounts
 
 HISTORY = 100
 SAVEPOINTS = 50
-SUBTASKS = 16  # per checkpoint, in full; of the others `phases` has the times
+SUBTASKS = 16  # per checkpoint, in full; `phases` has durations of the others
 _MISSING = 64
 _FAILURES = 20
-_FAILURES_OF_A_GENERATION = 3  # the first is the cause; what follows is mostly connections that break with it
+_FAILURES_OF_A_GENERATION = 3  # the first is the cause; further ones are mostly connections that break with it
 LONGEST_ERROR = 4_000  # characters
 
 
@@ -53,8 +51,9 @@ class JobRecord:
         slots_during: Callable[[int, int], tuple[SlotDuring, ...]],
         slots_metrics: Callable[[], Iterable[tuple[str, Mapping[str, float]]]],
     ) -> None:
-        """`slots_during(since_ms, now_ms)`: what was seen of the slots meanwhile. `slots_metrics`: (uuid of its
-        process, what its last heartbeat told) of each slot."""
+        """`slots_during(since_ms, now_ms)`: observations of slots. `slots_metrics`: (process uuid, last metrics) of
+        slots.
+        """
         self._slots_during = slots_during
         self._slots_metrics = slots_metrics
         self._store_use = StoreUseBetween()
@@ -71,16 +70,16 @@ class JobRecord:
         self.last_completed: CheckpointStatus | None = None
         self.history: deque[CheckpointStatus] = deque(maxlen=HISTORY)
         self.recoveries: deque[RecoveryStatus] = deque(maxlen=HISTORY)
-        self.savepoints: tuple[SavepointStatus, ...] = ()  # that predecessors were asked for
+        self.savepoints: tuple[SavepointStatus, ...] = ()  # requested from predecessors
         self._remembered = 0  # the last checkpoint that completed before this process led
-        self.absent_slots: tuple[int, ...] = ()  # did not come in time, and the job failed for that
+        self.absent_slots: tuple[int, ...] = ()  # did not register in time, so that the job failed
         self.fenced_by: str | None = None
         self.error: str | None = None
-        self.store_retries: dict[str, StoreRetry] = {}  # store calls that failed and are being repeated
-        self.revision = 0  # rises when something happened that is worth remembering
+        self.store_retries: dict[str, StoreRetry] = {}  # failed store calls that are being retried
+        self.revision = 0  # rises with each event that should be stored
 
     def remember(self, known: History | None, completes: tuple[LogEntry, ...]) -> None:
-        """Go on from what was stored, and from what the log says beyond it (`completes`, newest first)."""
+        """Continues with the stored history and the log's later decisions (`completes`, newest first)."""
         known = known or History(job="", run_id="")
         self.triggered, self.completed, self.failed = known.triggered, known.completed, known.failed
         self.generations = known.generations
@@ -139,7 +138,7 @@ class JobRecord:
             _entry(checkpoint, reason, now_ms, self._slots_during(checkpoint.triggered_ms, now_ms)),
             store=self._store_use.since_last(),
         )
-        last = msgspec.structs.replace(entry, phases=b"")  # once is enough
+        last = msgspec.structs.replace(entry, phases=b"")  # one copy is enough
         self.history.append(entry)
         self.forget_phases()
         self.revision += 1
@@ -151,7 +150,7 @@ class JobRecord:
             self.failed += 1
 
     def forget_phases(self) -> None:
-        """Of the oldest: those of all checkpoints together have a bound."""
+        """Forgets durations of the oldest checkpoints, above a bound for all checkpoints together."""
         together = 0
         for index in range(len(self.history) - 1, -1, -1):
             entry = self.history[index]
@@ -162,7 +161,7 @@ class JobRecord:
                 self.history[index] = msgspec.structs.replace(entry, phases=b"")
 
     def store_used(self, counts: StoreCounts) -> None:
-        """By this coordinator for this job, so far."""
+        """Takes the requests of this coordinator for this job so far."""
         self._store_use.tell_own(counts)
 
     def store_retried(self, what: str, error: str, keeps_from: Literal["progress", "sweeping"]) -> None:
@@ -171,7 +170,7 @@ class JobRecord:
         self.store_retries[what] = StoreRetry(what, error, attempts, keeps_from)
 
     def commits_seen(self, commits: CommitTracker, now_ms: int) -> None:
-        """Note when the sinks had caught up with a completed checkpoint."""
+        """Records when the sinks had caught up with a completed checkpoint."""
         for index in range(len(self.history) - 1, -1, -1):
             entry = self.history[index]
             if entry.outcome != CheckpointPhase.COMPLETE.value:
@@ -192,7 +191,7 @@ class JobRecord:
         self.recoveries.append(RecoveryStatus(token, reason, started_ms, None, None, None))
 
     def subtask_failed(self, slot: int, failed: SubtaskFailed, now_ms: int) -> None:
-        """Slots say it again on every connection."""
+        """Records a failure once; slots report it on every connection."""
         known = [each for each in self.failures if each.token == failed.token]
         if len(known) >= _FAILURES_OF_A_GENERATION or any(each.slot == slot for each in known):
             return
@@ -206,7 +205,7 @@ class JobRecord:
     def taken_over(self, token: int, by: Identity, now_ms: int) -> None:
         mark = TakeoverStatus(token, by.leader, now_ms)
         if by.predecessor is not None:
-            led_ms = self.takeovers[-1].at_ms if self.takeovers else 0  # somebody did until then at least
+            led_ms = self.takeovers[-1].at_ms if self.takeovers else 0  # until then, at least, some process led
             away_ms = max(0, now_ms - max(led_ms, by.predecessor.ended_ms))
             mark = msgspec.structs.replace(mark, ended=by.predecessor.ended, away_ms=away_ms)
         self.takeovers.append(mark)
@@ -214,7 +213,7 @@ class JobRecord:
         self.revision += 1
 
     def recovery_because(self, reason: str) -> None:
-        """More became known of why the present generation was needed."""
+        """Replaces the reason of the present generation when more is known."""
         if self.recoveries:
             self.recoveries[-1] = msgspec.structs.replace(self.recoveries[-1], reason=reason)
 
@@ -230,7 +229,7 @@ class JobRecord:
 
 
 def shortened(text: str, most: int) -> str:
-    """Both ends are kept: a traceback begins with what was called and ends with what went wrong."""
+    """Keeps both ends: a traceback begins with the call and ends with the error."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -328,7 +327,7 @@ _MERGES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "min": min, "m
 
 
 def over_slots(metric: CounterRow | Gauge, told: Iterable[Mapping[str, float]]) -> float | None:
-    """The figure of all slots (and all operators, where it is one of operators); None if nobody told it."""
+    """Returns the figure of all slots (and all operators, for an operator's metric); None without reports."""
     found: list[float] = []
     for metrics in told:
         if metric.of == "operator":

@@ -1,8 +1,8 @@
-"""What a job tells the outside: one frozen snapshot of everything worth seeing. Plain data, JSON through msgspec.
+"""Public status of a job: one frozen snapshot of everything worth seeing. Plain data, JSON through msgspec.
 
-Times called `_ms` without further words are wall-clock milliseconds; durations end in `duration_ms`.
+Times named `_ms` without further words are wall-clock milliseconds; durations end in `duration_ms`.
 
-Who holds the cores that slots wait for: what the program has told, and what the daemon knows itself. Pure.
+`with_holders` adds who occupies the cores that slots wait for, from the program's report and the daemon's jobs.
 """
 
 from bisect import bisect_left
@@ -26,7 +26,7 @@ class SlotStatus(msgspec.Struct, frozen=True):
 
 
 class KillRequest(msgspec.Struct, frozen=True):
-    """The driver is asked to end this Spark task; repeated until a replacement has registered."""
+    """Request to the driver to end this Spark task, repeated until a replacement has registered."""
 
     slot: int
     task_attempt: int
@@ -34,42 +34,44 @@ class KillRequest(msgspec.Struct, frozen=True):
 
 
 class SubtaskPhases(msgspec.Struct, frozen=True, array_like=True):
-    """One subtask's part of a checkpoint. An array in JSON, in this order, because a history keeps many of them. Later
-    fields come last, with a default. Milliseconds; "since the last snapshot" is since the subtask's own last one."""
+    """One subtask's part of a checkpoint. An array in JSON, in this order, because a history keeps many of them.
+
+    Later fields come last, with a default. Milliseconds; "since the last snapshot" is since the subtask's own last one.
+    """
 
     chain: int
-    subtask: int  # it runs in the slot of this number
-    ack_ms: int  # trigger -> its ack reached the coordinator
+    subtask: int  # runs in the slot of this number
+    ack_ms: int  # trigger -> arrival of the ack at the coordinator
     start_delay_ms: float = 0.0  # trigger -> first barrier; of a source: until it takes the trigger
     alignment_ms: float = 0.0  # first barrier -> last barrier
     sync_ms: float = 0.0  # on the slot's loop
     async_ms: float = 0.0  # all after that, until the ack was sent
-    precommit_ms: float = 0.0  # of `async_ms`: the longest that an operator's own blocking work took (a pre-commit)
-    upload_ms: float = 0.0  # of `async_ms`: the longest that writing one operator's state took
-    slowest: str = ""  # the operator that one of these two, the longer, is of
+    precommit_ms: float = 0.0  # of `async_ms`: the longest blocking work of an operator (a pre-commit)
+    upload_ms: float = 0.0  # of `async_ms`: the longest write of one operator's state
+    slowest: str = ""  # operator of the longer of these two
     new_bytes: int = 0  # uploaded, with rows in flight
-    full_bytes: int = 0  # its state
+    full_bytes: int = 0  # of its state
     in_flight_bytes: int = 0
     rows: int = 0  # taken since the last snapshot
     busy_ms: float = 0.0  # work on rows since the last snapshot
-    blocked_ms: float = 0.0  # its receivers had no room, since the last snapshot
-    held_ms: float = 0.0  # an operator of its own had no room (it waits for a server), since the last snapshot
+    blocked_ms: float = 0.0  # receivers gave no credit, since the last snapshot
+    held_ms: float = 0.0  # an own operator was full (it waits for a server), since the last snapshot
     step_ms: float = 0.0  # the longest step of any subtask in this slot, since the last snapshot
-    step_chain: int = -1  # whose step that was
+    step_chain: int = -1  # chain of that step
     starved_ms: float = 0.0  # the slot's loop was ready to run and got no processor, since the last snapshot
 
 
 class SlotDuring(msgspec.Struct, frozen=True, array_like=True):
-    """What the coordinator saw of a slot while a checkpoint was under way. Milliseconds."""
+    """The coordinator's observations of a slot while a checkpoint was pending. Milliseconds."""
 
     slot: int
-    silent_ms: int  # the longest time in which nothing was heard of it
-    stalled_ms: float  # the longest time by which a heartbeat was late in the slot itself
-    late_ms: float = 0.0  # the longest that a heartbeat was under way, above the shortest ever
+    silent_ms: int  # the longest time without a message
+    stalled_ms: float  # the longest delay of a heartbeat in the slot itself
+    late_ms: float = 0.0  # the longest transfer of a heartbeat, above the shortest ever
 
 
 class StoreUseStatus(msgspec.Struct, frozen=True, array_like=True):
-    """Requests of slots and coordinator to the job's object store since the checkpoint before, as S3 bills them."""
+    """Requests of slots and coordinator to the job's object store since the previous checkpoint, as S3 bills them."""
 
     writes: int  # PUT, COPY, POST, LIST
     reads: int  # GET, HEAD
@@ -90,31 +92,33 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     persist_duration_ms: int | None = None  # manifest
     decide_duration_ms: int | None = None  # log record
     commit_duration_ms: int | None = None  # decision to the last sink's commit; None while commits are open
-    start_delay_ms: float = 0.0  # the worst subtask's, as are the next three
+    start_delay_ms: float = 0.0  # of the worst subtask, as the next three
     alignment_ms: float = 0.0
     sync_ms: float = 0.0
     async_ms: float = 0.0
     new_bytes: int = 0  # uploaded
     full_bytes: int = 0  # all state
-    in_flight_bytes: int = 0  # rows on their way between subtasks; only of an unaligned checkpoint
+    in_flight_bytes: int = 0  # rows in flight between subtasks; only of an unaligned checkpoint
     parts: int = 0  # subtask snapshots
     subtasks: tuple[SubtaskPhases, ...] = ()  # the slowest to acknowledge, slowest first; see `statistics.SUBTASKS`
-    phases: bytes = b""  # times of all subtasks, packed by `status.phases`; empty: older than its bounds
-    missing: tuple[str, ...] = ()  # subtasks ("chain/index") without an ack when it ended; the first 64
-    slots: tuple[SlotDuring, ...] = ()  # those that were silent or stood still for long
-    state_bytes: dict[str, int] = {}  # operator -> its state in all slots
-    chain_rows: dict[str, int] = {}  # number of a chain -> rows that all its subtasks took since the checkpoint before
+    phases: bytes = b""  # durations of all subtasks, packed by `status.phases`; empty: older than the bounds
+    missing: tuple[str, ...] = ()  # subtasks ("chain/index") without an ack at the end; the first 64
+    slots: tuple[SlotDuring, ...] = ()  # slots that were silent or stalled for long
+    state_bytes: dict[str, int] = {}  # operator -> state in all slots
+    chain_rows: dict[str, int] = {}  # number of a chain -> rows that all subtasks took since the previous checkpoint
     median_ack_ms: int | None = None  # of all subtasks
-    store: StoreUseStatus | None = None  # None: not known
-    slowest_commit: str = ""  # the sink ("<operator>/<subtask>") whose commit came last
+    store: StoreUseStatus | None = None  # None: unknown
+    slowest_commit: str = ""  # the sink ("<operator>/<subtask>") with the last commit
 
 
 DURATION_BOUNDS_MS = (50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000)
 
 
 class DurationCounts(msgspec.Struct, frozen=True):
-    """Of all checkpoints that completed: how many took up to each of `DURATION_BOUNDS_MS`, but longer than the bound
-    before, and last how many took longer than all; () before the first one."""
+    """Histogram of all completed checkpoints' durations.
+
+    Counts per bucket of `DURATION_BOUNDS_MS` (not cumulative), then those above all bounds; () before the first one.
+    """
 
     counts: tuple[int, ...] = ()
     sum_ms: int = 0
@@ -130,7 +134,7 @@ class CheckpointsStatus(msgspec.Struct, frozen=True, kw_only=True):
     completed: int = 0
     failed: int = 0
     in_progress: tuple[int, ...] = ()
-    waiting_for: tuple[str, ...] = ()  # subtasks ("chain/index") the oldest one in progress waits for
+    waiting_for: tuple[str, ...] = ()  # subtasks ("chain/index") that the oldest pending checkpoint lacks
     ignored: dict[str, int] = {}  # acks and declines without effect, by reason
     last_completed: CheckpointStatus | None = None
     history: tuple[CheckpointStatus, ...] = ()  # the last 100, oldest first
@@ -141,15 +145,19 @@ class CheckpointsStatus(msgspec.Struct, frozen=True, kw_only=True):
 class RecoveryStatus(msgspec.Struct, frozen=True):
     token: int
     reason: str
-    started_ms: int  # the trouble was noticed
+    started_ms: int  # when the failure was noticed
     slots_ready_ms: int | None  # all slots registered
     running_ms: int | None
     duration_ms: int | None
 
 
 class TakeoverStatus(msgspec.Struct, frozen=True):
-    """Another coordinator process began to lead, and the slots went on. `ended`: how the one before did, where who
-    started both has told it, as "process 71 died of SIGKILL"; `away_ms`: since then."""
+    """Another coordinator process began to lead, and the slots continued.
+
+    `ended`: end of the previous process, if the starter of both reported it, as "process 71 died of SIGKILL";
+    `away_ms`:
+    time since then.
+    """
 
     token: int
     leader: str
@@ -159,19 +167,19 @@ class TakeoverStatus(msgspec.Struct, frozen=True):
 
 
 class FailureStatus(msgspec.Struct, frozen=True):
-    """A subtask (or a slot, then `subtask` is "") could not go on."""
+    """A subtask (or a slot, then `subtask` is "") could not continue."""
 
     token: int
     at_ms: int
     slot: int
     subtask: str  # "chain/index"
     operator: str
-    error: str  # the user's traceback first, if there is one, then what, where (which rows) and the remedy; shortened
+    error: str  # the user's traceback first, if any, then error, place (rows) and remedy; shortened
     retryable: bool
 
 
 class LatencyStatus(msgspec.Struct, frozen=True):
-    """Milliseconds."""
+    """Percentiles of a latency in milliseconds."""
 
     p50: float
     p99: float
@@ -185,7 +193,7 @@ LATENCY_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10
 
 
 class LatencyPoint(msgspec.Struct, frozen=True, array_like=True):
-    """Of the minute that ended at `at_ms`; milliseconds."""
+    """Latencies of the minute that ended at `at_ms`; milliseconds."""
 
     at_ms: int
     p50: float
@@ -196,11 +204,14 @@ class LatencyPoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One operator chain: a node of the job's graph, with what its subtasks did in the last 10 s.
+    """One operator chain: a node of the job's graph, with its subtasks' work in the last 10 s.
 
-    Shares are of one slot's time, 0 to 1, the mean over the slots; None: not known yet. Chains of a slot share its
-    loop, so their busy shares add up to 1 at most. The shares do not exclude each other: a chain that waits for its
-    receivers may be busy in between."""
+    Shares are of one slot's time, 0 to 1, the mean over the slots; None: unknown yet. Chains of a slot share its loop,
+    so
+    their busy shares add up to 1 at most. Shares do not exclude each other: a chain that waits for its receivers may be
+    busy
+    in between.
+    """
 
     chain: int
     operators: tuple[str, ...]
@@ -208,8 +219,8 @@ class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
     sinks: tuple[str, ...] = ()
     is_source: bool = False
     busy: float | None = None
-    backpressured: float | None = None  # its receivers have no room
-    held: float | None = None  # an operator of its own has no room: it waits for a server
+    backpressured: float | None = None  # receivers give no credit
+    held: float | None = None  # an own operator is full: it waits for a server
     idle: float | None = None  # none of these
     busiest: float | None = None  # the highest busy share of one slot
     busiest_slot: int = -1
@@ -217,25 +228,25 @@ class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
     rows_out_per_s: float | None = None
     rows_in: int = 0  # since the generation began
     rows_out: int = 0
-    busiest_rows: float | None = None  # the largest share of the rows that one slot got, 0 to 1
-    starved: float | None = None  # its slots' loops were ready to run, and got no processor
+    busiest_rows: float | None = None  # the largest share of the rows in one slot, 0 to 1
+    starved: float | None = None  # the slots' loops were ready to run, and got no processor
 
 
 class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A source's event time. `split` holds the watermark back: of all slots, the unfinished one that is least far."""
+    """A source's event time. `split` holds the watermark back: the slowest unfinished split of all slots."""
 
     source: str
     watermark_ms: int | None = None
     lag_ms: int | None = None  # the coordinator's clock, less the watermark
     split: str = ""
     split_slot: int = -1
-    idle_slots: tuple[int, ...] = ()  # whose splits have had nothing for the idle timeout, or that have none
-    idle_splits: tuple[str, ...] = ()  # some that have had nothing for the idle timeout; they hold nothing back
-    idle_count: int = 0  # of all that have had nothing
+    idle_slots: tuple[int, ...] = ()  # slots without splits, or whose splits have been empty for the idle timeout
+    idle_splits: tuple[str, ...] = ()  # some splits empty for the idle timeout; they hold nothing back
+    idle_count: int = 0  # number of splits empty for the idle timeout
 
     @property
     def idle(self) -> str:
-        """For people; empty if nothing is idle."""
+        """Idle splits and slots, for people; empty if nothing is idle."""
         more = self.idle_count - len(self.idle_splits)
         splits = ", ".join(self.idle_splits) + (f" and {more} more" if more > 0 else "")
         slots = f"all of slot {', '.join(map(str, self.idle_slots))}" if self.idle_slots else ""
@@ -246,11 +257,11 @@ class SavepointStatus(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     url: str
     state: str  # a value of `checkpoints.savepoints.SavepointState`
-    checkpoint: int | None  # that it is a copy of, when known
+    checkpoint: int | None  # the copied checkpoint, if known
     asked_ms: int
     ended_ms: int | None = None
-    bytes: int = 0  # of its files
-    stops: bool = False  # the job stops with it
+    bytes: int = 0  # of the savepoint's files
+    stops: bool = False  # the job stops with this savepoint
     error: str = ""
 
 
@@ -263,31 +274,31 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # a value of `job.rescaling.RescaleState`
     asked_ms: int
     ended_ms: int | None = None
-    checkpoint: int | None = None  # that moved
-    paused_ms: int | None = None  # sources were told to stop
-    decided_ms: int | None = None  # the checkpoint was decided
-    moved_ms: int | None = None  # all of it was visible: the new slots restore it from now on
-    pause_ms: int | None = None  # from there until the new slots ran; None: it failed, or there was nothing to do
+    checkpoint: int | None = None  # the checkpoint to move with
+    paused_ms: int | None = None  # when sources had to stop
+    decided_ms: int | None = None  # when the checkpoint was decided
+    moved_ms: int | None = None  # when all rows were visible: the new slots restore it from now on
+    pause_ms: int | None = None  # from `paused_ms` until the new slots ran; None: failed, or there was nothing to do
     error: str = ""
     kind: Literal["rescale", "replace"] = "rescale"
 
     @property
     def what(self) -> str:
-        """For people."""
+        """Description for people."""
         return "replace" if self.kind == "replace" else f"rescale {self.before} → {self.parallelism} slots"
 
 
 class StandbysWanted(msgspec.Struct, frozen=True):
-    """The driver is asked to start these slots, once for each `request`; they wait until the job needs them."""
+    """Request to the driver to start these slots, once for each `request`; they wait until the job needs them."""
 
     request: str
     first: int
     last: int
-    program: str = ""  # as in `JobSpec`, that they are to run
+    program: str = ""  # program of these slots, as in `JobSpec`
 
 
 class ProgramWanted(msgspec.Struct, frozen=True):
-    """The driver is asked to load `flow` ("app.py:flow") anew and to describe it as `id`, once for each `request`."""
+    """Request to the driver to reload `flow` ("app.py:flow") and describe it as `id`, once for each `request`."""
 
     request: str
     id: str
@@ -297,21 +308,24 @@ class ProgramWanted(msgspec.Struct, frozen=True):
 class CommitTrouble(msgspec.Struct, frozen=True):
     sink: str  # "<operator>/<subtask>"
     checkpoint: int
-    attempts: int  # at least: of a predecessor's, as was stored last
+    attempts: int  # at least: a predecessor's as last stored
     error: str
-    since_ms: int = 0  # the first attempt failed; 0: not known (stored by an older version)
+    since_ms: int = 0  # first failed attempt; 0: unknown (stored by an older version)
 
 
 class CommitsStatus(msgspec.Struct, frozen=True):
     through: dict[str, int]  # "<operator>/<subtask>" -> everything up to this checkpoint is visible
     troubles: tuple[CommitTrouble, ...]
-    slow: tuple[SlowCommit, ...] = ()  # those that have something to commit now; never stored
+    slow: tuple[SlowCommit, ...] = ()  # sinks with open commits now; never stored
 
 
 class Room(msgspec.Struct, frozen=True):
-    """What the program that runs a job's slots knows of room for them. `cores`: of its cluster, 0 if unknown.
-    `held_by`: cores that others hold, by the name of who holds them. `starting`: slots of the job that have their core,
-    whether they have registered or not, while none of them fails."""
+    """Report of the program that runs a job's slots about free cores.
+
+    `cores`: of its cluster, 0 if unknown. `held_by`: cores that others occupy, by name. `starting`: slots of the job
+    with a
+    core, registered or not, while none of them fails.
+    """
 
     cores: int = 0
     cores_per_slot: int = 1
@@ -323,9 +337,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     run_id: str
     submitter: str
-    phase: str  # loading, resuming, fencing, waiting (for all slots), restoring, running, finishing, or how it ended
+    phase: str  # loading, resuming, fencing, waiting (for all slots), restoring, running, finishing, or the outcome
     outcome: str | None  # finished, failed, cancelled, fenced, replaced; None while it lives
-    condition: str = ""  # a value of `progress.State`: is it making progress, and if not, what does it wait for?
+    condition: str = ""  # a value of `progress.State`: progress of the job, or the cause of its wait
     condition_reason: str = ""  # names the object, sink or subtasks
     condition_since_ms: int = 0
     reason: str  # of the present phase
@@ -338,8 +352,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
-    room: Room | None = None  # while slots are missing, if the program has told it
-    absent_slots: tuple[int, ...] = ()  # did not come within the resource wait timeout, and the job failed for that
+    room: Room | None = None  # while slots are missing, if the program has reported it
+    absent_slots: tuple[int, ...] = ()  # did not register within the resource wait timeout, so that the job failed
     checkpoints: CheckpointsStatus
     recoveries: tuple[RecoveryStatus, ...]
     watermark_ms: int | None  # the slots' minimum
@@ -351,8 +365,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, str | float | bool | None]
     restored_checkpoint: int
     savepoints: tuple[SavepointStatus, ...] = ()  # the last 50, oldest first
-    storage_trouble: str = ""  # what the object store is retried for
-    at_ms: int = 0  # when the coordinator told this; 0: of a run that has ended
+    storage_trouble: str = ""  # why requests to the object store are being retried
+    at_ms: int = 0  # time of this status on the coordinator's clock; 0: of a run that has ended
     chains: tuple[ChainStatus, ...] = ()  # the graph, in topological order
     sources: tuple[SourceStatus, ...] = ()
     latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}  # as `latency`, a point per minute, oldest first
@@ -361,29 +375,29 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     taken_over: int = 0  # times
     rescales: tuple[RescaleStatus, ...] = ()  # the last 50, oldest first
     standbys: StandbysWanted | None = None
-    program: str = ""  # as in `JobSpec`, that the job runs
+    program: str = ""  # the running program, as in `JobSpec`
     program_wanted: ProgramWanted | None = None
 
 
 def without_subtasks(status: JobStatus) -> JobStatus:
-    """`status` with past checkpoints as a whole, without those of their subtasks."""
+    """Returns `status` without the subtasks of past checkpoints."""
     checkpoints = status.checkpoints
     history = tuple(msgspec.structs.replace(each, subtasks=(), phases=b"") for each in checkpoints.history)
     return msgspec.structs.replace(status, checkpoints=msgspec.structs.replace(checkpoints, history=history))
 
 
-_HOLDERS = 100  # that are kept
+_HOLDERS = 100  # number of kept holders
 _NAME = 100  # characters of a name
 
 
 def bounded(told: Room) -> Room:
-    """Names come from unknown peers: short, and nothing in them that a terminal would act on."""
+    """Limits names from unknown peers: short, and without control characters for a terminal."""
     largest = sorted(told.held_by.items(), key=lambda each: -each[1])[:_HOLDERS]
     return msgspec.structs.replace(told, held_by={_printable(name): cores for name, cores in largest})
 
 
 def with_holders(status: JobStatus, jobs: Mapping[str, int]) -> JobStatus:
-    """While slots are missing: `jobs` of this daemon hold so many cores, too, unless the program knows better."""
+    """Adds the cores of this daemon's `jobs` while slots are missing; the program's report takes precedence."""
     if not status.missing_slots or status.outcome is not None:
         return status
     room = status.room or Room()

@@ -1,6 +1,6 @@
-"""Requests to the job's object store from checkpoint to checkpoint, and what they would cost on S3. Pure.
+"""Requests to the job's object store per checkpoint, and their price on S3. Pure.
 
-Slots tell sums with their heartbeats, the coordinator knows its own.
+Slots report sums with their heartbeats, the coordinator knows its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,15 +23,18 @@ OWN = ""  # in place of a slot's process
 
 
 class StoreUseBetween:
-    """Sums as they were told last, by process, and what of them has gone into a checkpoint. What a slot's process did
-    before it was first heard of here is not counted: it may have worked for another coordinator."""
+    """Last reported sums by process, and the part that belongs to a checkpoint.
+
+    Requests of a slot's process before its first report here are not counted: the process may have worked for another
+    coordinator.
+    """
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[int, ...]] = {}
         self._gone: dict[str, tuple[int, ...]] = {OWN: _NONE}
 
     def tell_slots(self, slots: Iterable[tuple[str, Mapping[str, float]]]) -> None:
-        """(uuid of its process, its metrics) of those that are there; others are forgotten."""
+        """Takes (process uuid, metrics) of present slots, and forgets others."""
         own = self._told.get(OWN)
         self._told = {} if own is None else {OWN: own}
         for uuid, metrics in slots:
@@ -42,7 +45,7 @@ class StoreUseBetween:
         self._told[OWN] = (counts.writes, counts.reads, counts.sent_bytes, counts.received_bytes)
 
     def since_last(self) -> StoreUseStatus | None:
-        """None while nobody has told anything."""
+        """Returns requests since the last call; None without any report."""
         if not self._told:
             return None
         sums = [0, 0, 0, 0]
@@ -62,21 +65,21 @@ class Prices:
     reads: float
 
     def of(self, use: StoreUseStatus) -> float:
-        """US dollars."""
+        """Returns US dollars."""
         return (use.writes * self.writes + use.reads * self.reads) / 1_000_000
 
 
 @dataclass(frozen=True)
 class StoreRate:
-    """A mean over the last checkpoints."""
+    """Mean over the last checkpoints."""
 
     checkpoints: int
-    writes: float  # per checkpoint, as are the next three
+    writes: float  # per checkpoint, as the next three
     reads: float
     sent_bytes: float
     received_bytes: float
     cost: float  # US dollars
-    cost_per_day: float  # at the pace of these checkpoints
+    cost_per_day: float  # at the rate of these checkpoints
 
 
 def prices_of(status: JobStatus) -> Prices:
@@ -85,12 +88,12 @@ def prices_of(status: JobStatus) -> Prices:
 
 
 def store_rate(history: Sequence[CheckpointStatus], prices: Prices) -> StoreRate | None:
-    """None: of too few checkpoints it is known."""
+    """Returns the rate; None if it is known of too few checkpoints."""
     known = [each for each in history if each.store is not None]
     first = next((each for each in history if each.store is not None), None)
     if first is None or len(known) <= _FEW:
         return None
-    # What the first one needed came before it was triggered.
+    # Requests for the first one precede its trigger.
     uses = [each.store for each in known[1:] if each.store is not None]
     span_ms = max(1, known[-1].triggered_ms + known[-1].duration_ms - first.triggered_ms - first.duration_ms)
     count = len(uses)

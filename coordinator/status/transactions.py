@@ -1,8 +1,7 @@
-"""The transactions of each sink's subtasks: open, pre-committed, decided and not visible, and until when the target
-remembers them. Pure.
+"""Transactions of each sink's subtasks: open, pre-committed, or decided and invisible. Pure.
 
-A sink says for how long its target remembers what is pre-committed and not committed (`transaction_timeout_ms`). Where
-the oldest transaction has half of that time behind it, somebody should look.
+A sink reports for how long its target remembers pre-committed transactions (`transaction_timeout_ms`). When the oldest
+transaction has used half of that time, a person should look.
 """
 
 from collections.abc import Sequence
@@ -20,29 +19,29 @@ DANGER = 0.5  # of the target's time
 OWN_METRICS = frozenset(
     each.name for each in (TRANSACTION_OLDEST_MS, TRANSACTION_OPENED_MS, TRANSACTION_TIMEOUT_MS, TRANSACTIONS_UNDECIDED)
 )
-"""Names of the operators' metrics that are told here, and nowhere else."""
+"""Names of operators' metrics that only this module shows."""
 
 
 @dataclass(frozen=True)
 class SinkTransactions:
-    """Of one subtask of a sink. None: not known."""
+    """Transactions of one subtask of a sink. None: unknown."""
 
     sink: str  # "<operator>/<subtask>", or "<operator>/global"
     through: int  # everything up to this checkpoint is visible
-    open_ms: int | None  # how long the transaction that takes rows has been open
-    undecided: int | None  # pre-committed, and its checkpoint is not decided
-    pending: int  # completed checkpoints that it has not made visible
-    oldest_ms: int | None  # age of the oldest that is closed and not visible; None: there is none
-    timeout_ms: int | None  # for how long the target remembers; 0: for ever
-    safe_until_ms: int | None  # when it may forget the oldest; None: never, or there is none
-    attempts: int = 0  # of a commit that fails
+    open_ms: int | None  # age of the transaction that takes rows
+    undecided: int | None  # pre-committed, without a decision on the checkpoint
+    pending: int  # completed checkpoints that the subtask has not made visible
+    oldest_ms: int | None  # age of the oldest closed and invisible transaction; None: there is none
+    timeout_ms: int | None  # the target's memory; 0: unlimited
+    safe_until_ms: int | None  # when the target may forget the oldest; None: never, or there is none
+    attempts: int = 0  # of a failing commit
     error: str = ""
-    failing_since_ms: int = 0  # 0: not known
-    slow_since_ms: int = 0  # its sink commits more slowly than checkpoints complete; 0: it keeps up
+    failing_since_ms: int = 0  # 0: unknown
+    slow_since_ms: int = 0  # since when the sink commits more slowly than checkpoints complete; 0: it keeps up
 
     @property
     def spent(self) -> float:
-        """Share of the target's time that the oldest has behind it."""
+        """Used share of the target's time, by the oldest transaction."""
         return (self.oldest_ms or 0) / self.timeout_ms if self.timeout_ms else 0.0
 
     @property
@@ -51,7 +50,7 @@ class SinkTransactions:
 
 
 def of_sinks(status: JobStatus, now_ms: int) -> list[SinkTransactions]:
-    """Every subtask of a sink that commits."""
+    """Returns every subtask of a sink that commits."""
     completes = [each for each in status.checkpoints.history if each.outcome == "complete"]
     troubles = {each.sink: each for each in status.commits.troubles}
     figures = {str(slot.slot): slot.metrics for slot in status.slots}
@@ -91,6 +90,6 @@ def of_sinks(status: JobStatus, now_ms: int) -> list[SinkTransactions]:
 
 
 def most_spent(sinks: Sequence[SinkTransactions]) -> SinkTransactions | None:
-    """The one nearest to being forgotten, if any is in danger."""
+    """Returns the transactions closest to the target's limit, if any are in danger."""
     worst = max(sinks, key=lambda each: each.spent, default=None)
     return worst if worst is not None and worst.in_danger else None

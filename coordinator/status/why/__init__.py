@@ -1,1 +1,1 @@
-"""The answers to "why?": of a slow or failed checkpoint, of a job that does not start, lags or shows nothing. Pure."""
+"""Explanations: of a slow or failed checkpoint, of a job that does not start, lags or shows nothing. Pure."""

@@ -1,7 +1,7 @@
-"""Which operator chain holds a job up, from the shares of the last 10 s. Pure.
+"""Operator chain that limits a job, from the shares of the last 10 s. Pure.
 
-Chains of a slot share its loop, so a slot is at its limit when their busy shares add up to nearly one. What is looked
-at, in this order:
+Chains of a slot share its loop, so a slot is at its limit when their busy shares add up to nearly one. Causes, in the
+order of the checks:
 
 | cause         | when                                                                                             |
 |---------------|--------------------------------------------------------------------------------------------------|
@@ -12,8 +12,8 @@ at, in this order:
 | `slow_output` | a chain waits for its receivers, and none of them is busy: the last one of those that do not wait|
 | `input`       | nothing waits and nobody is busy: the sources bring no more                                      |
 
-Slots are at their limit when they work nearly all of their time, or most of it while a chain waits for another. What
-is left of a chain's own time is no evidence then: its slot is not idle while another chain works.
+Slots are at their limit when they work nearly all of their time, or most of it while a chain waits for another. A
+chain's own idle time proves nothing then: the slot is not idle while another chain works.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ from barrier_runtime.coordinator.status.status import ChainStatus
 from barrier_runtime.coordinator.status.why.reason import Reason
 
 _HELD = 0.5
-_AT_LIMIT = 0.75  # of a slot's time, when somebody waits: the rest goes to sockets, snapshots and messages
-_FULL = 0.9  # of it, when nobody does
-_MOST = 0.5  # of the time that all chains take: less names no step
+_AT_LIMIT = 0.75  # of a slot's time, when a chain waits: the rest goes to sockets, snapshots and messages
+_FULL = 0.9  # of a slot's time, when no chain waits
+_MOST = 0.5  # of the time of all chains: below this share no single step is named
 _STARVED = 0.2
 _NAMED = 4  # chains
 _WAITS = 0.1
@@ -32,7 +32,7 @@ _SKEWED = 2.0  # times the mean
 
 
 def bottleneck(chains: Sequence[ChainStatus]) -> Reason | None:
-    """None while the shares are not known (in the first seconds, or for a job that does not run)."""
+    """Returns the reason; None while the shares are unknown (in the first seconds, or for a job that does not run)."""
     known = [chain for chain in chains if chain.busy is not None]
     if not known:
         return None
@@ -84,7 +84,7 @@ def named(chain: ChainStatus) -> str:
 
 
 def _worked(chains: Sequence[ChainStatus]) -> float:
-    """Share of the slots' time that all chains take together."""
+    """Returns the share of the slots' time that all chains take together."""
     return min(1.0, sum(chain.busy or 0.0 for chain in chains))
 
 
@@ -94,8 +94,10 @@ def _at_limit(chains: Sequence[ChainStatus]) -> bool:
 
 
 def _starved(chains: Sequence[ChainStatus]) -> Reason | None:
-    """None unless the slots would be below their limit if they got a processor whenever they are ready to run: a step
-    that waits for a processor counts as busy."""
+    """Returns the reason if the slots would be below their limit with enough processors, else None.
+
+    A step that waits for a processor counts as busy.
+    """
     starved = max(chain.starved or 0.0 for chain in chains)
     if starved < _STARVED or _worked(chains) - starved >= _AT_LIMIT:
         return None
@@ -127,7 +129,7 @@ def _busy(chains: Sequence[ChainStatus]) -> Reason:
 
 
 def _taken(chains: Sequence[ChainStatus]) -> str:
-    """Who takes how much of the slots' time."""
+    """Returns the chains' shares of the slots' time."""
     ordered = sorted(chains, key=lambda chain: chain.busy or 0.0, reverse=True)
     parts = [f"{named(chain)} {_percent(chain.busy)}" for chain in ordered[:_NAMED]]
     more = f", {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
@@ -144,7 +146,7 @@ def _skewed(chains: Sequence[ChainStatus]) -> ChainStatus | None:
 
 
 def _slow_output(chains: Sequence[ChainStatus]) -> ChainStatus | None:
-    """Of the chains that others wait for, and that do not wait themselves, the busiest."""
+    """Returns the busiest of the chains that others wait for and that do not wait themselves."""
     waiting = {chain.chain for chain in chains if (chain.backpressured or 0.0) >= _WAITS}
     ends = [chain for chain in chains if chain.chain not in waiting and waiting & set(chain.inputs)]
     return max(ends, key=lambda chain: chain.busy or 0.0, default=None)
@@ -169,7 +171,7 @@ def _rows(chain: ChainStatus) -> tuple[str, ...]:
 
 
 def _waiting(chains: Sequence[ChainStatus], at: ChainStatus) -> tuple[str, ...]:
-    """Chains before it that wait, near or far."""
+    """Returns texts about upstream chains that wait, near or far."""
     before, reached = set(at.inputs), set[int]()
     by_number = {chain.chain: chain for chain in chains}
     while before:

@@ -1,10 +1,10 @@
-"""Why a checkpoint was slow or failed: one sentence with evidence and a remedy, from the recorded history alone. Pure.
+"""Explanation of a slow or failed checkpoint: a sentence with evidence and a remedy, from the history alone. Pure.
 
     reason = why_checkpoint(record, history, chains)   # None: it was neither
 
-A checkpoint is slow when it took three times as long as those before it, and at least 300 ms; or 10 s, however long the
-others took. Then the subtask that acknowledged last is looked at, because all others waited for it; the largest part of
-its time says where to look, and the figures that came with it say why:
+A checkpoint is slow if it took three times as long as those before it, and at least 300 ms; or 10 s in any case. The
+subtask that acknowledged last is examined, because all others waited for it: the largest part of its time says where to
+look, and its figures say why:
 
 | largest part            | cause          | when                                                                    |
 |-------------------------|----------------|-------------------------------------------------------------------------|
@@ -21,7 +21,7 @@ its time says where to look, and the figures that came with it say why:
 |                         | `skew`         | a busy subtask got far more rows than others of its chain               |
 |                         | `server`       | an operator waited for a server                                         |
 |                         | `backpressure` | a busy subtask, or senders that waited for it                           |
-|                         | `unclear`      | none of these: the parts are told                                       |
+|                         | `unclear`      | none of these: the reason lists the parts                               |
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,25 +49,27 @@ CAUSES = (
     "ended",
     "subsumed",
 )
-"""What `Reason.cause` of a checkpoint may be; those after `unclear` only of a failed one."""
+"""Values of `Reason.cause` of a checkpoint; those after `unclear` only of a failed one."""
 
-SLOW_MS = 300  # what is quicker is never slow
+SLOW_MS = 300  # faster checkpoints are never slow
 SLOW_TIMES = 3
 ALWAYS_SLOW_MS = 10_000
 _COMPARED = 50  # checkpoints before this one
-_MOST = 0.5  # the share that makes a figure the explanation
-_MUCH = 0.25  # of a checkpoint, to be worth a look when much more was to be done than usual
+_MOST = 0.5  # share of the time that makes a figure the explanation
+_MUCH = 0.25  # share of a checkpoint that makes unusually much work worth a look
 _MUCH_STATE = 1 << 20
 _NAMED = 4
 _STARVED = 0.7  # of the time
-_BECAME = 0.15  # more than the usual share of the rows
+_BECAME = 0.15  # above the usual share of the rows
 
 
 def why_checkpoint(
     record: CheckpointStatus, history: Iterable[CheckpointStatus], chains: Iterable[ChainStatus] = ()
 ) -> Reason | None:
-    """`history` may hold any checkpoints of the job; those that were triggered before `record` are what is usual.
-    `chains` gives names; without it chains have their numbers."""
+    """Explains a checkpoint. `history`: any checkpoints of the job; those triggered before `record` define the usual.
+
+    `chains` gives names; without it chains have their numbers.
+    """
     chains = tuple(chains)
     names = {chain.chain: " → ".join(chain.operators) for chain in chains}
     sources = frozenset(chain.chain for chain in chains if chain.is_source)
@@ -83,7 +85,7 @@ def why_checkpoint(
 
 
 def slow_above_ms(before: Sequence[CheckpointStatus]) -> float:
-    """From which duration on a checkpoint after these is slow."""
+    """Returns the duration from which a checkpoint after these is slow."""
     usual_ms = median(each.duration_ms for each in before) if before else SLOW_MS
     return min(ALWAYS_SLOW_MS, max(SLOW_MS, SLOW_TIMES * usual_ms))
 
@@ -177,7 +179,7 @@ class _Look:
         )
 
     def _delayed(self, last: SubtaskPhases, where: str) -> Reason:
-        """The subtask made no progress: something kept it, its slot or those before it from working."""
+        """Explains a subtask that made no progress: the subtask, its slot or its senders delayed it."""
         waited_ms = max(last.start_delay_ms + last.alignment_ms, last.ack_ms - last.precommit_ms - last.upload_ms)
         parts = f"subtask {self._name(last)} acknowledged last, after {_time(last.ack_ms)}{self._half_had}: {where}"
         for look in (self._starved, self._long_step, self._out_of_touch, self._skew, self._held, self._busy):
@@ -208,7 +210,7 @@ class _Look:
         )
 
     def _no_processor(self) -> Reason | None:
-        """Starved nearly all the time until its snapshot: then all that came after it was slow for that, too."""
+        """Explains a slot that was starved nearly until its snapshot, which also delays everything afterwards."""
         before = self.before[-1] if self.before else None
         worst = max(self.record.subtasks, key=lambda each: each.starved_ms)
         if before is None or worst.starved_ms < _MUCH * self.record.duration_ms:
@@ -268,7 +270,7 @@ class _Look:
         )
 
     def _became_skewed(self, last: SubtaskPhases) -> Reason | None:
-        """Rows were not spread like this before: that comes before what follows from it."""
+        """Explains a new skew, before the consequences of skew are examined."""
         for chain in dict.fromkeys(each.chain for each in self.record.subtasks):
             first = next(each for each in self.record.subtasks if each.chain == chain)
             where = f"subtask {self._name(last)} acknowledged last, after {_time(last.ack_ms)}{self._half_had}"
@@ -278,7 +280,7 @@ class _Look:
         return None
 
     def _usual_share(self, chain: int) -> float:
-        """Of the subtask of the chain that has the most rows."""
+        """Returns the usual share of rows of the chain's subtask with the most rows."""
         shares = [
             max((one.rows for one in each.subtasks if one.chain == chain), default=0) / each.chain_rows[str(chain)]
             for each in self.before
@@ -427,11 +429,11 @@ class _Look:
 
     @property
     def _parallelism(self) -> int:
-        """Every chain has a subtask in each slot."""
+        """Number of slots: every chain has a subtask in each."""
         return self.record.parts // max(1, len(self.record.chain_rows))
 
     def _usual(self, figure: Callable[[CheckpointStatus], float]) -> float | None:
-        """The median of the checkpoints before; None when there are too few."""
+        """Returns the median of the checkpoints before; None if there are too few."""
         return median(map(figure, self.before)) if len(self.before) >= 3 else None
 
     def _slots_by_trouble(self) -> list[SlotDuring]:

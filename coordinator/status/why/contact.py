@@ -1,6 +1,6 @@
-"""When a slot was not heard of, or stood still, and for how long: evidence for a checkpoint that was slow or failed.
+"""Silences and stalls of a slot: evidence for a slow or failed checkpoint.
 
-Only what is notable is kept, and only the last of it. Pure: told of messages, with the coordinator's time.
+Only notable times are kept, and only the last of them. Pure: the caller passes messages with the coordinator's time.
 """
 
 from collections import deque
@@ -8,18 +8,18 @@ from collections import deque
 from barrier_runtime.coordinator.status.status import SlotDuring
 
 _KEPT = 32
-_STALL_MS = 150.0  # a heartbeat this late in its slot is worth keeping
-_SPARE_MS = 500  # beyond the interval of heartbeats; less is not worth a word
+_STALL_MS = 150.0  # shorter delays of a heartbeat in its slot are not kept
+_SPARE_MS = 500  # beyond the interval of heartbeats; shorter times are not reported
 
 
 class Contact:
-    """Of one slot process. `heartbeat_ms`: how often it is to be heard."""
+    """Contact to one slot process. `heartbeat_ms`: interval of its heartbeats."""
 
     def __init__(self, heartbeat_ms: int, now_ms: int) -> None:
         self._notable_ms = heartbeat_ms + _SPARE_MS
         self._heard_ms = now_ms
-        self._shortest_ms: int | None = None  # way of a heartbeat; clocks may differ, so it may be negative
-        self._silences: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # (when it ended, how long)
+        self._shortest_ms: int | None = None  # transfer time of a heartbeat; negative if clocks differ
+        self._silences: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # (end, duration)
         self._stalls: deque[tuple[int, float]] = deque(maxlen=_KEPT)
         self._delays: deque[tuple[int, float]] = deque(maxlen=_KEPT)
 
@@ -29,7 +29,7 @@ class Contact:
             self._silences.append((now_ms, silent_ms))
 
     def forgive(self, now_ms: int) -> None:
-        """The coordinator itself stood still: nothing is known of the slot since."""
+        """Forgets the present silence, because the coordinator itself stalled."""
         self._heard_ms = now_ms
 
     def heartbeat(self, sent_at_ms: int, lag_ms: float, now_ms: int) -> None:
@@ -41,7 +41,7 @@ class Contact:
             self._delays.append((now_ms, float(way_ms - self._shortest_ms)))
 
     def during(self, slot: int, since_ms: int, now_ms: int) -> SlotDuring | None:
-        """What overlaps with the time from `since_ms` to `now_ms`; None if nothing is notable."""
+        """Returns notable times that overlap `since_ms` to `now_ms`; None if there are none."""
         silences = [length for ended, length in self._silences if ended > since_ms]
         if now_ms - self._heard_ms >= self._notable_ms:
             silences.append(now_ms - self._heard_ms)

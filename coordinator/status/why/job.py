@@ -1,6 +1,6 @@
-"""Why a job does not start, why nothing becomes visible, why latency rose: from its status alone. Pure.
+"""Explanations of a job that does not start, shows nothing or has a high latency, from its status alone. Pure.
 
-`why_job` asks them in that order and then which step is the bottleneck; what does not apply gives nothing.
+`why_job` examines these in that order, then the bottleneck; inapplicable ones yield nothing.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from barrier_runtime.coordinator.status.why.checkpoint import slow_above_ms, why
 from barrier_runtime.coordinator.status.why.reason import Answer, Reason, line_of
 from barrier_runtime.state.errors import InvalidJob
 
-_RECENT_MS = 120_000  # a recovery this long ago still explains a latency
+_RECENT_MS = 120_000  # a more recent recovery explains a latency
 _ROSE = 3.0  # times the median of the hour
 _ROSE_MS = 50.0  # and by this much
 _FEW_POINTS = 3
-_HOLDERS = 5  # that are named
+_HOLDERS = 5  # number of named holders
 _WAITS_LONG_MS = 60_000  # a watermark this far behind the clock holds windows back
 
 
 def why_job(status: JobStatus, now_ms: int) -> tuple[Reason, ...]:
-    """All that applies, the gravest first. A job that has ended has one: how."""
+    """Returns all applicable reasons, the gravest first. An ended job has one: its end."""
     if status.outcome is not None:
         return (_ended(status),)
     if status.phase != "running":
@@ -35,7 +35,7 @@ def why_job(status: JobStatus, now_ms: int) -> tuple[Reason, ...]:
 
 
 def answer(status: JobStatus, checkpoint: int | None) -> Answer:
-    """To "why?" about a checkpoint, or about the job (None). Raises `InvalidJob` for a checkpoint that is not known."""
+    """Explains a checkpoint, or the job (None). Raises `InvalidJob` for an unknown checkpoint."""
     if checkpoint is None:
         otherwise = f"Job {status.job} runs, nothing that was recorded is wrong, and its latencies are as usual."
         return Answer(why_job(status, status.at_ms), otherwise)
@@ -82,7 +82,7 @@ def _ended(status: JobStatus) -> Reason:
 
 
 def why_not_running(status: JobStatus, now_ms: int) -> Reason | None:
-    """None for a job that runs, or has ended."""
+    """Returns the reason; None for a job that runs or has ended."""
     if status.phase == "running" or status.outcome is not None:
         return None
     if status.missing_slots and status.phase in ("waiting", "loading", "resuming"):
@@ -127,7 +127,7 @@ def _waits_for_slots(status: JobStatus, now_ms: int) -> Reason:
 
 
 def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
-    """None if rows become visible as they should, as far as is known."""
+    """Returns the reason; None if rows become visible as expected, as far as known."""
     if status.phase != "running":
         return None
     forgotten = most_spent(of_sinks(status, now_ms))
@@ -245,7 +245,7 @@ def _nearly_forgotten(sink: SinkTransactions) -> Reason:
 
 
 def _held_back(status: JobStatus, last: CheckpointStatus) -> Reason | None:
-    """Event time stands still because of one split, so windows do not fire."""
+    """Explains event time that stalls because of one split, so that windows do not fire."""
     emitted = any(chain.rows_in for chain in status.chains if chain.sinks)
     for source in status.sources:
         behind = source.watermark_ms is None or (source.lag_ms or 0) >= _WAITS_LONG_MS
@@ -262,7 +262,7 @@ def _held_back(status: JobStatus, last: CheckpointStatus) -> Reason | None:
 
 
 def why_latency_rose(status: JobStatus, now_ms: int) -> Reason | None:
-    """Of the sink whose p99 of the last minute rose most above what the last hour had; None if none did."""
+    """Explains the sink whose p99 of the last minute rose most above the last hour; None if none rose."""
     risen = [
         (latency.p99 / usual, name, latency, usual)
         for name, latency in status.latency_last_minute.items()
@@ -309,7 +309,7 @@ def _rose(latency: LatencyStatus, usual: float) -> bool:
 
 
 def _slow_checkpoints(status: JobStatus, what: str) -> Reason | None:
-    """Rows become visible with a checkpoint: when those take longer, or their commits do."""
+    """Explains late visibility by longer checkpoints or commits."""
     history = [each for each in status.checkpoints.history if each.outcome == "complete"]
     if len(history) < 6:
         return None

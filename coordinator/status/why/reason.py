@@ -1,4 +1,4 @@
-"""The answer to "why?": one sentence, what it rests on, what to do. Shown by the command line, the page and REST."""
+"""Explanation for people: one sentence, evidence, and a remedy. Shown by the command line, the page and REST."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ _LONGEST_LINE = 300  # characters
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """`cause` is one word for programs (see `why.CAUSES`); the rest is plain text for people."""
+    """One explanation. `cause` is one word for programs (see `why.CAUSES`); the rest is plain text for people."""
 
     cause: str
     sentence: str
@@ -20,8 +20,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What is said to "why?". `otherwise`: what is to be said when there is no reason: nothing is wrong, as far as is
-    known."""
+    """Answer to "why?". `otherwise`: the answer without a reason, when nothing known is wrong."""
 
     reasons: tuple[Reason, ...]
     otherwise: str = ""
@@ -31,7 +30,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def line_of(error: str) -> str:
-    """What went wrong: of a traceback the last line, else the first. Empty where there is none."""
+    """Returns the error: the last line of a traceback, else the first line. Empty for empty text."""
     lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
     line = "" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0]
     return shortened(line.rstrip("."), _LONGEST_LINE)
