@@ -1,10 +1,9 @@
-"""Snapshots of one generation in one slot: from the captured state to the ack or its failure.
+"""Snapshots of one generation in one slot: from the captured state to the ack or the failure.
 
 Between two passes of the subtasks, captured state is drained in slices; executors write the rest. After a checkpoint is
-decided, operators learn which objects their snapshots stored, so that later snapshots can reuse the objects.
+decided, operators learn which objects their snapshots stored, and can refer to these objects in later snapshots.
 
-Also the events that a generation reports to its slot, and the reports of its sinks' commits. A cancelled generation
-reports nothing.
+Also the events that a generation reports to its slot, until the generation is cancelled.
 """
 
 from collections.abc import Callable, Mapping

@@ -25,9 +25,9 @@ from barrier_runtime.state.snapshots.stored_values import with_values
 class GenerationExecutors:
     """Executors of one generation.
 
-    Every operator and source has two: an unhurried executor for work that may take for ever, such as commits, and an
-    executor for snapshots. Every chain has an executor for its rows in flight. An operator that is opened again gets
-    new executors, and an operator can request more.
+    Every operator and source has an unhurried executor for work that may take for ever, such as commits, and an
+    executor for snapshots. Every chain has an executor for rows in flight. An operator that is opened again gets new
+    executors, and an operator can request more.
     """
 
     def __init__(self, workers: WorkerPool, on_error: Callable[[Exception], None]) -> None:
@@ -46,7 +46,7 @@ class GenerationExecutors:
         return unhurried, snapshots
 
     def add_further(self) -> WorkerExecutor:
-        """Returns an unhurried executor for an operator with parallel work. Nothing waits for its work."""
+        """Returns an unhurried executor for parallel work of an operator. Nothing waits for this work."""
         executor = self._new(unhurried=True)
         self._further.append(executor)
         return executor

@@ -125,7 +125,7 @@ class Execution:
     # ------------------------------------------------------------ restore and connect
 
     async def restore(self) -> None:
-        """Opens every operator with its restored state, off the loop. Raises errors of operators, but waits for a
+        """Opens every operator with the restored state, off the loop. Raises errors of operators, but waits for a
         server that does not answer; the coordinator limits this time."""
         self._wiring.make_inputs()
         deploy, restored = self._deploy, self._deploy.operators
@@ -241,7 +241,7 @@ class Execution:
         self._guarded(tell)
 
     def lowest_event_time(self, watermark_ms: int) -> None:
-        """Sets the lowest watermark of all splits of the job; splits of this slot wait for it."""
+        """Sets the lowest watermark of all splits of the job, which limits the splits of this slot."""
         self._telling.answered(watermark_ms)
         for subtask in self.subtasks:
             if subtask.source is not None:
@@ -249,7 +249,7 @@ class Execution:
         self.scheduler.wake()
 
     def tell_again(self) -> None:
-        """Reports source progress again, because the coordinator may be another one."""
+        """Reports source progress again, for a coordinator that may be new."""
         self._telling.forget()
 
     def abort(self, checkpoint: int) -> None:

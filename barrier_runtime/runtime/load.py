@@ -1,8 +1,8 @@
-"""Load of the subtasks of one slot: busy, blocked by receivers, held by a server; and long steps.
+"""Load of the subtasks of a slot: busy, blocked by receivers, held by a server; and long steps.
 
 The scheduler counts (`Load`, `LongSteps`). A heartbeat contains the totals; a snapshot contains the increase since the
-subtask's last snapshot (`LoadSince`), so that the work of the subtasks explains a slow checkpoint. Totals only rise
-while the generation lives. Nothing is measured per row.
+subtask's last snapshot (`LoadSince`), which helps to explain a slow checkpoint. Totals only rise while the generation
+lives. Nothing is measured per row.
 """
 
 from collections import deque
@@ -18,10 +18,10 @@ _KEPT = 32  # long steps; if there are more, the newest explain as well
 
 @dataclass
 class Load:
-    """Load of one subtask in seconds.
+    """Load of a subtask in seconds.
 
-    `busy_s`: in steps that did work; `blocked_s`: while a receiver had no room; `held_s`: while one of its operators
-    had none.
+    `busy_s`: in steps that did work; `blocked_s`: while a receiver had no room; `held_s`: while an operator of the
+    subtask had none.
     """
 
     busy_s: float = 0.0
@@ -40,7 +40,7 @@ class Load:
 
 
 class LongSteps:
-    """Steps of one slot that blocked its loop for long: end, duration and chain of each."""
+    """Steps that blocked the loop of a slot for long: end, duration and chain of each."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int]] = deque(maxlen=_KEPT)
@@ -66,7 +66,7 @@ class _Mark:
 
 
 class LoadSince:
-    """Load of one subtask since its last snapshot."""
+    """Load of a subtask since the last snapshot."""
 
     def __init__(self, now_s: float, starved_s: float) -> None:
         self._mark = _Mark(0, 0.0, 0.0, 0.0, starved_s, now_s)

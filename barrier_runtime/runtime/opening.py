@@ -1,8 +1,8 @@
 """Opening and closing of the operators and sources of a generation, off the loop.
 
-Every chain is opened on its own thread. If an operator's server does not answer, the chain is closed and opened again
-with growing pauses; the coordinator limits this time. A dropped generation is closed when the work that may use its
-operators has ended.
+Every chain is opened on a separate thread. If an operator's server does not answer, the chain is closed and opened
+again with growing pauses; the coordinator limits this time. A dropped generation is closed when all work has ended that
+may use the operators.
 """
 
 import asyncio
@@ -168,7 +168,7 @@ class OpenChains:
         self._opened_now[chain.id] = what, self._res.clock.monotonic_s()
 
     def _close_chain(self, chain: Chain) -> None:
-        """Closes a chain before it is opened again: nothing stays in memory or in its folders."""
+        """Closes a chain before it is opened again: nothing stays in memory or in local folders."""
         opened: list[tuple[str, Operator | SourceDriver]] = [*self.operators.pop(chain.id, [])]
         if chain.id in self.sources:
             opened.append(self.sources.pop(chain.id))
@@ -183,10 +183,10 @@ POLL_S = 0.05  # interval of checks whether work has ended
 
 
 class Closing:
-    """Closing of one generation's operators; `closed` is set after the last part.
+    """Closing of the operators of a generation; `closed` is set after the last part.
 
-    A commit may hang for ever and occupy a thread. The hanging commit then keeps its sink in memory, but not the
-    generation with its state and channels.
+    A commit may hang for ever and occupy a thread. The hanging commit then keeps the sink in memory, but not the
+    generation with state and channels.
     """
 
     def __init__(self, resources: SlotResources, closed: asyncio.Future[None]) -> None:

@@ -28,7 +28,7 @@ class OperatorChain:
         self.operators = operators
         self.outputs = outputs
         self.watermark = WATERMARK_MIN  # sent to the outputs
-        self.heard = WATERMARK_MIN  # received from the inputs; differs if an operator makes its own event time
+        self.heard = WATERMARK_MIN  # received from the inputs; differs if an operator makes event time
         self.ended = False
         self.load = Load()
         self.first = operators[0][1] if operators else Operator()
@@ -44,7 +44,7 @@ class OperatorChain:
         holders = [at for at, (_, operator) in enumerate(operators) if operator.holds_watermarks]
         # Position of an operator with its own watermark -> the watermark sent on.
         self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)
-        self.makes_event_time = bool(self._assigners)  # in place of the event time of its input
+        self.makes_event_time = bool(self._assigners)  # in place of the event time of the inputs
         self.advancing: tuple[int, int] | None = None  # operator that is advancing, and its next watermark
 
     # ------------------------------------------------------------ room
@@ -125,7 +125,7 @@ class OperatorChain:
 
     @property
     def is_under_way(self) -> bool:
-        """True while event time has not reached its target: no row may be taken meanwhile."""
+        """True while event time is advancing: no row may be taken meanwhile."""
         return self.advancing is not None or (self._goes_far and self.first.going_to_ms is not None)
 
     def advance(self, watermark_ms: int) -> None:
@@ -135,7 +135,7 @@ class OperatorChain:
         self._advance(0, watermark_ms)
 
     def advance_to_the_end(self) -> None:
-        """Advances event time to its end, after the end of the input."""
+        """Advances event time to the maximum, after the end of the input."""
         self._advance(0, WATERMARK_MAX)
 
     def advance_further(self) -> None:
@@ -156,7 +156,7 @@ class OperatorChain:
             self._tell_idle()
 
     def by_wall_clock(self, last: bool = False) -> bool:
-        """Processes due wall-clock work of the first operator; its rows do not end the idleness of a subtask."""
+        """Processes due wall-clock work of the first operator. Rows of this work do not end idleness."""
         if not self.first.on_wall_clock(self._emits[1], last):
             return False
         if self.advancing is None:
@@ -176,7 +176,10 @@ class OperatorChain:
             self._advance(at + 1, reached)
 
     def _advance(self, first: int, watermark_ms: int) -> None:
-        """Advances event time at operator `first` and its successors, each after its predecessor has finished."""
+        """Advances event time at operator `first` and at its successors, in turn.
+
+        An operator receives the watermark when the operator before it has processed the watermark.
+        """
         for position in range(first, len(self.operators)):
             operator = self.operators[position][1]
             if not operator.forwards_watermarks and watermark_ms != WATERMARK_MAX:

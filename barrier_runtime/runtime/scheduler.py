@@ -1,13 +1,13 @@
 """Scheduler of a slot's subtasks on the event loop: short passes, sinks before sources, never waiting.
 
-A pass runs every subtask that has input and room for its output, up to four times if rows are left and rounds are
-quick. The first round of a quick pass runs sources before sinks, so rows of a source reach a sink of the same slot in
-the same pass. Between passes the loop serves sockets, timers and messages. Without work the scheduler sleeps until a
-channel, a trigger or a source's schedule wakes it.
+A pass runs every subtask that has input and room for output, up to four times if rows are left and rounds are quick.
+The first round of a quick pass runs sources before sinks, so rows of a source reach a sink of the same slot in the same
+pass. Between passes the loop serves sockets, timers and messages. Without work the scheduler sleeps until a channel, a
+trigger or a source's schedule wakes it.
 
-A pass costs about the same for one row as for fifty, so rows of a source with due times wait for other rows: four times
-the duration of a pass, at least half of the latency target (the other half is for the passes on the way to a sink), at
-most all of it; half of that time if rows of another slot wait. A late source is polled at once. See
+Rows of a source with due times wait for other rows, because a pass costs about the same for one row as for fifty. The
+wait is four times the duration of a pass, at least half of the latency target (the other half is for the passes on the
+way to a sink), at most all of it; half of that if rows of another slot wait. A late source is polled at once. See
 docs/design/scheduling-of-a-slot.md.
 """
 
@@ -19,7 +19,7 @@ from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock, SourceTime
 from barrier_runtime.runtime.load import LongSteps
 from barrier_runtime.runtime.subtask import Subtask
 
-_ASK_AGAIN_NS = 1_000_000  # for a source that does not know when its next rows are due
+_ASK_AGAIN_NS = 1_000_000  # for a source whose next due time is unknown
 _PASS_BUDGET_S = 0.002
 _ROUNDS_S = 0.0005  # of a pass; a round that has begun is finished
 _MOST_ROUNDS = 4
@@ -85,7 +85,7 @@ class Scheduler:
             self._loop.call_soon(self._pass)
 
     def wake_by_input(self) -> None:
-        """Wakes the slot for an element in a channel. A running pass notices the element before its end."""
+        """Wakes the slot for an element in a channel. A running pass notices the element before the pass ends."""
         self._came = True
         if not self._scheduled and not self._stopped:
             self._scheduled = True
@@ -109,7 +109,7 @@ class Scheduler:
             again = not self._stopped and self._work()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # the loop would log a BaseException and continue, and its rows would be lost
+        except BaseException as error:  # the loop would log a BaseException and continue, and the rows would be lost
             if isinstance(error, SystemExit) and came_by_signal(error):
                 raise
             again = self._woken
@@ -212,12 +212,12 @@ class Scheduler:
         return False
 
     def _note_long(self, seconds: float, subtask: Subtask) -> None:
-        """Notes a long step: a pass ends with the step that exceeds its budget."""
+        """Notes a long step: a pass ends with the step that exceeds the budget."""
         if self._longest is None or seconds > self._longest[0]:
             self._longest = seconds, subtask
 
     def take_longest(self) -> tuple[float, Subtask] | None:
-        """Longest step of seconds since the last call, and its subtask."""
+        """Longest step of seconds since the last call, and the subtask."""
         longest, self._longest = self._longest, None
         return longest
 

@@ -160,7 +160,7 @@ class Slot:
                 self._execution.cancel()
 
     async def closed(self) -> None:
-        """Returns when every dropped generation has released its files."""
+        """Returns when every dropped generation has released all files."""
         await asyncio.gather(*self._closing)
 
     def _send(self, message: object) -> None:

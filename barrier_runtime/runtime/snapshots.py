@@ -1,4 +1,4 @@
-"""Snapshot of one subtask after its synchronous part: drain captured state, write, report.
+"""Snapshot of a subtask after the synchronous part: drain captured state, write, report.
 
     DRAINING → (every keyed backend drained) → WRITING on executors → DONE (ack) | FAILED (decline)
     cancelled in DRAINING: drained to the end (the captured state is the newest state), nothing is written remotely
@@ -6,7 +6,7 @@
     in-flight rows, if any, are written when their recording is complete, in parallel; DONE requires them
 
 Executors are per operator, so the blocking parts of an operator run in the order of their checkpoints. An operator with
-only small values needs no executor: two turns of a thread would be most of the cost of its snapshot.
+only small values needs no executor, because two turns of a thread would be most of the snapshot's cost.
 """
 
 from collections.abc import Callable, Mapping
@@ -65,7 +65,7 @@ class SnapshotRun:
         self._executors = executors
         self._undrained: list[BackendSnapshots] = [c.keyed for c in captures.values() if c.keyed is not None]
         self._finished: dict[str, OperatorSnapshot] = {}
-        self._took: dict[str, tuple[float, float]] = {}  # operator -> ms of its blocking work, ms of writing its state
+        self._took: dict[str, tuple[float, float]] = {}  # operator -> ms of blocking work, ms of writing state
         self._recording = recording
         self._values_store = values_store
         self._in_flight: tuple[InFlight, ...] = ()

@@ -1,6 +1,6 @@
 """Subtask: a chain of operators behind aligned input channels. Sans-io: callers pass the time.
 
-Owns the alignment and blocking of its inputs, the order *forward the barrier, then capture state*, and the end of its
+Owns the alignment and blocking of inputs, the order *forward the barrier, then capture state*, and the end of the
 input; the operators and their event time are an `OperatorChain`. Never waits, opens a socket or reads a clock; the host
 finishes captures.
 
@@ -112,7 +112,7 @@ class Subtask:
         self._overtaking = 0  # the last checkpoint whose barriers need not wait for event time
         # Checkpoint whose barriers all wait for event time, and since when (ms).
         self._held_up: tuple[int, float] | None = None
-        self._ending = False  # event time is advancing to its end
+        self._ending = False  # event time is advancing to the end
         self.chain.first.stops = source is None
 
     # ------------------------------------------------------------ stepping
@@ -427,7 +427,7 @@ class Subtask:
         return True
 
     def _end(self) -> None:
-        """Ends the input after its last element. From now on the subtask only answers triggers."""
+        """Ends the input after the last element. From now on the subtask only answers triggers."""
         if self.chain.first.by_clock:
             self.chain.by_wall_clock(last=True)
         self._ending = True

@@ -14,7 +14,7 @@ def main() -> None:
     try:
         app()
     except BarrierRuntimeError as error:
-        # only `JobFailed` has it; an import of its module would take half of the time of `--help`
+        # Only `JobFailed` has `told`; importing that module would take half of the time of `--help`.
         told = getattr(error, "told", "")
         print(told or f"error: {error}", file=sys.stderr)
         sys.exit(1 if told else 2)

@@ -187,7 +187,7 @@ class _Slots:
         self._attempts += 1
         order = msgspec.structs.replace(order, attempt=self._attempts)
         command = [sys.executable, "-m", "barrier_runtime.tools.demo"]
-        # so that Ctrl-C reaches this process only
+        # So that Ctrl-C reaches this process only.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(order))

@@ -46,9 +46,9 @@ def jobs_view(jobs: Sequence[JobSummary]) -> RenderableType:
 
 
 def job_view(status: JobStatus, checkpoints: int = CHECKPOINTS) -> RenderableType:
-    """All tables of one job that have content, with the last few checkpoints.
+    """All tables of a job that have content, with the last few checkpoints.
 
-    Tables that explain trouble come first, because a small terminal cuts off the end.
+    Tables that explain problems come first, because a small terminal cuts off the end.
     """
     parts: list[RenderableType | None] = [
         _head(status),

@@ -356,7 +356,7 @@ class Aligner:
         return [Aborted(checkpoint, reason)]
 
     def _ended(self, state: Aligning) -> list[AlignmentEffect]:
-        """Ends the alignment `state`, after its snapshot or after its abort."""
+        """Ends the alignment after its snapshot or abort."""
         self._state = state.recording or NoCheckpoint()
         self._finish(state.barrier.id)
         return [Unblock(tuple(sorted(state.delivered)))] if state.delivered else []

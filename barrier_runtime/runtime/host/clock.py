@@ -1,7 +1,6 @@
 """Clock of a slot: wall-clock time, steady time and timers, replaceable by virtual time.
 
-Code that also runs in virtual time uses a `Clock` and never the `time` module; the simulation gives each process its
-own clock.
+Code that also runs in virtual time uses a `Clock` and never the `time` module; the simulation has a clock per process.
 
 Timers wake a loop with a precision of fractions of a millisecond. The timers of event loops count whole milliseconds,
 so a wait of half a millisecond is none or two. Linux has timers that are files, which any loop can watch; other systems

@@ -1,12 +1,12 @@
 """Garbage collection, interpreter settings and metrics of a slot's process.
 
-Pauses of the garbage collector determine the tail of the latency. Imports live for ever and are most of the heap, so
-they are frozen: the collector skips them. A dropped generation leaves cycles of objects, including caches, so a
-collection follows, which takes milliseconds without the imports. A generation is frozen too if it created very many
-objects, for example by imports of its functions; then freeing it takes a collection of the whole heap.
+Pauses of the garbage collector are the tail of the latency. Imports live for ever and are most of the heap, so they are
+frozen: the collector skips them. A dropped generation leaves cycles of objects, including caches, so a collection
+follows, which takes milliseconds without the imports. A generation that created very many objects, for example by
+imports of functions, is frozen too; then a collection of the whole heap is needed to free the generation.
 
-The interpreter is tuned for a loop that must answer soon; not for a process of the user's program. Heartbeats report
-the metrics of the process; `Execution.figures` has the metrics of a generation.
+None of this is for a process of the user's program. Heartbeats report the metrics of the process; `Execution.figures`
+has the metrics of a generation.
 """
 
 import gc
@@ -67,7 +67,7 @@ _GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare, because their
 
 
 def tune_interpreter() -> None:
-    """Tunes the calling thread, which will run the loop, and its process, permanently."""
+    """Tunes the calling thread, which will run the loop, and the process, permanently."""
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     ask_for_short_slices()

@@ -1,12 +1,11 @@
-"""Watchdog thread that ends a Python worker without an owner, and starvation times of threads.
+"""Watchdog thread that ends a Python worker without an owner, and starved times of threads.
 
-A long-lived loop never touches the pipe to its JVM, so the loop would not notice the loss of the executor, the PySpark
-daemon or the application. The process exits at once (`os._exit`) if its parent changed, if the other side closed the
+A long-lived loop never touches the pipe to the JVM, so the loop would not notice the loss of the executor, the PySpark
+daemon or the application. The process exits at once (`os._exit`) if the parent changed, if the other side closed the
 inherited sockets to the JVM, or if the coordinator has been silent for the whole lease. The exit touches nothing
 remote.
 
-The starved time of a thread is the time for which the thread was ready to run without a processor. Linux reports this
-time; elsewhere it is 0.
+The starved time of a thread is the time for which the thread was ready to run without a processor: 0 except on Linux.
 """
 
 import contextlib
@@ -137,5 +136,5 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def starved_s() -> float:
-    """Starved seconds of this thread since its start. Costs about 2 microseconds, so not for each batch."""
+    """Seconds for which this thread was starved. Costs about 2 microseconds: not for each batch."""
     return _of.file.waited_ns() / 1e9

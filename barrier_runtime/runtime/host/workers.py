@@ -1,6 +1,6 @@
 """Threads of a slot for blocking work: uploads, downloads, fsync, external commits.
 
-Everything else runs on the loop. A *sequential executor* runs its work in order, on shared threads, and never waits for
+Everything else runs on the loop. A *sequential executor* runs work in order, on shared threads, and never waits for
 another executor: a slow sink delays neither a checkpoint nor another sink. Work that may hang has separate threads:
 commits to any number of dead targets block neither snapshots nor the next restore.
 """
@@ -127,7 +127,7 @@ class WorkerExecutor:
         return self._running or bool(self._waiting)
 
     def retire(self) -> None:
-        """Retires the executor. Work that never ends keeps this executor in memory, but not its user."""
+        """Retires the executor. Work that never ends keeps this executor in memory, but not the user of it."""
         self._retired = True
         self._waiting.clear()
         self._done = None

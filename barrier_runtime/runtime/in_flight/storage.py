@@ -1,15 +1,13 @@
 """In-flight rows of a snapshot: stored as frames, and read back as the rows a subtask processes first.
 
-Rows are stored as frames of a data connection, a file per input port (more if a schema changes). All files of a
-snapshot are in a single object, or inside the manifest if they are tiny. Runs on worker threads only.
+There is a file per input port (more if a schema changes). All files of a snapshot are in a single object, or inside the
+manifest if they are tiny. Runs on worker threads only.
 
 At another parallelism rows of a hash edge are distributed again by key group, so that rows meet the state of their key;
-on a rebalance edge all rows of an old subtask go to the same new subtask. The receiving subtask processes these rows
-before anything new, so rows of a key keep their order. Other edges have no rows in flight: their barriers are always
-aligned.
-
-The event time reached at each row is stored, so that timers and windows fire between the same rows after a restore. At
-another parallelism the stored event time is dropped: it would be ahead of the rows of other subtasks.
+on a rebalance edge all rows of an old subtask go to the same new subtask. Rows of a key keep their order, because the
+receiving subtask processes these rows before anything new. Other edges have no rows in flight. The event time reached
+at each row is stored, so that timers and windows fire between the same rows after a restore; at another parallelism
+this time is dropped, because it would be ahead of the rows of other subtasks. See docs/design/unaligned-checkpoints.md.
 """
 
 import hashlib

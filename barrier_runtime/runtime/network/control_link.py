@@ -99,7 +99,7 @@ class TcpControlLink:
         return _RETRY_S[0 if position else min(rounds, len(_RETRY_S) - 1)]
 
     async def _serve(self, connection: "_ControlConnection") -> bool:
-        """Runs one connection to its end; True if the coordinator served and may be back at once."""
+        """Runs one connection to the end; True if the coordinator served and may be back at once."""
         loop = asyncio.get_running_loop()
         await within(_CONNECT_TIMEOUT_S, loop.create_connection(lambda: connection, *self._addresses[self._at]))
         await within(_CONNECT_TIMEOUT_S, connection.proven)
@@ -119,7 +119,7 @@ class TcpControlLink:
         return connection.heard_s is not None
 
     def _note(self, trouble: str) -> None:
-        """Logs lasting trouble in the executor's log, where a person looks for the reason of a missing slot."""
+        """Logs a lasting loss in the executor's log, where a person looks for the reason of a missing slot."""
         self.last_trouble = trouble
         if self._now_s() - self.last_contact >= _LASTING_S and trouble != self._logged:
             self._logged = trouble

@@ -1,14 +1,13 @@
 """Limits of the bytes in flight on a channel, and of the bytes processed at once. Pure.
 
-Bytes in flight are sent and not yet taken by the reading subtask. Their limit, the *window*, follows throughput
-(FLIP-183, buffer debloating). If the reader cannot keep up, the window holds the bytes that the reader takes in
-`DRAIN_S`, so that a barrier is never far behind. A reader that keeps up gets the largest window, which costs nothing,
-because its queue is empty. The first window lies in between, so that a slow reader does not start with more bytes than
-it takes in a minute.
+Bytes in flight are sent and not yet taken by the reading subtask. The limit, the *window*, follows throughput
+(FLIP-183, buffer debloating). While the reader cannot keep up, the window holds the bytes taken in `DRAIN_S`, so that a
+barrier is never far behind. A reader that keeps up gets the largest window, which costs nothing while the queue is
+empty. The first window lies in between, so that a slow reader does not start with more bytes than a minute's work.
 
 A *chunk* is the part of a batch that is processed at once: about `CHUNK_NS` of work, so that a slow operator does not
-hold up barriers, sockets and timers of its slot for the duration of a large batch. Time for which the slot's thread
-waited for a processor is not work: smaller chunks would not shorten that time, and each chunk has a cost.
+hold up barriers, sockets and timers for the duration of a large batch. Time for which the slot's thread waited for a
+processor is not work: smaller chunks would not shorten that time, and each chunk has a cost.
 """
 
 from collections.abc import Callable
@@ -39,7 +38,7 @@ class Window:
     def adapt(self, taken: int, waiting: bool, elapsed_s: float) -> None:
         """Adapts the window, by a factor of two at most.
 
-        `taken`: bytes since the beginning; `waiting`: the queue is not empty; `elapsed_s`: seconds since the last call.
+        `taken`: bytes since the beginning; `waiting`: the queue is not empty; `elapsed_s`: since the last call.
         """
         per_s = (taken - self._taken) / max(elapsed_s, 1e-3)
         self._taken = taken

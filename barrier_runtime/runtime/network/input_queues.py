@@ -13,21 +13,21 @@ from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES, InputChann
 
 
 class InputQueues:
-    """Input channels of one subtask; the `index` of a channel is its position in `channels`."""
+    """Input channels of one subtask; the `index` of a channel is the position in `channels`."""
 
     def __init__(self, channels: list[InputChannel]) -> None:
         self.channels = channels
         self.live = len(channels)  # channels whose end was not read
         self.merger = _merger_of(channels)
         self.announcements: deque[tuple[int, Announced]] = deque()  # barriers, cancels and ends on arrival
-        self._barrier_behind = [0] * len(channels)  # per channel, the last barrier in its queue
+        self._barrier_behind = [0] * len(channels)  # per channel, the last barrier in the queue
         self._end_behind: set[int] = set()  # channels whose end is in the queue
         self._next = 0
         for channel in channels:
             channel.announcements = self.announcements
 
     def next_announcement(self) -> tuple[int, Announced]:
-        """Takes the next barrier, cancel or end that arrived, wherever it is in its queue."""
+        """Takes the next barrier, cancel or end that arrived, whatever the queue still holds before."""
         index, element = self.announcements.popleft()
         if isinstance(element, Barrier):
             self._barrier_behind[index] = element.id

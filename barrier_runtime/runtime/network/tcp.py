@@ -1,13 +1,13 @@
 """TCP mesh between slots: one connection per channel, both ends. The only file with data sockets.
 
-A connection begins with a mutual HMAC challenge on the job's secret; its claims name generation and channel. The
+A connection begins with a mutual HMAC challenge on the job's secret; the claims name generation and channel. The
 receiver refuses an old token or an unexpected channel; a connection of a later generation waits until this slot has
 reached that generation. Frames follow (see `frames`). A running generation fails if a connection breaks or carries a
 wrong frame.
 
 The receiver reads all data at once and grants credit: the number of bytes that the sender may have sent since the
-beginning, which rises as the subtask takes queued elements. So at most the window of the channel and one step's output
-are in flight, in queue and sockets together, and a barrier is never stuck in a socket behind rows that nobody takes.
+beginning, which rises as the subtask takes elements. So at most the window of the channel and one step's output are in
+flight, and a barrier is never stuck in a socket behind rows that nobody takes.
 """
 
 import asyncio
@@ -174,7 +174,7 @@ class TcpDataPlane:
         self._unproven.pop(incoming, None)
 
     def admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
-        """Admits an authenticated connection, or lets it wait for its generation."""
+        """Admits an authenticated connection, or makes a connection of a later generation wait."""
         if channel.token > self._token:
             if len(self._waiting) >= _MOST_WAITING:
                 incoming.abort()
@@ -286,7 +286,7 @@ class _Incoming(_Connection):
         self._plane.admit(self, self._channel)
 
     def wait(self) -> None:
-        """Confirms to the other end that its claims arrived, ahead of their generation."""
+        """Confirms to the other end that the claims arrived, ahead of their generation."""
         self.transport.write(_NOT_YET)
 
     def begin(self, target: InputChannel) -> None:

@@ -144,7 +144,7 @@ class SinkOperator(Operator):
         self._recover_now(self._driver.recover(checkpoint, entries), rescaled)
 
     def _was_written(self, context: OperatorContext) -> bool:
-        """True if an equal sink staged rows of the restored checkpoint, so the sink may write to its target."""
+        """True if an equal sink staged rows of the restored checkpoint: this sink may write to the target."""
         same = any(each.values.get(SINK_VALUE) == self._description for each in context.restored)
         return same and any(each.entries for each in _pending_sets(context.restored, self._where))
 

@@ -1,11 +1,11 @@
 """Preparation of readers on a few threads before their turn, so that the loop waits for no request.
 
-Prepares all readers whose `prepare` sends requests to a store (`RemoteReader`), and no others. A split is not polled
-while its reader is being prepared; the slot is woken afterwards. Prepared splits are bounded by their number, and by
-the bytes that the `PartFetcher` of the subtask may hold.
+Prepares exactly the readers whose `prepare` sends requests to a store (`RemoteReader`). A split is not polled during
+the preparation of its reader; the slot is woken afterwards. The number of prepared splits is bounded, and so are the
+bytes that the `PartFetcher` of the subtask holds.
 
-Also logs rows whose event time is far ahead of this machine's clock: after such a row all other rows are late. A far
-event time is no error, because only the user knows whether the time is right.
+Also logs rows whose event time is far ahead of this machine's clock: rows after such a row are late. A far event time
+is no error, because only the user knows whether the time is right.
 """
 
 import logging
@@ -40,7 +40,7 @@ class Ahead:
             self._fill()
 
     def has_come(self, split: OpenSplit) -> bool:
-        """True if `split`, whose turn it is, can be polled. Raises the error of its preparation."""
+        """True if `split`, whose turn it is, can be polled. Raises the error of the preparation."""
         if split.id in self._later and all(future.done() for _, future in self._begun.values()):
             self._begin(split)  # despite `_MOST`: the turns of the prepared splits may come after this one
         if split.id not in self._begun or not self._begun[split.id][1].done():

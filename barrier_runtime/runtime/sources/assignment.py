@@ -1,11 +1,11 @@
-"""Assignment of splits to a subtask at its start, from the listed splits and the restored snapshot.
+"""Assignment of splits to a subtask at the start, from the listed splits and the restored snapshot.
 
-Every split is read exactly once. The splits of a fixed list are assigned in turn; for a source that stages its rows the
-list in the snapshot counts. A discovering source determines the owner of a split, and its snapshot may contain splits
-that are no longer listed.
+Every split is read exactly once. The splits of a fixed list are assigned in turn; for a source that stages rows the
+list in the snapshot counts. A discovering source determines the owner of a split, and the snapshot may contain splits
+that are no longer listed. See docs/design/splits-and-discovery.md.
 
-`FinishedSplits` stores the names of finished splits in snapshots. A checkpoint costs only what is new: snapshots refer
-to runs that a decided checkpoint has stored instead of writing them again. Runs are merged off the loop.
+Snapshots store the names of finished splits (`FinishedSplits`) in runs, and refer to runs that a decided checkpoint has
+stored. Runs are merged off the loop.
 """
 
 import zlib
@@ -96,7 +96,7 @@ class FinishedSplits:
 
 @dataclass
 class Assignment:
-    """Part of a source that a subtask reads, at its start."""
+    """Part of a source that a subtask reads, at the start."""
 
     splits: list[Split]  # to be read, or read further
     finished: NameSet

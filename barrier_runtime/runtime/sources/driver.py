@@ -325,8 +325,8 @@ class SourceDriver:
         return earliest
 
     def least_far(self) -> tuple[str, int | None]:
-        """Unfinished split that holds the watermark back, and its watermark: None before its first row. ("", None)
-        without such a split."""
+        """Unfinished split that holds the watermark back, and the watermark that this split allows: None before the
+        first row. ("", None) without such a split."""
         split: OpenSplit | None
         if self._spec.idle_timeout_ms is None:
             split = self._queue[0][-1] if self._queue else None

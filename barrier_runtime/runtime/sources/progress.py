@@ -1,11 +1,11 @@
-"""Progress of a source in a snapshot, and the combined progress of all its subtasks.
+"""Progress of a source in a snapshot, and the combined progress of all subtasks.
 
 Unfinished splits of a discovering source include their payload, so that a restore can create them without a listing.
-Finished splits are names in a `NameSet`: a job may finish very many splits, and each name must be kept for ever, or the
-split would be read twice. The runs of the set are separate values, stored once; names added since the last run are one
-value that every checkpoint writes again. A split of a fixed list that was never polled is in no snapshot.
+Finished splits are names in a `NameSet`, kept for ever, because a forgotten split would be read twice. The runs of the
+set are separate values, stored once; names added since the last run are a value that every checkpoint writes again. A
+split of a fixed list that was never polled is in no snapshot.
 
-A restored subtask reads the sets of all subtasks and looks names up in all of them, but stores only its share.
+A restored subtask looks names up in the sets of all subtasks, but stores only a share.
 """
 
 import zlib

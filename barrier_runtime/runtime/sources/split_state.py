@@ -1,4 +1,4 @@
-"""State of a split of a subtask's source: its reader, and its progress for snapshots."""
+"""State of a split of a subtask's source: reader, and progress for snapshots."""
 
 import msgspec
 
@@ -54,7 +54,7 @@ class OpenSplit:
     def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
         """Notes a poll without rows.
 
-        A split that was not polled for the idle timeout may have had rows meanwhile, so its silence starts again.
+        A split that was not polled for the idle timeout may have had rows meanwhile: the silence starts again.
         """
         if self.silent_ns is None or now_ns - self.asked_ns > timeout_ns:
             self.silent_ns = now_ns

@@ -1,7 +1,7 @@
 """Timing of reports of source progress to the coordinator, for `max_drift`. Pure.
 
-A slot reports every 50 ms while its progress changes, because the answer limits how far its splits may advance.
-Otherwise the interval doubles up to a second: the slot waits for the progress of other slots.
+A slot reports every 50 ms while the progress changes, because the answer limits how far splits may advance. Otherwise
+the interval doubles up to a second: the slot waits for other slots. See docs/design/in-flight-data.md.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _IDLE_TOLD = 4  # splits in a report
 
 
 def held_back(driver: SourceDriver) -> HeldBack:
-    """Report of a source with event time: the split that holds it back in this slot, and its idle splits."""
+    """Report of a source with event time: idle splits, and the split that holds back the watermark here."""
     split, watermark_ms = driver.least_far()
     idle, idle_count = driver.idle_splits(_IDLE_TOLD)
     told = tuple(each[:_LONGEST_SPLIT] for each in idle)

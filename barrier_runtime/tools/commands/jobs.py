@@ -22,8 +22,11 @@ def status(
     job: Annotated[str | None, typer.Argument(help="one job")] = None,
     json: Json = False,
 ) -> None:
-    """Print the state of one job, or the list of jobs, as tables. `--json`: all of it, for programs; on stderr whether
-    each job makes progress, in a line."""
+    """Print the state of one job, or the list of jobs, as tables.
+
+    `--json` prints everything, for programs, and on stderr a line for each job that says whether the job makes
+    progress.
+    """
     client = _client(coordinator, token_file)
     answer = client.status(job) if job else client.jobs()
     if json:
@@ -94,8 +97,10 @@ def stop(
     ] = None,
     drain: Annotated[bool, typer.Option("--drain", help="end the input first: windows and timers fire")] = False,
 ) -> None:
-    """Take a last checkpoint, commit it and stop the job. Exits with 1 when the job has ended already, and when the
-    savepoint failed: the job goes on, but a drained one ends."""
+    """Take a last checkpoint, commit it and stop the job.
+
+    Exits with 1 if the job has ended already, and if the savepoint failed: the job continues, but a drained job ends.
+    """
     client = _client(coordinator, token_file)
     if drain and now:
         raise InvalidJob("--now does not wait for what --drain emits: leave one of them out")
@@ -143,7 +148,7 @@ def rescale(
     parallelism: Annotated[int, typer.Option(help="slots to go on with, at most the job's max_parallelism")],
     timeout: Annotated[float, typer.Option(help="seconds for the new slots to come")] = 60.0,
 ) -> None:
-    """Change a running job's number of slots. Exits with 1 when that failed: the job goes on as it was."""
+    """Change a running job's number of slots. Exits with 1 if that failed: the job continues unchanged."""
     from barrier_runtime.launch.requests import RescaleFailed
     from barrier_runtime.tools.rescaling import rescale as rescaled
 
@@ -171,8 +176,11 @@ def replace(
         bool, typer.Option("--allow-non-restored", help="drop state that the new program does not have")
     ] = False,
 ) -> None:
-    """Go on with the program that is in app.py now, while the job runs; it is loaded by the program that runs the job,
-    from the file that this was started with. Exits with 1 when that failed: the job goes on as it was."""
+    """Replace the program of a running job by the program that is now in app.py.
+
+    The process that runs the job loads the program; the file and flow must be those with which the job was started.
+    Exits with 1 if the replacement failed: the job continues unchanged.
+    """
     from barrier_runtime.launch.requests import ReplaceFailed
     from barrier_runtime.tools.rescaling import replace as replaced
 

@@ -29,10 +29,12 @@ def replay(
     stop: Annotated[bool, typer.Option("--pdb", help="stop at each row, in the step's function")] = False,
     redact: Redact = None,
 ) -> None:
-    """Run a flow again between two checkpoints, in this process, and print what a step makes of each row of a key: its
-    state before and after, what it emits. Sinks are not run, and nothing is written where the job is.
+    """Run a flow again between two checkpoints and print how a step processes each row of a key.
 
-    Without --until it goes on until a function raises or no row comes any more. Exits with 1 when a function raised."""
+    Prints the state before and after each row, and the emitted rows. Runs in this process, without sinks; nothing is
+    written to the job's storage. Without --until the replay continues until a function raises or no more rows come.
+    Exits with 1 if a function raised.
+    """
     from barrier_runtime.tools.replaying import replayed
 
     flow = load_flow(target)
@@ -44,8 +46,11 @@ def replay(
 def verify(
     target: Target, after: From, until: Until = None, checkpoints: Checkpoints = None, redact: Redact = None
 ) -> None:
-    """Run a flow again between two checkpoints, in this process, and compare state and rows with what the job came to.
-    Exits with 1 when something differs: then the flow is not deterministic, and the first difference is named."""
+    """Run a flow again between two checkpoints and compare state and rows with those of the job.
+
+    Runs in this process. Exits with 1 and names the first difference if anything differs: then the flow is not
+    deterministic.
+    """
     from barrier_runtime.tools.replaying import verified
 
     page, same = verified(load_flow(target), after, until, checkpoints, redact or ())

@@ -31,7 +31,7 @@ def list_savepoints(
 
 @savepoints.command("describe")
 def describe_savepoint(url: Annotated[str, typer.Argument(help="its folder or URL")]) -> None:
-    """Say what a savepoint is of, and whether it is whole. Exits with 1 when files are missing."""
+    """Describe a savepoint and check that it is complete. Exits with 1 if files are missing."""
     from barrier_runtime.tools.savepoints import describe
 
     page, whole = describe(url)
@@ -76,8 +76,11 @@ def state_show(
     limit: Annotated[int, typer.Option(min=1, help="entries")] = 20,
     redact: Redact = None,
 ) -> None:
-    """Print entries of a state, a line of JSON each; of a running job those of its last checkpoint, whose age is told
-    on stderr. With the whole key given only its part is read."""
+    """Print entries of a state, a line of JSON each.
+
+    For a running job these are the entries of the last checkpoint; its age is printed on stderr. If the whole key is
+    given, only the part of that key is read.
+    """
     from barrier_runtime.tools.state import show
 
     page, of = show(url, job, checkpoint, name, key or (), limit, redact or ())
@@ -110,8 +113,10 @@ def state_diff(
     limit: Annotated[int, typer.Option(min=0, help="entries that are printed; all are counted")] = 100,
     redact: Redact = None,
 ) -> None:
-    """Print what differs between two checkpoints or savepoints of a job: entries inserted, changed, deleted. Exits with
-    1 when anything does."""
+    """Print entries that differ between two checkpoints or savepoints: inserted, changed, deleted.
+
+    Exits with 1 if there are any.
+    """
     from barrier_runtime.tools.state import differences
 
     numbers = [each for each in (before, after) if each.isdigit()]
@@ -173,10 +178,10 @@ def compact(
     target: Annotated[int, typer.Option(help="MiB that a large file is to have")] = 128,
     keep: Annotated[float, typer.Option(help="seconds for which files that readers may have listed stay")] = 3_600.0,
 ) -> None:
-    """Make large files of the small ones that file sinks have committed, while the job runs and readers read.
+    """Merge small files that file sinks have committed into large files, while the job runs.
 
-    Run it again and again, as every hour: each run goes on with what the one before began. Who reads through the sink's
-    commit log notices nothing; a reader that lists the folder misses rows for a moment, and sees none twice.
+    Run the command regularly, for example every hour: each run continues the work of the previous run. Readers that use
+    the sink's commit log notice nothing; a reader that lists the folder misses rows for a moment, and sees none twice.
     """
     from barrier_runtime.connectors.files.sink.compaction import compact_files
 
@@ -211,10 +216,11 @@ def transactions(
     force: Annotated[bool, typer.Option("--force", help="settle although the job seems to run")] = False,
     form: Annotated[str, typer.Option("--format", help="text or json")] = "text",
 ) -> None:
-    """Show or settle what a stopped job has decided and not made visible, from its checkpoints alone.
+    """List or resolve decided, invisible transactions of a stopped job, from its checkpoints alone.
 
-    list only looks. commit makes everything decided visible. abort drops what was never decided, after committing the
-    rest. Passwords come from the environment. Exits with 1 when something could not be settled.
+    list changes nothing. commit makes every decided transaction visible. abort drops transactions that were never
+    decided, after committing the rest. Passwords come from the environment. Exits with 1 if a transaction could not be
+    resolved.
     """
     from barrier_runtime.tools.transactions import transactions as run_transactions
 
