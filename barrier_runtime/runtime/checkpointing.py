@@ -45,8 +45,6 @@ class ExecutionEvents(Protocol):
 
 
 class CommitReporter:
-    """Forwards commit reports of the sinks of one slot."""
-
     def __init__(self, slot: int, events: ExecutionEvents, cancelled: Callable[[], bool]) -> None:
         self._slot = slot
         self._events = events
@@ -131,8 +129,6 @@ class Checkpointing:
             done(run, (), times)
 
     def recorded(self, subtask: SubtaskId, checkpoint: int, in_flight: InFlightData) -> None:
-        """Writes the in-flight rows of the subtask's snapshot, which are complete."""
-
         def write(data: InFlightData, check: Callable[[], None]) -> tuple[InFlight, ...]:
             inline_bytes = self._res.thresholds.inline_bytes
             return write_in_flight(data, self._res.store, self._new_key, inline_bytes, check)
@@ -147,13 +143,11 @@ class Checkpointing:
         return more
 
     def decline(self, subtask: SubtaskId, checkpoint: int, reason: str) -> None:
-        """Declines the checkpoint, because the subtask's alignment aborted it."""
         for run in self._runs_of(subtask, checkpoint):
             run.cancel()
         self._events.declined(checkpoint, subtask, reason)
 
     def abort(self, checkpoint: int) -> None:
-        """Aborts the snapshots of `checkpoint`, by order of the coordinator."""
         for run in self.runs:
             if run.barrier.id == checkpoint:
                 run.cancel()
@@ -168,7 +162,6 @@ class Checkpointing:
             self._to_tell = {checkpoint: told for checkpoint, told in self._to_tell.items() if checkpoint > completed}
 
     def cancel(self) -> None:
-        """Ends all reports."""
         self._cancelled = True
 
     def _runs_of(self, subtask: SubtaskId, checkpoint: int) -> list[SnapshotRun]:

@@ -87,8 +87,6 @@ class AtHand(Protocol):
 
 
 class OperatorContexts:
-    """Factory of the contexts of all operators and sources that a generation opens in a slot."""
-
     def __init__(
         self,
         graph: JobGraph,

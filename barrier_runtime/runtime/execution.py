@@ -144,7 +144,6 @@ class Execution:
         self._deploy = msgspec.structs.replace(deploy, operators=())
 
     async def connect(self) -> None:
-        """Builds the subtasks, and connects every channel of this slot."""
         if self._cancelled:
             return
         self._wiring.expect(self._channel_broken)
@@ -399,7 +398,6 @@ class Execution:
 
     @property
     def opening(self) -> dict[str, float]:
-        """Operators and sources being opened, with seconds since the start."""
         return self._chains.being_opened
 
     def take_blocked(self) -> str:

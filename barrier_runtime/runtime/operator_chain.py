@@ -129,7 +129,6 @@ class OperatorChain:
         return self.advancing is not None or (self._goes_far and self.first.going_to_ms is not None)
 
     def advance(self, watermark_ms: int) -> None:
-        """Advances event time to the watermark of the inputs."""
         self._inputs_idle = False
         self.heard = watermark_ms
         self._advance(0, watermark_ms)
@@ -139,7 +138,6 @@ class OperatorChain:
         self._advance(0, WATERMARK_MAX)
 
     def advance_further(self) -> None:
-        """Continues the advance for one turn."""
         first = self.first
         if (going_to_ms := first.going_to_ms) is not None:
             first.toward(going_to_ms, self._emits[1])

@@ -78,7 +78,6 @@ class Preparing:
         self._following = None
 
     def forget(self) -> None:
-        """Drops prefetched files when a generation begins."""
         self._res.copies.keep_fetched()
         self.done, self._forgotten = 0, self._ended
 

@@ -40,7 +40,6 @@ def snapshots_in(store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint:
 
 
 def _inside(key: str, data: bytes) -> bytes | None:
-    """Manifest inside the log record stored under `key`."""
     record = decode_record(key, data)
     return inline_data(record) if isinstance(record, Complete) else None
 

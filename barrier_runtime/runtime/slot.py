@@ -127,7 +127,6 @@ class Slot:
     # ------------------------------------------------------------ messages
 
     def connected(self) -> None:
-        """Registers after a (re)connection."""
         i = self.identity
         self._send(
             Register(

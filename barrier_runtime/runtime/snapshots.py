@@ -93,7 +93,6 @@ class SnapshotRun:
         self.over = not self._undrained
 
     def recorded(self, data: InFlightData, write: WriteInFlight, executor: WorkerExecutor) -> None:
-        """Writes the in-flight rows, which are complete."""
         if self.cancelled or self.over:
             return
         if data:

@@ -141,7 +141,6 @@ class Aligner:
         return self._start_timer(barrier) + self._progress(now_ms)
 
     def on_arrival(self, channel: int, element: Announced, now_ms: float) -> list[AlignmentEffect]:
-        """Handles `element` as it enters the queue of `channel`."""
         if isinstance(element, EndOfInput):
             self._ends.add(channel)
             return self._heard_from(channel) + self._progress(now_ms)
@@ -190,7 +189,6 @@ class Aligner:
     # events of delivery
 
     def on_barrier(self, channel: int, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Handles `barrier`, taken out of the queue of `channel`."""
         if barrier.token == self._token and barrier.id == self._overtook:
             return []
         if barrier.token != self._token or barrier.id <= self.done or channel not in self._live:
@@ -213,7 +211,6 @@ class Aligner:
         return effects + (completed or [Block(channel)])
 
     def on_cancel(self, channel: int, cancel: CancelBarrier) -> list[AlignmentEffect]:
-        """Handles `cancel`, taken out of the queue of `channel`."""
         if cancel.token != self._token or cancel.id <= self.done or cancel.id < (self.aligning or 0):
             self.ignored += 1
             return []
@@ -289,7 +286,6 @@ class Aligner:
         return [StartTimer(barrier.id, barrier.aligned_timeout_ms)]
 
     def _progress(self, now_ms: float) -> list[AlignmentEffect]:
-        """Takes the snapshot if the snapshot is due."""
         if not isinstance(self._state, Aligning):
             self._begin_without_barriers(now_ms)
         state = self._state
@@ -356,7 +352,6 @@ class Aligner:
         return [Aborted(checkpoint, reason)]
 
     def _ended(self, state: Aligning) -> list[AlignmentEffect]:
-        """Ends the alignment after its snapshot or abort."""
         self._state = state.recording or NoCheckpoint()
         self._finish(state.barrier.id)
         return [Unblock(tuple(sorted(state.delivered)))] if state.delivered else []

@@ -31,9 +31,7 @@ class Submit(Protocol):
 class WorkerPool(Protocol):
     """Threads of a slot; the simulation has a pool without threads."""
 
-    def submit(self, work: Callable[[], Any], done: Done) -> None:
-        """Runs `work` off the loop, then calls `done(result, error)` on the loop."""
-        ...
+    def submit(self, work: Callable[[], Any], done: Done) -> None: ...
 
     async def run(self, work: Callable[[], Any]) -> Any: ...
 

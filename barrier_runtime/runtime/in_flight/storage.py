@@ -108,7 +108,6 @@ def _own(
     max_parallelism: int,
     store: ObjectStore,
 ) -> Iterator[Batch]:
-    """Stored rows that belong to `subtask`."""
     if snapshot.parallelism == parallelism:
         if snapshot.subtask == subtask:
             yield from _decoded(store, stored.file)

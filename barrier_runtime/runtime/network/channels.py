@@ -158,7 +158,6 @@ class InputChannel:
             self._wake()
 
     def adapt(self, elapsed_s: float) -> None:
-        """Adapts the window to the bytes taken in the last `elapsed_s` seconds."""
         before = self.window.bytes
         if self.blocked:  # a blocked channel is not read, so nothing follows about the speed of its reader
             self.window.forget(self._taken)

@@ -47,7 +47,6 @@ class Window:
         self.bytes = max(self._least, min(self._most, wanted))
 
     def forget(self, taken: int) -> None:
-        """Ignores the bytes taken since the last call."""
         self._taken = taken
 
 
@@ -72,7 +71,6 @@ class Chunk:
         self._last = size
 
     def taken_along(self, size: int) -> None:
-        """Adds `size` bytes that are processed together with the batch."""
         self._last += size
 
     @property

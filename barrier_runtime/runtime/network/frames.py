@@ -82,7 +82,6 @@ class FrameWriter:
         self._schema: pa.Schema | None = None
 
     def encode(self, element: Element) -> list[bytes | pa.Buffer]:
-        """Returns pieces to write one after the other."""
         if isinstance(element, Batch):
             return self._batch(element)
         if isinstance(element, Watermark):
@@ -228,7 +227,6 @@ class FrameReader:
         raise FrameError(f"a frame has the unknown kind {kind}")
 
     def _take_reached(self, rows: int) -> npt.NDArray[np.int64] | None:
-        """Event times received for the next batch of `rows` rows."""
         reached, self._reached = self._reached, None
         if reached is not None and len(reached) != rows:
             raise FrameError(f"{len(reached)} event times came with {rows} rows")

@@ -36,7 +36,6 @@ class InputQueues:
         return index, element
 
     def read_barrier(self, index: int, checkpoint: int) -> None:
-        """Notes that the barrier of `checkpoint` was read from channel `index`."""
         if self._barrier_behind[index] == checkpoint:
             self._barrier_behind[index] = 0
 

@@ -170,7 +170,6 @@ class TcpDataPlane:
         self._unproven[incoming] = None
 
     def proved(self, incoming: "_Incoming") -> None:
-        """Unregisters a connection that has authenticated itself or is gone."""
         self._unproven.pop(incoming, None)
 
     def admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
@@ -290,7 +289,6 @@ class _Incoming(_Connection):
         self.transport.write(_NOT_YET)
 
     def begin(self, target: InputChannel) -> None:
-        """Admits the channel and grants the first credit."""
         self._target = target
         target.when_credit(self._send_credit)
         self.transport.write(_ADMITTED)

@@ -310,7 +310,6 @@ class SinkDriver:
         return Move.COMMITTED_PART if self._part_of_whole else Move.COMMITTED
 
     def _committed_one(self, transaction: Transaction) -> list[Effect]:
-        """Removes the oldest transaction, which is committed."""
         self._pending.popleft()
         if self._part_of_whole and transaction.checkpoint > self._visible_through:
             self._committed.append(replace(transaction, stage=Stage.COMMITTED))

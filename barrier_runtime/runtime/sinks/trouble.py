@@ -20,8 +20,6 @@ _TARGET = "Correct the target or the sink's arguments"
 
 
 class SinkTrouble:
-    """Error conversion for the sink `name` of a subtask."""
-
     def __init__(self, sink: TwoPhaseCommitSink, name: str, subtask: int) -> None:
         kind = type(sink)
         self._ours = kind.__module__.startswith("barrier_runtime.")
@@ -37,7 +35,6 @@ class SinkTrouble:
         return found
 
     def of_write(self, error: BaseException, schema: pa.Schema) -> BarrierRuntimeError:
-        """Converts `error` of `write`, naming the columns of the rows."""
         if isinstance(error, BarrierRuntimeError):
             return error
         if not must_be_mended(error):

@@ -96,8 +96,6 @@ class FinishedSplits:
 
 @dataclass
 class Assignment:
-    """Part of a source that a subtask reads, at the start."""
-
     splits: list[Split]  # to be read, or read further
     finished: NameSet
     done_rows: int  # rows of finished splits

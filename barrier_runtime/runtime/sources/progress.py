@@ -27,8 +27,6 @@ PROGRESS_VERSION = 2  # version 1: names of finished splits have no mark
 
 
 class SplitProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Progress of one split."""
-
     rows: int  # rows returned so far, each counted once
     greatest_ms: int  # greatest event time seen
     finished: bool

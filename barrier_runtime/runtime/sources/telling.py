@@ -33,7 +33,6 @@ class EventTimeTelling:
         self._next_s = 0.0
 
     def due(self, sources: Mapping[str, HeldBack], now_s: float) -> bool:
-        """True if `sources` are to be reported now."""
         if sources != self._told:
             self._wait_s = LOOK_S
         elif now_s < self._next_s:
