@@ -1,5 +1,7 @@
-"""Appends one record to a job's log for a process that is not a coordinator: the put is repeated until the store says
-what became of it. Blocking; used by one thread."""
+"""Append of one record to a job's log by a process that is no coordinator. Blocking; used by one thread.
+
+The put is repeated until the outcome is known.
+"""
 
 from collections.abc import Callable
 
@@ -10,13 +12,13 @@ from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
-_ATTEMPTS = 12  # while the store does not answer: some six seconds
+_ATTEMPTS = 12  # while the store does not answer: about six seconds
 
 
 def append_record(
     store: ObjectStore, job: str, log: DecisionLog, record: Record, sleep: Callable[[float], None]
 ) -> Appended | Foreign:
-    """Append `record` to `log`, that of `job`. Raises `Unavailable` when nobody knows whether it was."""
+    """Appends `record` to `log`, that of `job`. Raises `Unavailable` if the outcome stays unknown."""
     step = log.propose(record)
     key = Paths(job).log_record(step.position)
     for attempt in range(1, _ATTEMPTS + 1):

@@ -1,9 +1,9 @@
-"""Carries out a delete: in order, and only while the permit still holds. Blocking; runs on a thread.
+"""Deletion of objects in order, only while the permit is valid. Blocking; runs on a thread.
 
-A permit is proof of a moment. Between that moment and the request lie a queue, perhaps a stalled process, and perhaps
-a successor that keeps more than we did. So the log is asked once more before each request: a FENCE or LEAD behind the
-permit's position means that somebody else leads, and nothing more is deleted (I7). That leaves the length of one
-request; in it only objects go that no checkpoint kept by us can reach, under names that are never used again.
+A permit proves a moment. Between that moment and the request there may be a queue, a stalled process, and a successor
+that keeps more checkpoints. So the log is read again before each request: a FENCE or LEAD after the permit's position
+means that another process leads, and nothing more is deleted (I7). The length of one request remains; its objects are
+out of reach of all checkpoints that this process keeps, and their names are never used again.
 """
 
 import time
@@ -27,11 +27,11 @@ def delete_in_order(
     check: Callable[[], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Delete `keys` in order: manifests one by one, files in large requests, never both in one. `check` is called
-    before each request and raises when nothing more may be deleted.
+    """Deletes `keys` in order: manifests one by one, files in large requests, never both in one.
 
-    Returns why some are left, if so: leaks are allowed, the next sweep finds them. Trouble that may pass is borne for
-    a few attempts; every other error is raised.
+    `check` is called before each request and raises if nothing more may be deleted. Returns why some objects are left,
+    if
+    so: leaks are allowed, the next sweep finds them. Retryable errors are retried a few times; others are raised.
     """
     left = len(keys)
     for chunk in _chunks(paths, keys):
@@ -49,7 +49,7 @@ def delete_in_order(
 
 
 def check_permit(store: ObjectStore, paths: Paths, permit: Permit) -> None:
-    """Raise `Fenced` if the log shows that the permit's holder leads no more."""
+    """Raises `Fenced` if the log shows that the permit's holder does not lead any more."""
     position = permit.position + 1
     while (data := get_or_none(store, paths.log_record(position))) is not None:
         record = decode_record(paths.log_record(position), data)
@@ -62,7 +62,7 @@ def check_permit(store: ObjectStore, paths: Paths, permit: Permit) -> None:
 
 
 def _chunks(paths: Paths, keys: Iterable[str]) -> Iterator[list[str]]:
-    """What goes with one request: inside it the order is the store's."""
+    """Yields the keys of each request, inside which the store chooses the order."""
     files: list[str] = []
     for key in keys:
         is_file = paths.checkpoint_of(key) is None

@@ -1,5 +1,7 @@
-"""Formats the log of daemons and slots as JSON, one object per line. Job, slot and the like are fields of their own,
-for programs that search logs, beside the message for people."""
+"""JSON format of the log of daemons and slots, one object per line.
+
+Job, slot and others are separate fields, for programs that search logs, beside the message for people.
+"""
 
 import logging
 import time
@@ -15,11 +17,11 @@ FIELDS = (
     "slot",
     "checkpoint",
     "operator",
-)  # of a record, by `extra=`; those it lacks are left out
+)  # of a record, by `extra=`; missing fields are left out
 
 
 class JsonLines(logging.Formatter):
-    """`known`: fields of every line, as the slot that writes them."""
+    """JSON lines. `known`: fields of every line, such as the writing slot."""
 
     def __init__(self, known: dict[str, Any] | None = None) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ class JsonLines(logging.Formatter):
 
 
 class Masked(logging.Formatter):
-    """Lines of another formatter. What jobs report may be the text of a library or of a row."""
+    """Masks secrets in another formatter's lines, which may contain texts of libraries or rows."""
 
     def __init__(self, lines: logging.Formatter) -> None:
         super().__init__()

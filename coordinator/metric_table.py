@@ -1,9 +1,10 @@
-"""THE table of metrics that operators and slots send: one row each, with its kind, its unit and what it says.
+"""THE table of metrics that operators and slots send: one row each, with kind, unit and help.
+
 Figures of a job are rows of `status/figure_table.py`.
 
-What counts or measures names a row (`metrics.count(LATE_ROWS, n)`), so a metric that is not in the table is an error
-when the module is imported. `tests/metrics_table.py` writes `docs/metrics.md` from it. So a new metric is a new row and
-the line that counts, then `make tables`. Names never change: people's alarms use them.
+Code that counts or measures refers to a row (`metrics.count(LATE_ROWS, n)`), so a metric outside the table is an error
+at import. `tests/metrics_table.py` writes `docs/metrics.md` from the table. A new metric is a new row and the line that
+counts, then `make tables`. Names never change: people's alarms use them.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Metric:
-    """`of`: an operator in a slot, or a slot. `over_slots`: how the figures of several slots become one."""
+    """A row. `of`: an operator in a slot, or a slot. `over_slots`: merge rule for several slots."""
 
     name: str
     unit: str
@@ -26,24 +27,24 @@ class Metric:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What tells several figures of one metric apart. A slot runs one subtask of every operator: subtask = slot."""
+        """Labels of one metric's figures. A slot runs one subtask of every operator: subtask = slot."""
         return ("operator", "slot") if self.of == "operator" else ("slot",)
 
     def key(self, operator: str = "") -> str:
-        """Under which a heartbeat and the status have it."""
+        """Returns the key in heartbeats and in the status."""
         return f"{operator}.{self.name}" if self.of == "operator" else self.name
 
 
 class Counter(Metric):
-    """Only rises. One of operators and slots begins again at 0 with the slot's process, or with each generation."""
+    """Only rises. Operators' and slots' counters restart at 0 with the slot's process, or with each generation."""
 
 
 class Gauge(Metric):
-    """The figure of this moment."""
+    """The present value."""
 
 
 class Histogram(Metric):
-    """Rows by latency. Slots send it whole; the status has percentiles over all slots, so it has no slot as label."""
+    """Rows by latency. Slots send whole histograms; the status has percentiles over all slots, so no slot label."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -94,14 +95,14 @@ TRANSACTION_TIMEOUT_MS = Gauge("transaction_timeout_ms", "ms", "sinks: how long 
 PROCESSED = Histogram("processed", "ms", "sinks: from the time a row was due at the source until the sink has taken it")
 VISIBLE = Histogram("visible", "ms", "sinks: from the time a row was due at the source until readers can see it")
 
-# Of a chain of operators: told under the name of its first one. All begin again with each generation.
+# Of a chain of operators, under the name of the first one. All restart with each generation.
 ROWS_IN = Counter("rows_in", "rows", "rows that the chain took; of a source, that it read (again, after a failure)")
 ROWS_OUT = Counter("rows_out", "rows", "rows that the chain sent to others, for each of them")
 WORK_S = Counter("work_s", "s", "time in which the chain worked on rows")
 BLOCKED_S = Counter("blocked_s", "s", "time in which the chain had to wait for its receivers")
 HELD_S = Counter("held_s", "s", "time in which an operator of the chain had no room: it waits for a server")
 
-# Of a slot. Those of a generation begin again with it, and are absent between two.
+# Of a slot. Those of a generation restart with it, and are absent between two.
 RECORDS = Gauge("records", "rows", "rows that the sources have read, each counted once however often it was replayed",
                 "slot")
 WATERMARK_MS = Gauge("watermark_ms", "ms since 1970", "event time that has been reached", "slot", "min")

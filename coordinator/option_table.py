@@ -1,7 +1,8 @@
-"""THE table of options: one row each, with all that is checked or said of it anywhere.
+"""THE table of options: one row each, with all checks and texts.
 
-From it come the checks of driver and coordinator, the flags of the command line, `explain` and the signatures that
-notebooks show; `tests/options_table.py` writes `coordinator/option_types.py` and `docs/options.md` from it. So a new
+Sources of the row: checks of driver and coordinator, flags of the command line, `explain`, and signatures in notebooks
+read the table; `tests/options_table.py` writes `coordinator/option_types.py` and `docs/options.md` from the table. A
+new
 option is a new row, then `make tables`. Names, and the fields under which options are stored, never change.
 """
 
@@ -17,28 +18,30 @@ SAME: Any = object()
 
 @dataclass(frozen=True)
 class Option:
-    """`low` and `high` are in the unit. Times are seconds (unit "s") for users, and stored as milliseconds.
+    """A row. `low` and `high` are in the unit. Times are seconds (unit "s") for users, stored as milliseconds.
 
-    `where`: "spark" for what a local run would ignore, and so refuses; "daemon": no option of a run. `shown`: what
-    `explain` prints; text is printed only when its row says so, because it may hold a secret.
+    `where`: "spark" for options that a local run would ignore, and so refuses; "daemon": no option of a run. `shown`:
+    output
+    of `explain`; text is printed only if the row says so, because it may hold a secret.
     """
 
     name: str
-    type: Any  # of the value, as type checkers see it and as it is demanded at run time
+    type: Any  # of the value, for type checkers and for the check at run time
     default: Any
     help: str  # a line, for --help, editors and docs/options.md
     low: float | None = None
     high: float | None = None
     unit: str = ""
     where: Literal["everywhere", "spark", "daemon"] = "everywhere"
-    none: str = ""  # what None means, or an empty default
-    also: str = ""  # a further type that the keyword may have
-    made: str = ""  # source of the function that makes a default which is not a constant
-    field: str = ""  # of `CheckpointOptions`, `RestartOptions` or, for other groups, `JobSpec`, in which it is stored
+    none: str = ""  # meaning of None, or of an empty default
+    also: str = ""  # a further type of the keyword
+    made: str = ""  # source of the function that makes a non-constant default
+    # field of `CheckpointOptions`, `RestartOptions` or, for other groups, `JobSpec` that stores the option
+    field: str = ""
     slot: bool = False  # a field of `SlotOptions`, which every slot gets
-    stored_default: Any = SAME  # what a record without the field means, where that is not the option's default
-    strategies: tuple[str, ...] = ()  # the values of `restart` that use it
-    remedy: str = ""  # what to give, where the type does not say it
+    stored_default: Any = SAME  # meaning of a record without the field, if that is not the option's default
+    strategies: tuple[str, ...] = ()  # the values of `restart` that use the option
+    remedy: str = ""  # how to correct a value, if the type does not show that
     flags: tuple[str, ...] = ()  # of the command line, beside --name
     on_command_line: bool = True
     shown: Literal["value", "url", "whether"] = "whether"
@@ -49,12 +52,12 @@ class Option:
 
     @property
     def short_flag(self) -> str:
-        """As messages name it."""
+        """Flag in messages."""
         return min((self.flag, *self.flags), key=len)
 
     @property
     def variable(self) -> str:
-        """Of the environment, for the command line."""
+        """Variable of the environment, for the command line."""
         return f"BARRIER_RUNTIME_{self.name.upper()}"
 
     @cached_property
@@ -63,7 +66,7 @@ class Option:
 
     @property
     def plain_type(self) -> Any:
-        """Without None."""
+        """Type without None."""
         return next(kind for kind in get_args(self.type) if kind is not NoneType) if self.optional else self.type
 
     @cached_property
@@ -263,12 +266,12 @@ _WANTED = {
 
 
 def stored_in(options: tuple[Option, ...]) -> dict[str, Option]:
-    """By the field under which each is stored."""
+    """Returns options by the field that stores them."""
     return {option.field: option for option in options if option.field}
 
 
 def wanted_type(option: Option) -> str:
-    """What an error asks for when a value is of the wrong type: "give a number of seconds, or None"."""
+    """Returns the remedy for a value of the wrong type: "give a number of seconds, or None"."""
     if option.remedy:
         return option.remedy
     text = _WANTED.get(option.plain_type, f"use {' or '.join(map(repr, option.choices))}")
@@ -276,14 +279,14 @@ def wanted_type(option: Option) -> str:
 
 
 def wanted(option: Option) -> str:
-    """What an error asks for when a value is out of bounds: "give seconds from 0.01 to 31536000"."""
+    """Returns the remedy for a value out of bounds: "give seconds from 0.01 to 31536000"."""
     what = {"s": "give seconds", "MiB": "give MiB"}.get(option.unit) or _WANTED[option.plain_type]
     or_none = f", or None: {option.none}" if option.optional else ""
     return f"{what} from {option.low:g} to {option.high:.0f}{or_none}"
 
 
 def allowed(option: Option) -> str:
-    """For help and documents: "0.01 s to 1 year"; "" where the type says it all."""
+    """Returns the range for help and documents: "0.01 s to 1 year"; "" if the type suffices."""
     values = " or ".join(option.choices)
     if option.low is not None and option.high is not None:
         high = _LONG[option.high] if option.high in _LONG else f"{option.high:,.0f} {option.unit}".rstrip()
@@ -292,7 +295,7 @@ def allowed(option: Option) -> str:
 
 
 def shown_value(option: Option, value: Any) -> str:
-    """A value with its unit: "600 s", "128 key groups"; what None and nothing mean."""
+    """Returns a value with the unit: "600 s", "128 key groups"; for None and empty values their meaning."""
     if value in (None, "", {}):
         return option.none
     if isinstance(value, bool) or not isinstance(value, int | float):

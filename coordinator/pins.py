@@ -1,22 +1,22 @@
-"""Pins: readers of a job's checkpoints keep them from being deleted while they read. Blocking; runs on threads.
+"""Pins of readers, which keep a job's checkpoints from being deleted. Blocking; runs on threads.
 
-A pin is an object whose name says it all: from which checkpoint on nothing is deleted, and for how long it holds. It
-expires by itself, so a reader that died keeps nothing for ever.
+A pin is an object whose name holds the first protected checkpoint and the duration. It expires by itself, so a dead
+reader keeps nothing forever.
 
     <job>/pins/used                          there were pins: only then are they listed before each deletion
     <job>/pins/<checkpoint>-<seconds>-<id>   nothing of that checkpoint or a later one is deleted
 
-Why no reader loses: it pins the newest checkpoint that it knows, and only then looks which one is the newest now. That
-one is dropped later than the pin was written, and the coordinator lists pins after it has dropped a checkpoint and
-before it deletes anything of it.
+No reader loses files: the reader pins the newest known checkpoint, and only then looks for the newest one. That one is
+dropped after the pin was written, and the coordinator lists pins after dropping a checkpoint and before deleting its
+files.
 
-| what happens                          | then                                                                         |
-|---------------------------------------|------------------------------------------------------------------------------|
-| the reader ends                       | it deletes its pin; what was held back goes with the next deletion           |
-| the reader dies                       | its pin expires; the coordinator deletes it                                  |
-| the coordinator dies                  | what it held back is found by its successor's sweep, which asks for pins too |
-| pins cannot be listed                 | nothing is deleted now                                                       |
-| the user deletes the job's checkpoints| pins do not hold that                                                        |
+| what happens                           | then                                                                      |
+|----------------------------------------|---------------------------------------------------------------------------|
+| the reader ends                        | it deletes its pin; held deletions follow with the next one               |
+| the reader dies                        | the pin expires; the coordinator deletes the pin                          |
+| the coordinator dies                   | the successor's sweep, which reads pins too, finds the objects            |
+| pins cannot be listed                  | nothing is deleted now                                                    |
+| the user deletes the job's checkpoints | pins have no effect                                                       |
 """
 
 import re
@@ -41,11 +41,13 @@ class PinFound:
 
 
 class CheckpointPin:
-    """A reader's. `checkpoint`: from that one on. Use as a context manager, or `release` it; `renew` it from time to
-    time where reading may take longer than `seconds`."""
+    """Pin of a reader on `checkpoint` and later ones. Use as a context manager, or call `release`.
+
+    Call `renew` from time to time if reading may take longer than `seconds`.
+    """
 
     def __init__(self, store: ObjectStore, paths: Paths, checkpoint: int, seconds: int = PIN_S) -> None:
-        """Raises what the store raises, as `InvalidJob` where it may not be written."""
+        """Writes the pin. Raises errors of the store, such as `InvalidJob` without write permission."""
         self._store = store
         self._seconds = seconds
         self._key = paths.pin(f"{checkpoint}-{seconds}-{uuid.uuid4().hex}")
@@ -58,7 +60,7 @@ class CheckpointPin:
         self._written_s = time.monotonic()
 
     def renew(self) -> None:
-        """Does something only when half of its time is over."""
+        """Renews the pin if half of its time is over."""
         if time.monotonic() - self._written_s > self._seconds / 2:
             self._write()
 
@@ -73,7 +75,7 @@ class CheckpointPin:
 
 
 def pins_of(store: ObjectStore, paths: Paths) -> list[PinFound]:
-    """All that are there, also those whose time is over."""
+    """Returns all pins, also expired ones."""
     if get_or_none(store, paths.pins_used) is None:
         return []
     found = []
@@ -86,19 +88,22 @@ def pins_of(store: ObjectStore, paths: Paths) -> list[PinFound]:
 
 
 class PinnedDeletions:
-    """A coordinator's: deletions that wait for readers."""
+    """A coordinator's deletions, which wait for readers."""
 
     def __init__(self, store: ObjectStore, paths: Paths, wall_ms: Callable[[], int]) -> None:
         self._store = store
         self._paths = paths
         self._wall_ms = wall_ms
         self._lock = threading.Lock()
-        self._waiting: list[tuple[float, tuple[str, ...]]] = []  # highest checkpoint of it, and what is to go
+        self._waiting: list[tuple[float, tuple[str, ...]]] = []  # highest checkpoint of each deletion, and the keys
 
     def free(self, keys: Sequence[str], newest: int = 0) -> list[tuple[str, ...]]:
-        """What may be deleted now: `keys`, and what has waited before, in order. What may not, waits. `newest`: of the
-        checkpoints that are dropped with `keys`; 0: their names tell. No lock is held while the store is asked, and
-        what came to wait meanwhile may be younger than the pins that were found."""
+        """Returns the keys that may be deleted now, in order: `keys`, and those that waited. Others wait.
+
+        `newest`: the newest checkpoint dropped with `keys`; 0: the names show that. No lock is held during requests to
+        the
+        store, and keys that arrive meanwhile may be younger than the pins found.
+        """
         with self._lock:
             if keys:
                 self._waiting.append((float(newest) or highest_of(self._paths, keys), tuple(keys)))
@@ -117,9 +122,9 @@ class PinnedDeletions:
 
 
 def highest_of(paths: Paths, keys: Sequence[str]) -> float:
-    """The highest checkpoint whose manifest is among the keys; files alone may be of any."""
+    """Returns the highest checkpoint whose manifest is among the keys; files alone may belong to any."""
     checkpoints = [found[0] for key in keys if (found := paths.checkpoint_of(key)) is not None]
     return float(max(checkpoints)) if checkpoints else _ANY
 
 
-_ANY = float(1 << 63)  # above every checkpoint, and below no pin at all
+_ANY = float(1 << 63)  # above every checkpoint, and below "no pin"

@@ -1,1 +1,1 @@
-"""How drivers and the command line reach a coordinator, or start their own."""
+"""Access of drivers and the command line to a coordinator, or a coordinator of their own."""

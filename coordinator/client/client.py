@@ -1,4 +1,4 @@
-"""A small blocking client of a coordinator's REST interface, for the driver and the command line."""
+"""Small blocking client of a coordinator's REST interface, for the driver and the command line."""
 
 import http.client
 import uuid
@@ -47,7 +47,7 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class LedByAnother(Unavailable):
-    """This daemon stands by: the one at `url` leads the job."""
+    """This daemon stands by: the daemon at `url` leads the job."""
 
     def __init__(self, message: str, url: str) -> None:
         super().__init__(message)
@@ -55,11 +55,14 @@ class LedByAnother(Unavailable):
 
 
 class UnknownJob(InvalidJob):
-    """This daemon does not know the job, or this run of it."""
+    """This daemon does not know the job, or this run of the job."""
 
 
 class CoordinatorClient:
-    """`url`: e.g. `http://127.0.0.1:8080`. Raises `Unavailable` when nobody answers, `InvalidJob` when refused."""
+    """Client of one daemon. Raises `Unavailable` without an answer, `InvalidJob` for a refusal.
+
+    `url`: e.g. `http://127.0.0.1:8080`.
+    """
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 10.0) -> None:
         parts = urlsplit(without_credentials(url, "the coordinator's address"))
@@ -83,16 +86,16 @@ class CoordinatorClient:
         return self._call("GET", "/jobs", b"", _JOBS)
 
     def submit(self, spec: JobSpec, storage_url: str = "") -> SubmitReply:
-        """`storage_url`: where the program's slots will put their checkpoints; refused if the daemon's is another."""
+        """Submits a job. `storage_url`: store of the slots' checkpoints; refused if the daemon has another."""
         headers = {STORAGE_HEADER: quote(storage_url)} if storage_url else {}
         return self._call("PUT", f"/jobs/{check_job_id(spec.job)}", msgspec.json.encode(spec), _SUBMIT, headers)
 
     def status(self, job: str, run_id: str = "") -> JobStatus:
-        """Of the run that was submitted last, or of run `run_id`; so also with `trigger` and `stop`."""
+        """Returns the status of run `run_id`, or of the last submitted run, as do `trigger` and `stop`."""
         return self._call("GET", _path(job, "", run_id), b"", _STATUS)
 
     def next_status(self, job: str, run_id: str, last: JobStatus | None, wait_s: float) -> JobStatus:
-        """The status as soon as its news (`news_of`) are others than those of `last`, at the latest after `wait_s`."""
+        """Returns the status once its version (`news_of`) differs from that of `last`, or after `wait_s`."""
         if last is None:
             return self.status(job, run_id)
         path = f"{_path(job, '', run_id)}&unless={news_of(last)}&wait={min(wait_s, LONGEST_WAIT_S):g}"
@@ -102,20 +105,20 @@ class CoordinatorClient:
         return self._call("GET", f"/jobs/{check_job_id(job)}/checkpoints", b"", _CHECKPOINTS)
 
     def why(self, job: str, checkpoint: int | None = None, run_id: str = "") -> Answer:
-        """Of a checkpoint, or of the job. `InvalidJob` for a checkpoint that is not in the history."""
+        """Explains a checkpoint, or the job. Raises `InvalidJob` for a checkpoint outside the history."""
         asked = {"checkpoint": checkpoint, "run": run_id and check_job_id(run_id)}
         query = urlencode({name: value for name, value in asked.items() if value})
         return self._call("GET", f"/jobs/{check_job_id(job)}/why?{query}".rstrip("?"), b"", _ANSWER)
 
     def tell_room(self, job: str, room: Room, run_id: str = "") -> TriggerReply:
-        """What is known of room for the slots that have not come: `why` and the page tell it."""
+        """Reports free cores for missing slots, for `why` and the page."""
         return self._call("PUT", _path(job, "/room", run_id), msgspec.json.encode(room), _TRIGGER)
 
     def trigger(self, job: str, run_id: str = "") -> TriggerReply:
         return self._call("POST", _path(job, "/checkpoints", run_id), b"", _TRIGGER)
 
     def savepoint(self, job: str, asked: SavepointAsked, run_id: str = "") -> TriggerReply:
-        """Begin one; `status` tells how far it is. The same id again changes nothing."""
+        """Begins a savepoint; `status` shows the progress. A repeated id changes nothing."""
         return self._call("POST", _path(job, "/savepoints", run_id), msgspec.json.encode(asked), _TRIGGER)
 
     def stop(
@@ -129,22 +132,26 @@ class CoordinatorClient:
         return self._call("POST", _path(job, "/stop", run_id), body, _TRIGGER)
 
     def rescale(self, job: str, asked: RescaleAsked, run_id: str = "") -> TriggerReply:
-        """Begin to; `status` tells how far it is. The same id again changes nothing."""
+        """Begins a rescale; `status` shows the progress. A repeated id changes nothing."""
         return self._call("POST", _path(job, "/rescale", run_id), msgspec.json.encode(asked), _TRIGGER)
 
     def replace(self, job: str, asked: ReplaceAsked, run_id: str = "") -> TriggerReply:
-        """Begin to replace the job's program, or describe the one that was to be loaded; `status` tells how far it is.
-        The same id again changes nothing."""
+        """Begins a replace, or describes the requested program; `status` shows the progress.
+
+        A repeated id changes nothing.
+        """
         return self._call("POST", _path(job, "/replace", run_id), msgspec.json.encode(asked), _TRIGGER)
 
     def page_link(self, job: str) -> str:
-        """The address of a job's page that logs in by itself, once, within an hour. Raises `UnknownJob` when this
-        coordinator has no page."""
+        """Returns the address of a job's page that logs in once, within an hour.
+
+        Raises `UnknownJob` if this coordinator has no page.
+        """
         path = self._call("POST", "/login-links", b"", _LINK).path
         return f"{self.url.rstrip('/')}{path}&to=/jobs/{check_job_id(job)}"
 
     def report(self, job: str, run_id: str = "") -> bytes:
-        """HTML, one file with all that the page shows, secrets masked."""
+        """Returns the page's content as one HTML file, with secrets masked."""
         path = _path(job, "/report", run_id)
         status, data = self._exchange("GET", path, b"", _NO_HEADERS)
         if status != 200:

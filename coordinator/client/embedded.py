@@ -1,14 +1,13 @@
-"""A coordinator as a child process of the driver, started again whenever it dies.
+"""Coordinator as a child process of the driver, restarted after each death.
 
-The driver owns the two listening sockets and passes them on: a restarted child is on the same address at once, slots
-that connect in between wait in the backlog, and nobody else can take the port. The child leaves when the driver does
-(its standard input is closed). The root key lives in a file of mode 0600 in a directory of mode 0700.
+The driver owns the two listening sockets and passes them on: a restarted child has the same address at once, slots that
+connect in between wait in the backlog, and no other process can take the port. The child ends with the driver, which
+closes the child's standard input. The root key is in a file of mode 0600 in a directory of mode 0700.
 
-A temporary directory of one driver for its coordinator's secrets, and the removal of those whose driver was killed.
-
-Mode 0700. A lock in it is held for as long as the driver lives. A driver removes its directory when it ends, the
-coordinator does it when only the driver was killed; when both were, at once, the next driver of this user on this host
-finds the lock free. A directory without a lock is just being made: it is left alone.
+`PrivateDirectory` is the driver's temporary directory for the coordinator's secrets. The driver holds a lock inside
+while alive, and removes the directory at the end. If only the driver was killed, the coordinator removes the directory;
+if both were killed at once, the next driver of this user on this host finds the lock free. A directory without a lock
+file is just being made, and stays.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ _LIFE = "life.lock"
 
 
 class PrivateDirectory:
-    """Made at once; `remove()` may be called again. `prefix` tells the directories of one kind from all others."""
+    """Temporary directory with a lock, made at once; `remove()` may be repeated. `prefix` marks one kind."""
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())
@@ -52,7 +51,7 @@ class PrivateDirectory:
 
 
 def remove_what_the_killed_left(prefix: str, parent: Path) -> None:
-    """Only real directories of this user: in a folder that all may write to, a name proves nothing."""
+    """Removes real directories of this user only: in a shared folder a name proves nothing."""
     for entry in parent.glob(f"{prefix}*"):
         try:
             if entry.is_symlink() or entry.lstat().st_uid != os.getuid():
@@ -60,7 +59,7 @@ def remove_what_the_killed_left(prefix: str, parent: Path) -> None:
             with (entry / _LIFE).open() as life:
                 fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(entry, ignore_errors=True)
-        except OSError:  # its driver lives, or it is just being made, or somebody else removes it
+        except OSError:  # the driver lives, or is making the directory, or another process removes it
             continue
 
 
@@ -75,10 +74,10 @@ Network = Literal["loopback", "trusted"]
 
 
 class EmbeddedCoordinator:
-    """Starts at once; use as a context manager or call `close()`.
+    """Coordinator child. Starts at once; use as a context manager or call `close()`.
 
-    `host`: where slots reach the coordinator; REST always stays on loopback. Other hosts than loopback need
-    `network="trusted"` (peers prove who they are; nothing is encrypted, rows between slots carry no MAC).
+    `host`: address for slots; REST always stays on loopback. Hosts other than loopback need `network="trusted"` (peers
+    prove their identity; nothing is encrypted, rows between slots carry no MAC).
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class EmbeddedCoordinator:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._proven = False
-        self._died: tuple[str, int] | None = None  # how the child before ended, and since when there was none
+        self._died: tuple[str, int] | None = None  # end of the previous child, and since when no child led
         self._specs: dict[str, JobSpec] = {}
         self._error: str | None = None
         self.restarts = 0
@@ -119,7 +118,7 @@ class EmbeddedCoordinator:
         self._supervisor = threading.Thread(target=self._supervise, name="coordinator-supervisor", daemon=True)
         self._supervisor.start()
 
-    # ------------------------------------------------------------ what drivers use
+    # ------------------------------------------------------------ for drivers
 
     @property
     def control_address(self) -> tuple[str, int]:
@@ -131,16 +130,16 @@ class EmbeddedCoordinator:
 
     @property
     def pid(self) -> int:
-        """Of the present child; another one after a restart."""
+        """Process id of the present child; changes with a restart."""
         return self._process.pid
 
     @property
     def error(self) -> str | None:
-        """Why the child could not be kept alive, if so."""
+        """Error that keeps the child from running, if any."""
         return self._error
 
     def submit(self, spec: JobSpec) -> SubmitReply:
-        """Submit, and keep submitting it to every restarted child. Waits until the child answers."""
+        """Submits a job now, and to every restarted child. Waits until the child answers."""
         reply = self._submit(spec)
         with self._lock:
             self._specs[spec.job] = spec
@@ -158,18 +157,18 @@ class EmbeddedCoordinator:
                 self._closing.wait(0.02)
 
     def ensure_alive(self) -> None:
-        """Raise `Unavailable` when the child can't be kept alive."""
+        """Raises `Unavailable` if the child cannot be kept alive."""
         if self._error is not None:
             raise Unavailable(f"the coordinator can't be kept alive: {self._error}")
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of the child's log, for error messages."""
+        """Returns the last lines of the child's log, for error messages."""
         with contextlib.suppress(OSError):
             return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-lines:])
         return ""
 
     def close(self) -> None:
-        """End the child and remove what it needed. Deletes nothing in the store. May be called again."""
+        """Ends the child and removes the child's files. Deletes nothing in the store. May be repeated."""
         self._closing.set()
         with self._lock:
             process = self._process
@@ -209,7 +208,7 @@ class EmbeddedCoordinator:
             "--http-fd",
             str(descriptors[1]),
             "--lease",
-            "0",  # nobody stands by for it: it is started again
+            "0",  # no daemon stands by: the driver restarts the child
             "--exit-with-parent",
             "--parents-directory",
             str(self._directory),
@@ -230,7 +229,7 @@ class EmbeddedCoordinator:
             stderr=self._log_file,
             pass_fds=descriptors,
             env=_environment(),
-            start_new_session=True,  # Ctrl-C in the driver's terminal must not end it before the driver decides
+            start_new_session=True,  # Ctrl-C in the driver's terminal must not end the child before the driver decides
         )
 
     def _supervise(self) -> None:
@@ -243,7 +242,7 @@ class EmbeddedCoordinator:
             ended_ms = round(time.time() * 1000)
             quick_deaths = quick_deaths + 1 if time.monotonic() - started < _QUICK_DEATH_S else 0
             if quick_deaths and self._died is not None:
-                ended_ms = self._died[1]  # it hardly led
+                ended_ms = self._died[1]  # the child hardly led
             self._died = f"process {self._process.pid} {how_it_ended(code)}", ended_ms
             if quick_deaths >= _MAX_QUICK_DEATHS or code == 2:
                 self._give_up(f"it {how_it_ended(code)}; last log lines:\n{self.log_tail()}")
@@ -261,13 +260,13 @@ class EmbeddedCoordinator:
                     return
                 self.restarts += 1
                 specs = tuple(self._specs.values())
-            # Not on this thread: it waits for an answer, and the child that is to give it may die first.
+            # On another thread: the submit waits for an answer, and the child may die before that.
             threading.Thread(target=self._resubmit, args=(specs,), name="coordinator-submit", daemon=True).start()
 
     def _give_up(self, why: str) -> None:
         self._error = why
         log.error("%s", why)
-        self._stop_listening()  # so that nobody waits in the backlog for an answer that will never come
+        self._stop_listening()  # so that nobody waits in the backlog forever
 
     def _stop_listening(self) -> None:
         for listening in (self._control, self._web):
@@ -302,7 +301,7 @@ class EmbeddedCoordinator:
 
 
 def how_it_ended(code: int) -> str:
-    """How a process ended, by what `Popen.wait` returned."""
+    """Returns the end of a process, from the result of `Popen.wait`."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -336,7 +335,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The driver's, with `barrier_runtime` importable from the folder in which the driver has it."""
+    """Returns the driver's environment, with `barrier_runtime` importable from the driver's folder."""
     root = str(Path(__file__).parents[3])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

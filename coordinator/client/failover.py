@@ -1,7 +1,7 @@
-"""One client for several daemons on the same storage: whoever leads is asked, wherever that is now.
+"""Client for several daemons on the same storage, which asks the present leader.
 
-The daemon that answered last is asked first. One that stands by names the leader; it is followed only to an address
-that was given to us, because the token goes with every request.
+The daemon that answered last is asked first. A standby names the leader; the client only follows to an address that the
+user gave, because every request carries the token.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,12 +24,14 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 Reply = TypeVar("Reply")
 _TIMEOUT_S = 10.0
-_TIMEOUT_OF_SEVERAL_S = 4.0  # another one may have the answer
+_TIMEOUT_OF_SEVERAL_S = 4.0  # another daemon may have the answer
 
 
 class FailoverClient:
-    """Raises as `CoordinatorClient` does: `InvalidJob` as soon as one refuses for good, `UnknownJob` when nobody knows
-    the job among those that answer, else `Unavailable`."""
+    """Client of several daemons. Raises `InvalidJob` for the first permanent refusal.
+
+    Raises `UnknownJob` if no answering daemon knows the job, else `Unavailable`.
+    """
 
     def __init__(self, urls: Iterable[str], token: str) -> None:
         given = tuple(urls)
@@ -44,17 +46,17 @@ class FailoverClient:
 
     @property
     def url(self) -> str:
-        """Of the daemon that is asked first."""
+        """URL of the daemon that is asked first."""
         return self._clients[self._first].url
 
     def daemons(self) -> list[DaemonReply]:
-        """Those that answer now, the one that is asked first in front."""
+        """Returns the daemons that answer now, in the order of requests."""
         found = []
         for index in self._order():
             try:
                 found.append(self._clients[index].daemon())
             except Unavailable:
-                continue  # it may come up later; slots that start before will not know it
+                continue  # may start later, unknown to slots that start before
         return found
 
     def jobs(self) -> list[JobSummary]:
@@ -129,7 +131,7 @@ class FailoverClient:
         raise silent
 
     def _sooner(self, waiting: list[int], url: str) -> list[int]:
-        """The daemon at `url` first, if it is one of them."""
+        """Returns the order with the daemon at `url` first, if the user gave that address."""
         return sorted(waiting, key=lambda index: self._clients[index].url.rstrip("/") != url.rstrip("/"))
 
     def _order(self) -> list[int]:
@@ -138,5 +140,5 @@ class FailoverClient:
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """The urls in "http://a:1,http://b:2"."""
+    """Returns the URLs in "http://a:1,http://b:2"."""
     return tuple(url.strip() for url in text.split(",") if url.strip())

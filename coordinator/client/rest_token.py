@@ -1,4 +1,4 @@
-"""The secret of a daemon: its bearer token, and the root key from which every job's secret is derived."""
+"""Secret of a daemon: the bearer token, and the root key from which every job's secret is derived."""
 
 import errno
 import hmac
@@ -13,7 +13,7 @@ MIN_TOKEN_CHARACTERS = 32
 
 @dataclass(frozen=True, repr=False)
 class Token:
-    """Only the name may ever be shown."""
+    """Bearer token; only the name may ever be shown."""
 
     name: str
     value: bytes
@@ -24,18 +24,20 @@ def is_token(given: str, token: Token) -> bool:
 
 
 def daemon_key(token: str) -> bytes:
-    """The root key that belongs to this token: another value, so that neither is sent where the other is needed."""
+    """Returns the root key for this token: a different value, so that neither can stand for the other."""
     return hmac.digest(token.encode(), b"barrier-runtime daemon key", "sha256")
 
 
 def read_token_file(path: Path) -> str:
-    """The token in `path`, for the daemon and for those who call it. Raises `InvalidJob` unless its owner alone can
-    read the file (G2). No message repeats what may be the token itself."""
+    """Returns the token in `path`, for the daemon and its clients. No message repeats a possible token.
+
+    Raises `InvalidJob` unless only the owner can read the file (G2).
+    """
     if _looks_like_a_token(str(path)):
         raise InvalidJob("the token itself was given where its file is wanted: write it to a file of mode 0600")
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode  # of what is read, not of what has that name by now
+            mode = os.fstat(file.fileno()).st_mode  # of the opened file, not of a later file with that name
             value = file.read(65_536).decode("ascii").strip()
     except OSError as error:
         remedy = f"; make one: (umask 077; openssl rand -hex 32 > {path})" if error.errno == errno.ENOENT else ""

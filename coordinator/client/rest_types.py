@@ -1,4 +1,4 @@
-"""What the REST interface says and takes, besides `JobSpec` and `JobStatus`. Shared by server and client."""
+"""Types of the REST interface besides `JobSpec` and `JobStatus`. Shared by server and client."""
 
 import hashlib
 from typing import Literal
@@ -8,13 +8,15 @@ import msgspec
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
-LONGEST_WAIT_S = 3.0  # for news; less than any client waits for an answer
+LONGEST_WAIT_S = 3.0  # for a new status version; less than the timeout of any client
 STORAGE_HEADER = "X-Storage"  # percent-encoded URL of the store that the submitting program uses
 
 
 def news_of(status: JobStatus) -> str:
-    """Of what a driver acts on: how the job is, whether and how it ended, which tasks to kill or slots to start, and
-    who says so. As long as it is the same, a driver that asks with `unless=` waits for an answer."""
+    """Returns the version of all that a driver acts on: condition, outcome, kills, requested slots, leader.
+
+    A driver that repeats the version in `unless=` waits for an answer until the version changes.
+    """
     moving = any(each.ended_ms is None for each in status.rescales)
     news = (
         status.leader,
@@ -30,7 +32,7 @@ def news_of(status: JobStatus) -> str:
 
 
 class SubmitReply(msgspec.Struct, frozen=True):
-    """Where the job's slots connect, and the secret they need. Never printed or logged."""
+    """Address for the job's slots, and their secret. Never printed or logged."""
 
     phase: str
     secret: str  # hex
@@ -42,10 +44,10 @@ class SubmitReply(msgspec.Struct, frozen=True):
 
 
 class SavepointAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`id`: the same for the same wish, however often it is asked for."""
+    """`id`: the same for the same request, however often a client repeats it."""
 
     id: str
-    url: str  # of a folder of its own
+    url: str  # of the savepoint's folder
 
 
 class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,7 +56,7 @@ class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RescaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`id`: the same for the same wish, however often it is asked for."""
+    """`id`: the same for the same request, however often a client repeats it."""
 
     id: str
     parallelism: int
@@ -62,9 +64,12 @@ class RescaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplaceAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`id`: the same for the same wish, however often it is asked for. With `spec` the program is there already; else
-    the program that runs the job is to load `flow` ("app.py:flow"), and answers with the same id and `spec`, or with
-    `error`. Never code."""
+    """Request to replace the program, or the answer with a loaded program. Never code.
+
+    `id`: the same for the same request, however often a client repeats it. With `spec` the program is loaded; otherwise
+    the
+    program that runs the job loads `flow` ("app.py:flow"), and answers with the same id and `spec`, or with `error`.
+    """
 
     id: str
     flow: str = ""
@@ -89,8 +94,10 @@ class JobSummary(msgspec.Struct, frozen=True):
 
 
 class LoginLinkReply(msgspec.Struct, frozen=True):
-    """A page's address without the daemon's own, which logs in once. Whoever has it can log in until then: it is shown
-    to the person who asked, and never logged."""
+    """Path of a page that logs in once, without the daemon's address.
+
+    Any holder can log in until the link is used: only the requesting person sees it, and it is never logged.
+    """
 
     path: str
 
@@ -104,7 +111,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class DaemonReply(msgspec.Struct, frozen=True):
-    """Where slots reach this daemon, and the storage whose jobs it can lead."""
+    """Address of this daemon for slots, and the storage whose jobs it can lead."""
 
     control_host: str
     control_port: int
@@ -113,4 +120,4 @@ class DaemonReply(msgspec.Struct, frozen=True):
 
 class ErrorReply(msgspec.Struct, frozen=True):
     error: str
-    leader: str = ""  # with 421: the daemon that leads the job, by the url it gives itself
+    leader: str = ""  # with 421: the URL that the leading daemon gives itself

@@ -1,1 +1,1 @@
-"""Checks, and repairs, what a job that does not run has stored."""
+"""Checks and repairs of the stored objects of a stopped job."""

@@ -1,10 +1,12 @@
-"""What `fsck` makes of a job's stored objects: is the log whole, what must be there, what is left over and why. Pure.
+"""Judgement of a job's stored objects for `fsck`: log integrity, missing objects, left-over objects. Pure.
 
-`LogWalk` takes every record of the decision log, in order, and judges each by the laws that the writer obeys
-(`log/laws`), and by the hash chain. Along the way it follows what the coordinators kept: `must_exist` holds under every
-way in which they may have gone on, `in_reach` is what they may still keep. Absence of the former is damage; neither is
-ever left over. Records of this release list what is kept; of earlier ones it is inferred.
-What is left over is classified by `retention`, as the job's own sweep does it, and only explained here.
+`LogWalk` takes every record of the decision log, in order, and judges each by the writer's laws (`log/laws`) and by the
+hash chain. The walk also follows which checkpoints coordinators kept: `must_exist` holds in every possible course,
+`in_reach` is the most that they may still keep. A missing checkpoint of `must_exist` is damage; neither set is ever
+left
+over. Records of this release list kept checkpoints; for earlier releases they are inferred.
+
+`retention` classifies left-over objects, as in the job's own sweep; this package only explains the verdicts.
 """
 
 from array import array
@@ -43,7 +45,7 @@ State = Literal["orphan", "deleted", "kept", "unknown"]
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """One object that is not what it must be."""
+    """One damaged or missing object."""
 
     object: str
     expected: str
@@ -52,8 +54,10 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class UnreferencedObject(msgspec.Struct, frozen=True):
-    """An object that no retained checkpoint needs. `orphan`: the job's sweep would delete it; `kept`: not now;
-    `unknown`: it is not ours and never deleted."""
+    """An object that no retained checkpoint needs.
+
+    `orphan`: the job's sweep would delete it; `kept`: not now; `unknown`: of another origin and never deleted.
+    """
 
     key: str
     size: int  # bytes
@@ -67,7 +71,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     checkpoint: int  # the newest complete one; 0: none
     verified: tuple[int, ...] = ()  # checkpoints
-    files: int = 0  # ranges of objects, and files inside manifests, that were read and hashed
+    files: int = 0  # number of hashed ranges of objects, and of files inside manifests
     bytes: int = 0
     damage: tuple[Damage, ...] = ()
     unreferenced: tuple[UnreferencedObject, ...] = ()
@@ -81,7 +85,7 @@ class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0: clean, 1: orphans only, 2: damage, or a job that this release cannot read."""
+        """Exit code: 0 clean, 1 orphans only, 2 damage or a job that this release cannot read."""
         if any(job.damage or job.unreadable for job in self.jobs):
             return 2
         return 1 if any(each.state == "orphan" for job in self.jobs for each in job.unreferenced) else 0
@@ -89,7 +93,7 @@ class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Decided:
-    """A complete checkpoint, as the log has it."""
+    """A complete checkpoint according to the log."""
 
     position: int
     record: Complete
@@ -104,7 +108,7 @@ class Decided:
 
 
 class LogWalk:
-    """`feed` every record from the first position on. `again` reads a record once more, by position."""
+    """Walk through the log: `feed` every record from the first position on. `again` rereads a record by position."""
 
     def __init__(self, paths: Paths, again: Callable[[int], bytes | None]) -> None:
         self._paths = paths
@@ -114,17 +118,18 @@ class LogWalk:
         self.finish: Finish | None = None
         self.newest: Decided | None = None  # complete, and not discarded
         self.damage: list[Damage] = []
-        self._previous_sha256: str | None = ""  # None: unknown, that record was missing or unreadable
+        self._previous_sha256: str | None = ""  # None: unknown, because that record was missing or unreadable
         self._expected_token = 0
         self._expected_complete = NO_RECORD  # as prior_complete of the next record
-        self._checkpoint_at = array("q")  # per position: the checkpoint that it decides, 0: none, or _UNREADABLE
+        # per position: the checkpoint that the record decides, 0: none, or _UNREADABLE
+        self._checkpoint_at = array("q")
         self._token_at = array("q")
         self._floor = 0
         self._chain: deque[Decided] = deque(maxlen=_RECENT)  # the newest decisions, oldest first
         self._kept: list[Decided] = []  # in the order in which the coordinator drops them
         self._must: list[Decided] = []
         self._restore_point: Decided | None = None
-        self._lists = False  # the newest FENCE or COMPLETE lists what is kept
+        self._lists = False  # the newest FENCE or COMPLETE lists kept decisions
 
     # ------------------------------------------------------------ facts
 
@@ -138,30 +143,30 @@ class LogWalk:
 
     @property
     def must_exist(self) -> tuple[Decided, ...]:
-        """Complete checkpoints that nobody may have dropped, oldest first."""
+        """Complete checkpoints that no process may have dropped, oldest first."""
         return tuple(sorted(self._must, key=lambda decided: decided.position))
 
     @property
     def in_reach(self) -> tuple[Decided, ...]:
-        """What a coordinator may keep, or go back to, if it is there; oldest first. Includes `must_exist`."""
+        """Checkpoints that a coordinator may keep, or fall back to, if present; oldest first. Includes `must_exist`."""
         inferred = () if self._lists else self._newest_of_chain()
         all_of_them = {each.position: each for each in (*self._must, *self._kept, *inferred)}
         return tuple(all_of_them[position] for position in sorted(all_of_them))
 
     def dropped(self, most: int) -> tuple[Decided, ...]:
-        """The newest decisions that are not in reach, `most` of them."""
+        """Returns the newest decisions that are not in reach, at most `most`."""
         reach = {each.position for each in self.in_reach}
         return tuple(each for each in self._chain if each.position not in reach)[-most:]
 
     def decided(self, wanted: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-        """Those of these (checkpoint, token) that the log decided, at any time."""
+        """Returns those of these (checkpoint, token) that the log ever decided."""
         asked = frozenset(wanted)
         return frozenset(pair for pair in zip(self._checkpoint_at, self._token_at, strict=True) if pair in asked)
 
     # ------------------------------------------------------------ one record
 
     def feed(self, data: bytes | None) -> None:
-        """The bytes at the next position. None: nothing is there, although something is behind it."""
+        """Takes the bytes at the next position. None: the position is empty, although later ones are not."""
         self.head = position = self.head + 1
         key = self._paths.log_record(position)
         self._checkpoint_at.append(_UNREADABLE)
@@ -190,7 +195,7 @@ class LogWalk:
         self._follow(position, record)
 
     def _before(self, position: int, seen: bool) -> Before:
-        """`seen`: the record before was readable. After an unreadable one, the next record is believed once."""
+        """`seen`: the previous record was readable. After an unreadable record, the next one is accepted once."""
         kept = frozenset(each.position for each in self._kept) if self._lists and seen else None
         return Before(
             job=self._paths.job,
@@ -260,8 +265,11 @@ class LogWalk:
         self.newest = self._restore_point = decided
 
     def _keep(self, positions: tuple[int, ...]) -> None:
-        """The log lists these as kept. Of a decision by an earlier release the manifest may have been dropped before,
-        unless it had to be there so far."""
+        """Takes the log's list of kept decisions.
+
+        The manifest of an earlier release's decision may have been dropped before, unless it was in `must_exist` so
+        far.
+        """
         had_to_be = {each.position for each in self._must}
         self._kept = [each for each in map(self._lookup, positions) if each is not None]
         restored = None if self._restore_point is None else self._restore_point.position
@@ -277,7 +285,7 @@ class LogWalk:
         return [self._chain[index - count] for index in range(count)]
 
     def _lookup(self, position: int) -> Decided | None:
-        """The decision at `position`; None: there is none, which was reported."""
+        """Returns the decision at `position`; None: there is none, which was reported."""
         if position == NO_RECORD or not FIRST_POSITION <= position <= self.head:
             return None
         known = next((each for each in (*self._must, *self._chain) if each.position == position), None)
@@ -288,7 +296,7 @@ class LogWalk:
             return None
         try:
             record = decode_record(self._paths.log_record(position), data)
-        except Corrupt:  # reported when it was its turn
+        except Corrupt:  # reported at that position
             return None
         return Decided(position, record) if isinstance(record, Complete) else None
 
@@ -308,7 +316,7 @@ def _among(those: Iterable[Decided], others: Iterable[Decided], also: Decided | 
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes that a checkpoint needs: part of an object. Equal ones are read once."""
+    """Part of an object that a checkpoint needs. Equal ranges are read once."""
 
     key: str
     offset: int
@@ -316,7 +324,7 @@ class FileRange:
     sha256: str
 
     def damage(self, size: int, sha256: str) -> Damage | None:
-        """`size` bytes with this hash were found."""
+        """Compares with `size` bytes of this hash, which were found."""
         if (size, sha256) == (self.size, self.sha256):
             return None
         place = f" from byte {self.offset}" if self.offset else ""
@@ -332,7 +340,7 @@ class FileRange:
 
 
 def read_manifest(paths: Paths, decided: Decided, data: bytes | None) -> Manifest | Damage:
-    """The manifest of a decision, if `data` is what the log says of it."""
+    """Returns the manifest of a decision, or the damage if `data` contradicts the log."""
     record, key = decided.record, decided.key
     if data is None:
         return Damage(key, f"the manifest of checkpoint {record.checkpoint}", "nothing", OTHER_CHECKPOINT)
@@ -358,7 +366,7 @@ def read_manifest(paths: Paths, decided: Decided, data: bytes | None) -> Manifes
 
 
 def inline_manifest(decided: Decided) -> Manifest | None:
-    """The manifest inside the record of a decision that is not in reach; None: there is none, or nothing readable."""
+    """Returns the manifest inside the record of a decision out of reach; None: missing or unreadable."""
     try:
         data = inline_data(decided.record)
         return None if data is None else decode_manifest(decided.key, data)
@@ -372,7 +380,7 @@ def file_refs(manifest: Manifest) -> Iterator[FileRef]:
 
 
 def inline_damage(key: str, ref: FileRef) -> Damage | None:
-    """What is wrong with a file inside the manifest stored under `key`."""
+    """Returns the damage of a file inside the manifest stored under `key`, if any."""
     data = ref.inline or b""
     found = (len(data), sha256_hex(data))
     if found == (ref.size, ref.sha256):

@@ -1,7 +1,8 @@
-"""Reads a store for `fsck`, and deletes orphans when asked. The edge around `fsck`, which judges.
+"""Reads a store for `fsck`, and deletes orphans on request. The edge around `fsck`, which judges.
 
-Nothing is ever written. Files are read in chunks and hashed, never held whole. A job may run meanwhile: the log is read
-again after each round, and what a checkpoint dropped since then lacks is no damage. Only a stopped log lets delete.
+Checks write nothing. Files are read and hashed in chunks, never held whole. The job may run meanwhile: the log is read
+again after each round, and missing files of a checkpoint dropped since are no damage. Deletion needs a log without new
+records.
 """
 
 import hashlib
@@ -46,36 +47,40 @@ from barrier_runtime.state.store.paths import Paths
 
 _CHUNK = 4 << 20
 _PARALLEL = 8
-_WINDOW = 512  # log records under way at a time
+_WINDOW = 512  # log records read concurrently
 _ROUNDS = 5
-_EXPLAINED = 500  # manifests, out of reach, that are read to say whose their files were
+_EXPLAINED = 500  # limit of manifests out of reach that are read to explain files
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
 class CheckProgress(Protocol):
-    """Told what is going on; `done` and `total` in records, files or objects."""
+    """Callback for progress; `done` and `total` in records, files or objects."""
 
     def __call__(self, what: str, done: int, total: int) -> None: ...
 
 
 def no_progress(what: str, done: int, total: int) -> None:
-    """For non-interactive use."""
+    """Shows no progress, for non-interactive use."""
 
 
 @dataclass
 class CheckedJob:
     report: JobReport
     sweep: SweepPlan
-    head: int  # of the log that the sweep rests on
+    head: int  # of the log on which the sweep is based
 
 
 def check_store(
     store: ObjectStore, job: str | None, min_age_ms: int, wall_ms: int, progress: CheckProgress = no_progress
 ) -> list[CheckedJob]:
-    """Check every job below the store's root, or one. Raises `InvalidJob` when there is none, or a newer release wrote
-    the one asked for; `Unavailable` when the store does not answer: then nothing is said about any object."""
+    """Checks every job below the store's root, or one.
+
+    Raises `InvalidJob` if there is none, or a newer release wrote the requested one; `Unavailable` if the store does
+    not
+    answer: then no object is judged.
+    """
     listed = _listed(store, job, progress)
     jobs = {name: objects for name, objects in listed.items() if _is_job(name, objects)}
     if not jobs:
@@ -102,7 +107,7 @@ def report_of(store: ObjectStore, checked: Iterable[CheckedJob]) -> FsckReport:
 def delete_orphans(
     store: ObjectStore, checked: list[CheckedJob], sleep: Callable[[float], None] = time.sleep
 ) -> list[CheckedJob]:
-    """What the jobs' own sweeps would delete, if everything was found whole and the logs did not move since."""
+    """Deletes what the jobs' own sweeps would delete, if nothing is damaged and the logs have not grown since."""
     if any(each.report.damage for each in checked):
         reason = "nothing was deleted: there is damage; repair it first, or name a job that has none with --job"
         return [_noted(each, reason) for each in checked]
@@ -148,7 +153,7 @@ def _noted(checked: CheckedJob, note: str) -> CheckedJob:
 
 
 def _listed(store: ObjectStore, job: str | None, progress: CheckProgress) -> dict[str, list[ObjectInfo]]:
-    """Everything below the root, by its first segment."""
+    """Returns all objects below the root, by the first segment of the key."""
     if job is not None:
         check_job_id(job)
     by_name: dict[str, list[ObjectInfo]] = defaultdict(list)
@@ -189,7 +194,7 @@ class _Check:
     progress: CheckProgress
     manifests: dict[int, Manifest] = field(default_factory=dict)  # by log position
     damaged: dict[int, list[Damage]] = field(default_factory=dict)
-    absent: set[int] = field(default_factory=set)  # dropped, as they may be
+    absent: set[int] = field(default_factory=set)  # validly dropped
     hashed: set[FileRange] = field(default_factory=set)
     files: int = 0
     bytes_read: int = 0
@@ -251,7 +256,7 @@ class _Check:
         self._catch_up()
 
     def _catch_up(self) -> bool:
-        """Read what was appended since. True if there was something."""
+        """Reads records appended since. True if there were any."""
         before = self.walk.head
         while (data := get_or_none(self.store, self.paths.log_record(self.walk.head + 1))) is not None:
             self.walk.feed(data)
@@ -260,7 +265,7 @@ class _Check:
     # ---- checkpoints
 
     def _verify(self) -> bool:
-        """Verify all checkpoints in reach. False: the job runs, and new ones keep coming."""
+        """Verifies all checkpoints in reach. False: the job runs, and new checkpoints keep coming."""
         for _ in range(_ROUNDS):
             due = [each for each in self.walk.in_reach if each.position not in self.manifests]
             must = {each.position for each in self.walk.must_exist}
@@ -326,7 +331,7 @@ class _Check:
         return wanted.damage(read, digest.hexdigest())
 
     def _still_damaged(self) -> Iterator[Damage]:
-        """Of checkpoints that count. Others were dropped while we looked."""
+        """Yields damage of checkpoints in reach; others were dropped during the check."""
         reach = {each.position for each in self.walk.in_reach}
         for position in sorted(self.damaged):
             if position in reach:
@@ -370,7 +375,7 @@ class _Check:
         return [each for each in explanations if each is not None]
 
     def _unreferenced(self, min_age_ms: int, wall_ms: int) -> tuple[SweepPlan, list[UnreferencedObject]]:
-        """What the sweep of the newest generation would delete now, and why the rest stays."""
+        """Returns the sweep of the newest generation, and why other objects stay."""
         walk, paths = self.walk, self.paths
         kept = [
             Kept(
@@ -400,11 +405,11 @@ class _Check:
     def _named_by(
         self, manifests: dict[str, tuple[int, int]], decided: frozenset[tuple[int, int]]
     ) -> dict[str, NamedBy]:
-        """Which file is named by which manifest out of reach. An unreadable one names nothing."""
+        """Returns the manifest out of reach that names each file. Unreadable manifests name none."""
         named: dict[str, NamedBy] = {}
         newest = sorted(manifests, key=lambda key: manifests[key])[-_EXPLAINED:]
         for key, data in zip(newest, self._all(lambda key: get_or_none(self.store, key), newest), strict=True):
-            if data is None:  # deleted since it was listed
+            if data is None:  # deleted since the listing
                 continue
             try:
                 manifest = decode_manifest(key, data)
@@ -431,6 +436,6 @@ def _exists(store: ObjectStore, key: str) -> bool:
         store.get(key, 0, 1)
     except ObjectNotFound:
         return False
-    except BarrierRuntimeError:  # not known: do not say that it is gone
+    except BarrierRuntimeError:  # unknown: must not be reported as deleted
         return True
     return True

@@ -1,11 +1,14 @@
-"""A generation without slots, to resolve a dead job's transactions by hand.
+"""Generation without slots, to resolve a dead job's transactions by hand.
 
-What is dropped must be out of everybody's reach, so its owner takes what every generation takes: a FENCE, at the
-position behind the log that was read. Whoever leads the job unnoticed loses its next append; whoever starts it takes a
-higher token, or was faster, and then nothing is settled. Its run is one of its own, and goes on from what the last run
-had reached: no coordinator adopts it, and a start of the job restores what it would have restored.
+Dropped transactions must be out of reach of every process. Therefore the resolution begins with a FENCE after the log
+that was read, like every generation. An unnoticed leader of the job loses the next append; a process that starts the
+job
+takes a higher token, or was faster, and then nothing is resolved. The resolution is a run of its own, and continues
+from
+the last run's restore point: no coordinator adopts the run, and a start of the job restores the same checkpoint as
+before.
 
-A FINISH follows. Dying before it changes nothing but what people read: the job was killed, which is true as well.
+A FINISH follows. Dying before FINISH only changes the text for people: "the job was killed", which is true as well.
 Blocking; used by one thread.
 """
 
@@ -24,7 +27,10 @@ from barrier_runtime.state.store.object_store import ObjectStore
 
 
 class InDoubtResolution:
-    """`view`: the log as it was read, not empty. `leader`: unique to this process; `host`, `submitter`: for people."""
+    """Resolution by hand. `view`: the log as read, not empty. `leader`: unique to this process.
+
+    `host`, `submitter`: for people.
+    """
 
     def __init__(
         self,
@@ -47,8 +53,10 @@ class InDoubtResolution:
         self._sleep = sleep
 
     def begin(self) -> int:
-        """Fence every generation before, and return the token of this one. Raises `InvalidJob` when somebody else has
-        the log's next record, `Unavailable` when nobody knows who has."""
+        """Fences every earlier generation, and returns the token of this one.
+
+        Raises `InvalidJob` if another process has the log's next record, `Unavailable` if that is unknown.
+        """
         log = self._log
         fence = self._records.fence(log, continue_run(log), "its transactions are settled by hand", 0, _now_ms())
         appended = self._append(fence)
@@ -62,8 +70,10 @@ class InDoubtResolution:
         return appended.permit.token
 
     def finish(self, how: str) -> None:
-        """Say that nobody leads any more, and `how` the transactions were settled, unless the job had ended before. No
-        word where it has been started meanwhile: the log is its successor's."""
+        """Records the end, with `how` the transactions were resolved, unless the job had ended before.
+
+        Writes nothing if the job has been started meanwhile: the log belongs to the successor.
+        """
         if self._ended is not None:
             outcome, reason = self._ended.outcome, self._ended.reason
         else:

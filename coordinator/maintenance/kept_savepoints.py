@@ -1,5 +1,4 @@
-"""Savepoints that somebody keeps in a job's folder, as `fsck` meets them: whole or damaged, and nothing of them is the
-job's."""
+"""Savepoints in a job's folder, for `fsck`: intact or damaged, and no objects of the job."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,13 +10,13 @@ from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound,
 
 class KeptSavepoints:
     def __init__(self, store: ObjectStore, objects: Sequence[ObjectInfo]) -> None:
-        """`objects`: all that the store has of the job."""
+        """`objects`: all objects of the job in the store."""
         self._store = store
         self._sizes = {found.key: found.size for found in objects}
         self._folders = tuple(
             key.removesuffix(SAVEPOINT_FILE) for key in self._sizes if key.endswith(f"/{SAVEPOINT_FILE}")
         )
-        self.notes: list[str] = []  # of those that `damage` has found readable
+        self.notes: list[str] = []  # of savepoints that `damage` has found readable
 
     def has(self, key: str) -> bool:
         return any(key.startswith(each) and in_savepoint(key.removeprefix(each)) for each in self._folders)
@@ -27,7 +26,7 @@ class KeptSavepoints:
             key = folder + SAVEPOINT_FILE
             try:
                 taken = decode_savepoint(key, self._store.get(key)).taken
-            except ObjectNotFound:  # deleted since it was listed
+            except ObjectNotFound:  # deleted since the listing
                 continue
             except (Corrupt, InvalidJob) as error:
                 yield Damage(key, "a readable savepoint", str(error), BACKUP)

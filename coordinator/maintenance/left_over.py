@@ -1,6 +1,6 @@
-"""What stored objects of a job are left over, and why, as `fsck` reports them. Pure.
+"""Explanations of a job's left-over objects, for `fsck`. Pure.
 
-`retention` classifies them, as the job's own sweep does; here the verdict is only explained.
+`retention` classifies them, as in the job's own sweep; this module only explains the verdict.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from barrier_runtime.state.store.paths import Paths
 
 @dataclass(frozen=True)
 class NamedBy:
-    """A manifest, no checkpoint in reach, that names a file."""
+    """A manifest of a checkpoint out of reach, which names a file."""
 
     checkpoint: int
     token: int
@@ -21,7 +21,7 @@ class NamedBy:
 
 
 def recognised(paths: Paths, key: str) -> str:
-    """What an object of a job is that is neither manifest nor snapshot file; "" if it is none of ours."""
+    """Returns the kind of a job's object that is neither manifest nor snapshot file; "" for unknown objects."""
     if paths.log_position(key) is not None:
         return "a log record"
     if key in (paths.lease, paths.history, paths.log_hint):
@@ -42,7 +42,7 @@ def recognised(paths: Paths, key: str) -> str:
 def explained(
     paths: Paths, found: ObjectInfo, verdict: RetentionVerdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
 ) -> UnreferencedObject | None:
-    """Why an object is left over. None: it is not. `decided`: it is a manifest that the log decided once."""
+    """Returns why an object is left over; None: it is needed. `decided`: a manifest that the log once decided."""
     if verdict is RetentionVerdict.NEEDED:
         return None
     if verdict is RetentionVerdict.NOT_OURS:
@@ -72,8 +72,10 @@ def explained(
 
 
 def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> UnreferencedObject | None:
-    """Rows that a write-ahead sink staged in an earlier generation. None: it is something else. Never an orphan: only
-    the sink knows what it still has to deliver."""
+    """Returns rows that a write-ahead sink staged in an earlier generation; None: another object.
+
+    They are never orphans: only the sink knows which rows are undelivered.
+    """
     origin = paths.staged_rows_origin(found.key)
     if origin is None or origin[0] >= walk.token:
         return None

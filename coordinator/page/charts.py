@@ -1,11 +1,10 @@
-"""The job's graph as SVG: a box per operator chain, layer by layer from the sources on the left. Pure.
+"""SVG charts of a job: the graph of operator chains, and latencies. Pure.
 
-A box is as far right as the longest way from a source; boxes of a layer stand below each other in the order of their
-inputs, which keeps most edges from crossing. Time is linear in chains and edges.
+**Graph**: a box per operator chain, in layers from the sources on the left. A box's layer is the longest path from a
+source; boxes of a layer are ordered by their inputs, which avoids most crossings. Time is linear in chains and edges.
 
-Charts of latencies as SVG: over the last hour, and their distribution. Pure.
-
-Latencies are on a logarithmic axis, because the slowest of a thousand rows is a hundred times the median.
+**Latencies**: over the last hour, and their distribution, on a logarithmic axis, because the slowest of a thousand rows
+is a hundred times the median.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ _WARM, _HOT = 0.5, 0.8  # busy or backpressured share from which a box is colour
 
 
 def layers(chains: Sequence[ChainStatus]) -> list[list[ChainStatus]]:
-    """Chains by the longest way from a source. Unknown inputs count as none; a circle ends where it began."""
+    """Returns chains by the longest path from a source. Unknown inputs are ignored; a cycle ends at its start."""
     by_id = {chain.chain: chain for chain in chains}
     depth: dict[int, int] = {}
     for start in by_id:
@@ -58,7 +57,7 @@ def _height(chain: ChainStatus, lag: Mapping[str, str]) -> int:
 
 
 def _figures(chain: ChainStatus, lag: Mapping[str, str]) -> list[str]:
-    """Lines below the names. None about rates and shares while they are not known, as of a run that has ended."""
+    """Returns the lines below the names, without unknown rates and shares (as of an ended run)."""
     lines = [f"watermark behind by {lag[name]}" for name in chain.operators if name in lag]
     if chain.busy is not None or chain.backpressured is not None:
         lines.insert(0, f"busy {share(chain.busy)} · blocked {share(chain.backpressured)}")
@@ -68,7 +67,7 @@ def _figures(chain: ChainStatus, lag: Mapping[str, str]) -> list[str]:
 
 
 def graph(chains: Sequence[ChainStatus], lag: Mapping[str, str]) -> Markup:
-    """`lag`: how far a source's watermark is behind the clock, as text, by the source's name."""
+    """Draws the graph. `lag`: watermark lag of a source, as text, by the source's name."""
     columns = layers(chains)
     if not columns:
         return Markup("")
@@ -106,7 +105,7 @@ def _edge(source: tuple[int, int, int], target: tuple[int, int, int]) -> Markup:
 
 
 def heat(chain: ChainStatus) -> str:
-    """Class of a box: what its subtasks did most of the last ten seconds."""
+    """Returns the class of a box: the main activity of its subtasks in the last ten seconds."""
     if (chain.backpressured or 0) >= _WARM:
         return "blocked"
     if (chain.busy or 0) >= _HOT:
@@ -146,10 +145,10 @@ _LOWEST_MS = 0.1
 
 
 def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
-    """Lines of p50, p99, p99.9 and max, a point per minute; minutes without rows are gaps."""
+    """Draws lines of p50, p99, p99.9 and max, a point per minute; minutes without rows are gaps."""
     known = sorted(
         (point for point in points if point.count > 0), key=lambda point: point.at_ms
-    )  # a clock was set back
+    )  # sorted, because a clock may have been set back
     if not known:
         return Markup("")
     first, last = known[0].at_ms, max(known[-1].at_ms, known[0].at_ms + 60_000)
@@ -204,7 +203,7 @@ def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
 
 
 def distribution(latency: LatencyStatus, name: str) -> Markup:
-    """Rows per range of latency, as bars; the text below names the upper end of each range."""
+    """Draws rows per range of latency, as bars; the text below names the upper end of each range."""
     if not any(latency.buckets):
         return Markup("")
     up_to = (0, *latency.buckets)

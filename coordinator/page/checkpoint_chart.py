@@ -1,13 +1,12 @@
-"""Checkpoints as SVG: the strip of the last ones as stacked phases, and the subtasks of one checkpoint. Pure.
+"""SVG charts of checkpoints: the strip of the last ones, one checkpoint's subtasks, and the job's timeline. Pure.
 
-The phases of a bar are those of the subtask that acknowledged last, because the worst figures of several subtasks do
-not add up; what is left of the time until the last ack is drawn as `acks`. Where no subtask is known, all of it is.
+**Strip**: a bar per checkpoint, of stacked stages. The stages are those of the subtask that acknowledged last, because
+the worst durations of several subtasks do not add up; the rest of the time until the last ack is drawn as `acks`,
+without a known subtask all of it.
 
-What happened to a job, on one axis of time, as SVG: a row per kind of event, below them the checkpoints. Pure.
-
-The axis begins with the oldest thing that is known of the job and ends now (with the run, if it has ended). An event is
-as wide as it took; what took no time is a diamond. Only rows that have something are drawn. It is drawn twice: for a
-narrow screen all of it fits, because what has happened must not be out of view.
+**Timeline**: a row per kind of event, and the checkpoints below, on one time axis from the oldest known event to now
+(or to the run's end). The width of an event is its duration; an event without duration is a diamond. Empty rows are
+left out. The timeline is drawn twice, because on a narrow screen all of it must be in view.
 """
 
 from bisect import bisect_left
@@ -20,7 +19,7 @@ from barrier_runtime.coordinator.page.figures import duration, time_of_day
 from barrier_runtime.coordinator.page.job_view import KINDS, EventView
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, SubtaskPhases
 
-# Class of the colour, and name; in the order in which they follow each other.
+# Class of the colour, and name; in chronological order.
 PHASES = (
     ("start", "start delay"),
     ("align", "alignment"),
@@ -33,13 +32,13 @@ PHASES = (
 )
 NAMES = dict(PHASES)
 _WIDTH, _HEIGHT, _BASE, _LEFT = 1000, 208, 178, 56
-_TOP = 18  # above the bars: marks of what happened
+_TOP = 18  # above the bars: marks of events
 _CLIPPED_AT = 8  # times the median: one slow checkpoint must not make all others invisible
 COMPLETE = "complete"
 
 
 def phases_of(checkpoint: CheckpointStatus) -> list[tuple[str, float]]:
-    """(class, milliseconds) in order, without those that took no time. A checkpoint that failed has one: `failed`."""
+    """Returns (class, milliseconds) in order, without empty stages. A failed checkpoint has one: `failed`."""
     if checkpoint.outcome != COMPLETE:
         return [("failed", max(1.0, checkpoint.duration_ms))]
     acks = checkpoint.ack_duration_ms
@@ -67,7 +66,7 @@ def _of_subtask(subtask: SubtaskPhases) -> Iterator[tuple[str, float]]:
 
 
 def told(checkpoint: CheckpointStatus) -> str:
-    """One line for the tooltip and for readers of the screen."""
+    """Returns one line for the tooltip and for screen readers."""
     return _told(checkpoint, phases_of(checkpoint))
 
 
@@ -80,9 +79,11 @@ def _told(checkpoint: CheckpointStatus, phases: Sequence[tuple[str, float]]) -> 
 
 
 def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[EventView] = ()) -> Markup:
-    """A bar per checkpoint, oldest on the left. `link`: where the page of a checkpoint is, up to its number; empty in a
-    report, whose bars lead nowhere. `events` are marks above, before the first checkpoint that was triggered after
-    them."""
+    """Draws a bar per checkpoint, oldest on the left.
+
+    `link`: address of a checkpoint's page without the number; empty in a report, whose bars have no links. `events` are
+    marks above, before the first checkpoint triggered after them.
+    """
     shown = history[-100:]
     phases = [phases_of(each) for each in shown]
     known = [total for total in (sum(took for _, took in each) for each in phases) if total > 0]
@@ -129,11 +130,11 @@ def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[Event
 
 def _marks(shown: Sequence[CheckpointStatus], events: Sequence[EventView], step: float) -> Iterator[Markup]:
     triggered = [each.triggered_ms for each in shown]
-    at: dict[int, int] = {}  # events that have been drawn before this bar
+    at: dict[int, int] = {}  # number of events already drawn before this bar
     for event in reversed(events):  # oldest first
         index = bisect_left(triggered, event.at_ms)
         if index == 0 and event.at_ms < triggered[0]:
-            continue  # before everything that is shown
+            continue  # before all displayed checkpoints
         row = at[index] = at.get(index, -1) + 1
         x = _LEFT + index * step
         yield Markup(
@@ -143,7 +144,7 @@ def _marks(shown: Sequence[CheckpointStatus], events: Sequence[EventView], step:
 
 
 def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float) -> Iterator[Markup]:
-    """One path per phase over all bars: a hundred bars of eight rectangles each would be most of the page."""
+    """Yields one path per stage over all bars: a hundred bars of eight rectangles each would be most of the page."""
     paths: dict[str, list[str]] = {}
     for index, parts in enumerate(phases):
         x, y = _LEFT + (index + 0.1) * step, float(_BASE)
@@ -162,7 +163,7 @@ def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float
 
 
 def subtasks(checkpoint: CheckpointStatus, operators: dict[int, str]) -> Markup:
-    """A line per subtask, its phases from the trigger on, the slowest first. `operators`: names of a chain."""
+    """Draws a line per subtask with stages since the trigger, slowest first. `operators`: names by chain."""
     if not checkpoint.subtasks:
         return Markup("")
     left, width, row = 300, 1000, 20
@@ -216,7 +217,7 @@ _TOLD = 160  # characters of a reason: the table below has it whole
 
 
 def timeline(status: JobStatus, events: Sequence[EventView], now_ms: int) -> Markup:
-    """Empty if nothing is known. Style sheets show one of the two."""
+    """Draws the timeline in two widths, of which style sheets show one; empty if nothing is known."""
     return _drawn(status, events, now_ms, _WIDE) + _drawn(status, events, now_ms, _NARROW)
 
 
@@ -283,7 +284,7 @@ def _mark(event: EventView, x: Callable[[int], float], last_ms: int, right: int)
     told = f"{time_of_day(event.at_ms)} {event.what}{took}{': ' if event.why else ''}{event.why[:_TOLD]}"
     if event.took_ms is None and event.kind == "takeover":
         shape = Markup('<path d="M{:.1f} -9l7 9l-7 9l-7 -9z"/>').format(x(event.at_ms))
-    else:  # what has not ended goes on until now
+    else:  # an open event extends to now
         end = x(last_ms if event.took_ms is None else _end(event))
         begin = min(x(event.at_ms), right - _NARROWEST)
         wide = max(_NARROWEST, end - begin)

@@ -1,13 +1,13 @@
-"""Figures as people read them: durations, sizes, counts, times of day. Pure; what is not known is an en dash."""
+"""Figures for people: durations, sizes, counts, times of day. Pure; an unknown figure is an en dash."""
 
 import datetime
 
 ABSENT = "\u2013"
-_FAR_MS = 253_402_300_799_000  # the end of the year 9999: later is no time of day
+_FAR_MS = 253_402_300_799_000  # the end of the year 9999: later values are no time of day
 
 
 def duration(ms: float | None) -> str:
-    """`0.4 ms`, `12 ms`, `1.4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 2 h`."""
+    """Formats milliseconds: `0.4 ms`, `12 ms`, `1.4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 2 h`."""
     if ms is None:
         return ABSENT
     if ms < 0:
@@ -27,7 +27,7 @@ def duration(ms: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes, with decimal prefixes: `812 B`, `4.2 kB`, `1.3 GB`."""
+    """Formats bytes with decimal prefixes: `812 B`, `4.2 kB`, `1.3 GB`."""
     if count is None:
         return ABSENT
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -38,7 +38,7 @@ def size(count: float | None) -> str:
 
 
 def number(count: float | None) -> str:
-    """`1,234,567`; of less than ten with one digit behind the point."""
+    """Formats a count: `1,234,567`; below ten with one decimal."""
     if count is None:
         return ABSENT
     return f"{count:.1f}" if 0 < abs(count) < 9.95 and count != int(count) else f"{count:,.0f}"
@@ -49,7 +49,7 @@ def rate(per_s: float | None) -> str:
 
 
 def dollars(amount: float) -> str:
-    """`$4.32`; of less than a dollar with two digits that say something: `$0.0041`."""
+    """Formats dollars: `$4.32`; below a dollar with two significant digits: `$0.0041`."""
     if amount >= 0.995 or amount <= 0:
         return f"${amount:,.2f}"
     digits = 2
@@ -59,7 +59,7 @@ def dollars(amount: float) -> str:
 
 
 def share(part: float | None) -> str:
-    """Of 0 to 1."""
+    """Formats a share of 0 to 1."""
     return ABSENT if part is None else f"{100 * part:.0f} %"
 
 
@@ -70,18 +70,18 @@ def _utc(ms: int | None) -> datetime.datetime | None:
 
 
 def time_of_day(ms: int | None) -> str:
-    """`14:05:09`, of UTC."""
+    """Formats a time in UTC: `14:05:09`."""
     at = _utc(ms)
     return ABSENT if at is None else at.strftime("%H:%M:%S")
 
 
 def day_and_time(ms: int | None) -> str:
-    """`2026-03-01 14:05:09`, of UTC."""
+    """Formats a time in UTC: `2026-03-01 14:05:09`."""
     at = _utc(ms)
     return ABSENT if at is None else at.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def machine_time(ms: int | None) -> str:
-    """For the attribute `datetime`."""
+    """Formats a time for the attribute `datetime`."""
     at = _utc(ms)
     return "" if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")

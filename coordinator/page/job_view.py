@@ -1,6 +1,6 @@
-"""What the page of a job says, from its status: figures that change (`live`), tables, and the graph's lags. Pure.
+"""Content of a job's page, from the status: changing figures (`live`), tables, and the graph's lags. Pure.
 
-What a status does not have is shown as absent, never computed from something else.
+Missing figures are shown as absent, never computed from others.
 """
 
 from bisect import bisect_right
@@ -20,12 +20,12 @@ from barrier_runtime.state.store.urls import shown
 
 _BAD_ENDS = ("FAILED", "FENCED")
 _TEXTS: dict[str, Callable[[float | None], str]] = {"ms": duration, "bytes": size, "rows/s": rate}  # by unit
-_LONGEST_REASON = 600  # characters: a job's error may be a traceback, which stands below
+_LONGEST_REASON = 600  # characters: a job's error may be a traceback, which is displayed below
 
 
 @dataclass(frozen=True)
 class LatencyView:
-    """One figure in text for each column; `name` is "<sink>:processed" or "<sink>:visible"."""
+    """Latencies as text, per column; `name` is "<sink>:processed" or "<sink>:visible"."""
 
     name: str
     p50: str
@@ -38,7 +38,7 @@ class LatencyView:
 
 
 def tone(condition: str) -> str:
-    """Class of a condition's colour."""
+    """Returns the class of a condition's colour."""
     if condition in _BAD_ENDS:
         return "bad"
     if condition in TROUBLED or condition == "RECOVERING":
@@ -51,7 +51,7 @@ def _is_slow(status: JobStatus) -> bool:
 
 
 def live(status: JobStatus, now_ms: int) -> dict[str, str]:
-    """The figures that a page changes in place, as text, by the name under which its elements ask for them."""
+    """Returns the figures that a page changes in place, as text, by the name in the page's elements."""
     last = status.checkpoints.last_completed
     running = sum(slot.state == "running" for slot in status.slots)
     now = msgspec.structs.replace(status, at_ms=now_ms)
@@ -95,20 +95,23 @@ def latency_rows(status: JobStatus) -> list[LatencyView]:
 
 
 def lags(status: JobStatus) -> dict[str, str]:
-    """By source."""
+    """Returns the watermark lag as text, by source."""
     return {source.source: duration(source.lag_ms) for source in status.sources if source.lag_ms is not None}
 
 
 def operators(status: JobStatus) -> dict[int, str]:
-    """Names of each chain's operators."""
+    """Returns the names of each chain's operators."""
     return {chain.chain: " → ".join(chain.operators) for chain in status.chains}
 
 
 @dataclass(frozen=True)
 class EventView:
-    """Something that happened to the job. `kind`: a key of `KINDS`. `gap_ms`: from the last completed checkpoint before
-    it to the first after it, which is how long no row became visible; None while there is none after it, or none is
-    known before it."""
+    """An event of the job. `kind`: a key of `KINDS`.
+
+    `gap_ms`: time without visible rows, from the last completed checkpoint before the event to the first after it; None
+    if
+    one of them is unknown.
+    """
 
     kind: str
     at_ms: int
@@ -118,7 +121,7 @@ class EventView:
     why: str
 
 
-# Row of the time axis, by kind. A kind without an event has none.
+# Rows of the time axis, by kind. Kinds without events have none.
 KINDS = {
     "start": "starts",
     "recovery": "recoveries",
@@ -130,7 +133,7 @@ KINDS = {
 
 
 def events(status: JobStatus) -> list[EventView]:
-    """Newest first. A new kind of event is a function below and a row of `KINDS`."""
+    """Returns events, newest first. A new kind is a function below and a row of `KINDS`."""
     ends = sorted(each.triggered_ms + each.duration_ms for each in status.checkpoints.history if _counts(each))
 
     def gap(at_ms: int) -> int | None:
@@ -142,11 +145,11 @@ def events(status: JobStatus) -> list[EventView]:
 
 
 def _generations(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[EventView]:
-    first = status.generations <= len(status.recoveries)  # the oldest one that is known is the job's first
+    first = status.generations <= len(status.recoveries)  # the oldest known one is the job's first
     moved = {each.ended_ms for each in status.rescales if each.state == "done"}
     for index, each in enumerate(status.recoveries):
         if each.running_ms is not None and each.running_ms in moved:
-            continue  # it is told as a rescale
+            continue  # shown as a rescale
         kind = "start" if (index == 0 and first) or each.reason.startswith("started by ") else "recovery"
         what = f"{kind}, generation {each.token}"
         yield EventView(kind, each.started_ms, what, each.duration_ms, gap(each.started_ms), what_died(each.reason))
@@ -188,17 +191,17 @@ _Row = TypeVar("_Row")
 
 
 def noteworthy(rows: Sequence[_Row], most: int | None, order: Callable[[_Row], Any]) -> Sequence[_Row]:
-    """All as they come, or the first `most` in that order: of a job with 500 slots, pages stay small."""
+    """Returns all rows, or the first `most` in that order, so that pages of a job with 500 slots stay small."""
     return rows if most is None or len(rows) <= most else sorted(rows, key=order)[:most]
 
 
 def failed_checkpoints(status: JobStatus) -> list[CheckpointStatus]:
-    """Newest first. One that a newer completed checkpoint made superfluous is none."""
+    """Returns failed checkpoints, newest first; a subsumed checkpoint has not failed."""
     return [each for each in reversed(status.checkpoints.history) if each.outcome not in ("complete", "subsumed")]
 
 
 def store_use(status: JobStatus) -> tuple[list[tuple[str, str]], str]:
-    """Requests to the store as (label, figure), and what they are a mean of; nothing while too little is known."""
+    """Returns requests to the store as (label, figure), and a note on the mean; empty while too little is known."""
     prices = prices_of(status)
     mean = store_rate(status.checkpoints.history, prices)
     if mean is None:

@@ -1,9 +1,9 @@
-"""HTML of every page, and of the report, from plain facts. No clock, no network: callers give `now_ms`.
+"""HTML of every page and of the report, from plain facts. No clock, no network: callers pass `now_ms`.
 
-Templates escape whatever they write. Characters that only change how others are shown (directions, controls) are
-written out, so that no name can look like another one.
-
-A job's status and reasons without what looks like a secret in any of their texts. Pure.
+Templates escape everything. Characters that only change the display of others (directions, controls) are written out,
+so
+that no name can imitate another. `masked` and `masked_reason` remove possible secrets from all texts. Pure, except for
+the files of this package.
 """
 
 import re
@@ -33,7 +33,7 @@ from barrier_runtime.state.masked_text import masked_text
 
 HERE = Path(__file__).parent
 _CODE = re.compile("`([^`\n]+)`")
-_ROWS = 50  # of slots and of sinks' subtasks that a page has, the noteworthy ones; a report has all
+_ROWS = 50  # of slots and of sinks' subtasks on a page, the noteworthy ones; a report has all
 _FAILURES = 3  # likewise, the newest
 SUBTASKS_LISTED = 200  # of a checkpoint, at once
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
@@ -41,7 +41,7 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u20
 
 @dataclass(frozen=True)
 class CommandLine:
-    """Options that reach this daemon, for the lines that do the same as a button."""
+    """Options for this daemon, in command lines that replace a button."""
 
     coordinator: str = "http://127.0.0.1:PORT"
     token_file: str = "FILE"
@@ -54,24 +54,27 @@ class CommandLine:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """All that the page of one job is made of. `reasons`: why a checkpoint was slow or failed, by its number.
-    `of_job`: what is wrong with the job as a whole, the gravest first."""
+    """Facts behind the page of one job.
+
+    `reasons`: explanations of slow or failed checkpoints, by number. `of_job`: problems of the whole job, the gravest
+    first.
+    """
 
     status: JobStatus
     now_ms: int
     reasons: Mapping[int, Reason]
     of_job: tuple[Reason, ...] = ()
     command: CommandLine = CommandLine()
-    read_only: str = ""  # why nothing can be changed here
-    leader: str = ""  # address of the daemon that leads the job, if it is another one
+    read_only: str = ""  # why no change is possible here
+    leader: str = ""  # address of the daemon that leads the job, if another one does
 
 
 def explained(
     status: JobStatus, now_ms: int, command: CommandLine = CommandLine(), read_only: str = "", leader: str = ""
 ) -> JobFacts:
-    """With every reason that the recorded history gives."""
+    """Returns the facts with every explanation that the history yields."""
     history = status.checkpoints.history
-    # Only a checkpoint that is worth a look is looked at: each look reads the fifty before it.
+    # Only notable checkpoints, because each explanation reads the fifty before.
     notable = [each for each in history if each.outcome != "complete" or each.duration_ms >= SLOW_MS]
     found = {each.checkpoint: why_checkpoint(each, history, status.chains) for each in notable}
     reasons = {number: reason for number, reason in found.items() if reason is not None}
@@ -79,12 +82,12 @@ def explained(
 
 
 def inert(html: str) -> str:
-    """The same text with invisible characters written out."""
+    """Returns the text with invisible characters written out."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", html)
 
 
 def coded(sentence: str) -> Markup:
-    """What stands between a pair of backticks as code, all of it escaped."""
+    """Returns the escaped sentence, with text between backticks as code."""
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(_CODE.split(sentence))
     )
@@ -113,14 +116,14 @@ def _environment() -> Environment:
 
 @cache
 def static_file(name: str) -> bytes:
-    """A file of `static/`; raises `KeyError` for any other name."""
+    """Returns a file of `static/`; raises `KeyError` for any other name."""
     if name not in ("page.css", "page.js", "icon.svg"):
         raise KeyError(name)
     return (HERE / "static" / name).read_bytes()
 
 
 def _address(name: str) -> str:
-    """With a digest of the content, so that browsers may keep it for ever."""
+    """Returns the address with a digest of the content, so that browsers may cache it forever."""
     return f"/static/{name}?v={sha256(static_file(name)).hexdigest()[:12]}"
 
 
@@ -129,7 +132,7 @@ def _page(template: str, **facts: Any) -> str:
 
 
 def load() -> None:
-    """Read and compile all templates, which takes a while, before somebody waits for a page."""
+    """Reads and compiles all templates, which takes a while, before the first request for a page."""
     for name in _environment().list_templates():
         _environment().get_template(name)
 
@@ -140,7 +143,7 @@ def login_page(trouble: str = "", wait_s: int = 0, line: str = "") -> str:
 
 
 def opened_page(target: str) -> str:
-    """What a one-time link shows: it leads on to `target` by itself."""
+    """Returns the page of a one-time link, which redirects to `target`."""
     return _page("opened.html", target=target)
 
 
@@ -150,7 +153,7 @@ def message_page(title: str, text: str, link: str = "") -> str:
 
 
 def _is_web(link: str) -> bool:
-    """Links to other daemons come from the store: no script."""
+    """Whether a link to another daemon, which comes from the store, is no script."""
     return link.startswith(("http://", "https://"))
 
 
@@ -167,8 +170,10 @@ def checkpoints_page(facts: JobFacts) -> str:
 
 
 def checkpoint_page(facts: JobFacts, checkpoint: int, first: int = 0) -> str | None:
-    """`first`: the subtask that its table of all subtasks begins with, counted from the slowest. None: the history of
-    the job does not have this checkpoint (any more)."""
+    """Returns a checkpoint's page; None: the history lacks this checkpoint.
+
+    `first`: first row in the table of all subtasks, counted from the slowest.
+    """
     history = facts.status.checkpoints.history
     index = next((at for at, each in enumerate(history) if each.checkpoint == checkpoint), None)
     if index is None:
@@ -190,8 +195,10 @@ def checkpoint_page(facts: JobFacts, checkpoint: int, first: int = 0) -> str | N
 
 
 def report(facts: JobFacts) -> str:
-    """One file for a bug report: no script, nothing fetched, secrets masked. Checkpoints that failed or were slow for a
-    known reason have their subtasks with them, the last ten."""
+    """Returns one file for a bug report: no script, nothing fetched, secrets masked.
+
+    The last ten checkpoints that failed, or were slow for a known reason, include their subtasks.
+    """
     facts = JobFacts(
         masked(facts.status),
         facts.now_ms,
@@ -284,8 +291,8 @@ _ANY = msgspec.msgpack.Decoder()
 
 
 def masked(status: JobStatus) -> JobStatus:
-    """The same status without what looks like a secret in any of its texts, names of operators included."""
-    plain = _ANY.decode(msgspec.msgpack.encode(status))  # not as JSON: bytes that are text may look like a password
+    """Returns the status with possible secrets masked in all texts, names of operators included."""
+    plain = _ANY.decode(msgspec.msgpack.encode(status))  # not as JSON: bytes encoded as text may look like a password
     return _STATUS.decode(msgspec.msgpack.encode(_without_secrets(plain)))
 
 

@@ -1,1 +1,1 @@
-"""Savepoints in object stores: written and read, brought into a job, listed, deleted."""
+"""Savepoints in object stores: written, read, imported into a job, listed, deleted."""

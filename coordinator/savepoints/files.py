@@ -1,7 +1,8 @@
-"""Savepoints in object stores: written, read, listed, copied into a job's own folder, deleted. Blocking; on threads.
+"""Savepoints in object stores: written, read, listed, copied into a job's folder, deleted. Blocking; on threads.
 
-Files go first, then savepoint.json, by one put that must create it. Who dies in between leaves files that nobody needs;
-another attempt has other names. Objects are copied by the store itself where both ends are of one kind.
+Files are written first, then savepoint.json, by one put that must create the object. A process that dies in between
+leaves files that nobody needs; another attempt has other names. The store itself copies objects if both ends are of one
+kind.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -35,9 +36,13 @@ _CREATE_ATTEMPTS = 5
 
 
 def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
-    """Copy `copy.objects` of `store` to the folder `url`, and make them a savepoint: where the job goes on, beside
-    its slots, which need the machine more. Returns the bytes that it has. The same savepoint again is no error; raises
-    `InvalidJob` where another one is, `ObjectNotFound` when a file is gone."""
+    """Copies `copy.objects` of `store` to the folder `url`, and completes the savepoint there.
+
+    Returns the savepoint's size in bytes. While the job continues, its slots have priority on the machine. Repeating
+    the
+    same savepoint is no error. Raises `InvalidJob` if the folder has another savepoint, `ObjectNotFound` if a file is
+    gone.
+    """
     return make_savepoint(url, copy.savepoint, [(store, copy.objects)], beside_work=not copy.savepoint.final)
 
 
@@ -48,13 +53,13 @@ def make_savepoint(
     *,
     beside_work: bool = False,
 ) -> int:
-    """The same of objects that lie in several stores: each with its objects, key there -> key in the folder."""
+    """Makes a savepoint of objects in several stores: each with its objects, key there -> key in the folder."""
     target = open_store(url)
     known = _found(target, url)
     if known is not None and known != wanted:
         if known.id != wanted.id:
             raise InvalidJob(_occupied(url, known))
-        delete_savepoint(url)  # an earlier attempt to stop with it; the job went on
+        delete_savepoint(url)  # an earlier attempt to stop with it; the job continued
         known = None
     if known is None:
         _check_unclaimed(target, url, wanted.taken.job, {store.url for store, _ in parts})
@@ -71,7 +76,7 @@ def find_savepoint(url: str) -> Savepoint | None:
 
 
 def read_savepoint(url: str) -> Savepoint:
-    """Raises `InvalidJob` where there is none."""
+    """Reads the savepoint. Raises `InvalidJob` if there is none."""
     savepoint = find_savepoint(url)
     if savepoint is None:
         raise no_savepoint(url)
@@ -92,8 +97,10 @@ def no_savepoint(url: str) -> InvalidJob:
 
 
 def claim(url: str, wanted: Claim) -> None:
-    """From now on the savepoint belongs to the job of `wanted`, which deletes it when it has what it needs. Raises
-    `InvalidJob` if another job, or a job of that name in another store, was faster."""
+    """Claims the savepoint for the job of `wanted`, which deletes the savepoint once the files are copied.
+
+    Raises `InvalidJob` if another job, or a job of that name in another store, was faster.
+    """
     store = open_existing_store(url)
     for _ in range(_CREATE_ATTEMPTS):
         if store.put_if_absent(CLAIM_FILE, encode_claim(wanted)) is PutOutcome.CREATED:
@@ -119,12 +126,12 @@ def _owner(store: ObjectStore) -> Claim | None:
 
 
 def named(url: str, savepoint: Savepoint) -> str:
-    """For messages."""
+    """Returns the savepoint's name in messages."""
     return f"the savepoint {shown(url)} (checkpoint {savepoint.taken.checkpoint} of job {savepoint.taken.job})"
 
 
 def check_whole(url: str, savepoint: Savepoint) -> None:
-    """Raises `InvalidJob` unless all of its files are there."""
+    """Raises `InvalidJob` unless all files of the savepoint exist."""
     missing = missing_objects(url, savepoint)
     if missing:
         raise InvalidJob(
@@ -134,14 +141,17 @@ def check_whole(url: str, savepoint: Savepoint) -> None:
 
 
 def missing_objects(url: str, savepoint: Savepoint) -> tuple[str, ...]:
-    """Files of the savepoint that are not there, or are shorter than they were."""
+    """Returns files of the savepoint that are missing or too short."""
     found = {info.key: info.size for info in open_existing_store(url).list(DATA_PREFIX)}
     return tuple(key for key, size in sorted(object_sizes(savepoint.taken).items()) if found.get(key, -1) < size)
 
 
 def delete_savepoint(url: str, *, keep_claim: bool = False) -> int:
-    """First savepoint.json, so that what is left of an interrupted deletion is no savepoint. Returns the number of
-    files deleted. Nothing else in the folder is touched. `keep_claim`: it goes on telling whose the savepoint was."""
+    """Deletes savepoint.json first, so that an interrupted deletion leaves no savepoint.
+
+    Returns the number of deleted files. Other objects in the folder stay. `keep_claim`: the claim stays and names the
+    owner.
+    """
     store = open_existing_store(url)
     store.delete([SAVEPOINT_FILE])
     keys = [info.key for info in store.list(DATA_PREFIX) if in_savepoint(info.key)]
@@ -159,8 +169,11 @@ def copy_objects(
     *,
     beside_work: bool = False,
 ) -> None:
-    """`objects`: key of `source` -> key of `target`. `files`: what an object of `source` must hold, which is looked at
-    where its bytes come through this process; raises `Corrupt` for what is damaged, and writes none of it."""
+    """Copies objects. `objects`: key of `source` -> key of `target`. Raises `Corrupt` for damaged objects.
+
+    `files`: content that an object of `source` must hold. Bytes that pass through this process are checked, and damaged
+    ones are not written.
+    """
 
     def copy(key: str) -> None:
         check = partial(verify_parts, source, files.get(key, ()))
@@ -199,8 +212,9 @@ def _create(target: ObjectStore, url: str, savepoint: Savepoint) -> None:
 
 
 def _check_unclaimed(target: ObjectStore, url: str, job: str, stores: Collection[str]) -> None:
-    """Refuses to write another savepoint where one was claimed: whoever claimed it, and is started again by the same
-    command, would take the new savepoint for it. A job whose files are in one of `stores` may use its own folder again.
+    """Refuses a new savepoint in a claimed folder: a restarted claimer would restore the new savepoint instead.
+
+    A job whose files are in one of `stores` may use its own folder again.
     """
     owner = _owner(target)
     own = owner is not None and owner.job == job and (not owner.store or owner.store in stores)

@@ -1,19 +1,19 @@
-"""Brings a savepoint into a job's own log and folder, before the job's first generation. Blocking.
+"""Import of a savepoint into a job's own log and folder, before the job's first generation. Blocking.
 
-It is a run of its own, which has no slots and writes three records:
+The import is a run of its own, without slots, and writes three records:
 
     FENCE ─► files are copied to the job's folder, the manifest is written ─► COMPLETE ─► FINISH
 
-| it dies, or stalls   | what is there                             | what the next start does                         |
-|----------------------|-------------------------------------------|--------------------------------------------------|
-| before FENCE         | nothing                                   | begins anew                                      |
-| before COMPLETE      | a run that decided nothing, and files     | begins anew, with a FENCE and files of its own;  |
-|                      | that a sweep will find                    | who stalled loses its COMPLETE to that FENCE     |
-| before FINISH        | the checkpoint                            | goes on from it                                  |
-| before the deletion  | the checkpoint, the savepoint, the claim  | goes on, and deletes                             |
-| after the deletion   | the checkpoint, the claim                 | goes on                                          |
+| the import dies, or stalls | what is there                             | what the next start does                   |
+|----------------------------|-------------------------------------------|--------------------------------------------|
+| before FENCE               | nothing                                   | begins anew                                |
+| before COMPLETE            | a run that decided nothing, and files     | begins anew, with another FENCE and files; |
+|                            | that a sweep will find                    | a stalled import loses COMPLETE to it      |
+| before FINISH              | the checkpoint                            | continues from the checkpoint              |
+| before the deletion        | the checkpoint, the savepoint, the claim  | continues, and deletes                     |
+| after the deletion         | the checkpoint, the claim                 | continues                                  |
 
-The job goes on from that checkpoint as from any of its own.
+The job continues from that checkpoint as from any of its own.
 """
 
 import socket
@@ -78,9 +78,12 @@ def begin_with_savepoint(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Make the savepoint in `url` what job `spec` goes on from when it restores its newest checkpoint. `fits`: raises
-    when the program does not fit what is taken over. Returns what was done, for people. Raises `InvalidJob` when the
-    job does not fit it (before anything is written) or has rows of its own that would be written again."""
+    """Makes the savepoint in `url` the newest checkpoint of job `spec`. Returns text for people.
+
+    `fits`: raises if the program does not fit the state. Raises `InvalidJob` if the job does not fit the savepoint
+    (before
+    any write), or if rows of the job would be written again.
+    """
     wanted = wanted_savepoint(store, url, spec)
     savepoint = wanted.savepoint
     if savepoint is None or (isinstance(wanted.choice, GoOn) and mode == "claim" and wanted.claimed_by_another):
@@ -102,8 +105,10 @@ def begin_with_savepoint(
 
 @dataclass(frozen=True)
 class WantedSavepoint:
-    """The savepoint that a job is to begin with, and what that means for it. `savepoint`: None where it was claimed and
-    deleted, and the job, which has begun with it, goes on."""
+    """Savepoint that a job is to begin with, and the resulting choice.
+
+    `savepoint`: None if it was claimed and deleted, and the job, which began with it, continues.
+    """
 
     savepoint: Savepoint | None
     what: str
@@ -113,8 +118,10 @@ class WantedSavepoint:
 
 
 def wanted_savepoint(store: ObjectStore, url: str, spec: JobSpec) -> WantedSavepoint:
-    """Looks at the savepoint in `url` and at the log of job `spec`. Writes nothing. Raises `InvalidJob` where there is
-    no savepoint, or the job has rows of its own that would be written again."""
+    """Reads the savepoint in `url` and the log of job `spec`. Writes nothing.
+
+    Raises `InvalidJob` if there is no savepoint, or if rows of the job would be written again.
+    """
     try:
         savepoint, owner = find_savepoint(url), claimed_by(url)
     except InvalidJob as error:  # there is no such folder
@@ -136,8 +143,7 @@ def wanted_savepoint(store: ObjectStore, url: str, spec: JobSpec) -> WantedSavep
 
 
 def _has_begun(spec: JobSpec, owner: Claim, view: LogView) -> bool:
-    """Whether the job's newest checkpoint grew from the savepoint that was claimed. Claims of earlier releases do not
-    name it."""
+    """Whether the job's newest checkpoint grew from the claimed savepoint. Claims of earlier releases name none."""
     if owner.savepoint:
         return grew_from(view, owner.savepoint)
     return owner.job == spec.job and grew_from_any(view)
@@ -156,14 +162,16 @@ def import_savepoint(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """The same for a savepoint that was read and checked. `bring`: makes the savepoint's files objects of `store`; it
-    gets a key there for each key of theirs."""
+    """Imports a savepoint that was read and checked.
+
+    `bring`: copies the savepoint's files to `store`; gets the new key of each file.
+    """
     importing = _Importing(store, spec, savepoint, bring, now_ms, sleep)
     return importing.done(importing.look())
 
 
 def _told_of_own_checkpoints(error: InvalidJob, store: ObjectStore, spec: JobSpec) -> InvalidJob:
-    """A savepoint may be deleted when the job has begun with it, and its command may be repeated."""
+    """Adds a hint for a repeated command: after the import the savepoint may have been deleted."""
     view = _log_of(store, spec, "")
     if not view.completes:
         return error
@@ -175,7 +183,7 @@ def _told_of_own_checkpoints(error: InvalidJob, store: ObjectStore, spec: JobSpe
 
 @dataclass(frozen=True)
 class _Found:
-    """The job's log, and what it means for the savepoint."""
+    """The job's log, and the resulting choice."""
 
     view: LogView
     choice: Import | GoOn
@@ -201,12 +209,12 @@ class _Importing:
         self._spec = msgspec.structs.replace(spec, run_id=import_run_id(savepoint.id))
 
     def look(self) -> _Found:
-        """Raises `InvalidJob` for what would write rows again."""
+        """Reads the log. Raises `InvalidJob` if rows would be written again."""
         view = _log_of(self._store, self._job, self._savepoint.id)
         return _Found(view, savepoint_choice(self._job, self._savepoint, view))
 
     def done(self, found: _Found) -> str:
-        """Do what was found to do; anew when somebody else was faster. What was done, for people."""
+        """Executes the choice, again after each lost race. Returns text for people."""
         for _ in range(_LOST_RACES):
             if isinstance(found.choice, GoOn):
                 return found.choice.why
@@ -219,7 +227,7 @@ class _Importing:
         )
 
     def _imported(self, view: LogView, choice: Import) -> bool:
-        """False: somebody else was faster."""
+        """Imports the savepoint. False: another writer was faster."""
         log = DecisionLog(self._spec.job, view)
         leader = import_leader(self._savepoint.id, uuid.uuid4().hex)
         records = RecordBuilder(self._spec, Identity(leader, socket.gethostname()))
@@ -233,11 +241,11 @@ class _Importing:
         complete = records.complete(log, choice.checkpoint, lineage, manifest, self._now_ms(), inline)
         if isinstance(self._append(log, complete), Foreign):
             return False
-        self._append(log, records.finish(log, "finished", self._now_ms()))  # lost: its job has begun
+        self._append(log, records.finish(log, "finished", self._now_ms()))  # may be lost: then the job has begun
         return True
 
     def _copied(self, choice: Import, token: int, lineage: str) -> tuple[ManifestRef, bytes]:
-        """Stores the files and, unless it goes into the record, the manifest."""
+        """Stores the files and, unless it fits into the record, the manifest."""
         keys = sorted(object_sizes(self._savepoint.taken))
         objects = {key: self._paths.data_file(token, "savepoint", str(n)) for n, key in enumerate(keys, 1)}
         self._bring(objects)
