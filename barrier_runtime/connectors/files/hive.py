@@ -1,8 +1,8 @@
-"""Hive's way to keep rows in folders, `day=2026-01-01/country=DE/…`: the values of some columns stand in the path.
+"""Folders as in Hive, `day=2026-01-01/country=DE/…`: the path contains the values of some columns.
 
-Both directions are here: rows to folders for sinks, a file's path to values for sources. Names are escaped as Spark and
-Hive do it, and a folder has one value; empty text alone shares the folder of null, since Spark refuses to read a folder
-without a value. A column that stands in the path is not in the file.
+Sinks map rows to folders, sources map paths to values. Names are escaped as in Spark and Hive. A folder stands for one
+value, except that empty text shares the folder of null: Spark refuses a folder without a value. Files lack the columns
+of their path.
 """
 
 import datetime
@@ -22,14 +22,14 @@ _PART = re.compile(r"([^/=]+)=([^/]*)")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _TWO_DIGITS = re.compile(r"[0-9]{2}")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_DAYS = datetime.date.min.toordinal() - 719_163, datetime.date.max.toordinal() - 719_163  # since 1970, of ISO's years
+_DAYS = datetime.date.min.toordinal() - 719_163, datetime.date.max.toordinal() - 719_163  # since 1970; years 1 and 9999
 
 
 # ---------------------------------------------------------------- rows to folders
 
 
 def check_partitions(schema: pa.Schema, columns: Sequence[str], where: str) -> None:
-    """Raise `InvalidJob` unless rows of this schema can be kept in folders by these columns."""
+    """Raises `InvalidJob` unless rows of this schema can be stored in folders by these columns."""
     for name in columns:
         if name not in schema.names:
             raise InvalidJob(
@@ -51,12 +51,14 @@ def check_partitions(schema: pa.Schema, columns: Sequence[str], where: str) -> N
 
 
 def by_folder(rows: pa.Table, columns: Sequence[str], where: str = "rows") -> dict[str, pa.Table]:
-    """Folder (`""`, or with a slash at the end) to its rows in their order, without `columns`. Raises `InvalidJob` for
-    a date that has no text."""
+    """Returns the rows by folder (`""`, or with a slash at the end), in their order, without `columns`.
+
+    Raises `InvalidJob` for a date that has no text.
+    """
     if not columns or not rows.num_rows:
         return {"": rows} if rows.num_rows else {}
     codes = np.zeros(rows.num_rows, np.int64)
-    names: list[tuple[np.ndarray, list[str]]] = []  # of each column: which of its folders a row is in
+    names: list[tuple[np.ndarray, list[str]]] = []  # per column: index of each row's folder name, and the names
     for name in columns:
         each = _encoded(rows.column(name).combine_chunks(), name, where)
         indices = each.indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
@@ -83,7 +85,7 @@ def by_folder(rows: pa.Table, columns: Sequence[str], where: str = "rows") -> di
 
 
 def _encoded(column: pa.Array, name: str, where: str) -> pa.DictionaryArray:
-    """The column with its values as a dictionary, in which empty text is null."""
+    """Returns the column as a dictionary, with null for empty text."""
     encoded = column.dictionary_encode(null_encoding="encode")
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if not is_text or encoded.dictionary.index("").as_py() < 0:
@@ -94,7 +96,7 @@ def _encoded(column: pa.Array, name: str, where: str) -> pa.DictionaryArray:
 
 
 def _texts(values: pa.Array, column: str, where: str) -> list[str | None]:
-    """Different values have different texts."""
+    """Returns the texts of values; different values have different texts."""
     kind = values.type
     if pa.types.is_date(kind):
         days = values.cast(pa.date32())
@@ -113,7 +115,7 @@ def _texts(values: pa.Array, column: str, where: str) -> list[str | None]:
 
 
 def folders_of(path: str) -> str:
-    """The folders directly above a file that name columns, `day=2026-01-01/country=DE`; empty where there are none."""
+    """Returns the folders directly above a file that name columns, `day=2026-01-01/country=DE`; empty if none."""
     found: list[str] = []
     for segment in reversed(path.split("/")[:-1]):
         if not _PART.fullmatch(segment):
@@ -123,7 +125,7 @@ def folders_of(path: str) -> str:
 
 
 def values_of(folders: str) -> dict[str, str | None]:
-    """The columns that they name, in order, with their texts; None is null."""
+    """Returns the columns that folders name, in order, with their texts; None is null."""
     found: dict[str, str | None] = {}
     for segment in folders.split("/") if folders else ():
         encoded, _, text = segment.partition("=")
@@ -142,7 +144,7 @@ def _decoded(text: str) -> str:
 
 
 def guess_columns(folders: Iterable[str], where: str) -> pa.Schema:
-    """The columns that the folders of all files name. Raises `InvalidJob` where some have others."""
+    """Guesses the columns that the folders of all files name. Raises `InvalidJob` if they name different columns."""
     texts: dict[str, set[str]] = {}
     first: str | None = None
     for each in folders:
@@ -161,7 +163,7 @@ def guess_columns(folders: Iterable[str], where: str) -> pa.Schema:
 
 
 def _guess(texts: set[str]) -> pa.DataType:
-    """Whole numbers, also when all have two digits as `month=01`, dates, or text: what is written back as it was."""
+    """Guesses whole numbers (also of two digits, as in `month=01`), dates, or text."""
     for pattern in (_INTEGER, _TWO_DIGITS):
         if texts and all(pattern.fullmatch(text) for text in texts):
             return pa.int64()
@@ -181,7 +183,7 @@ def _is_date(text: str) -> bool:
 
 
 def check_guessed(values: Mapping[str, str | None], schema: pa.Schema, where: str) -> None:
-    """Raise `InvalidJob` for a folder that came after types were guessed and would not be written back as it is."""
+    """Raises `InvalidJob` for a folder, found after the guess, whose text the guessed type would not reproduce."""
     for name, text in values.items():
         kind = schema.field(name).type if name in schema.names else pa.string()
         if text is not None and not pa.types.is_string(kind) and _guess({text}) != kind:
@@ -194,8 +196,10 @@ def check_guessed(values: Mapping[str, str | None], schema: pa.Schema, where: st
 def with_values(
     rows: pa.RecordBatch, schema: pa.Schema, values: Mapping[str, str | None], where: str
 ) -> pa.RecordBatch:
-    """`rows` with the columns of `schema` that `values` has, in the order of `schema`. Raises `InvalidJob` for a value
-    that is not of its column's type."""
+    """Returns `rows` with the columns of `schema` that `values` has, in the order of `schema`.
+
+    Raises `InvalidJob` for a value that is not of its column's type.
+    """
     columns = [
         _repeated(values[field.name], field, rows.num_rows, where)
         if field.name in values

@@ -1,1 +1,1 @@
-"""CSV text: where rows end, which types their columns have, and which values these keep."""
+"""CSV text: row boundaries, guessed column types, and checks of values."""

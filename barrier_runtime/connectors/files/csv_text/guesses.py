@@ -1,9 +1,9 @@
-"""Types of CSV columns that are guessed, and how values of guessed columns are checked.
+"""Guesses types of CSV columns and checks later values against the guess.
 
-A guess writes back what it read: a column of texts is taken for numbers or times only if each text is written the way
-such a value is written out again, so that `007`, `+49301234567`, `1.10`, `12e3` and `12345678901234567890` stay text. A
-later value of which that is not true is refused. Of times, `T` or a blank before the hour, zeros at the end of a
-fraction and the zone's offset are a matter of form: the moment is kept.
+A guess must reproduce the text: a column is guessed as numbers or times only if each text is the usual form of the
+value, so `007`, `+49301234567`, `1.10`, `12e3` and `12345678901234567890` stay text. Later values that violate the
+guess are refused. Times may vary in form (`T` or a blank before the hour, trailing zeros of a fraction, the zone's
+offset), because the moment is kept.
 """
 
 import re
@@ -23,13 +23,13 @@ _BOOLEANS = frozenset(("true", "false"))
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 _NO_NUMBERS = frozenset(("nan", "inf", "-inf"))
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
-_LONG = 18  # characters: a shorter number has at most 17 digits, which a float keeps
+_LONG = 18  # characters; shorter numbers have at most 17 digits, which a float keeps
 _MANY = 64
 _0, _9, _MINUS, _E = b"09-e"
 
 
 def guessed_type(texts: pa.Array, decimal_point: str) -> pa.DataType | None:
-    """The type of a column that holds `texts`; None if all are null."""
+    """Returns the type of a column with these texts; None if all are null."""
     values = {text for text in pc.unique(texts).to_pylist() if text is not None}
     if not values:
         return None
@@ -45,7 +45,7 @@ def guessed_type(texts: pa.Array, decimal_point: str) -> pa.DataType | None:
 
 
 def is_float(text: str, decimal_point: str = ".") -> bool:
-    """Whether `text` is how a float of 64 bits is written."""
+    """True if `text` is the usual form of a 64-bit float."""
     if decimal_point != ".":
         if "." in text:
             return False
@@ -65,12 +65,12 @@ def is_float(text: str, decimal_point: str = ".") -> bool:
 
 
 def is_checked(kind: pa.DataType) -> bool:
-    """Whether values of a guessed column of `kind` are checked by `refuse_unwritable`."""
+    """True if `refuse_unwritable` checks values of a guessed column of `kind`."""
     return bool(types.is_int64(kind) or types.is_float64(kind))
 
 
 def refuse_unwritable(texts: pa.Array, kind: pa.DataType, decimal_point: str) -> None:
-    """Raise `TextMisfit` for a text that a number or boolean of `kind` does not write back."""
+    """Raises `TextMisfit` for a text that differs from the usual form of the number or boolean of `kind`."""
     is_written: Callable[[str], bool]
     if types.is_boolean(kind):
         rows, is_written = list(range(len(texts))), _BOOLEANS.__contains__
@@ -93,7 +93,7 @@ def refuse_unwritable(texts: pa.Array, kind: pa.DataType, decimal_point: str) ->
 
 
 def _unequal(texts: pa.Array, rows: list[int]) -> list[int]:
-    """Those of many rows whose text is not a float as Arrow writes it."""
+    """Returns those of many rows whose text differs from Arrow's form of the float."""
     if len(rows) < _MANY:
         return rows
     chosen = texts.take(pa.array(rows))
@@ -105,8 +105,10 @@ def _unequal(texts: pa.Array, rows: list[int]) -> list[int]:
 
 
 def _suspects(texts: pa.Array, whole: bool, decimal_point: str) -> list[int]:
-    """Rows whose text may be written otherwise than its number: found by its first and last characters and length. What
-    is no number at all is refused later."""
+    """Returns rows whose text may differ from the usual form of the number.
+
+    Checks only first and last characters and lengths. Texts that are no numbers are refused later.
+    """
     valid = texts.drop_null() if texts.null_count else texts
     if not len(valid):
         return []
@@ -144,7 +146,7 @@ def _suspects(texts: pa.Array, whole: bool, decimal_point: str) -> list[int]:
 def _is_usual(
     text: npt.NDArray[np.uint8], begins: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], whole: bool, point: int
 ) -> npt.NDArray[np.bool_]:
-    """Whether texts that begin with a sign or a zero are `0`, `-` before another digit, or a zero before the point."""
+    """True for texts that are `0`, a minus before a digit 1 to 9, or (floats only) a zero before the point."""
     first = text[begins]
     second, third = (text[np.minimum(begins + place, ends - 1)] for place in (1, 2))
     negative = first == _MINUS

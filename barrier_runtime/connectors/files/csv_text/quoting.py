@@ -1,8 +1,8 @@
-"""Rows of CSV text: where rows begin and end when quoted values contain line breaks. Pure.
+"""Row boundaries of CSV text whose quoted values may contain line breaks. Pure.
 
-A field is quoted if its first byte is a quote. Two quotes in a quoted value are a quote. Text after the closing quote
-is refused (`behind_quotes`), because its writer means something else, as with backslashes before quotes. All functions
-begin at the beginning of a row.
+A field is quoted if its first byte is a quote. Two quotes in a quoted value stand for a quote. Text after a closing
+quote is refused (`behind_quotes`), because its writer uses other rules, such as backslashes before quotes. All
+functions expect data from the beginning of a row.
 """
 
 import re
@@ -17,20 +17,20 @@ _LF, _CR, _QUOTE = b'\n\r"'
 
 @dataclass(frozen=True)
 class Quoted:
-    """Quoted parts of some text, in order: from an opening quote (included) to its closing quote (excluded)."""
+    """Quoted parts of a text in order: from the opening quote (included) to the closing quote (excluded)."""
 
     begins: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
-    open_at: int | None  # place of the last opening quote if the text ends before its closing quote
+    open_at: int | None  # offset of the last opening quote if the text ends before its closing quote
 
     def covers(self, at: int) -> int | None:
-        """The beginning of the quoted part that contains `at`; None if `at` is outside."""
+        """Returns the beginning of the quoted part that contains `at`; None if `at` is outside."""
         number = bisect_right(self.begins, at) - 1
         return int(self.begins[number]) if number >= 0 and at < self.ends[number] else None
 
 
 def behind_quotes(data: bytes, delimiter: str) -> int | None:
-    """The beginning of the first quoted value that has text after its closing quote; None if there is none."""
+    """Returns the beginning of the first quoted value with text after its closing quote; None if there is none."""
     parts = quoted(data, delimiter)
     text = np.frombuffer(data + b"\n", np.uint8)
     behind = text[np.minimum(parts.ends + 1, len(data))]
@@ -39,15 +39,15 @@ def behind_quotes(data: bytes, delimiter: str) -> int | None:
 
 
 def quoted(data: bytes, delimiter: str) -> Quoted:
-    """The quoted parts of `data`."""
+    """Returns the quoted parts of `data`."""
     text = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(text == _QUOTE)
     opening = quotes[::2]
-    before = text[opening - 1]  # of the first byte the last one: replaced in the next line
+    before = text[opening - 1]  # index -1 for an opening at 0, which the next line handles
     at_field = (before == ord(delimiter)) | (before == _LF) | (before == _CR) | (opening == 0)
     doubled = np.zeros(len(opening), bool)
     doubled[1:] = opening[1:] == quotes[1 : 2 * len(opening) - 1 : 2] + 1
-    if not (at_field | doubled).all():  # a quote within a field that is not quoted
+    if not (at_field | doubled).all():  # a quote within an unquoted field
         return _one_by_one(data, delimiter)
     closing = quotes[1::2]
     open_at = None
@@ -74,7 +74,7 @@ def _one_by_one(data: bytes, delimiter: str) -> Quoted:
 
 
 def end_of_rows(data: bytes, delimiter: str) -> int:
-    """The end of the last row that ends with a line feed; 0 if there is no such row."""
+    """Returns the end of the last row that ends with a line feed; 0 if there is no such row."""
     parts = quoted(data, delimiter)
     end = len(data)
     while (end := data.rfind(b"\n", 0, end)) >= 0:
@@ -86,12 +86,12 @@ def end_of_rows(data: bytes, delimiter: str) -> int:
 
 
 def end_of_first_row(data: bytes, delimiter: str) -> int:
-    """The end of the first row, with its line end; the end of `data` if no line end is outside of quotes."""
+    """Returns the end of the first row, including its line end; without such a row the end of `data`."""
     return next(iter(_row_ends(data, delimiter)))
 
 
 def row_begins(data: bytes, delimiter: str, *, blank_rows: bool) -> list[int]:
-    """The beginning of each row. `blank_rows`: empty lines are rows."""
+    """Returns the beginning of each row. `blank_rows`: empty lines are rows."""
     begins, begin = [], 0
     for end in _row_ends(data, delimiter):
         if blank_rows or data[begin:end].strip(b"\r\n"):
@@ -107,7 +107,7 @@ def _row_ends(data: bytes, delimiter: str) -> list[int]:
 
 
 def count_of_lines(data: bytes) -> int:
-    """Lines of `data`, whether quoted or not."""
+    """Number of lines of `data`, including lines in quotes."""
     text = np.frombuffer(data, np.uint8)
     count = int(np.count_nonzero(text == _LF))
     if b"\r" in data:

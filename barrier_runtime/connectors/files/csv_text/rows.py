@@ -1,4 +1,4 @@
-"""Blocks of a CSV file as batches of rows: which texts are null, which values their columns keep, and where rows end.
+"""Parses blocks of CSV files into batches: nulls, exact values, and row boundaries.
 
 | text in the file          | column of text | column of another type                                    |
 |---------------------------|----------------|-----------------------------------------------------------|
@@ -53,13 +53,13 @@ _MISQUOTED = (
     "a value begins with a quote here, and text follows its closing quote: write a quote within a quoted value as two "
     "quotes (Spark: option escape='\"'), or correct the file"
 )
-_COLUMN = re.compile(r"CSV column #(\d+)")  # as Arrow says it
+_COLUMN = re.compile(r"CSV column #(\d+)")  # Arrow's message
 _ROW = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+)")
 
 
 @dataclass(frozen=True)
 class CsvForm:
-    """How values are written."""
+    """Format of the values of a CSV file."""
 
     delimiter: str = ","
     encoding: str = "utf-8"
@@ -78,7 +78,7 @@ class CsvForm:
             as_ascii = _ASCII.encode(self.encoding) == _ASCII.encode()
             as_ascii &= not codecs.lookup(self.encoding).name.startswith(
                 "iso2022"
-            )  # whose letters may have a quote's byte
+            )  # whose letters may contain a quote's byte
         except (LookupError, UnicodeError):
             as_ascii = False
         if not as_ascii:
@@ -92,7 +92,7 @@ class CsvForm:
         return codecs.lookup(self.encoding).name in ("utf-8", "ascii")
 
     def as_utf8(self, data: bytes) -> bytes:
-        """The text in UTF-8. Raises `UnicodeDecodeError`."""
+        """Returns the text in UTF-8. Raises `UnicodeDecodeError`."""
         if self.is_utf8:
             return data
         return data.decode(self.encoding).encode()
@@ -118,7 +118,7 @@ def column_names(header: bytes, form: CsvForm, where: str) -> list[str]:
 
 
 def read_header(text: Text, form: CsvForm, where: str) -> tuple[bytes, int]:
-    """The header line and the offset after it."""
+    """Returns the header line and the offset after it."""
     start = begin_of_text(text)
     if start and not form.is_utf8:
         raise InvalidJob(
@@ -134,7 +134,7 @@ def read_header(text: Text, form: CsvForm, where: str) -> tuple[bytes, int]:
 
 
 def texts_of(data: bytes, header: bytes, form: CsvForm, where: str) -> dict[str, pa.Array]:
-    """The columns of some rows as text. Raises `InvalidJob`."""
+    """Returns the columns of some rows as text. Raises `InvalidJob`."""
     names = column_names(header, form, where)
     rows = CsvRows(header, where, pa.schema([(name, pa.string()) for name in names]), form)
     try:
@@ -146,8 +146,11 @@ def texts_of(data: bytes, header: bytes, form: CsvForm, where: str) -> dict[str,
 
 
 class CsvRows:
-    """From whole rows of one file to batches of `schema`. Raises `InvalidJob` if the header lacks a column, `LineError`
-    for a row. `guessed`: the types are guesses, and a value has to write back what was read."""
+    """Parses whole rows of one file into batches of `schema`.
+
+    Raises `InvalidJob` if the header lacks a column, `LineError` for an invalid row. `guessed`: the types are guesses,
+    and each value has to reproduce its text.
+    """
 
     def __init__(self, header: bytes, where: str, schema: pa.Schema, form: CsvForm, *, guessed: bool = False) -> None:
         self.names = column_names(header, form, where)
@@ -162,7 +165,7 @@ class CsvRows:
         self._form = form
         self._guessed = guessed
         self._empty = no_rows(schema)
-        self._texts: set[str] = set()  # columns that are read as text, and then converted
+        self._texts: set[str] = set()  # columns that are read as text and then converted
         for field in schema:
             if (guessed and is_checked(field.type)) or not _reads(field.type):
                 if not is_read_from_text(field.type):
@@ -223,8 +226,10 @@ class CsvRows:
             raise LineError(at, f"column {field.name!r} is {field.type}, and {misfit.why}") from misfit
 
     def _with_points(self, texts: pa.Array) -> pa.Array:
-        """Numbers with a point for the decimal point. Raises `TextMisfit` for one that has a point already: 1.000 may
-        be a thousand."""
+        """Replaces the decimal point by a point.
+
+        Raises `TextMisfit` for a number with a point: 1.000 may be a thousand.
+        """
         row = pc.index(pc.match_substring(texts, "."), True).as_py()
         if row >= 0:
             text = texts[row].as_py()
@@ -279,8 +284,11 @@ class CsvRows:
 
 
 class CsvReader(LinesReader):
-    """A reader whose blocks end with rows: at the last line end as long as each line is a row; from the first block in
-    which a line is not a row, at the last line end outside of quotes."""
+    """Reader of CSV files whose blocks end with rows.
+
+    Blocks end at the last line end while each line is a row. From the first block with a line that is not a row, blocks
+    end at the last line end outside of quotes.
+    """
 
     def __init__(
         self,
@@ -296,7 +304,7 @@ class CsvReader(LinesReader):
         super().__init__(where, file, schema, rows_per_second, make_rows, grows=grows)
         self._form = form
         self._by_quotes = False
-        self._skips_blank = False  # a position of an earlier version does not count empty lines
+        self._skips_blank = False  # positions of an earlier version do not count empty lines
         self._parsed: tuple[bytes, pa.RecordBatch] | None = None
 
     def read_header(self, text: Text) -> tuple[bytes, int]:
@@ -321,9 +329,9 @@ class CsvReader(LinesReader):
         return data
 
     def _is_whole(self, data: bytes) -> bool:
-        """Whether each line of `data` is a row, and its last row is whole. Keeps the rows.
+        """True if each line of `data` is a row and the last row is complete. Keeps the parsed rows.
 
-        With as many rows as lines no line end but the last is in quotes, so only the last line is looked at.
+        With as many rows as lines, only the last line end can be in quotes, so only the last line is checked.
         """
         assert self._parse is not None
         try:
@@ -356,7 +364,7 @@ class CsvReader(LinesReader):
 
 
 def _may_be_wrong(column: pa.Array, data: bytes) -> bool:
-    """Whether Arrow may have read a text of `data` as a value of `column` that the text does not mean."""
+    """True if Arrow may have misread a text of `data` as a value of `column`."""
     if types.is_floating(column.type):
         return may_be_inexact(column)
     if types.is_timestamp(column.type):
@@ -365,13 +373,13 @@ def _may_be_wrong(column: pa.Array, data: bytes) -> bool:
 
 
 def _may_be_wrapped(column: pa.Array, data: bytes) -> bool:
-    """Whether a negative number of `column` may be a hexadecimal one in `data`, such as 0xFF of 8 bits."""
+    """True if a negative number of `column` may be hexadecimal in `data`, such as 0xFF with 8 bits."""
     least = pc.min(column).as_py()
     return least is not None and least < 0 and (b"x" in data or b"X" in data)
 
 
 def _reads(kind: pa.DataType) -> bool:
-    """Whether Arrow reads that type from CSV."""
+    """True if Arrow reads that type from CSV."""
     try:
         _parse(b"\n", ["value"], CsvForm(), _convert_options(pa.schema([("value", kind)]), guessed=False))
     except pa.ArrowNotImplementedError:
@@ -380,7 +388,7 @@ def _reads(kind: pa.DataType) -> bool:
 
 
 def _convert_options(schema: pa.Schema, *, guessed: bool) -> pacsv.ConvertOptions:
-    """Which texts are null, true and false: nothing that Arrow takes for such a value by default."""
+    """Options that replace Arrow's default texts of null, true and false."""
     return pacsv.ConvertOptions(
         column_types=schema,
         include_columns=schema.names,
@@ -393,7 +401,7 @@ def _convert_options(schema: pa.Schema, *, guessed: bool) -> pacsv.ConvertOption
 
 
 def _parse(data: bytes, names: list[str], form: CsvForm, options: pacsv.ConvertOptions) -> pa.Table:
-    """Empty lines are rows of a single column, and nothing otherwise."""
+    """Parses CSV. Empty lines are rows of a file with a single column, and are skipped otherwise."""
     options.decimal_point = form.decimal_point
     return pacsv.read_csv(
         pa.BufferReader(data),

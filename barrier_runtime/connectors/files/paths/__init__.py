@@ -1,1 +1,1 @@
-"""Paths of files: patterns, folders, and what is found there."""
+"""Patterns of paths, and walks through folders."""

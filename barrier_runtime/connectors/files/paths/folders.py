@@ -1,7 +1,7 @@
-"""Walks folders of this machine by a path or a pattern, and counts what is found there and not read.
+"""Lists local files by a path or pattern, and counts files and folders that are passed over.
 
-A link to a folder is followed where it is named, as the path itself or by a segment of a pattern; below a folder that
-is read whole, and by `**`, it is passed over: it may lead to files that are read already, or in a circle.
+Links to folders are followed if the path, or a segment of a pattern, names them. They are passed over below a folder
+that is read whole, and for `**`, because they may lead to known files or in a circle.
 """
 
 import os
@@ -19,7 +19,7 @@ HIDDEN, OTHER_ENDINGS, LINKS = "hidden names", "other endings", "links to folder
 
 
 class PassedOver:
-    """Counts of what was found and is not read, by kind, each with an example."""
+    """Counts of names that were found and not read, by kind, each with an example."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -31,20 +31,23 @@ class PassedOver:
 
     @property
     def unexpected(self) -> bool:
-        """Whether there are others than hidden names, which most folders have."""
+        """True for other kinds than hidden names, which most folders have."""
         return bool(self._counts.keys() - {HIDDEN})
 
     def __bool__(self) -> bool:
         return bool(self._counts)
 
     def __str__(self) -> str:
-        """Empty when nothing was."""
+        """Text for messages; empty if nothing was passed over."""
         told = [f"{kind}: {count} (such as {self._examples[kind]})" for kind, count in self._counts.items()]
         return f" (passed over: {', '.join(told)})" if told else ""
 
 
 def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], passed: PassedOver) -> bool:
-    """Whether a file is read. `name`: its path below the folder that was listed, or below the base of `pattern`."""
+    """True if the file is read; counts the file otherwise.
+
+    `name`: path below the listed folder, or below the base of `pattern`.
+    """
     below = name
     if pattern is not None:
         parts = name.split("/")
@@ -64,8 +67,10 @@ def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], pas
 def local_files(
     path: str, suffixes: tuple[str, ...], where: str, passed: PassedOver
 ) -> tuple[Iterable[tuple[str, str]], bool]:
-    """Ids and paths of the files of an absolute path; and whether the path is a folder, which is read whole. Raises
-    `Unavailable` when nothing has that name, or a folder cannot be listed."""
+    """Returns ids and paths of the files of an absolute path, and whether the path is a folder, which is read whole.
+
+    Raises `Unavailable` if the path does not exist or a folder cannot be listed.
+    """
     if os.path.isdir(path):
         root = os.path.join(path, "")
         names = (file[len(root) :] for file in _below(path, where, passed))
@@ -87,14 +92,14 @@ def _matching(
     for file in _below(base, where, passed, pattern):
         name = file[len(prefix) :]
         if takes(name, pattern, suffixes, passed):
-            # `**` that matches no folder: no release before gave such a file an id.
+            # `**` matches no folder: earlier releases gave such files no id
             yield f"./{name}" if pattern.deep and "/" not in name else name, file
 
 
 def _below(
     folder: str, where: str, passed: PassedOver, pattern: PathPattern | None = None, above: tuple[str, ...] = ()
 ) -> Iterator[str]:
-    """All files below a folder, but for those that `pattern`, whose base is above it, cannot name."""
+    """Yields all files below a folder, except files that `pattern`, whose base is above, cannot name."""
     for entry in _entries(folder, where):
         path = (*above, entry.name)
         if not entry.is_dir():
@@ -116,7 +121,7 @@ def _entries(folder: str, where: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             return list(found)
-    except (FileNotFoundError, NotADirectoryError):  # removed since it was listed
+    except (FileNotFoundError, NotADirectoryError):  # removed since the listing
         return []
     except PermissionError as error:
         raise InvalidJob(f"{where}: the folder {folder} may not be listed ({error}): grant access to it") from error

@@ -1,4 +1,4 @@
-"""Patterns of paths, by segments: one meaning for folders of this machine and for keys of every store. Pure.
+"""Patterns of paths by segment, for local folders and keys of all stores. Pure.
 
 | in a segment | matches                                                              |
 |--------------|----------------------------------------------------------------------|
@@ -7,8 +7,8 @@
 | `[ab]`, `[!ab]`, `[a-z]` | one of these characters, or none of them; `[*]` is a star |
 | `**`, alone  | no folder, one, or several                                           |
 
-A slash is matched by a slash only. Wildcards match no hidden name, which begins with `.` or `_`; a segment that begins
-with that character itself does. A folder `_k=v` of a column is not hidden.
+Only a slash matches a slash. Wildcards match no hidden name, which begins with `.` or `_`, unless the segment begins
+with the same character. A folder `_k=v` of a column is not hidden.
 """
 
 import fnmatch
@@ -26,12 +26,12 @@ def has_magic(path: str) -> bool:
 
 
 def is_hidden(segment: str) -> bool:
-    """Names that sinks and other writers use for what is not complete, or is no data."""
+    """True for names that sinks and other writers give to incomplete files and to files without data."""
     return segment.startswith(".") or (segment.startswith("_") and "=" not in segment)
 
 
 def is_hidden_file(path: str) -> bool:
-    """`path`: below the folder that was listed."""
+    """True if the file or a folder in `path`, a path below the listed folder, is hidden."""
     *folders, name = path.split("/")
     return name.startswith((".", "_")) or any(map(is_hidden, folders))
 
@@ -42,7 +42,7 @@ def _compiled(segment: str) -> re.Pattern[str]:
 
 
 def segment_matches(pattern: str, name: str) -> bool:
-    """One segment that is not `**`."""
+    """True if `pattern`, one segment other than `**`, matches `name`."""
     if not has_magic(pattern):
         return pattern == name
     return not (is_hidden(name) and pattern[0] != name[0]) and _compiled(pattern).match(name) is not None
@@ -50,7 +50,7 @@ def segment_matches(pattern: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class PathPattern:
-    """`base`: the folder above the first segment with a wildcard. `segments`: those below it."""
+    """Pattern of paths. `base`: the folder above the first wildcard segment; `segments`: the segments below it."""
 
     base: str
     segments: tuple[str, ...]
@@ -63,23 +63,25 @@ class PathPattern:
 
     @cached_property
     def deep(self) -> bool:
-        """Whether files of any depth may match."""
+        """True if files of any depth may match."""
         return ANY_DEPTH in self.segments
 
     def matched(self, path: Sequence[str]) -> int:
-        """How many of the segments of a path below `base` the pattern matches: all of them for a file that it names,
-        fewer for a file in a folder that it names, 0 for others."""
+        """Returns how many leading segments of a path below `base` the pattern matches.
+
+        All segments for a named file, fewer for a file in a named folder, 0 for others.
+        """
         for length in range(len(path), 0, -1):
             if _match(self.segments, tuple(path[:length])):
                 return length
         return 0
 
     def leads_to(self, folder: Sequence[str]) -> bool:
-        """Whether a file below a folder may match."""
+        """True if a file below a folder may match."""
         return bool(_reached(self.segments, folder) - {len(self.segments)})
 
     def names_folder(self, folder: Sequence[str]) -> bool:
-        """Whether a segment that is not `**` matches the folder's own name."""
+        """True if a segment other than `**` matches the folder's own name."""
         before = _through(self.segments, _reached(self.segments, folder[:-1]))
         kept = {number for number in before if number < len(self.segments) and self.segments[number] != ANY_DEPTH}
         return any(segment_matches(self.segments[number], folder[-1]) for number in kept)
@@ -90,7 +92,7 @@ def _match(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
 
 
 def _reached(pattern: tuple[str, ...], path: Sequence[str]) -> set[int]:
-    """Numbers of segments of the pattern that are matched so far."""
+    """Returns the numbers of pattern segments up to which the path may match."""
     reached = {0}
     for name in path:
         reached = _after(pattern, reached, name)
@@ -98,7 +100,7 @@ def _reached(pattern: tuple[str, ...], path: Sequence[str]) -> set[int]:
 
 
 def _through(pattern: tuple[str, ...], reached: set[int]) -> set[int]:
-    """With those behind `**` that matches no folder."""
+    """Adds the segments after each `**`, which may match no folder."""
     found = set(reached)
     for number in range(len(pattern)):
         if number in found and pattern[number] == ANY_DEPTH:

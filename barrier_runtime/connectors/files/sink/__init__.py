@@ -1,1 +1,1 @@
-"""Exactly-once files, and the log that says which of them readers may see."""
+"""Exactly-once files, and the log of the files that readers may see."""

@@ -1,17 +1,17 @@
-"""The commit log of a file sink: which files readers may see, one record per commit over all subtasks.
+"""Commit log of a file sink: the files that readers may see, with one record per commit of all subtasks.
 
-A checkpoint's files appear one by one, because a file system has no rename of many. Who reads the folder as it is
-sees each file whole, but may see one subtask's rows before another's. Who reads through the commit log sees the rows of
-whole checkpoints only: record k is one object, written by put-if-absent after all files of the record are in place.
+A file system cannot rename many files at once, so the files of a checkpoint appear one by one. Readers that list the
+folder see each file whole, but may see rows of one subtask before rows of another. Readers of the commit log see rows
+of whole checkpoints only: record k is one object, written by put-if-absent after all its files are in place.
 
     <url>/_commits/<job>/<sink>/<sequence, 20 digits>.json        1, 2, 3, … without gaps; immutable
 
-Of every 250 records there is a summary, for readers of many; see `commit_log_summary`.
+A summary covers 250 records, see `commit_log_summary`.
 
-A file is named by exactly one record, whoever writes it and however often a commit is repeated: `CommitLog.append`
-leaves out what the log already names, and loses the put when another process (a zombie of an older generation, or the
-successor) was faster. Names never repeat (see `file_committable`), so this also holds for a target that has seen
-another life of the same job.
+Exactly one record names a file, whoever writes the record and however often a commit is repeated: `CommitLog.append`
+omits files that the log names, and loses the put if another process (a zombie of an older generation, or the successor)
+was faster. File names never repeat (see `file_committable`), also in a target with files of another start of the same
+job.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, folders_in, get_or_none, side_by_side
 from barrier_runtime.state.store.open import open_existing_store
 
-_ONE_BY_ONE = 16  # records read back before many are asked for at a time
-_MOST_SUMMARIES = 64  # asked for at a time
+_ONE_BY_ONE = 16  # records read back one at a time, before parallel reads
+_MOST_SUMMARIES = 64  # of one parallel read
 
 
 def commits_prefix(job: str, sink: str) -> str:
@@ -50,10 +50,11 @@ def commits_prefix(job: str, sink: str) -> str:
 
 
 def read_commit_log(store: ObjectStore, job: str, sink: str, after: int = 0) -> tuple[CommitRecord, ...]:
-    """Every record after the first `after` ones, oldest first. A reader that keeps count reads each record once.
+    """Returns every record after the first `after` records, oldest first. A reader that counts reads each record once.
 
-    Summaries stand for whole blocks of records; where there is none, records are asked for in batches that double, many
-    at a time: one by one, a long log would take hours on S3."""
+    Summaries replace whole blocks of records. Without summaries, records are read in parallel, in batches that double:
+    one by one, a long log would take hours on S3.
+    """
     log = CommitLog(store, job, sink)
     records: list[CommitRecord] = []
     count = summaries = 1
@@ -80,7 +81,7 @@ def _is_there(found: CommitRecord | Summary | None) -> bool:
 
 
 class CommitLog:
-    """The log as one writer or reader sees it. Blocking. `later`: does work, in order, that no commit waits for."""
+    """Commit log for one writer or reader. Blocks. `later`: runs work, in order, for which no commit waits."""
 
     def __init__(
         self,
@@ -95,18 +96,18 @@ class CommitLog:
         self._later = later
         self._summaries = Summaries(store, commits_prefix(job, sink), job, sink, self.record)
         self._hint = HeadHint(store, f"{commits_prefix(job, sink)}hint.json")
-        self._head: int | None = None  # highest record seen; None: not looked for yet
+        self._head: int | None = None  # highest record seen; None before the first search
         self._looking = threading.Lock()
-        self._read: dict[int, CommitRecord] = {}  # on the way to the head; then the head alone
-        self._read_head: int | None = None  # as `look_ahead` found it
-        self._kept = 0  # records up to this one are known to survive a power cut
-        self._highest = (0, 0)  # checkpoint and token, of the head and all before it
+        self._read: dict[int, CommitRecord] = {}  # records read during the search for the head; then only the head
+        self._read_head: int | None = None  # found by `look_ahead`
+        self._kept = 0  # records up to this number are known to be durable
+        self._highest = (0, 0)  # checkpoint and token of the head and all earlier records
         self._named: dict[
             str, int
-        ] = {}  # files that may be asked for again, and the checkpoint of the record naming each
+        ] = {}  # files that a later call may repeat, with the checkpoint of the record that names them
 
     def record(self, sequence: int) -> CommitRecord | None:
-        """Raises `Corrupt` for anything that is not a record of this log."""
+        """Returns a record; None if there is none. Raises `Corrupt` for an object that is no record of this log."""
         key = self._key(sequence)
         data = get_or_none(self._store, key)
         if data is None:
@@ -117,8 +118,10 @@ class CommitLog:
         return self._summaries.read(number)
 
     def look_ahead(self) -> None:
-        """Find the head before the first `append` asks for it; any thread. The put decides whether that is still the
-        head. Trouble is left for the `append` to meet."""
+        """Searches the head before the first `append`, in any thread.
+
+        The put of `append` detects a later head, and `append` reports errors.
+        """
         with self._looking:
             if self._head is None and self._read_head is None:
                 with contextlib.suppress(BarrierRuntimeError, OSError):
@@ -131,11 +134,14 @@ class CommitLog:
         files: Sequence[CommittedFile],
         origin_of: Callable[[CommittedFile], tuple[int, int]],
     ) -> None:
-        """Make `files` visible at once, those that the log does not name yet. Idempotent. `origin_of` tells under which
-        token a file was written and which checkpoint closed it: no record below either can name it.
+        """Makes `files` visible at once, except files that the log names already. Idempotent.
 
-        Calls come for ever higher checkpoints. What a later call asks for and this one does not was closed after this
-        `checkpoint`: only a record of a later one can name it, and a successor may have written that already."""
+        `origin_of`: returns the token under which a file was written and the checkpoint that closed the file; no record
+        below either can name the file.
+
+        Checkpoints of calls only rise. Files that only a later call passes were closed after this `checkpoint`: only a
+        record of a later checkpoint can name them, and a successor may have written that record already.
+        """
         if not files:
             return
         self._look(_lowest(files, origin_of))
@@ -146,7 +152,7 @@ class CommitLog:
             assert self._head is not None
             highest = max(checkpoint, self._highest[0]), max(token, self._highest[1])
             record = CommitRecord(PLAIN_VERSION, self._job, self._sink, checkpoint, token, *highest, new)
-            if self._put(self._head + 1, record):  # behind a head that is the newest record: no other names `new`
+            if self._put(self._head + 1, record):  # the head is the newest record, so no record names `new`
                 self._saw(record)
                 self._later(partial(self._hint.follow, self._head))
             else:
@@ -157,9 +163,11 @@ class CommitLog:
         self._named = {name: of for name, of in self._named.items() if name in asked or of > checkpoint}
 
     def replace(self, known: list[CommitRecord], old: Sequence[str], new: CommittedFile, wall_ms: int) -> bool:
-        """One record that puts `new` in the place of the files `old`, for readers at once. False: not all of these are
-        visible any more; another compaction was faster. For who writes no rows. `known`: the records from the first
-        on, as far as they were read; what came since is added."""
+        """Writes a record that replaces the files `old` by `new` in one step.
+
+        Returns False if some of `old` are no longer visible because another compaction was faster. For callers that
+        write no rows. `known`: the records read so far, from the first; newer records are appended.
+        """
         while True:
             known += read_commit_log(self._store, self._job, self._sink, len(known))
             if not set(old) <= {file.name for file in live_files(known)}:
@@ -175,7 +183,7 @@ class CommitLog:
                 return True
 
     def _put(self, sequence: int, record: CommitRecord) -> bool:
-        """False: another record is there."""
+        """Writes a record. Returns False if another record exists."""
         key = self._key(sequence)
         outcome = self._store.put_if_absent(key, encode_commit_record(record))
         if outcome is PutOutcome.UNKNOWN:
@@ -184,8 +192,11 @@ class CommitLog:
         return outcome is PutOutcome.CREATED
 
     def _keep(self) -> None:
-        """What was only read may be of a writer that died before it was durable: an attempt of ours, another process.
-        To put the newest there once more is to hear that it is, and so are all in the folder."""
+        """Makes the head durable if it was only read.
+
+        A record that was only read may not be durable yet, if its writer (an earlier attempt, another process) died.
+        Putting the newest record again confirms it and all others in the folder.
+        """
         assert self._head is not None
         if self._kept < self._head:
             self._put(self._head, self._there(self._head))
@@ -200,15 +211,18 @@ class CommitLog:
         return record
 
     def names(self, file: str, token: int, checkpoint: int) -> bool:
-        """Does a record name this file, written under `token` and closed by `checkpoint` or a later one? Then it was
-        visible, whatever became of it since. Reads the records back to the time of that origin."""
+        """True if a record names this file, which was therefore visible once.
+
+        The file was written under `token` and closed by `checkpoint` or a later checkpoint. Reads records back to that
+        origin.
+        """
         records = self._newest_first(self._find_head(), {log_of(file): (token, checkpoint)})
         return any(each.name == file for record in records for each in record.files)
 
     def _look(self, lowest: Mapping[str, tuple[int, int]]) -> None:
-        """Find the head; at the first time also what the records name that may be asked for."""
+        """Finds the head; the first call also reads the names of files that a call may repeat."""
         if self._head is not None:
-            return  # a record that came since makes the next put fail
+            return  # a newer record makes the next put fail
         with self._looking:
             head = self._find_head() if self._read_head is None else self._read_head
             records = list(self._newest_first(head, lowest))
@@ -230,8 +244,10 @@ class CommitLog:
         return record is not None
 
     def _newest_first(self, head: int, lowest: Mapping[str, tuple[int, int]]) -> Iterator[CommitRecord]:
-        """Records, as far back as any may name a file of one of these decision logs that is not older than its lowest
-        (fencing token, checkpoint)."""
+        """Yields records backwards while they may name a file of these decision logs.
+
+        `lowest`: lowest (fencing token, checkpoint) of the files, by decision log.
+        """
         token, checkpoint = (min(each) for each in zip(*lowest.values(), strict=True))
         sequence = head
         while sequence:
@@ -259,7 +275,7 @@ class CommitLog:
             self._saw(record)
 
     def _saw(self, record: CommitRecord) -> None:
-        """`record` follows the head and is the head from now on."""
+        """Makes `record`, the successor of the head, the new head."""
         assert self._head is not None
         self._head += 1
         self._highest = record.highest_checkpoint, record.highest_token
@@ -272,7 +288,7 @@ class CommitLog:
 def _lowest(
     files: Sequence[CommittedFile], origin_of: Callable[[CommittedFile], tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
-    """Of each decision log under which any of them was written: lowest fencing token, lowest checkpoint."""
+    """Returns the lowest fencing token and the lowest checkpoint of the files, by decision log."""
     lowest: dict[str, tuple[int, int]] = {}
     for file in files:
         log, origin = log_of(file.name), origin_of(file)
@@ -282,15 +298,18 @@ def _lowest(
 
 
 def committed_files(url: str, job: str | None = None, sink: str | None = None) -> tuple[str, ...]:
-    """The files below `url` that whole committed checkpoints consist of, in commit order, ready for a reader:
-    `spark.read.json(list(committed_files(url)))`. `job`, `sink`: only those; default: all that write there.
+    """Returns the files of whole committed checkpoints below `url`, in commit order, for a reader:
+    `spark.read.json(list(committed_files(url)))`.
 
-    URLs, with the scheme of `url`: Spark outside EMR and Databricks reads `s3a://` only, most others `s3://`. Plain
-    paths where a folder's name has characters that a URL must quote: some readers unquote, some do not, and paths are
-    read by all. (Spark alone takes `*`, `?`, `[…]` and `{…}` in either for patterns.)
+    `job`, `sink`: only their files; default: files of all jobs and sinks.
 
-    A job with unaligned checkpoints shows what its sinks had taken of a checkpoint: while it runs, rows that a barrier
-    overtook are not there yet, though later ones of the same split may be. At its end nothing is missing."""
+    Returns URLs with the scheme of `url`: Spark outside EMR and Databricks reads only `s3a://`, most others `s3://`. If
+    a folder's name has characters that a URL must quote, returns plain paths, which all readers understand; some
+    readers do not unquote URLs. (Spark alone takes `*`, `?`, `[…]` and `{…}` in either for patterns.)
+
+    With unaligned checkpoints, a checkpoint shows the rows that its sinks had received: while the job runs, rows that a
+    barrier overtook may be missing although later rows of the same split are there. At the job's end no row is missing.
+    """
     store = open_existing_store(url)
     writers = jobs_and_sinks(store)
     wanted = [one for one in writers if job in (None, one[0]) and sink in (None, one[1])]
@@ -305,7 +324,7 @@ def committed_files(url: str, job: str | None = None, sink: str | None = None) -
 
 
 def _for_readers(url: str, asked: str, names: Iterable[str]) -> str:
-    """A folder's URL as every reader takes it. `asked`: as the reader wrote it; `names`: of the files below it."""
+    """Returns a folder's URL for readers. `asked`: the URL as the reader wrote it; `names`: files below the folder."""
     if asked.startswith("s3a://"):
         return "s3a://" + url.removeprefix("s3://")
     path = unquote(url.removeprefix("file://"))
@@ -314,6 +333,6 @@ def _for_readers(url: str, asked: str, names: Iterable[str]) -> str:
 
 
 def jobs_and_sinks(store: ObjectStore) -> tuple[tuple[str, str], ...]:
-    """Every (job, sink) that has a commit log below this url. Where the store can, without listing the records."""
+    """Returns every (job, sink) with a commit log below this URL, if possible without a listing of the records."""
     jobs = folders_in(store, "_commits/")
     return tuple((job, sink) for job in jobs for sink in folders_in(store, f"_commits/{job}/"))

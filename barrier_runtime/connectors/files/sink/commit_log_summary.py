@@ -1,15 +1,14 @@
-"""Summaries of a commit log: 250 records in one object, so that a log of weeks is read with few requests.
+"""Summaries of a commit log: 250 records in an object, so that few requests read a log of weeks.
 
     <url>/_commits/<job>/<sink>/summaries/<number, 20 digits>.json        number n: of records 250·(n-1)+1 … 250·n
 
-A summary is made of records that are there, durable and immutable, so whoever writes it, and however often, writes the
-same bytes. It is never the truth: one that is missing, damaged, or of records that were replaced since (the last record
-is not the one in the log) is as good as none, and the records are read. They are written in order, one per commit: a
-log of an older release gets summaries while it goes on.
+A summary consists of durable, immutable records, so all writers write the same bytes. A summary is only a copy: if it
+is missing, damaged or outdated (its last record differs from the log's), the records are read. Summaries are written in
+order, one per commit, also for logs of older releases.
 
-`origins` says of each decision log (see `file_committable`) the highest token and the highest checkpoint of any file
-named by these records *and all before them*. A job begun anew in the same folder has another log: it need not read
-what was there before.
+`origins`: the highest token and checkpoint per decision log (see `file_committable`) of files named by these records
+*and all earlier records*. A job that starts anew in the same folder has another decision log and need not read older
+records.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,11 +26,11 @@ from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 SUMMARY_VERSION = 1
-RECORDS = 250  # in one summary
+RECORDS = 250  # in a summary
 READS_AT_ONCE = 32
 
 Origins: TypeAlias = dict[str, tuple[int, int]]  # decision log -> fencing token, checkpoint
-_UNKNOWN = ("", (1 << 62, 1 << 62))  # of a name that is none of ours: no summary says that it is not there
+_UNKNOWN = ("", (1 << 62, 1 << 62))  # for foreign names, which no summary can exclude
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,11 +40,11 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int
     records: tuple[CommitRecord, ...]  # oldest first
     origins: Origins  # highest token, highest checkpoint
-    check: str = ""  # sha256 of the bytes without it
+    check: str = ""  # sha256 of the bytes without this field
 
     def may_name(self, lowest: Mapping[str, tuple[int, int]]) -> bool:
-        """False: neither these records nor those before them name a file of these logs, tokens and checkpoints, or of
-        higher ones."""
+        """False if neither these nor earlier records name a file of these logs with such tokens and checkpoints, or
+        higher."""
         return any(
             log in self.origins and self.origins[log][0] >= token and self.origins[log][1] >= checkpoint
             for log, (token, checkpoint) in lowest.items()
@@ -57,12 +56,12 @@ _SUMMARY = VersionedDecoder(_FORMAT, msgspec.json.Decoder(Summary))
 
 
 def log_of(file: str) -> str:
-    """Tag of the decision log under which a file of this name was written; "" where the name does not tell."""
+    """Tag of the decision log under which the file was written; "" if the name has none."""
     return (origin_of_name(file) or _UNKNOWN)[0]
 
 
 class Summaries:
-    """Those of one log. Blocking; for one thread. `record_at` reads one record of it, None: there is none."""
+    """Summaries of one log. Blocks; for one thread. `record_at`: reads a record; None if there is none."""
 
     def __init__(
         self, store: ObjectStore, prefix: str, job: str, sink: str, record_at: Callable[[int], CommitRecord | None]
@@ -72,10 +71,10 @@ class Summaries:
         self._job = job
         self._sink = sink
         self._record_at = record_at
-        self._through = -1  # summaries up to this one need not be looked at; -1: not looked yet
+        self._through = -1  # summaries up to this number need no check; -1: unknown
 
     def read(self, number: int) -> Summary | None:
-        """None unless it is intact and of the records that are there."""
+        """Returns a summary; None unless it is intact and matches the records."""
         data = get_or_none(self._store, self._key(number))
         summary = None if data is None else _decoded(data)
         if summary is None or not summary.records:
@@ -90,7 +89,7 @@ class Summaries:
         return summary if summary.records[-1] == self._record_at(number * RECORDS) else None
 
     def follow(self, head: int) -> None:
-        """Write the oldest summary that is missing in a log of `head` records, all of them durable; one per call."""
+        """Writes the oldest missing summary of a log with `head` durable records; at most one per call."""
         wanted = head // RECORDS
         if wanted <= max(self._through, 0):
             return
@@ -102,7 +101,8 @@ class Summaries:
             self._through = self._through + 1 if written else wanted
 
     def _write(self, number: int) -> bool:
-        """False: records, or the summary before, are gone or damaged. It is for the reader of those to say so."""
+        """Writes a summary. Returns False if a record or the previous summary is missing or damaged; readers report
+        that."""
         before = self.read(number - 1) if number > 1 else None
         if number > 1 and before is None:
             return False
@@ -144,6 +144,6 @@ def _encoded(summary: Summary) -> bytes:
 def _decoded(data: bytes) -> Summary | None:
     try:
         summary = _SUMMARY.decode(data, "")
-    except Corrupt:  # of another version, too
+    except Corrupt:  # also for another version
         return None
     return summary if summary.check == stamp_of(data, summary.check) else None

@@ -1,4 +1,4 @@
-"""One record of a file sink's commit log: the fields, the bytes, and how they are checked."""
+"""Record of a file sink's commit log: fields, encoding and checks."""
 
 from collections.abc import Iterable
 
@@ -8,12 +8,12 @@ from barrier_runtime.coordinator.log.hashing import sha256_hex, stamp_of
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-COMMIT_RECORD_VERSION = 2  # 1 knew no compaction; records without one are still written so
+COMMIT_RECORD_VERSION = 2  # version 1 has no compaction; records without compaction still use version 1
 PLAIN_VERSION = 1
 
 
 class CommittedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str  # key relative to the sink's url
+    name: str  # key relative to the sink's URL
     sha256: str  # hex, of the whole file
     rows: int
 
@@ -22,22 +22,22 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     job: str
     sink: str
-    checkpoint: int  # whose completion made these files visible
+    checkpoint: int  # the checkpoint that made these files visible
     token: int  # fencing token of the generation that wrote the record
-    highest_checkpoint: int  # of this record and all before it
-    highest_token: int  # the same
-    files: tuple[CommittedFile, ...]  # in the order of their rows: by checkpoint, subtask and part
-    check: str = ""  # sha256 of the record's bytes without it: a name that is read wrongly would be named again
-    # Of a compaction: the files whose rows `files` has from here on, in their place; it brings no rows.
+    highest_checkpoint: int  # of this record and all earlier records
+    highest_token: int  # likewise
+    files: tuple[CommittedFile, ...]  # in row order: by checkpoint, subtask and part
+    check: str = ""  # sha256 of the bytes without this field; a misread name would be named again
+    # Files that a compaction replaced by `files`, which contain the same rows.
     replaces: tuple[str, ...] = ()
-    wall_ms: int = 0  # when a compaction was written
+    wall_ms: int = 0  # time of a compaction
 
 
 _FORMAT = Format(
     "commit record {}",
     COMMIT_RECORD_VERSION,
     damaged="restore it from a backup",
-    refusal=Corrupt,  # it stops readers as damage does, and summaries do without it
+    refusal=Corrupt,  # like damage, an unknown version stops readers, but not summaries
 )
 _RECORD = VersionedDecoder(_FORMAT, msgspec.json.Decoder(CommitRecord))
 
@@ -49,14 +49,16 @@ def encode_commit_record(record: CommitRecord) -> bytes:
 
 def _encoded(record: CommitRecord, check: str) -> bytes:
     fields = {**msgspec.structs.asdict(record), "check": check}
-    if not record.replaces:  # older releases read these, and refuse fields that they do not know
+    if not record.replaces:  # older releases read records without these fields and refuse unknown fields
         del fields["replaces"], fields["wall_ms"]
     return msgspec.json.encode(fields)
 
 
 def live_files(records: Iterable[CommitRecord]) -> list[CommittedFile]:
-    """The files that readers may see now, in the order of their rows: those of a compaction stand where the first of
-    those that it replaced stood."""
+    """Returns the files that readers may see now, in row order.
+
+    Files of a compaction take the place of the first file that they replaced.
+    """
     order: list[CommittedFile] = []
     into: dict[str, tuple[CommittedFile, ...]] = {}
     for record in records:
@@ -77,7 +79,7 @@ def live_files(records: Iterable[CommitRecord]) -> list[CommittedFile]:
 
 
 def decode_commit_record(data: bytes, where: str, job: str, sink: str) -> CommitRecord:
-    """`where`: URL of the object. Raises `Corrupt` for anything that is not a record of this log."""
+    """Decodes a record. `where`: URL of the object. Raises `Corrupt` for an object that is no record of this log."""
     record = _RECORD.decode(data, where)
     if (record.job, record.sink) != (job, sink):
         raise Corrupt(

@@ -1,10 +1,9 @@
-"""Compaction: small files that a sink has committed become large ones, while readers read and the job writes.
+"""Compaction of small committed files into large files, while readers read and the job writes.
 
-A folder of plain files has no step in which many files become one. The commit log has: a record that puts one file in
-the place of others. So a reader that goes through the log (`committed_files`) sees the rows once at every moment, and
-what it has listed stays there for `keep` more. A reader that lists the folder sees the rows once, too, but for the
-moment between the deletion of the small files and the appearance of the large one: there it misses them. It never
-sees them twice.
+A file system cannot replace many files by one in a single step; a record of the commit log can. Readers of the log
+(`committed_files`) therefore always see each row once, and files that they have listed stay for `keep` more. Readers
+that list the folder miss rows between the deletion of the small files and the appearance of the large file; they never
+see rows twice.
 
 | step                                        | readers of the log | folder's listing     | died here, run again     |
 |---------------------------------------------|--------------------|----------------------|--------------------------|
@@ -15,11 +14,11 @@ sees them twice.
 | a record names it in place of the hidden    | the visible one    | the large one        | goes on below            |
 | `keep` has passed: the hidden is deleted    | the visible one    | the large one        | deletes it               |
 
-Each run does what is due, so it is run again and again. Several at once do no harm: a record whose files are not all
-visible any more is not written, and everything else may be done twice. A job that is restored and commits a file again
-that was compacted finds it named in the log and leaves it (`FileSink.commit`).
+Each run performs the steps that are due. Concurrent runs are safe: a record is not written if some of its files are no
+longer visible, and all other steps may be repeated. A restored job that commits a compacted file again finds the file
+in the log and skips it (`FileSink.commit`).
 
-A source that watches the folder would take a large file for new rows: such folders must not be compacted.
+Folders that a watching source reads must not be compacted: the source would read a large file as new rows.
 """
 
 import hashlib
@@ -41,15 +40,18 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
 
 _HIDDEN = "_compacted/"
-_LEFT_OVER_MS = 24 * 3_600_000  # a file that no record names after so long is of a run that died
+_LEFT_OVER_MS = 24 * 3_600_000  # an unnamed file of this age belongs to a run that died
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Compacted:
-    """What one run did: `merged` small files into `made` large ones, which readers of the log see from now on;
-    `shown`: large files of earlier runs that have taken the place of their small files in the folder; `waiting`: those
-    that will when `keep` has passed; `skipped`: why files were left as they are."""
+    """Result of a compaction run.
+
+    `merged` small files became `made` large files, which readers of the log see from now on. `shown`: large files of
+    earlier runs that replaced their small files in the folder; `waiting`: large files that will do so after `keep`.
+    `skipped`: reasons why files were left unchanged.
+    """
 
     merged: int = 0
     made: int = 0
@@ -66,11 +68,13 @@ def compact_files(
     target_bytes: int = 128 << 20,
     keep_s: float = 3_600.0,
 ) -> dict[tuple[str, str], Compacted]:
-    """Make large files of the small ones that file sinks have committed below `url`. `job`, `sink`: only those.
+    """Merges small files that file sinks have committed below `url` into large files.
 
-    Neighbours in one folder, each below half of `target_bytes`, become one file of about so much. `keep_s`: how long
-    files that readers may have listed stay there. Run it again and again: each run goes on with what the one before
-    began. The job may run meanwhile. Returns per (job, sink) what was done. Raises `InvalidJob` when there is none."""
+    `job`, `sink`: only their files. Neighbours in one folder, each below half of `target_bytes`, become one file of
+    about that size. `keep_s`: how long files that readers may have listed are kept. Run compaction repeatedly: each run
+    continues the previous run. The job may run meanwhile. Returns the results by (job, sink). Raises `InvalidJob` if
+    there is no such job or sink.
+    """
     if target_bytes < 1 or keep_s < 0:
         raise InvalidJob(f"target_bytes={target_bytes}, keep_s={keep_s}: give bytes, above 0, and seconds, 0 or more")
     store = open_existing_store(url)
@@ -82,7 +86,7 @@ def compact_files(
 
 @dataclass
 class Compaction:
-    """One run over the log of one sink. Blocking."""
+    """A run over the log of one sink. Blocks."""
 
     store: ObjectStore
     job: str
@@ -112,8 +116,8 @@ class Compaction:
     # ------------------------------------------------------------ the small become a hidden large one
 
     def _small(self, records: Sequence[CommitRecord]) -> Iterator[list[CommittedFile]]:
-        """Neighbours in one folder that are to become one file."""
-        sizes = {info.key: info.size for info in self.store.list("")}  # only what is worth it depends on this
+        """Yields neighbours in one folder that are to become one file."""
+        sizes = {info.key: info.size for info in self.store.list("")}  # sizes only decide what is worth merging
         runs: dict[str, tuple[list[CommittedFile], int]] = {}
         for file in live_files(records):
             if file.name.startswith(_HIDDEN):
@@ -129,7 +133,7 @@ class Compaction:
         yield from (_worth_it(run, sizes) for run, _ in runs.values())
 
     def _of_one_form(self, run: list[CommittedFile]) -> Iterator[list[CommittedFile]]:
-        """Parts of a run whose files have the same columns, as far as they say so."""
+        """Yields parts of a run whose files have the same columns, as far as the format shows columns."""
         if len(run) < 2:
             return
         part: list[CommittedFile] = []
@@ -145,7 +149,7 @@ class Compaction:
         yield part
 
     def _form_of(self, file: CommittedFile) -> object:
-        """None: it cannot be merged."""
+        """Returns the columns of a file, comparable with other files'; None if the file cannot be merged."""
         suffix = file.name.rpartition(".")[2]
         try:
             if suffix == "jsonl":
@@ -192,7 +196,7 @@ class Compaction:
         return False
 
     def _downloaded(self, files: Sequence[CommittedFile], place: Path) -> Iterator[Path]:
-        """One after another; each is gone when the next one comes."""
+        """Yields downloaded files one after another; each is deleted before the next."""
         for file in files:
             path = place / "small"
             self.store.get_file(file.name, path)
@@ -226,7 +230,7 @@ class Compaction:
         return shown, waiting
 
     def _drop_hidden(self, records: Sequence[CommitRecord]) -> None:
-        """Copies that nobody reads any more, and those of runs that died before their record."""
+        """Deletes copies that no reader needs any more, and copies of runs that died before their record."""
         replaced = {name: record.wall_ms for record in records for name in record.replaces}
         named = {file.name for record in records for file in record.files}
         now_ms, gone = self.now_ms(), []
@@ -240,8 +244,10 @@ class Compaction:
 
 
 def _worth_it(run: list[CommittedFile], sizes: Mapping[str, int]) -> list[CommittedFile]:
-    """Without files that are larger than all behind them: so what is merged at least doubles, and a row is rewritten a
-    few times, however often this runs."""
+    """Drops leading files that are larger than all later files together.
+
+    A merge therefore at least doubles its files, and a row is rewritten only a few times.
+    """
     total = sum(sizes[file.name] for file in run)
     start = 0
     while start < len(run) and 2 * sizes[run[start].name] > total:
@@ -256,7 +262,7 @@ def _visible_name(name: str) -> str:
 
 
 def _merged(files: Iterable[Path], into: Path, suffix: str) -> int | None:
-    """Rows; None where they were not counted."""
+    """Merges files. Returns the number of rows; None if they were not counted."""
     if suffix == "parquet":
         return _merged_parquet(files, into)
     with into.open("xb") as target:
@@ -276,7 +282,7 @@ def _merged_parquet(files: Iterable[Path], into: Path) -> int:
             with pq.ParquetFile(path) as small:
                 if writer is None:
                     writer = pq.ParquetWriter(into, small.schema_arrow)
-                table = small.read()  # of less than half of the target
+                table = small.read()  # below half of the target
                 writer.write_table(table)
                 rows += table.num_rows
     finally:

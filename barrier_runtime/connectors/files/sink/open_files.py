@@ -1,7 +1,7 @@
-"""The rows of files that are still open: their file is to grow over several checkpoints. Pure.
+"""Rows of open files of a rolling file sink, which grow over several checkpoints. Pure.
 
-A file sink that rolls its files keeps rows in memory, a file per folder, and its snapshots have them. When a file is
-rolled it leaves here: it is staged, and becomes visible with the checkpoint that rolled it.
+A rolling sink keeps rows in memory, one file per folder, and in its snapshots. A rolled file leaves the open files: it
+is staged, and becomes visible with the checkpoint that rolled it.
 
 | what is there | event                                        | next                                              |
 |---------------|----------------------------------------------|---------------------------------------------------|
@@ -15,11 +15,10 @@ rolled it leaves here: it is staged, and becomes visible with the checkpoint tha
 |               | a snapshot                                   | its rows are in the snapshot, or in a rolled file |
 |               |                                              |   of the same snapshot, never in both             |
 
-What snapshots have are *parts*: the rows of all folders that came with one checkpoint, one value each, so that a
-checkpoint writes what is new in one object, however many folders there are. Parts of one size become one, eight at a
-time, and one that is mostly of rolled files is written anew: a row is written a few times, and the parts stay few. A
-part that is stored is named again and not written again, also when some of its files have been rolled since: those are
-passed over.
+Snapshots store *parts*: the rows of all folders from one checkpoint in one value, so that a checkpoint writes its new
+rows into one object. Eight parts of one size are merged, and a part with mostly rolled files is rewritten: each row is
+written a few times, and parts stay few. A stored part is referenced, not written again, even after some of its files
+were rolled; their rows are ignored.
 """
 
 import struct
@@ -34,9 +33,9 @@ from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-LIST = "files"  # the kept value that says which parts there are; every other one is a part
-_MERGED = 8  # so many parts of one size become one
-_SMALLEST = 64 << 10  # bytes; what is smaller counts as one size
+LIST = "files"  # the kept value that lists the parts; all other values are parts
+_MERGED = 8  # number of parts of one size that are merged
+_SMALLEST = 64 << 10  # bytes; all smaller parts count as one size
 _LIST_VERSION = 1
 _MOST_FILES = 1_000
 
@@ -45,7 +44,8 @@ _Key: TypeAlias = tuple[str, pa.Schema]  # of an open file: folder, and columns 
 
 @dataclass(frozen=True)
 class Rolling:
-    """When a file is done: `size` bytes of rows in memory, or `age_ms` since the first row. `most_bytes`: of all."""
+    """When a file is rolled: at `size` bytes of rows in memory, or `age_ms` after the first row. `most_bytes`: of all
+    files."""
 
     size: int
     age_ms: int
@@ -60,12 +60,12 @@ class _StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
 
 class _StoredPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str  # of the kept value
-    files: tuple[_StoredFile | None, ...]  # whose rows the tables in it are; None: rolled, and not to be restored
+    files: tuple[_StoredFile | None, ...]  # the files of the part's tables; None: rolled, not to be restored
 
 
 class _StoredList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
-    parts: tuple[_StoredPart, ...]  # in the order of their rows
+    parts: tuple[_StoredPart, ...]  # in row order
 
 
 _LIST = VersionedDecoder(value_format("{}: open files of a sink", _LIST_VERSION), msgspec.json.Decoder(_StoredList))
@@ -73,7 +73,8 @@ _LIST = VersionedDecoder(value_format("{}: open files of a sink", _LIST_VERSION)
 
 @dataclass(frozen=True)
 class _Part:
-    """`tables`: in a fixed order; None where the file was rolled. `bytes`: of all of them as it was made."""
+    """Rows of one checkpoint. `tables`: fixed order; None for a rolled file. `bytes`: of all tables when the part was
+    made."""
 
     id: int
     tables: tuple[tuple[_Key, pa.Table | None], ...]
@@ -95,19 +96,24 @@ class _Part:
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """Those of one sink subtask. Immutable: an attempt that failed has changed nothing. `unique` keeps names of this
-    incarnation apart from those of others."""
+    """Open files of a sink subtask. Immutable: a failed attempt changes nothing.
+
+    `unique` distinguishes the names of this incarnation.
+    """
 
     unique: str
-    parts: tuple[_Part, ...] = ()  # in the order of their rows
+    parts: tuple[_Part, ...] = ()  # in row order
     since_ms: Mapping[_Key, int] = field(default_factory=dict)  # of each open file
     next_id: int = 1
 
     def grown(
         self, rows: Mapping[str, pa.Table], now_ms: int, rolling: Rolling | None, *, last: bool = False
     ) -> tuple["OpenFiles", list[tuple[str, pa.Table]]]:
-        """With `rows` by folder; and what is rolled now, folder and rows. `rolling` None or `last`: everything is."""
-        # A clock that was set back makes no file younger than nothing: the age counts from now.
+        """Returns the open files with the added `rows` by folder, and the rolled files as folder and rows.
+
+        `rolling` None, or `last`: all files are rolled.
+        """
+        # If the clock was set back, the age counts from now.
         since_ms = {key: min(since, now_ms) for key, since in self.since_ms.items()}
         added = tuple(((folder, table.schema), table) for folder, table in rows.items() if table.num_rows)
         others = {key for key in since_ms for folder, table in rows.items() if _replaced(key, folder, table)}
@@ -168,11 +174,11 @@ class OpenFiles:
     # ------------------------------------------------------------ snapshots
 
     def names(self) -> frozenset[str]:
-        """Of all parts."""
+        """Names of all parts."""
         return frozenset(map(self._name, self.parts))
 
     def kept(self, stored: Container[str]) -> dict[str, bytes]:
-        """The values of a snapshot, without the parts that are `stored` already. Empty when nothing is open."""
+        """Values of a snapshot without the parts in `stored`; empty if no file is open."""
         if not self.parts:
             return {}
         values = {self._name(part): _encoded(part) for part in self.parts if self._name(part) not in stored}
@@ -190,8 +196,10 @@ class OpenFiles:
 
 
 def restored(unique: str, kept: Iterable[Mapping[str, bytes]], where: str) -> OpenFiles:
-    """What the snapshots of several subtasks kept, one after another: open files of this incarnation from now on.
-    Raises `Corrupt` for anything that is none."""
+    """Returns the open files of this incarnation from the kept values of one or more subtasks, in their order.
+
+    Raises `Corrupt` for invalid values.
+    """
     parts: list[_Part] = []
     since_ms: dict[_Key, int] = {}
     for values in kept:
@@ -214,7 +222,7 @@ def restored(unique: str, kept: Iterable[Mapping[str, bytes]], where: str) -> Op
 
 
 def _replaced(key: _Key, folder: str, table: pa.Table) -> bool:
-    """Is `key` an open file of this folder whose rows have other columns?"""
+    """True if `key` is an open file of this folder with other columns."""
     return key[0] == folder and bool(table.num_rows) and not key[1].equals(table.schema)
 
 
@@ -228,7 +236,7 @@ def _merged(id: int, parts: Iterable[_Part]) -> _Part:
 
 
 def _encoded(part: _Part) -> bytes:
-    """Arrow streams one after another, behind their lengths; nothing for a table that was rolled."""
+    """Arrow streams after a list of their lengths; a rolled table has length 0."""
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     streams = []
     for _, table in part.tables:

@@ -1,13 +1,12 @@
-"""Exactly-once files (Parquet, JSON lines, CSV) on any object store: a local folder or S3.
+"""Exactly-once sinks of files (Parquet, JSON lines, CSV) in a local folder or an object store.
 
-Pre-commit stages whole, durable, hidden objects; nothing about them can expire. Commit publishes each under the final
-name (atomic, idempotent, checked by hash). One file per subtask and checkpoint, more when a transaction outgrows
-memory. When all subtasks have published, the global committer names the files in the sink's commit log, in one atomic
-step: a reader of that log (`committed_files`) sees whole checkpoints, one that lists the folder sees whole files.
+Pre-commit stages whole, durable, hidden objects that never expire. Commit publishes each object under its final name:
+atomic, idempotent, checked by hash. There is one file per subtask and checkpoint, and more if a transaction outgrows
+memory. After all subtasks have published, the global committer adds the files to the sink's commit log in one atomic
+step. Readers of that log (`committed_files`) see whole checkpoints, readers that list the folder see whole files.
 
-With `roll_bytes` or `roll_age` a file grows over several checkpoints (see `open_files`): rows of files that are not
-done are in the job's snapshots, and a checkpoint shows the files that are. With `partition_by` there is a file per
-folder in place of one (see `hive`).
+With `roll_bytes` or `roll_age`, a file grows over several checkpoints (see `open_files`): the job's snapshots contain
+the rows of open files. With `partition_by`, there is a file per folder (see `hive`).
 """
 
 import datetime
@@ -51,31 +50,32 @@ from barrier_runtime.state.store.object_store import ObjectStore, side_by_side
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import last_part, shown, without_credentials
 
-_Files: TypeAlias = tuple[StagedFile, ...]  # of one part of a transaction: one per folder
+_Files: TypeAlias = tuple[StagedFile, ...]  # of a part of a transaction: a file per folder
 
 _ROLL_BYTES = 128 << 20
 _ROLL_AGE_MS = 600_000
 _KEEP = Rolling(1 << 62, 1 << 62, 1 << 62)
 _SHOWN_AT_ONCE = 16  # files of a commit
-_MOST_FOLDERS = 10_000  # of the rows of one part of one transaction
+_MOST_FOLDERS = 10_000  # of a part of a transaction
 
 
 @kinds_checked
 class FileSink(TwoPhaseCommitSink):
-    """Base of the file sinks. `url`: a local folder or that of a store (docs/running.md); several jobs may share it.
+    """Base of the file sinks. `url`: a local folder or the URL of a store (docs/running.md), which several jobs may
+    share.
 
-    `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged early, as a
-    file of its own. The default is smaller for text, which is larger than its rows: rows are encoded while they arrive,
-    and text of four times as many bytes is staged early as well.
+    `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask, above which a part is staged early as a
+    separate file. The default is smaller for text, which is larger than its rows: rows are encoded as they arrive, and
+    text of four times this size is staged early as well.
 
-    `partition_by`: columns (text, integers, booleans, dates) whose values stand in the path and not in the file, as
-    Hive and Spark do it: `day=2026-01-01/part-….parquet`.
+    `partition_by`: columns (text, integers, booleans, dates) whose values are stored in the path instead of the file,
+    as in Hive and Spark: `day=2026-01-01/part-….parquet`.
 
-    `roll_bytes`, `roll_age`: a file is shown when it has rows of so many bytes in memory (a Parquet file has a third to
-    a tenth of that), or when its first row has been there for so long, whichever comes first; one that is not given is
-    128 MiB or 10 minutes. Without both, every checkpoint shows its rows. Rows wait in the job's checkpoints, at most
-    `max_bytes_in_memory` (or `roll_bytes`) per subtask: beyond that the largest files are shown earlier. At the end of
-    the input, and when the job is drained, all are shown.
+    `roll_bytes`, `roll_age`: a file becomes visible when its rows take that many bytes in memory (three to ten times as
+    much as in a Parquet file) or when its first row has that age, whichever is first. If only one is given, the other
+    is 128 MiB or 10 minutes. Without both, every checkpoint shows its rows. Rows of open files wait in the job's
+    checkpoints, at most `max_bytes_in_memory` (or `roll_bytes`) per subtask: beyond that the largest files become
+    visible earlier. At the end of the input, and when the job is drained, all files become visible.
     """
 
     global_committer = True
@@ -83,8 +83,8 @@ class FileSink(TwoPhaseCommitSink):
     keeps_rows = True
     former_settings = frozenset({"staging"})
     suffix: ClassVar[str]
-    format: ClassVar[str]  # its name …
-    remedy: ClassVar[str]  # … and what to do about a type that the format does not hold
+    format: ClassVar[str]  # name of the format …
+    remedy: ClassVar[str]  # … and the remedy for types that the format cannot hold
     default_bytes_in_memory: ClassVar[int] = 32 << 20
     _open_files = OpenFiles("")
 
@@ -117,7 +117,7 @@ class FileSink(TwoPhaseCommitSink):
         return f"{type(self).__name__}({shown(self.url)!r})"
 
     def settings(self) -> dict[str, Any]:
-        """With the whole path of a folder: who makes an equal sink may be somewhere else."""
+        """Keyword arguments with the absolute path of a folder: an equal sink may be made in another place."""
         url = self.url if "://" in self.url else str(Path(self.url).expanduser().absolute())
         return {"url": url, "max_bytes_in_memory": self.max_bytes_in_memory}
 
@@ -132,10 +132,10 @@ class FileSink(TwoPhaseCommitSink):
         self._where = context.where
         self._names = names_of(context, self.suffix, folders=bool(self.partition_by))
         self._schema_checked = False
-        self._last = False  # no more rows come
+        self._last = False  # no more rows follow
         self._open_files = OpenFiles(self._names.incarnation)
-        self._moved = False  # what is open came at another parallelism
-        self._last_checkpoint = 0  # the highest that closed a transaction, as far as this incarnation knows
+        self._moved = False  # the open files are of another parallelism
+        self._last_checkpoint = 0  # highest checkpoint that closed a transaction, as far as this incarnation knows
         self._store = self._checked_store(context)
         self._staging = Staging(self._store, self._names, self._where)
         self._commit_log = CommitLog(self._store, context.job, context.sink, self._later)
@@ -162,18 +162,17 @@ class FileSink(TwoPhaseCommitSink):
                 )
 
     def holds(self, kind: pa.DataType) -> bool:
-        """Whether values of `kind` are read back as they were."""
+        """True if values of `kind` can be read back unchanged."""
         return True
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        """The bytes of one file, rows in order. Runs off the loop."""
+        """Returns the bytes of a file with the rows in order. Runs off the loop."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ what was committed, for who compares
 
     def committed_rows(self, job: str, sink: str, after: int, until: int) -> Iterator[str]:
-        """A text for each row of the checkpoints behind `after`, up to `until`, that readers see. A file that was
-        removed since raises `ObjectNotFound`."""
+        """Yields a text for each visible row of the checkpoints after `after`, up to `until`; see `ReadsBack`."""
         if self._rolling is not None or self.partition_by:
             raise InvalidJob(
                 f"sink {sink!r}: files with roll_bytes, roll_age or partition_by do not tell the rows of a checkpoint "
@@ -187,11 +186,11 @@ class FileSink(TwoPhaseCommitSink):
                     yield from self.texts(store.get(file.name))
 
     def texts(self, data: bytes) -> Iterator[str]:
-        """A text for each row of a file of this sink. Equal rows have equal texts."""
+        """Yields a text for each row of a file of this sink. Equal rows have equal texts."""
         yield from data.decode().split("\n")[:-1]
 
     def texts_of(self, batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
-        """The same for rows, as they would be read back."""
+        """Yields the texts that `texts` would return for these rows."""
         yield from self.texts(self.encode(batches))
 
     # ------------------------------------------------------------ staging
@@ -234,11 +233,11 @@ class FileSink(TwoPhaseCommitSink):
         return encode_committable(files) if files else None
 
     def _roll(self, transaction: RowBuffer[_Files], checkpoint: int) -> list[StagedFile]:
-        """What is done of the open files and of the rows of this transaction; the rest stays open.
+        """Stages the open files, and rows of this transaction, that are done; the rest stays open.
 
-        The order in which a subtask's rows are shown is that in which they came. So what was staged early, which is
-        younger than what is open and older than the rest, has all of it shown. And what came before the job was
-        rescaled is shown before any newer rows, which may be with another subtask: those wait for the next checkpoint.
+        Rows of a subtask become visible in the order of their arrival. Rows that were staged early are younger than the
+        open files, so all of these are staged, too, and no later rows stay open. Rows from before a rescaling become
+        visible before newer rows, which another subtask may have: newer rows wait for the next checkpoint.
         """
         full = self._stage(transaction, checkpoint)
         rest = transaction.rest()
@@ -250,7 +249,7 @@ class FileSink(TwoPhaseCommitSink):
             rolling = None if full else _KEEP
         files, done = files.grown(rows, now_ms, rolling, last=self._last)
         staged = [*self._staged(rolled, checkpoint), *full, *self._staged(done, checkpoint)]
-        self._open_files, self._moved = files, False  # last: an attempt that failed has changed nothing
+        self._open_files, self._moved = files, False  # at the end: a failed attempt must change nothing
         return staged
 
     def _stage(self, transaction: RowBuffer[_Files], earliest: int) -> list[StagedFile]:
@@ -314,7 +313,7 @@ class FileSink(TwoPhaseCommitSink):
                 raise
 
     def _was_visible(self, file: StagedFile) -> bool:
-        """Who removes or rewrites a file that readers have seen (rotation, compaction) takes nothing from the job."""
+        """True if the file was visible: removing or rewriting visible files (rotation, compaction) is no error."""
         token, checkpoint = origin_of(file)
         return CommitLog(self._store, self._context.job, self._context.sink).names(file.final, token, checkpoint)
 
@@ -339,15 +338,15 @@ class FileSink(TwoPhaseCommitSink):
         self._afterwards.close()
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        if decided and self._context.subtask == 0:  # which commits for all of them next
+        if decided and self._context.subtask == 0:  # subtask 0 then commits for all subtasks
             self._later(self._commit_log.look_ahead)
-        files = self._shown(decided)  # what is staged of these is swept with the rest
+        files = self._shown(decided)  # the sweep deletes the staged objects of these files
         self._last_checkpoint = max([self._last_checkpoint, *(origin_of(file)[1] for file in files)])
         self._later(partial(self._staging.sweep, self._context.parallelism, files))
 
 
 class ParquetSink(FileSink):
-    """Parquet files: one per checkpoint and subtask, or as `roll_bytes`, `roll_age` and `partition_by` say."""
+    """Parquet files: one per checkpoint and subtask, or as set by `roll_bytes`, `roll_age` and `partition_by`."""
 
     kind = "parquet"
     suffix = "parquet"
@@ -369,22 +368,22 @@ class ParquetSink(FileSink):
 
 
 class TextSink(FileSink):
-    """Base of formats whose files are a head and the texts of rows: rows are encoded while they arrive."""
+    """Base of text formats, whose files are a head and the texts of rows: rows are encoded as they arrive."""
 
     def head(self, schema: pa.Schema) -> bytes:
-        """What a file begins with."""
+        """Returns the beginning of a file."""
         return b""
 
     def encode_rows(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        """The texts of rows, in order. Runs off the loop."""
+        """Returns the texts of rows in order. Runs off the loop."""
         raise NotImplementedError
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
         return self.head(batches[0].schema) + self.encode_rows(batches)
 
     def begin_transaction(self) -> RowBuffer[_Files]:
-        """Rows whose file may grow, or is known only by its folder, and those of a subclass with an own `encode`
-        stay as they are until they are staged."""
+        """Returns a buffer that encodes rows as they arrive. Rows stay unencoded until staging if files may grow or
+        depend on folders, or if a subclass has its own `encode`."""
         waits = self._rolling is not None or self._open_files.parts or self.partition_by
         if waits or type(self).encode is not TextSink.encode:
             return RowBuffer()
@@ -409,8 +408,8 @@ class TextSink(FileSink):
 
 
 class JsonlSink(TextSink):
-    """JSON lines: times as RFC 3339, durations as ISO 8601, binary as base64, a map as an object; NaN and infinities as
-    the texts `NaN`, `Infinity` and `-Infinity`."""
+    """JSON lines files: times are RFC 3339, durations ISO 8601, binary is base64, a map is an object; NaN and
+    infinities are the texts `NaN`, `Infinity` and `-Infinity`."""
 
     kind = "jsonl"
     suffix = "jsonl"
@@ -425,8 +424,7 @@ class JsonlSink(TextSink):
 
 
 class CsvSink(TextSink):
-    """CSV with a header line in each file. A null is an empty field, an empty text is `""`; times with a zone are
-    written in UTC."""
+    """CSV files with a header line each: a null is an empty field, an empty text is `""`, zoned times are in UTC."""
 
     kind = "csv"
     suffix = "csv"

@@ -1,1 +1,1 @@
-"""Files as a source: found, watched, read from any position."""
+"""Files as a source: listing, watching, and reading from any position."""

@@ -1,4 +1,4 @@
-"""Whole files as a source, whatever they hold: a row per file, with its path, time and bytes (Spark's `binaryFile`)."""
+"""Source of whole files: a row per file with path, time and bytes (as Spark's `binaryFile`)."""
 
 import datetime
 from dataclasses import KW_ONLY, dataclass
@@ -18,18 +18,19 @@ BINARY = pa.schema(
     [("path", pa.string()), ("modified", pa.timestamp("us", "UTC")), ("length", pa.int64()), ("content", pa.binary())]
 )
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-_STEP_BYTES = 1 << 20  # of the loop's time
+_STEP_BYTES = 1 << 20  # bytes per turn of the loop
 _MOST_BYTES = 256 << 20
 
 
 @kinds_checked
 @dataclass(frozen=True)
 class BinarySource(FileSource):
-    """Whole files, one row each: images, PDFs, messages; see `ParquetSource`. Columns are `path`, `modified` (when the
-    file was changed last), `length` in bytes and `content`. `schema` may name some of them, and columns of the folders
-    above; a file whose `content` is not wanted is not read. `suffixes`: endings of names that count in folders, such as
-    `(".png", ".jpg")`; default: all. A row is in memory whole, so a file above 256 MiB is refused, unless its `content`
-    is not wanted; between slots a row may have 64 MiB.
+    """Whole files, one row each: images, PDFs, messages; see `ParquetSource`.
+
+    Columns are `path`, `modified` (time of the last change), `length` in bytes and `content`. `schema` may name some of
+    them, and columns of the folders above; without `content` files are not read. `suffixes`: endings of names that are
+    read in folders, such as `(".png", ".jpg")`; default: all. A row is in memory as a whole, so a file above 256 MiB is
+    refused, unless its `content` is not read; between slots a row may have 64 MiB.
     """
 
     _: KW_ONLY
@@ -48,7 +49,7 @@ class BinaryFiles(Files):
 
     def __init__(self, about: BinarySource, name: str, schema: pa.Schema | None, *, watched: bool) -> None:
         self.suffixes = tuple(about.suffixes) or ANY_NAME
-        if schema is None and watched:  # there may be no file yet whose folders tell more
+        if schema is None and watched:  # no file may exist yet whose folders name more columns
             schema = BINARY
         super().__init__(name, about.paths, schema, about.pace, watched=watched, on_change=about.on_change)
         self._check_types()
@@ -71,7 +72,7 @@ class BinaryFiles(Files):
 
 
 class WholeFileReader(FileReader):
-    """Reads a step per turn, so that a large file does not hold up its slot."""
+    """Reads a step per turn, so that a large file does not block its slot."""
 
     def __init__(self, where: str, file: FoundFile, schema: pa.Schema, rows_per_second: float | None) -> None:
         super().__init__(where, file, schema, rows_per_second)

@@ -1,8 +1,8 @@
-"""Whether a file that was read to its end still holds what it held then: a mark of 24 bits beside its size tells.
+"""Detects changes of files that were read to their end, by a mark of 24 bits beside the size.
 
-Half a mark is of the file's time of change, half of its first and last 64 kB. When the time is another one, as that of
-a copied or touched file is, the file is looked into: only other bytes are a change. One change in about 2,000 meets the
-same half of a mark and goes unnoticed. Files of which nothing is known but the size have no mark.
+Half of a mark depends on the file's time of change, half on the first and last 64 kB. If the time differs, as for
+copied or touched files, the content is compared: only other bytes are a change. One of about 2,000 changes has the same
+half mark and is missed. Files of which only the size is known have no mark.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from barrier_runtime.connectors.files.source.listing import FoundFile, fingerpri
 from barrier_runtime.connectors.name_set import UNMARKED
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-COMPARED_AT_START = 1_000  # files that are looked into, of those with another time; the others at the next start
+COMPARED_AT_START = 1_000  # changed times that are checked per start; the others are checked at the next start
 _AT_ONCE = 16
 _HALF_BITS = 12
 _HALVES = 4_093  # values of half a mark, from 1; a prime
 
 
 def mark_of(modified_ns: int, ends: str) -> int:
-    """`ends`: `fingerprint` of the whole file."""
+    """Returns the mark of a file. `ends`: `fingerprint` of the whole file."""
     return _half(modified_ns) << _HALF_BITS | _half(int(ends, 16))
 
 
@@ -29,8 +29,10 @@ def may_have_changed(mark: int, file: FoundFile) -> bool:
 
 
 def renewed_mark(mark: int, file: FoundFile, where: str) -> int:
-    """Of a file that may have changed: the mark with its time, or the old one when it cannot be looked into now. Raises
-    `InvalidJob` when it holds something else."""
+    """Returns the mark of an unchanged file with another time, or the old mark if the file cannot be read now.
+
+    Raises `InvalidJob` for changed content.
+    """
     now = content_mark(file, where)
     if now is None:
         return mark
@@ -44,7 +46,7 @@ def renewed_mark(mark: int, file: FoundFile, where: str) -> int:
 
 
 def renewed_marks(known: Sequence[tuple[FoundFile, int]], where: str) -> list[int]:
-    """`renewed_mark` of each of them, several at once."""
+    """Returns the `renewed_mark` of each file, several in parallel."""
     if not known:
         return []
     with ThreadPoolExecutor(min(_AT_ONCE, len(known)), thread_name_prefix="compare") as pool:
@@ -52,8 +54,10 @@ def renewed_marks(known: Sequence[tuple[FoundFile, int]], where: str) -> list[in
 
 
 def content_mark(file: FoundFile, where: str) -> int | None:
-    """The mark of what it holds now; None when that cannot be told: it is gone, or is just being written. That is no
-    error, for nobody needs a file that was read to its end."""
+    """Returns the mark of the current content; None if the file is gone or is being written.
+
+    That is no error, because a file that was read to its end is not needed.
+    """
     try:
         with closing(open_file(file, where)) as opened:
             return mark_of(file.modified_ns, fingerprint(opened, file.size, where))

@@ -1,4 +1,4 @@
-"""CSV files with a header line as a source, plain or compressed. Quoted values may contain line breaks."""
+"""Source of CSV files with a header line, plain or compressed. Quoted values may contain line breaks."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -23,16 +23,17 @@ from barrier_runtime.state.errors import InvalidJob
 @kinds_checked
 @dataclass(frozen=True)
 class CsvSource(FileSource):
-    """CSV files with a header line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`. An empty field is null, an empty
-    field in quotes is the empty text. Without `schema` types are guessed from the first file's beginning: a column is
-    of numbers or times if each value is written the way such a value is written out again, and of text otherwise
-    (`01234`, `+1`, `1.10`, `12e3`). A later value that its guessed column would not keep as written ends the job.
+    """CSV files with a header line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
-    `delimiter` and `decimal_point` are one ASCII character each (of Germany's: ";" and ","). `encoding` is one in which
-    ASCII is as it is, such as "latin-1" or "cp1252".
+    An empty field is null, an empty field in quotes is the empty text. Without `schema`, types are guessed from the
+    beginning of the first file: a column has numbers or times if each value is written in the usual form, and text
+    otherwise (`01234`, `+1`, `1.10`, `12e3`). A later value that the guessed type would not reproduce ends the job.
 
-    `on_change="append"`: a file that was read and is longer now is read on, whole lines only; it must not be
-    compressed. Each file costs some 250 bytes in every checkpoint then.
+    `delimiter` and `decimal_point` are one ASCII character each (in Germany ";" and ","). `encoding` must leave ASCII
+    unchanged, such as "latin-1" or "cp1252".
+
+    `on_change="append"`: added whole lines of a longer file are read; the file must not be compressed. Each file then
+    takes about 250 bytes in every checkpoint.
     """
 
     _: KW_ONLY

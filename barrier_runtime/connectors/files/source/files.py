@@ -1,4 +1,4 @@
-"""What sources of files share: the list of files, found once, each of them a split, and a pace over all of them."""
+"""Base of sources of files: the list of files, each a split, and a pace over all files."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -17,9 +17,9 @@ from barrier_runtime.connectors.source import Remaining, Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 log = logging.getLogger("barrier_runtime.files")
-_CHECKED_IN_DRIVER = 200  # local files that are looked into before the job starts; the others when they are opened
+_CHECKED_IN_DRIVER = 200  # local files that the driver checks; the other files are checked when they are opened
 
-OnChange = Literal["fail", "append"]  # of files that were read
+OnChange = Literal["fail", "append"]  # for files that were read
 
 
 def say_left_out(where: str, column: str) -> None:
@@ -32,16 +32,16 @@ def say_left_out(where: str, column: str) -> None:
 
 
 class Files:
-    """Base. Subclasses know a format: `kind`, `suffixes`, `guess`, `check`, `file_reader`.
+    """Base class; subclasses know a format: `kind`, `suffixes`, `guess`, `check`, `file_reader`.
 
-    `watched`: there may be no file yet, and more will come (see `WatchedFiles`). `on_change`: what becomes of a file
-    that was read and is longer now.
+    `watched`: the files may appear later (see `WatchedFiles`). `on_change`: how to treat a file that was read and is
+    longer now.
     """
 
     exactly_once = True
     endless = False
-    in_folders = True  # folders above a file, `day=2026-01-01/`, give columns
-    may_grow = False  # a file that became longer can be read on
+    in_folders = True  # folders above a file, `day=2026-01-01/`, become columns
+    may_grow = False  # files that grow can be read on
     kind: str
     suffixes: tuple[str, ...]
 
@@ -81,7 +81,7 @@ class Files:
         self.schema = schema
 
     def tell_left_out(self, where: str, found: Sequence[str], guessed: pa.Schema) -> None:
-        """Log the first column of a file that the guessed schema lacks, once in a process."""
+        """Logs the first column of a file that the guessed schema lacks, once per process."""
         if self._guesses and not self._told:
             left = next((name for name in found if name not in guessed.names), None)
             if left is not None:
@@ -90,7 +90,7 @@ class Files:
 
     @property
     def checked_in_driver(self) -> Sequence[FoundFile]:
-        """No files of a store: each takes a request, in its slot when it is read."""
+        """The local files to check: each remote file takes a request, made in its slot."""
         return [file for file in self.files[:_CHECKED_IN_DRIVER] if not is_remote(file.url)]
 
     @property
@@ -102,11 +102,11 @@ class Files:
         return f"{len(self.files)} {self.kind} files of {self.paths}{self._passed}{pace}"
 
     def reading(self, columns: Collection[str]) -> "Files":
-        """See `Projecting`. All of them, where the format gives none for less."""
+        """See `Projecting`. Returns all columns if the format cannot omit any."""
         return self
 
     def schema_in(self, file: FoundFile) -> pa.Schema:
-        """The columns that are in the file itself, and not in its path."""
+        """Returns the columns that the file itself contains; other columns come from its path."""
         return self._not_in_folders(self.schema, file)
 
     def _not_in_folders(self, whole: pa.Schema, file: FoundFile) -> pa.Schema:
@@ -129,14 +129,14 @@ class Files:
     # ------------------------------------------------------------ the format
 
     def guess(self, file: FoundFile) -> pa.Schema:
-        """The schema that a file suggests."""
+        """Guesses the schema of a file."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise `InvalidJob` for files that cannot be read with this schema, as far as that is seen quickly."""
+        """Raises `InvalidJob` for files that do not fit the schema, as far as a quick check shows."""
 
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
-        """Of the columns `schema_in(file)`."""
+        """Returns a reader of the columns `schema_in(file)`."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ Source
@@ -159,7 +159,7 @@ class Files:
         return reader
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Bytes of files. Of one that is read just now only text tells how far; others count whole."""
+        """Bytes of files. Positions in text files subtract the bytes read; other unfinished files count as a whole."""
         sizes = {split.id: split.size or 0 for split in splits}
         read = sum(min(position_of(at).offset, sizes.get(id, 0)) for id, at in positions.items())
         return Remaining(bytes=sum(sizes.values()) - read)

@@ -1,4 +1,4 @@
-"""Files with one JSON object per line as a source, plain or compressed."""
+"""Source of files with a JSON object per line, plain or compressed."""
 
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,9 +27,11 @@ from barrier_runtime.state.errors import InvalidJob
 @kinds_checked
 @dataclass(frozen=True)
 class JsonlSource(FileSource):
-    """Files with one JSON object per line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`. Fields not in `schema`
-    are left out, absent ones are null; without `schema` it is guessed from the first file's beginning. `on_change` as
-    in `CsvSource`."""
+    """Files with one JSON object per line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
+
+    Fields that `schema` lacks are ignored, absent fields are null. Without `schema`, types are guessed from the
+    beginning of the first file. `on_change` as in `CsvSource`.
+    """
 
     def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:
         return JsonlFiles(name, self.paths, schema, self.pace, watched=watched, on_change=self.on_change)
@@ -78,7 +80,7 @@ class JsonlFiles(Files):
 
 
 def refuse_array(data: bytes) -> None:
-    """Lines that begin an array hold no objects of their own."""
+    """Raises `LineError` if lines begin with an array instead of an object."""
     if data[:64].lstrip()[:1] == b"[":
         raise LineError(
             0,

@@ -1,11 +1,10 @@
-"""Text files with one record per line, cut into blocks at line ends, each parsed at once.
+"""Reader of text files with one record per line. Blocks end at line ends and are parsed as a whole.
 
-A position is the byte offset of a block and the rows of it already returned, so a seek reads from there and not from
-the beginning (of a compressed file everything before the block is uncompressed again, and thrown away). Blocks are cut
-the same way from any offset, and a changed block size only changes how much is skipped.
+A position is the byte offset of a block and the number of its rows already returned, so a seek reads from that offset
+(of a compressed file, everything before the block is uncompressed again and discarded). Blocks are cut the same way
+from any offset; another block size only changes how many rows are skipped.
 
-A file that may grow is read up to the size it was listed with, and not beyond its last whole record: what is behind
-that is the beginning of a record that comes later.
+A growing file is read up to its listed size, and only whole records: the rest is the beginning of a later record.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from barrier_runtime.connectors.source_bases.ranges import RangesFile
 from barrier_runtime.data.values.text_columns import LineError
 from barrier_runtime.state.errors import InvalidJob
 
-BLOCK_BYTES = 256 << 10  # some milliseconds of the loop's time to parse
+BLOCK_BYTES = 256 << 10  # takes some milliseconds of the loop to parse
 _LONGEST_LINE = 64 << 20
 
 Parse = Callable[[bytes], pa.RecordBatch]
@@ -29,12 +28,13 @@ EndOfRecords = Callable[[bytes], int]  # the end of the last whole record in som
 
 
 def end_of_lines(data: bytes) -> int:
-    """The end of the last whole line in `data`."""
+    """Returns the end of the last whole line in `data`."""
     return data.rfind(b"\n") + 1
 
 
 class LinesReader(FileReader):
-    """`make_parser(header lines)` gives the function from whole lines to a batch; that function raises `LineError`."""
+    """Reader of lines. `make_parser(header, where)` returns a function from whole lines to a batch, which raises
+    `LineError`."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class LinesReader(FileReader):
         self._block = 0  # offset of the block of the last chunk
         self._block_rows = 0
         self._next = 0  # offset of the next block
-        self._skip = 0  # rows of the next block to leave out
-        self._half_line = False  # is all that is left
+        self._skip = 0  # rows of the next block to skip
+        self._half_line = False  # only half a line is left
 
     def read_header(self, text: Text) -> tuple[bytes, int]:
-        """The header and the offset of the first record."""
+        """Returns the header and the offset of the first record."""
         return b"", begin_of_text(text)
 
     def open(self) -> None:
@@ -96,7 +96,7 @@ class LinesReader(FileReader):
         return chunk
 
     def next_block(self) -> bytes:
-        """The bytes of the next whole records."""
+        """Returns the bytes of the next whole records."""
         assert self._text is not None
         if self.at_end():
             return b""
@@ -115,12 +115,12 @@ class LinesReader(FileReader):
             raise self.refused(data, error.at, error.problem) from error
 
     def refused(self, data: bytes, at: int, problem: str) -> InvalidJob:
-        """The error about byte `at` of the block `data`."""
+        """Returns the error about byte `at` of the block `data`."""
         line = 1 + self._lines_before(self._next) + data.count(b"\n", 0, at)
         return InvalidJob(f"{self.where}, line {line}: {problem}")
 
     def _lines_before(self, offset: int) -> int:
-        """Line ends before `offset`. Reads the file again: for errors only."""
+        """Returns the number of line ends before `offset`. Reads the file again: for errors only."""
         lines = at = 0
         with closing(open_text(self.file, self.where, grows=self.grows)) as text:
             while at < offset and (data := text.read_at(at, min(BLOCK_BYTES, offset - at))):
@@ -129,7 +129,7 @@ class LinesReader(FileReader):
         return lines
 
     def skipped(self, chunk: pa.RecordBatch, skip: int) -> tuple[int, int]:
-        """How many rows of `chunk` are among the `skip` rows that a position leaves out, and how many are missing."""
+        """Returns how many of the `skip` rows to leave out are in `chunk`, and how many remain."""
         found = min(skip, chunk.num_rows)
         return found, skip - found
 
@@ -155,12 +155,12 @@ class LinesReader(FileReader):
 
 
 def begin_of_text(text: Text) -> int:
-    """The offset after a byte-order mark."""
+    """Returns the offset after a byte-order mark."""
     return 3 if text.read_at(0, 3) == b"\xef\xbb\xbf" else 0
 
 
 def read_lines(text: Text, offset: int, block: int, where: str, end_of_records: EndOfRecords = end_of_lines) -> bytes:
-    """About `block` bytes from `offset`, ending with a whole record (or with the file); nothing at the end."""
+    """Returns about `block` bytes from `offset`, up to the end of a record or of the file; empty at the end."""
     length = block
     while True:
         data = text.read_at(offset, length)

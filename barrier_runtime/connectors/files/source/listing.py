@@ -1,4 +1,4 @@
-"""Finding and opening input files: local paths, folders, patterns, and the same in stores (`remote`)."""
+"""Finds and opens input files: local paths, folders and patterns, and the same in stores (`remote`)."""
 
 import hashlib
 import os
@@ -27,26 +27,27 @@ from barrier_runtime.state.store.urls import local_path, shown, without_credenti
 
 
 class FoundFile(msgspec.Struct, frozen=True):
-    """One input file. `id` is stable when the folder it was found in moves; `size` in bytes shows a changed file.
-    `folders`: those above it that name columns, `day=2026-01-01`; below the folder that was listed, if one was."""
+    """Input file.
+
+    `id`: stable if the folder moves. `size`: bytes; another size shows a changed file. `folders`: folders above the
+    file that name columns, `day=2026-01-01`, below the listed folder if there is one.
+    """
 
     id: str
     url: str
     size: int
     modified_ns: int = 0  # wall clock of the store; a hint for the order
     folders: str = ""
-    place: str = ""  # of a remote file: bucket and key, which stand in `url` before the settings
-    former: str = ""  # its id in earlier releases, of a file that a pattern found in another folder
-    etag: str = (
-        ""  # of a remote file: its version, as the store named it when it was listed; empty: the store names none
-    )
+    place: str = ""  # of a remote file: bucket and key, which precede the settings in `url`
+    former: str = ""  # id in earlier releases of a file that a pattern found in another folder
+    etag: str = ""  # of a remote file: the listed version; empty: the store names no versions
 
     def split(self) -> Split:
         return Split(self.id, msgspec.json.encode(self), self.size, formerly=self.former)
 
     @property
     def path(self) -> str:
-        """The URL without its settings."""
+        """URL without its settings."""
         if not is_remote(self.url):
             return self.url
         scheme = self.url.partition("://")[0]
@@ -60,12 +61,12 @@ class FoundFile(msgspec.Struct, frozen=True):
 _FOUND = msgspec.json.Decoder(FoundFile)
 
 
-ANY_NAME = ("",)  # in place of suffixes
+ANY_NAME = ("",)  # instead of suffixes
 _ENDS_BYTES = 64 << 10
 
 
 def fingerprint(opened: Any, size: int, where: str) -> str:
-    """Of the first `size` bytes of a file: a hash of the first and the last 64 kB of them."""
+    """Returns a hash of the first and the last 64 kB of the first `size` bytes of a file."""
     last = max(_ENDS_BYTES, size - _ENDS_BYTES)
     try:
         at = opened.tell()
@@ -81,9 +82,11 @@ def fingerprint(opened: Any, size: int, where: str) -> str:
 def find_files(
     paths: str | Sequence[str], suffixes: tuple[str, ...], where: str, passed: PassedOver | None = None
 ) -> list[FoundFile]:
-    """All files of `paths`, sorted by id. Files in folders count if their name ends in one of `suffixes` and is not
-    hidden (`patterns`). Raises `InvalidJob` when a path is missing or holds nothing. `passed` counts what was found and
-    is not read."""
+    """Returns all files of `paths`, sorted by id.
+
+    In folders, only names that end in one of `suffixes` and are not hidden (`patterns`) are read; `passed` counts the
+    others. Raises `InvalidJob` if a path is missing or has no such file.
+    """
     found: list[FoundFile] = []
     passed = PassedOver() if passed is None else passed
     listed = _listed(paths, where)
@@ -99,7 +102,7 @@ def find_files(
 
 
 def _ending_in(suffixes: tuple[str, ...]) -> str:
-    """As a message says it; nothing where any ending will do."""
+    """Text for messages; empty if any ending is read."""
     if suffixes == ANY_NAME:
         return ""
     plain = [suffix for suffix in suffixes if suffix.count(".") == 1]
@@ -113,9 +116,12 @@ def find_arrivals(
     passed_over: Callable[[str], bool] | None = None,
     passed: PassedOver | None = None,
 ) -> list[FoundFile]:
-    """Like `find_files`, oldest first, for folders in which files appear: they may be empty, and files in them whose
-    name begins with `.` or `_` are not complete yet, also where a pattern names them. Raises `Unavailable` for a
-    folder that is not there now. Local files whose id is `passed_over` are left out and cost no look at the file."""
+    """Returns the files of folders in which files appear, oldest first; else like `find_files`.
+
+    Folders may be empty. Files whose name begins with `.` or `_` are incomplete and skipped, even if a pattern names
+    them. Raises `Unavailable` for a missing folder. Local files whose id is `passed_over` are skipped without a look at
+    the file.
+    """
     listed, passed = _listed(paths, where), PassedOver() if passed is None else passed
     found = [
         file for path in listed for file in _files_of(path, suffixes, where, passed, passed_over, len(listed) == 1)
@@ -141,7 +147,7 @@ def _files_of(
     passed_over: Callable[[str], bool] | None = None,
     alone: bool = False,
 ) -> list[FoundFile]:
-    """`alone`: no other path is listed beside this one."""
+    """Lists the files of a path. `alone`: the only path."""
     if is_remote(path):
         return _in_store(path, suffixes, where, passed)
     named, whole = local_files(local_place(path), suffixes, where, passed)
@@ -163,15 +169,18 @@ def _distinct(files: Sequence[FoundFile], where: str) -> list[FoundFile]:
 
 
 def local_place(path: str) -> str:
-    """Absolute, without `~` and `file://`."""
+    """Returns the absolute path without `~` and `file://`."""
     return os.path.abspath(os.path.expanduser(local_path(path)))
 
 
 def _looked_at(
     named: Iterable[tuple[str, str]], whole: bool, alone: bool, where: str, passed: PassedOver
 ) -> list[FoundFile]:
-    """`whole`: ids are paths below the folder that was listed, and what is above it names no columns. `alone`: of a
-    pattern that no other path stands beside, former ids are told from those of other paths."""
+    """Returns the listed files with size and time.
+
+    `whole`: ids are paths below the listed folder, and folders above it name no columns. `alone`: the only path is a
+    pattern, so former ids cannot collide with ids of other paths.
+    """
     files = []
     for id, path in named:
         try:
@@ -181,7 +190,7 @@ def _looked_at(
             raise InvalidJob(f"{where}: the name of file {name} is not UTF-8: rename it") from error
         try:
             about = os.stat(path)
-        except FileNotFoundError:  # removed since it was listed
+        except FileNotFoundError:  # removed since the listing
             if os.path.islink(path):
                 passed.add("links to nothing", path)
             continue
@@ -215,7 +224,7 @@ def _in_store(path: str, suffixes: tuple[str, ...], where: str, passed: PassedOv
 
 
 def would_find(paths: str | Sequence[str], suffixes: tuple[str, ...], where: str, place: str) -> bool:
-    """Whether a file at `place`, a URL or an absolute path, would be among those of `paths`."""
+    """True if `paths` would include a file at `place`, a URL or an absolute path."""
     return any(_would_find(path, suffixes, where, place) for path in _listed(paths, where))
 
 
@@ -240,18 +249,21 @@ def _would_find(path: str, suffixes: tuple[str, ...], where: str, place: str) ->
 
 
 def _below_real(folder: str, file: str, remote: bool) -> str:
-    """Path of `file` below the folder, through its links; empty when it is elsewhere."""
+    """Returns the path of `file` below the folder, with links resolved; empty if the file is elsewhere."""
     root = f"{folder if remote else os.path.realpath(folder)}/"
     return file.removeprefix(root) if file.startswith(root) else ""
 
 
 def open_file(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Any:
-    """A random-access file, as `pyarrow.NativeFile` or `RangesFile`, that is the one that was listed; one that `grows`
-    may be longer. Of a remote file nothing is requested yet: reading tells whether it is there and the same."""
+    """Opens a file for random access, as `pyarrow.NativeFile` or `RangesFile`, and checks that it is the listed file.
+
+    A file that `grows` may be longer. Opening a remote file requests nothing: the first read detects a missing or
+    changed file.
+    """
     if is_remote(file.url):
         stored = StoredFile(file.url, file.place, file.size, file.etag, where, grows=grows)
         if not file.size:
-            stored.compare()  # there is nothing to read by which a change would be seen
+            stored.compare()  # an empty file has no read that would detect a change
         return RangesFile(stored.read, file.size, fetcher)
     try:
         opened = pa.OSFile(file.url, "rb")

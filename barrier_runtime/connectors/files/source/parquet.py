@@ -1,7 +1,7 @@
-"""Parquet files as a source: one split per file, read row group by row group, only the columns wanted.
+"""Source of Parquet files: a split per file, read by row groups, only the wanted columns.
 
-The position is a row number; row groups before it are skipped without being read. Of a file of a store the bytes of the
-wanted columns are fetched ahead for some row groups together, and decoded when all of them have come.
+The position is a row number; earlier row groups are skipped without reads. For a file of a store, the wanted columns of
+several row groups are fetched ahead together, and decoded when all have arrived.
 """
 
 from collections import deque
@@ -26,27 +26,27 @@ from barrier_runtime.data import plain_rows
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-_READ_BYTES = 1 << 16  # at once, of a column of a local file; of a remote one all that a row group has of it: a request
-_CHUNK_BYTES = 8 << 20  # of wide rows a chunk has so many bytes rather than ROWS_PER_CHUNK rows
-_LOOKED_AT = 8  # row groups, for how wide rows are
-_WINDOW_BYTES = 4 << 20  # of row groups that are fetched together, at least
-_PART_BYTES = 4 << 20  # of one request
+_READ_BYTES = 1 << 16  # of one read of a local file's column; a remote column chunk is one request
+_CHUNK_BYTES = 8 << 20  # a chunk of wide rows is limited to this size instead of ROWS_PER_CHUNK
+_LOOKED_AT = 8  # row groups that are sampled for the width of rows
+_WINDOW_BYTES = 4 << 20  # lower bound of the row groups that are fetched together
+_PART_BYTES = 4 << 20  # of a request
 _AHEAD_BYTES = 16 << 20  # requested beyond the row groups that are decoded
-_GAP_BYTES = 128 << 10  # between wanted columns, which is fetched with them
-_BEHIND_BYTES = 128  # a reader of files of old writers looks so far behind a column
+_GAP_BYTES = 128 << 10  # largest gap between wanted columns that is fetched with them
+_BEHIND_BYTES = 128  # Arrow reads this far beyond a column chunk in files of old writers
 
 
 @kinds_checked
 @dataclass(frozen=True)
 class ParquetSource(FileSource):
-    """Parquet files: paths, folders (read recursively) or patterns (docs/files.md), local or in a cloud
-    (`s3://`, `gs://`, `abfss://`, `webhdfs://`); one split per file.
+    """Parquet files: paths, folders (read recursively) or patterns (docs/files.md), local or in a cloud (`s3://`,
+    `gs://`, `abfss://`, `webhdfs://`); one split per file.
 
-    `schema` names the columns to read (default: all of the first file). `pace`: rows per second over all files;
-    default: as fast as possible. `watch`: how often to look for new files, for ever; what is there is read first (there
-    may be nothing yet). Files must be complete when they appear, so rename them into place; names that begin with `.`
-    or `_` are not looked at. The name of each file stays in the job's checkpoints. A file that changed after it was
-    begun ends the job (docs/guarantees.md).
+    `schema` names the columns to read (default: all columns of the first file). `pace`: rows per second over all files;
+    default: as fast as possible. `watch`: period of the search for new files, which never ends; existing files are read
+    first, and there may be none yet. Files must be complete when they appear, so rename them into place; names that
+    begin with `.` or `_` are ignored. The job's checkpoints keep the name of each file. A file that changes after its
+    reading began ends the job (docs/guarantees.md).
 
     >>> flow.source("orders", ParquetSource("s3://lake/orders", watch=timedelta(seconds=10)), event_time="at")
     """
@@ -59,7 +59,7 @@ class ParquetFiles(Files):
     kind = "Parquet"
     suffixes = (".parquet", ".pq")
 
-    _whole: pa.Schema | None = None  # of the rows, of which `schema` is a part
+    _whole: pa.Schema | None = None  # all columns, if `schema` is only a part
 
     def reading(self, columns: Collection[str]) -> "ParquetFiles":
         part = copy(self)
@@ -71,7 +71,7 @@ class ParquetFiles(Files):
             return super().schema_in(file)
         whole = self._not_in_folders(self._whole, file)
         part = pa.schema([field for field in whole if field.name in self.schema.names])
-        return part if len(part) else pa.schema([whole.field(0)])  # for how many rows there are
+        return part if len(part) else pa.schema([whole.field(0)])  # needed for the number of rows
 
     def check(self) -> None:
         for file in self.checked_in_driver:
@@ -89,7 +89,7 @@ class ParquetFiles(Files):
 
 @dataclass(frozen=True)
 class _Window:
-    """Row groups that are decoded together; of a file of a store the ranges (start, end) of their wanted columns."""
+    """Row groups that are decoded together. `ranges` (start, end): of their wanted columns in a remote file."""
 
     groups: list[int]
     ranges: list[tuple[int, int]]
@@ -100,8 +100,11 @@ class _Window:
 
 
 class ParquetReader(FileReader):
-    """`found` is called with the name of the file and those of its columns. `wanted`: columns that the file must have,
-    also those that are not read; default: `schema`."""
+    """Reader of a Parquet file.
+
+    `found` is called with the name of the file and the names of its columns. `wanted`: columns that the file must have,
+    even if they are not read; default: `schema`.
+    """
 
     def __init__(
         self,
@@ -118,12 +121,12 @@ class ParquetReader(FileReader):
         self._raw: Any = None
         self._opened: pq.ParquetFile | None = None
         self._int96: Int96Columns | None = None
-        self._ranges: RangesFile | None = None  # of a file of a store
-        self._windows: Iterator[_Window] = iter(())  # not planned yet
-        self._planned: deque[_Window] = deque()  # the next ones
-        self._chunks: Iterator[pa.RecordBatch] = iter(())  # of the present window
-        self._skip = 0  # rows of the next chunks to leave out
-        self._decoded = 0  # rows handed out as chunks, from the file's beginning
+        self._ranges: RangesFile | None = None  # of a remote file
+        self._windows: Iterator[_Window] = iter(())  # before planning
+        self._planned: deque[_Window] = deque()  # the next windows
+        self._chunks: Iterator[pa.RecordBatch] = iter(())  # of the current window
+        self._skip = 0  # rows of the next chunks to skip
+        self._decoded = 0  # rows returned as chunks, from the beginning of the file
         self._rows = 0
         self._rows_at_once = ROWS_PER_CHUNK
 
@@ -192,7 +195,8 @@ class ParquetReader(FileReader):
             self._ranges.request(self._planned[0].ranges, needed=False, most=_PART_BYTES)
 
     def _begin_window(self) -> bool:
-        """Go on with the next row groups; False: there are none. Raises `NotThere` while their bytes have not come."""
+        """Begins the next row groups. Returns False if there are none. Raises `NotThere` until their bytes have
+        arrived."""
         if not self._plan():
             return False
         window = self._planned[0]
@@ -210,7 +214,7 @@ class ParquetReader(FileReader):
         return True
 
     def _plan(self) -> bool:
-        """Whether there is a next window. Plans those after it that are to be fetched ahead."""
+        """Plans the next window, and later windows to fetch ahead. Returns False if there is none."""
         ahead = sum(window.size for window in self._planned)
         while not self._planned or ahead - self._planned[0].size < _AHEAD_BYTES:
             window = next(self._windows, None)
@@ -221,7 +225,7 @@ class ParquetReader(FileReader):
         return bool(self._planned)
 
     def _windows_of(self, groups: Sequence[int]) -> Iterator[_Window]:
-        """Row groups of some megabytes each, or single ones."""
+        """Yields windows of some megabytes or of single row groups."""
         assert self._opened is not None
         paths = [self._opened.schema.column(number).path for number in range(len(self._opened.schema.names))]
         wanted = [number for number, path in enumerate(paths) if self._is_wanted(path)]
@@ -237,11 +241,11 @@ class ParquetReader(FileReader):
             yield window
 
     def _is_wanted(self, path: str) -> bool:
-        """Of a leaf; names may have dots."""
+        """True if the leaf is part of a wanted column; names may contain dots."""
         return any(path == name or path.startswith(f"{name}.") for name in self.schema.names)
 
     def _ranges_of(self, group: Any, wanted: Sequence[int]) -> list[tuple[int, int]]:
-        """The bytes of the wanted leaves of a row group, in order; those that lie near one another together."""
+        """Returns the ranges of the wanted leaves of a row group in order; near ranges are joined."""
         found: list[tuple[int, int]] = []
         for start, end in sorted(_place(group.column(number), self.file.size) for number in wanted):
             if found and start <= found[-1][1] + _GAP_BYTES:
@@ -275,7 +279,7 @@ class ParquetReader(FileReader):
 
 
 def _place(column: Any, size: int) -> tuple[int, int]:
-    """Start and end of a column chunk in a file of `size` bytes."""
+    """Returns start and end of a column chunk in a file of `size` bytes."""
     start = column.data_page_offset
     if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
         start = column.dictionary_page_offset
@@ -294,13 +298,15 @@ def _footer_schema(file: FoundFile, where: str) -> pa.Schema:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Without metadata, dictionary types and views of text: batches of one stream must not differ in how a file
-    happened to be written."""
+    """Returns the schema without metadata, dictionary types and views of text.
+
+    Batches of a stream must not depend on how a file was written.
+    """
     return plain_rows.plain_schema(pa.schema([(field.name, field.type) for field in schema]))
 
 
 def check_columns(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
-    """Every wanted column is there, with the wanted type or a narrower one."""
+    """Raises `InvalidJob` unless the file has every wanted column, with the wanted type or a narrower type."""
     for field in wanted:
         if field.name not in found.names:
             raise InvalidJob(
@@ -318,7 +324,7 @@ def check_columns(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
 
 
 def _widens(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a cast keeps every value, or refuses it."""
+    """True if a cast keeps or refuses every value."""
     types = pa.types
     kind, wanted = (_plain_type(each) for each in (kind, wanted))
     if kind.equals(wanted) or types.is_null(kind):
@@ -345,7 +351,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def corrupt(where: str, error: Exception) -> Exception:
-    """What reading failed of: a storage hiccup is worth a retry, bad bytes are not."""
+    """Returns the error of a failed read: `Unavailable` for storage errors, `InvalidJob` for invalid bytes."""
     if isinstance(error, OSError) and not isinstance(error, pa.ArrowException) and error.errno is not None:
         return Unavailable(f"{where}: it cannot be read now: {error}")
     said = str(error).rstrip(". \n")

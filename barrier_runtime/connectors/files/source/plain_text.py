@@ -1,4 +1,4 @@
-"""Text files as a source: a row per line, plain or compressed."""
+"""Source of text files: a row per line, plain or compressed."""
 
 from dataclasses import dataclass
 
@@ -20,9 +20,11 @@ LINE = pa.schema([("line", pa.string())])
 @kinds_checked
 @dataclass(frozen=True)
 class TextSource(FileSource):
-    """Text files (`.txt`, `.log`), also `.gz`, `.zst` or `.bz2`; see `ParquetSource`. Each line is a row of the column
-    `line`, without its line end; empty lines are rows. `schema` may name the column: `{"message": str}`; of type
-    `bytes` it takes what is not UTF-8. `on_change` as in `CsvSource`."""
+    """Text files (`.txt`, `.log`), also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
+
+    Each line is a row of the column `line`, without its line end; empty lines are rows. `schema` may name the column:
+    `{"message": str}`; with type `bytes` the column holds text that is not UTF-8. `on_change` as in `CsvSource`.
+    """
 
     def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:
         if schema is not None and (len(schema) != 1 or schema.types[0] not in (pa.string(), pa.binary())):
@@ -51,7 +53,7 @@ class TextFiles(Files):
         return LINE
 
     def check(self) -> None:
-        """Any text will do."""
+        """Every text is valid."""
 
 
 def _rows(data: bytes, schema: pa.Schema) -> pa.RecordBatch:

@@ -1,8 +1,8 @@
-"""What readers of files share: chunks decoded step by step, handed out in slices, at a pace if one is set.
+"""Base of readers of files: decodes chunk by chunk and returns slices, at a pace if one is set.
 
-A position is the number of rows returned, the schedule's start, what shows a changed file, which is refused, and what
-the format needs to find the place again fast. A file has changed when its size differs, or its time of change *and* its
-first or last 64 kB: copied files have another time. What was rewritten in the middle alone goes unnoticed.
+A position contains the number of rows returned, the schedule's start, facts that identify the file, and the format's
+fast path to the place. A changed file is refused: its size differs, or both its time of change and its first or last 64
+kB differ, because copied files have another time. Changes in the middle alone are not detected.
 """
 
 from collections.abc import Mapping
@@ -23,18 +23,18 @@ from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
 from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES, NotThere, RangesFile
 from barrier_runtime.state.errors import InvalidJob
 
-ROWS_PER_CHUNK = 32_768  # decoded at once: some milliseconds of the loop's time
+ROWS_PER_CHUNK = 32_768  # takes some milliseconds of the loop to decode
 
 
 class FilePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row: int  # rows returned so far
     size: int  # of the file, bytes
-    offset: int = 0  # text formats: byte offset of the block that holds the next row …
-    skip: int = 0  # … and how many rows of that block were returned
+    offset: int = 0  # text formats: byte offset of the block of the next row …
+    skip: int = 0  # … and the number of rows of that block that were returned
     start_ns: int | None = None  # of the schedule
-    modified_ns: int = 0  # of the file, as it was listed
-    ends: str = ""  # `fingerprint` of its `size` bytes; empty: not known
-    blank_rows: bool = False  # `skip` counts empty lines of a CSV file of one column
+    modified_ns: int = 0  # of the file at its listing
+    ends: str = ""  # `fingerprint` of the first `size` bytes; empty: not known
+    blank_rows: bool = False  # `skip` counts empty lines of a CSV file with one column
 
 
 _POSITION = msgspec.json.Decoder(FilePosition)
@@ -45,9 +45,9 @@ def position_of(told: bytes) -> FilePosition:
 
 
 class FileReader:
-    """Base. Subclasses decode: `next_chunk`, `at_end`, `place` (their part of a position), `go_to`, `close`."""
+    """Base class; subclasses decode: `next_chunk`, `at_end`, `place` (their part of a position), `go_to`, `close`."""
 
-    grows = False  # the file may have become longer since its position was taken
+    grows = False  # the file may be longer than at its position
 
     def __init__(self, where: str, file: FoundFile, schema: pa.Schema, rows_per_second: float | None) -> None:
         self.where = f"{where}, file {file.url}"
@@ -60,45 +60,47 @@ class FileReader:
         self._prepared = False
         self._ends = ""
         self.remote = is_remote(file.url)
-        self.fetcher: PartFetcher | None = None  # None: requests are waited for where bytes are read
+        self.fetcher: PartFetcher | None = None  # None: reads wait for their requests
         self.fetching = False
         self._whole: tuple[pa.Schema, Mapping[str, str | None]] | None = None
 
     def add_columns(self, schema: pa.Schema, values: Mapping[str, str | None]) -> None:
-        """Rows are to have `schema`: of it the file lacks what `values` has, the same text in each row."""
+        """Adds columns of `schema` that the file lacks; each has the same text of `values` in every row."""
         self._whole = schema, values
 
     # ------------------------------------------------------------ the format
 
     def open(self) -> None:
-        """Open the file, if it is not open. Of a remote file this waits for requests."""
+        """Opens the file if it is closed; waits for requests of a remote file."""
         raise NotImplementedError
 
     def request_first(self) -> None:
-        """Request the bytes of a remote file, which is open, that the first chunks need. Does not wait for them."""
+        """Requests the bytes of the first chunks of an open remote file, without waiting."""
 
     def ready(self) -> bool:
-        """Where to go on is reached; False: a step towards it was done. After `prepare`. As `next_chunk`, raises
-        `NotThere` for bytes of a remote file that have not come yet."""
+        """True if the next rows can be decoded; False after a step towards them. Called after `prepare`.
+
+        Like `next_chunk`, raises `NotThere` until bytes of a remote file have arrived.
+        """
         return True
 
     def next_chunk(self) -> pa.RecordBatch | None:
-        """The next rows in the wanted schema; None at the end."""
+        """Returns the next rows in the wanted schema; None at the end."""
         raise NotImplementedError
 
     def at_end(self) -> bool:
-        """Nothing is left to decode."""
+        """True if no rows are left to decode."""
         raise NotImplementedError
 
     def place(self, pending: int) -> tuple[int, int]:
-        """(offset, skip) of the next row, `pending` rows of the last chunk being left."""
+        """Returns (offset, skip) of the next row, with `pending` rows of the last chunk left."""
         return 0, 0
 
     def go_to(self, position: FilePosition) -> None:
-        """Continue there. The file may not be open yet."""
+        """Continues at `position`. The file may still be closed."""
 
     def raw(self) -> Any:
-        """The open file; None while it is not open."""
+        """Returns the open file; None while it is closed."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -107,13 +109,13 @@ class FileReader:
     # ------------------------------------------------------------ SplitReader
 
     def prepare(self) -> None:
-        """Called ahead of the first poll where possible."""
+        """Opens the file; called before the first poll if possible."""
         self.open()
         if self.remote and not self._prepared:
             self._prepared = True
-            self._fingerprint()  # by the thread that prepares: positions are taken on the loop
+            self._fingerprint()  # in this thread, because the loop takes positions
             if isinstance(raw := self.raw(), RangesFile):
-                raw.forget(FIRST_BYTES, raw.size())  # its end
+                raw.forget(FIRST_BYTES, raw.size())  # the end of the file
             self.request_first()
 
     def fetch_by(self, fetcher: PartFetcher) -> None:
@@ -193,7 +195,7 @@ class FileReader:
         self.go_to(found)
 
     def _fingerprint(self) -> str:
-        """Empty when it is not known."""
+        """Returns the fingerprint; empty if it is not known."""
         if not self._ends and (raw := self.raw()) is not None:
             self._ends = fingerprint(raw, self.file.size, self.where)
         return self._ends

@@ -1,7 +1,7 @@
-"""Input files that are not local, as `listing` needs them: `hdfs://` through pyarrow, others through our own stores.
+"""Input files that are not local: `hdfs://` through pyarrow, other schemes through the object stores.
 
-A *place* is a URL without scheme and query: `bucket/key`, of Azure `container@account.dfs.core.windows.net/key`. Keys
-are as they are, nothing in them is unquoted.
+A *place* is a URL without scheme and query: `bucket/key`, for Azure `container@account.dfs.core.windows.net/key`. Keys
+are literal and never unquoted.
 """
 
 import os
@@ -26,12 +26,12 @@ from barrier_runtime.state.store.urls import shown, split_settings
 
 _SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss", "hdfs": "hdfs", "webhdfs": "webhdfs"}
 _SETTINGS = {"s3": ("endpoint", "client"), "s3a": ("endpoint", "client"), "gs": ("endpoint",), "abfss": ("endpoint",)}
-_CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")  # how names of variables begin that say who asks
+_CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")  # prefixes of environment variables that contain credentials
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """`etag`: its version, as the store names it; empty: the store names none."""
+    """Listed file. `etag`: version of the file in the store; empty: the store names no versions."""
 
     place: str
     size: int
@@ -41,7 +41,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class RemoteUrl:
-    """`query` begins with its question mark, or is empty."""
+    """URL of files. `query`: with its question mark, or empty."""
 
     scheme: str
     place: str
@@ -60,12 +60,12 @@ def is_remote(url: str) -> bool:
 
 
 def is_known(url: str) -> bool:
-    """Whether files are read from such a place."""
+    """True if files of this scheme can be read."""
     return url.partition("://")[0] in _SCHEMES
 
 
 def remote_url(url: str, where: str) -> RemoteUrl:
-    """Raises `InvalidJob` for what is no URL of files."""
+    """Parses a URL. Raises `InvalidJob` for other URLs."""
     bare, settings = split_settings(url)
     scheme, _, place = bare.partition("://")
     query = f"?{settings}" if settings else ""
@@ -87,16 +87,18 @@ def remote_url(url: str, where: str) -> RemoteUrl:
 
 
 def list_remote(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
-    """The files below the folder with the place `base`, or that file itself; True if it is one file. Raises
-    `Unavailable` when it cannot be listed now, and `InvalidJob` when there is no such bucket."""
+    """Returns the files below the folder `base`, or the file `base` itself; the flag is True for a single file.
+
+    Raises `Unavailable` for a failed listing, and `InvalidJob` for a missing bucket.
+    """
     return _list_hdfs(url, base, where) if url.scheme == "hdfs" else _list_store(url, base, where)
 
 
 class StoredFile:
-    """A file of a store as it was listed: reads ranges of it, and notices that the file was replaced or removed.
+    """Listed file of a store: reads ranges, and detects that the file was replaced or removed.
 
-    `url`: of the file; `place`: its bucket and key, which may look like a setting of the URL. A file that `grows` may
-    be longer, and another version, than it was listed. Any thread may read.
+    `url`: of the file; `place`: bucket and key, which may look like a setting of the URL. A file that `grows` may be
+    longer and of another version than listed. Any thread may read.
     """
 
     def __init__(self, url: str, place: str, size: int, etag: str, where: str, *, grows: bool) -> None:
@@ -109,7 +111,7 @@ class StoredFile:
         self._opened: ObjectStore | None = None
 
     def read(self, offset: int, length: int) -> bytes:
-        """All these bytes, which the file had when it was listed. Raises `InvalidJob` or `Unavailable`."""
+        """Returns exactly these bytes, which the listed file had. Raises `InvalidJob` or `Unavailable`."""
         more = 1 if not self._etag and not self._grows and offset + length == self._size else 0
         try:
             data = self._asked(offset, length + more)
@@ -127,7 +129,7 @@ class StoredFile:
         return data
 
     def compare(self) -> None:
-        """Looks at the store's listing whether the file is the version that was listed."""
+        """Raises an error if the store now lists another version of the file."""
         try:
             now = self._listed()
         except Unavailable as error:
@@ -153,7 +155,7 @@ class StoredFile:
             return store.get_version(key, self._etag, offset, length)
         except ObjectChanged:
             self.compare()
-            self._etag = ""  # this store names another version when it lists than when it reads
+            self._etag = ""  # in this store, versions of listings and reads differ
             return store.get(key, offset, length)
 
     def _listed(self) -> RemoteFile | None:
@@ -203,7 +205,7 @@ def _list_hdfs(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[Remote
 
 
 def _path(place: str) -> str:
-    """Of a place whose first part is a host."""
+    """Returns the path of a place whose first part is a host."""
     return "/" + place.partition("/")[2]
 
 
@@ -212,16 +214,18 @@ _CONNECTING = threading.Lock()
 
 @cache
 def _connected(host_and_port: str) -> Any:
-    """For good: when pyarrow drops its object, libhdfs closes the connection, which is one for all of the process, and
-    with it every file that is being read. Raises `OSError`."""
+    """Connects for the life of the process. Raises `OSError`.
+
+    When pyarrow drops its object, libhdfs closes the process's only connection, and with it every file being read.
+    """
     host, _, port = host_and_port.partition(":")
     return pafs.HadoopFileSystem(host or "default", int(port) if port.isdigit() else 8020)
 
 
 def _hdfs(url: RemoteUrl, where: str) -> Any:
-    """Through libhdfs, which is part of Hadoop and not of pyarrow."""
+    """Connects through libhdfs, which is part of Hadoop and not of pyarrow."""
     try:
-        with _CONNECTING:  # two that ask first would get one each, and the one that is dropped closes both
+        with _CONNECTING:  # two parallel calls would make two objects, and dropping either closes the connection
             return _connected(url.bucket)
     except OSError as error:
         said = str(error).split("\n", 1)[0]
@@ -239,13 +243,15 @@ def _hdfs(url: RemoteUrl, where: str) -> Any:
 
 @lru_cache(maxsize=16)
 def _opened_store(bucket: str, environment: tuple[tuple[str, str], ...]) -> ObjectStore:
-    """A client keeps its connections, and there may be thousands of files. `environment`: of which the client takes its
-    credentials when it is made."""
+    """Returns a store whose client keeps its connections for thousands of files.
+
+    `environment`: variables from which the client takes its credentials.
+    """
     return open_store(bucket)
 
 
 def _store(bucket: str) -> ObjectStore:
-    """`bucket`: its URL."""
+    """Returns the store of the URL `bucket`."""
     environment = (item for item in os.environ.items() if item[0].startswith(_CREDENTIALS))
     return _opened_store(bucket, tuple(sorted(environment)))
 
@@ -268,7 +274,7 @@ def _list_store(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[Remot
 
 
 def _below(url: RemoteUrl, store: ObjectStore, prefix: str) -> list[RemoteFile]:
-    """Without the empty objects by which some tools show folders."""
+    """Lists files without the empty objects that represent folders in some tools."""
     return [_remote_file(url, info) for info in store.list(prefix) if not info.key.endswith("/")]
 
 

@@ -1,4 +1,4 @@
-"""The small side of a `broadcast_join`, read whole in the driver when the flow is written down."""
+"""Small side of a `broadcast_join`, read whole in the driver when the flow is written."""
 
 import os
 import threading
@@ -17,15 +17,18 @@ from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
 from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.state.errors import InvalidJob
 
-_MAX_BYTES = 256 << 20  # it travels to every slot
+_MAX_BYTES = 256 << 20  # sent to every slot
 _FILES_AT_ONCE = 16
-_BYTES_AT_ONCE = 64 << 20  # of these files as they are stored; or one file
-_BYTES_AHEAD = 16 << 20  # of one of them
+_BYTES_AT_ONCE = 64 << 20  # stored size of these files; one file may exceed it
+_BYTES_AHEAD = 16 << 20  # of one file
 
 
 def small_table(table: Any, where: str) -> pa.Table:
-    """An Arrow table, a pandas or Polars frame (anything that has `__arrow_c_stream__`), a list of dicts, or the path
-    of a Parquet, CSV or JSONL file (or folder of Parquet files)."""
+    """Returns the table of a small side.
+
+    `table`: an Arrow table, a pandas or Polars frame (or another object with `__arrow_c_stream__`), a list of dicts, or
+    the path of a Parquet, CSV or JSONL file (or of a folder of Parquet files).
+    """
     if isinstance(table, str | os.PathLike):
         path = str(table)
         if path.endswith(CsvFiles.suffixes):
@@ -60,20 +63,20 @@ def small_table(table: Any, where: str) -> pa.Table:
 
 
 def _is_pandas(table: object) -> bool:
-    """Its own stream has the index as a column."""
+    """True for a pandas frame, whose own stream contains the index as a column."""
     kind = type(table)
     return kind.__module__.partition(".")[0] == "pandas" and kind.__name__ == "DataFrame"
 
 
 def _without_views(table: pa.Table) -> pa.Table:
-    """Polars' text is of a type that Arrow's kernels do not know yet."""
+    """Converts text views, which Polars uses and Arrow's kernels do not support yet."""
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     fields = [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
     return table.cast(pa.schema(fields))
 
 
 def _read_whole(source: Source) -> pa.Table:
-    """All rows, of the splits in their order. Files are read beside one another, and the ranges of each ahead."""
+    """Returns all rows in the order of the splits. Files are read in parallel, with ranges fetched ahead."""
     read = partial(_rows, source)
     batches: list[pa.RecordBatch] = []
     for rows in read_ahead(read, source.splits(1), lambda split: split.size or 0, _FILES_AT_ONCE, _BYTES_AT_ONCE):

@@ -1,4 +1,4 @@
-"""Sources of files as users write them: what the formats share, the paths and what becomes of files over time."""
+"""Base of users' descriptions of file sources: paths, and the handling of new and changed files."""
 
 import datetime
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 @dataclass(frozen=True)
 class FileSource(EventTimeOfSource, ABC):
-    """Base of `ParquetSource`, `CsvSource` and `JsonlSource`, which say what the fields mean."""
+    """Base of `ParquetSource`, `CsvSource` and `JsonlSource`, which document the fields."""
 
     paths: str | Sequence[str]
     _: KW_ONLY
@@ -27,10 +27,11 @@ class FileSource(EventTimeOfSource, ABC):
 
     @abstractmethod
     def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:
-        """The files that there are, as a source of their format."""
+        """Returns the existing files as a source of their format."""
 
     def named(self, name: str) -> Source:
-        """Lists the files. Raises `InvalidJob` when a path is missing, a file is damaged or does not fit."""
+        """Returns the source after listing the files. Raises `InvalidJob` for missing paths and damaged or unfitting
+        files."""
         schema = as_schema(self.schema, f"source {name!r}") if self.schema is not None else None
         files = self.files(name, schema, watched=self.watch is not None)
         return files if self.watch is None else WatchedFiles(files, _period_s(self.watch, name))

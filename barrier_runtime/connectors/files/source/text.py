@@ -1,10 +1,10 @@
-"""The text of an input file by byte offset: of a plain file anywhere at once, of a compressed one only forwards.
+"""Text of an input file by byte offset: random access in plain files, forward reads in compressed files.
 
-Offsets count uncompressed bytes. A compressed file has no places to jump to, so going to an offset means reading
-everything before it again; that is done in steps, for the loop must not stand still for a large file.
+Offsets count uncompressed bytes. In a compressed file, reaching an offset means reading all earlier bytes again, in
+steps, so that a large file does not block the loop.
 
-A text of a store has its bytes fetched ahead. Once it `waits` no more, what reads it raises `NotThere` for bytes that
-have not come yet, and can be called again.
+The bytes of a remote text are fetched ahead. While `waits` is False, reads raise `NotThere` until the bytes have
+arrived, and can then be repeated.
 """
 
 from typing import Any, Protocol
@@ -17,24 +17,24 @@ from barrier_runtime.connectors.source_bases.ranges import NotThere, RangesFile
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-_DAMAGED = ("inflate failed", "decompress failed", "Truncated compressed stream")  # as Arrow says it
-_STEP_BYTES = 1 << 20  # milliseconds of the loop's time to uncompress; of bz2 some tens
+_DAMAGED = ("inflate failed", "decompress failed", "Truncated compressed stream")  # Arrow's messages
+_STEP_BYTES = 1 << 20  # takes milliseconds of the loop to uncompress, tens of milliseconds for bz2
 _CHUNK_BYTES = 256 << 10
-_PACKED_BYTES = 2 << 20  # of which a chunk comes out, however it was compressed; else a request is waited for
+_PACKED_BYTES = 2 << 20  # enough compressed bytes for a chunk in general; otherwise a read waits for a request
 
 
 class Text(Protocol):
     @property
     def end(self) -> int | None:
-        """Offset after the last byte; None while that is not known."""
+        """Offset after the last byte; None while not known."""
         ...
 
     def reach(self, offset: int) -> bool:
-        """Go on towards `offset`; True when it can be read there."""
+        """Proceeds towards `offset`. Returns True when the text can be read there."""
         ...
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Fewer bytes than `length` only at the end."""
+        """Returns `length` bytes, fewer only at the end."""
         ...
 
     @property
@@ -42,17 +42,17 @@ class Text(Protocol):
         """The open file."""
         ...
 
-    waits: bool  # for bytes of a store, where they are read
+    waits: bool  # True: reads wait for bytes of a store
 
     def has_read(self, offset: int) -> None:
-        """Nothing before `offset` is read again soon."""
+        """Announces that nothing before `offset` is read again soon."""
         ...
 
     def close(self) -> None: ...
 
 
 def or_compressed(suffixes: tuple[str, ...]) -> tuple[str, ...]:
-    """`suffixes`, and each with the ending of each known compression."""
+    """Returns `suffixes`, and each with the ending of each known compression."""
     return suffixes + tuple(suffix + ending for suffix in suffixes for ending in _CODECS)
 
 
@@ -65,8 +65,10 @@ def _ending(file: FoundFile) -> str:
 
 
 def open_text(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Text:
-    """Raises `InvalidJob` or `Unavailable` when the file cannot be opened, or is not the one that was listed. One that
-    `grows` may be longer; what was listed is read of it."""
+    """Opens a text. Raises `InvalidJob` or `Unavailable` if the file cannot be opened or is not the listed file.
+
+    A file that `grows` may be longer, but only its listed size is read.
+    """
     if not is_compressed(file):
         return PlainText(file, where, grows=grows, fetcher=fetcher)
     if grows:
@@ -115,7 +117,7 @@ class PlainText:
 
 
 class CompressedText:
-    """Keeps what was read last, from the offset asked for last; an offset before that begins again."""
+    """Keeps the last bytes, from the last offset; a smaller offset starts from the beginning."""
 
     def __init__(self, file: FoundFile, codec: str, where: str, fetcher: PartFetcher | None = None) -> None:
         self.end: int | None = None
@@ -168,7 +170,7 @@ class CompressedText:
         self._start, self._data = 0, b""
 
     def _go_on(self) -> bool:
-        """Read a little more. False at the end."""
+        """Reads a little more. Returns False at the end."""
         at = self._start + len(self._data)
         if self.end is not None and at >= self.end:
             return False

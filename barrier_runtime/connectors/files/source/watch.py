@@ -1,17 +1,16 @@
-"""Files that are there, and then those that appear, for ever: a source of files that never ends.
+"""Source of files that never ends: existing files, then new files as they appear.
 
 Files must be complete when they appear: write them under a name that begins with `.` or `_` (or elsewhere on the same
-file system) and rename them into place. A file whose size changes after it was seen, or its bytes (see `comparing`)
-after it was read to its end, fails the job, or is read on if it grew and `on_change="append"` allows that. Which file
-is read first is decided by time of change and name, but this is not a promise: several are read at once, by several
-subtasks.
+file system) and rename them into place. The job fails if the size of a file changes after it was seen, or its bytes
+(see `comparing`) after it was read to its end; with `on_change="append"` files may grow and are read on. Files are read
+by time of change and name, without a guarantee, because several subtasks read several files at once.
 
-With event times, a file may bring rows that are older than what was read before it by at most `max_out_of_orderness`;
-older ones are late.
+With event times, a file may contain rows that are older than rows read earlier by at most `max_out_of_orderness`; older
+rows are late.
 
-Every subtask lists the folder and reads the files that are its own by name. What is known of all files that were ever
-read stays, also after a file was removed, so that none is read twice: 19 bytes each (see `name_set`) in every subtask's
-memory and once in the job's storage. A checkpoint writes what is new.
+Every subtask lists the folder and reads its share of the files, chosen by name. To prevent a second reading, the record
+of each file stays after its removal: 19 bytes per file (see `name_set`) in every subtask's memory and once in the job's
+storage. A checkpoint writes only new records.
 """
 
 import zlib
@@ -28,11 +27,11 @@ from barrier_runtime.connectors.name_set import UNKNOWN_SIZE, NameSet
 from barrier_runtime.connectors.source import Discovery, Remaining, Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob
 
-_SIZES_PER_POLL = 10_000  # of known local files, in turn: whether they changed
+_SIZES_PER_POLL = 10_000  # known local files that a listing checks for changes, in turn
 
 
 class WatchedFiles:
-    """`inner` reads one file; it was made with `watched=True`. `period_s`: between two listings."""
+    """Watching source. `inner`: reads the files, made with `watched=True`. `period_s`: time between two listings."""
 
     exactly_once = True
     finds_again = True
@@ -81,13 +80,13 @@ class WatchedFiles:
 
 
 class _Arrivals:
-    """Lists the files that are not in `seen`, and those that grew if they may; the thread that lists adds them."""
+    """Lists new files, and grown files if they may grow. The listing thread adds them to `seen`."""
 
     def __init__(self, source: Files, seen: NameSet) -> None:
         self._source = source
         self._seen = seen
         self._looks = 0
-        self._compared = 0  # in the present look
+        self._compared = 0  # in the current listing
 
     def list(self) -> list[Split]:
         self._looks += 1
