@@ -1,30 +1,32 @@
-"""The snapshots of a keyed backend: frozen, drained, linked, uploaded, completed.
+"""Snapshots of a keyed backend: frozen, drained, linked, uploaded, completed.
 
-That of checkpoint n
-    freeze(n)           on the loop, at the barrier: dirty entries become the frozen ones, in microseconds
-    drain()             on the loop, between batches: slices of the frozen entries go into the key-value store
-    write(n)            on a worker thread, once drain() said True: flush, hard links, then hash and upload
-    clean_up()          on a worker thread, after it: the snapshot is reported meanwhile
+Steps of checkpoint n:
+
+    freeze(n)           on the loop, at the barrier: dirty entries become the frozen entries, in microseconds
+    drain()             on the loop, between batches: writes slices of the frozen entries to the key-value store
+    write(n)            on a worker thread, once drain() returned True: flush, hard links, then hash and upload
+    clean_up()          on a worker thread, after write(n), while the snapshot is reported
     completed(n) or aborted(n)   on the loop
-The key-value store thus holds exactly the state at barrier n when its files are linked. Until then nothing else may be
-written to it: caches spill later, and `drain` does nothing while a worker is `linking`. Gets are always fine.
-Segments of columnar tables (`columns/segment_set`) are not in that store: whoever links takes them from the tables,
-writes them, and links their files beside its files.
 
-When barrier m comes while n is still frozen, n is finished on the loop first: drained, flushed and linked; its `write`
-then only uploads. If n was aborted, what it left just joins m. `write` of a checkpoint that was aborted, subsumed or
-closed meanwhile raises `SnapshotDropped`, for the caller to decline.
+When its files are linked, the key-value store thus holds exactly the state at barrier n. Until then nothing else may be
+written to the store: caches spill later, and `drain` does nothing while a worker is `linking`. Reads are always
+allowed. Segments of columnar tables (`columns/segment_set`) are not in that store: the linking thread takes them from
+the tables, writes them, and links their files next to the store's files.
 
-Databases that a restore has opened side by side become one while the job runs: their entries move in slices of about
-a millisecond, with pauses between, on the loop, which is the only one that writes.
+If barrier m arrives while n is still frozen, the loop finishes n first: drains, flushes and links; the `write` of n
+then only uploads. If n was aborted, its remaining frozen entries join m. `write` raises `SnapshotDropped` if the
+checkpoint was aborted, subsumed or closed meanwhile, and the caller declines the checkpoint.
+
+Side-by-side databases of a restore are merged while the job runs. The loop, the only writer, moves their entries in
+slices of about a millisecond, with pauses:
 
 | when              | what                                                                                         |
 |-------------------|----------------------------------------------------------------------------------------------|
-| the first barrier | it begins: rows that waited for the restore come before                                      |
+| the first barrier | merging begins: rows that waited for the restore go first                                    |
 | a slice           | moves entries, unless the store must not be written: from a barrier to its snapshot's links  |
-| a move is near    | whoever calls slices waits with them: what they moved would have to be fetched in the pause  |
-| nothing is left   | the next snapshot closes what is empty; then the shard takes the one database that is left   |
-| the backend ends  | it ends; what has moved counts as far as a checkpoint has it                                 |
+| a move is near    | slices stop: moved entries would have to be fetched again in the pause                       |
+| nothing is left   | the next snapshot closes empty databases; then the shard uses the remaining database alone   |
+| the backend ends  | merging ends; moved entries count as far as a checkpoint has them                            |
 """
 
 import logging
@@ -47,11 +49,11 @@ from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.values.table import StateTable
 
 _AT_ONCE = 128  # entries
-_MOST_AT_ONCE = 8  # times that in one slice, unless it takes too long
+_MOST_AT_ONCE = 8  # batches of that size per slice, unless the slice takes too long
 _SLICE_S = 0.001
 _PAUSE_S = 0.003
-_RESTS = 9  # times the duration of a slice
-_WAIT_S = 0.1  # for a snapshot
+_RESTS = 9  # pause, as a multiple of the duration of a slice
+_WAIT_S = 0.1  # wait for a snapshot
 
 
 class MergingDatabases:
@@ -81,7 +83,7 @@ class MergingDatabases:
         self._call_later(self._moved(store), self._slice)
 
     def _moved(self, store: SideBySide) -> float:
-        """Moves some; says how long to rest then, in seconds."""
+        """Moves some entries; returns the pause before the next slice, in seconds."""
         if not self._shard.may_write():
             return _PAUSE_S
         began_s = self._now_s()
@@ -99,20 +101,22 @@ _SYNCHRONOUS_SLICE = 4_096
 
 
 class SnapshotDropped(Unavailable):
-    """This snapshot is not wanted, or cannot be had, any more: decline the checkpoint. The job is fine."""
+    """The snapshot is no longer wanted or possible: decline the checkpoint. The job is fine."""
 
 
 @dataclass(frozen=True)
 class UploadTo:
     store: ObjectStore
-    new_key: Callable[[], str]  # a data file key, never the same twice
+    new_key: Callable[[], str]  # key of a data file, never the same twice
     at_once: int = 4  # files
     thresholds: Thresholds | None = None
 
 
 class BackendSnapshots:
-    """Of one `KeyedBackend`, of all of its tables. All methods but `write` and `clean_up` are for the loop's
-    thread."""
+    """Snapshots of all tables of one `KeyedBackend`.
+
+    All methods but `write` and `clean_up` run on the loop.
+    """
 
     def __init__(
         self,
@@ -126,7 +130,7 @@ class BackendSnapshots:
         directory: Path,
         copies: LocalCopies,
     ) -> None:
-        """`tables`, `states`: name → state id, `described`: of the backend, which adds to them."""
+        """Shares `tables`, `states` (name -> state id) and `described` with the backend, which adds to them."""
         self._shard = shard
         shard.may_write = self._may_write
         self._tables = tables
@@ -136,27 +140,27 @@ class BackendSnapshots:
         self._target = target
         self._directory = directory
         self._copies = copies
-        # Where snapshots are. `_linking_lock` is held while a checkpoint's files are being linked.
+        # Held while a checkpoint's files are being linked.
         self._linking_lock = threading.Lock()
-        self._state_lock = threading.Lock()  # guards the five below; held for moments only
+        self._state_lock = threading.Lock()  # guards the next five attributes; held for moments only
         self._frozen: int | None = None  # frozen, not linked
         self._linking: int | None = None  # being linked by a worker
         self._linked: dict[int, Path] = {}  # linked on the loop, not yet taken by a worker
-        self._uploaded: dict[int, dict[str, FileRef]] = {}  # uploaded, not completed: SST name -> where
-        self._settled: int = 0  # everything up to this checkpoint is completed, aborted or subsumed
+        self._uploaded: dict[int, dict[str, FileRef]] = {}  # not completed: immutable file -> object
+        self._settled: int = 0  # every checkpoint up to this one is completed, aborted or subsumed
         self._aborted: set[int] = set()
         self.closed = False
-        self._merging: MergingDatabases | None = None  # has not begun
-        self._confirmed = {ref.name: ref for ref in reusable}  # of the last completed checkpoint; first, the restored
+        self._merging: MergingDatabases | None = None  # None once merging has begun
+        self._confirmed = {ref.name: ref for ref in reusable}  # of the last completed, first of the restored
 
     # ---- from freeze to completed
 
     def merge(self, now_s: Callable[[], float], call_later: Callable[[float, Callable[[], None]], None]) -> None:
-        """From the first barrier on, databases that a restore left side by side become one (`merging`)."""
+        """Merges side-by-side databases of a restore, from the first barrier on."""
         self._merging = MergingDatabases(self._shard, now_s, call_later, lambda: self.closed)
 
     def freeze(self, checkpoint: int) -> None:
-        """The state at this moment is that of `checkpoint`."""
+        """Freezes the current state as that of `checkpoint`."""
         with self._state_lock:
             if checkpoint <= self._settled or checkpoint in self._linked or checkpoint in (self._frozen, self._linking):
                 raise ProtocolViolation(
@@ -172,8 +176,10 @@ class BackendSnapshots:
             self._merging = None
 
     def drain(self, max_entries: int = 256) -> bool:
-        """Write one slice of what is frozen; True when nothing frozen is left. Does nothing (and says False) while
-        `linking`: ask again in a millisecond or so."""
+        """Writes one slice of the frozen entries; returns True if no frozen entries are left.
+
+        Does nothing while `linking` and returns False: call again in a millisecond or so.
+        """
         if self._linking is not None:
             return not self._has_frozen()
         left = max_entries
@@ -186,12 +192,14 @@ class BackendSnapshots:
 
     @property
     def linking(self) -> bool:
-        """A worker is linking files right now: the key-value store must not be written for these few milliseconds."""
+        """True while a worker links files: a few milliseconds without writes to the key-value store."""
         return self._linking is not None
 
     def write(self, checkpoint: int) -> KeyedSnapshot:
-        """Blocking, on a worker thread: link (unless done) and upload; `clean_up` follows. Raises `SnapshotDropped` as
-        described above."""
+        """Links (unless done) and uploads; `clean_up` follows. Blocking, on a worker thread.
+
+        Raises `SnapshotDropped` as described above.
+        """
         directory = self._link_on_worker(checkpoint)
         try:
             check = lambda: self._check_wanted(checkpoint)  # noqa: E731
@@ -224,7 +232,7 @@ class BackendSnapshots:
         )
 
     def completed(self, checkpoint: int) -> None:
-        """`checkpoint` is decided: its files may be reused from now on, and older ones are not needed any more."""
+        """Records that `checkpoint` is decided: its files may be reused, and older files are no longer needed."""
         with self._state_lock:
             if checkpoint <= self._settled:
                 return
@@ -238,7 +246,7 @@ class BackendSnapshots:
         self._copies.completed(self._shard.operator, self._shard.subtask, checkpoint)
 
     def aborted(self, checkpoint: int) -> None:
-        """`checkpoint` will never be decided."""
+        """Records that `checkpoint` will never be decided."""
         with self._state_lock:
             if checkpoint <= self._settled:
                 return
@@ -248,7 +256,7 @@ class BackendSnapshots:
         self._copies.aborted(self._shard.operator, self._shard.subtask, checkpoint)
 
     def close(self) -> bool:
-        """No more snapshots, and no file is being linked. False: it was closed before."""
+        """Ends snapshots, and waits until no file is being linked. Returns False if closed before."""
         with self._state_lock:
             if self.closed:
                 return False
@@ -257,20 +265,23 @@ class BackendSnapshots:
         with self._linking_lock:
             return True
 
-    # ---- inside
+    # ---- internals
 
     def _may_write(self) -> bool:
-        """Whether entries may be written behind. In this order: a worker sets `_linking` before it clears `_frozen`."""
+        """True if cached entries may be written.
+
+        Order matters: a worker sets `_linking` before clearing `_frozen`.
+        """
         return self._frozen is None and self._linking is None
 
     def _has_frozen(self) -> bool:
         return any(table.frozen_entries for table in self._tables.values())
 
     def _finish_earlier(self) -> None:
-        """Bring a checkpoint that is still frozen to its links, here on the loop, before the next one begins."""
+        """Drains and links a checkpoint that is still frozen, here on the loop, before the next one begins."""
         if self._frozen is None:
             return
-        with self._linking_lock:  # a worker may be linking an older one, or this one
+        with self._linking_lock:  # a worker may be linking this or an older checkpoint
             with self._state_lock:
                 earlier = self._frozen
             if earlier is None:
@@ -294,7 +305,7 @@ class BackendSnapshots:
                     raise ProtocolViolation(
                         f"checkpoint {checkpoint} of {self._place()} is written before it is drained: report this"
                     )
-                segments = self._take_segments()  # before the loop may freeze the next ones
+                segments = self._take_segments()  # before the loop may freeze the next segments
                 self._linking = checkpoint
                 self._frozen = None
             try:
@@ -303,8 +314,10 @@ class BackendSnapshots:
                 self._linking = None
 
     def clean_up(self) -> None:
-        """Blocking, on a worker thread, after each `write`, whose snapshot does not wait for it: delete copies
-        that nobody wants any more, and merge segments. Without it there are more files."""
+        """Deletes unwanted copies and merges segments. Blocking, on a worker thread, after each `write`.
+
+        The snapshot does not wait for this call. Without the call there are more files.
+        """
         self._copies.delete_unwanted()
         try:
             self._segments.merge(lambda: not self.closed)
@@ -346,8 +359,11 @@ class BackendSnapshots:
             )
 
     def _drop_frozen(self, is_dropped: Callable[[int], bool]) -> None:
-        """Called with the lock held. Frozen entries of a dropped checkpoint stay: they are state, they just have no
-        snapshot. What is being linked is dropped by its worker."""
+        """Drops frozen and linked checkpoints. Called with the lock held.
+
+        Frozen entries of a dropped checkpoint remain, as state without a snapshot. A worker drops the checkpoint that
+        it is linking.
+        """
         if self._frozen is not None and is_dropped(self._frozen):
             self._frozen = None
         for number in [number for number in self._linked if is_dropped(number)]:

@@ -1,6 +1,6 @@
-"""All keyed state of one operator subtask: a table per state, in one key-value store, and what snapshots say of each.
+"""All keyed state of one operator subtask: a table and a description per state, in one store.
 
-How its snapshots are made is in `backend_snapshots`, how it is restored in `restore`.
+`backend_snapshots` makes snapshots, `restore` restores them.
 """
 
 import shutil
@@ -39,11 +39,14 @@ from barrier_runtime.state.values.watched_table import WatchedTable
 _BYTES = StateDescription(type=ValueType("bytes"))
 _TIMERS = StateDescription(TIMERS.name)
 _LAST_FIRST = 2  # layout of columns whose entries are `last_first`
-_IN_SLICES = 3  # and are not windows, but slices of windows
+_IN_SLICES = 3  # layout of `last_first` columns of slices of windows, not of windows
 
 
 class KeyedBackend:
-    """Made by `open_keyed_backend`; for the loop's thread, but for `compact` and what `BackendSnapshots` says."""
+    """Keyed state of one subtask, made by `open_keyed_backend`.
+
+    All methods run on the loop's thread, except for `compact` and some of `BackendSnapshots`.
+    """
 
     def __init__(
         self,
@@ -81,8 +84,10 @@ class KeyedBackend:
     # ---- tables
 
     def lend_cache(self, share: float) -> int:
-        """The caller holds so much of the cache in memory of its own (bytes); tables that are opened from now on, and
-        those that are there when one is, have the rest."""
+        """Reserves a share of the cache for the caller's own memory; returns the size in bytes.
+
+        Tables get the remainder when the next table is opened.
+        """
         self._lent_bytes = int(self._cache_bytes * share)
         return self._lent_bytes
 
@@ -97,12 +102,13 @@ class KeyedBackend:
         what: StateDescription = ONE_VALUE,
         undo: Undo | None = None,
     ) -> StateTable:
-        """The state `name`: values of any kind, by key. `immutable` promises that no value is changed in place,
-        `comparable` that equal values have equal encodings: then changes in place can be noticed (`watched_table`).
-        `what` the state is goes into snapshots; state that was restored and is something else is refused. `undo`: of
-        an operator that repeats failed calls.
+        """Opens the state `name`: values of any kind, by key.
 
-        The first `key_width` fields of an entry's key decide where it lives (its key group); the rest is namespace.
+        `immutable` promises that no value is changed in place, `comparable` that equal values have equal encodings, so
+        that changes in place can be noticed (`watched_table`). `what` describes the state in snapshots; a restored
+        state with another description is refused. `undo`: of an operator that repeats failed calls.
+
+        The first `key_width` fields of an entry's key determine its key group; the other fields are the namespace.
         """
         state_id = self._value_state_id(name, key_width, what)
         kind = WatchedTable if self.watched and comparable and not immutable else StateTable
@@ -122,7 +128,10 @@ class KeyedBackend:
         comparable: bool = False,
         undo: Undo | None = None,
     ) -> EntryTable:
-        """The state `name`: any number of entries per key, in order (`values/entry_table`); otherwise as `table`."""
+        """Opens the state `name`: any number of ordered entries per key (`values/entry_table`).
+
+        Parameters as in `table`.
+        """
         state_id = self._value_state_id(name, key_width, what)
         kind = WatchedEntryTable if self.watched and comparable and not immutable else EntryTable
         of = (name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes, what.row.numbered)
@@ -131,15 +140,17 @@ class KeyedBackend:
         return table
 
     def table_of_bytes(self, name: str, key_width: int) -> BytesTable:
-        """The state `name`: bytes of any size, by key (`values/table`); otherwise as `table`."""
+        """Opens the state `name`: bytes of any size, by key (`values/table`); otherwise as `table`."""
         state_id = self._value_state_id(name, key_width, _BYTES)
         table = BytesTable(name, state_id, self._shard, key_width, self._cache_bytes)
         self._add(name, table)
         return table
 
     def timer_table(self, name: str, key_width: int) -> TimerTable:
-        """The timers `name`, in the order in which they fire (`values/timer_table`). Those that an older release has
-        stored by key are moved now."""
+        """Opens the timers `name`, in firing order (`values/timer_table`).
+
+        Moves timers that an older release has stored by key.
+        """
         older: StateTable | None = None
         if name in self._restored_states:
             what = self._described.get(name, ONE_VALUE)
@@ -168,13 +179,16 @@ class KeyedBackend:
         last_first: bool = False,
         in_slices: bool = False,
     ) -> ColumnTable:
-        """The state `name` as columns: name → (numpy dtype, initial value). `evictable`: only a bounded part of the
-        entries is held in memory; without it all are. `added`: the last of the columns, which state of older releases
-        may lack; they are 0 there. `before`: the columns of the restored state, name → numpy dtype in the order of its
-        rows, if they are others or in another order; then what is stored is made anew (`columns/stored_rows`).
-        `last_first`: entries that leave memory can be asked for by the last field of their keys, an int of 64 bits;
-        entries in memory may take a share of the slot's memory then (`SlotMemory.hold`). `in_slices`: snapshots
-        say it, so that releases that take entries for windows refuse them."""
+        """Opens the state `name` as columns: name -> (numpy dtype, initial value).
+
+        - `evictable`: only a bounded part of the entries is in memory; otherwise all entries are.
+        - `added`: the last of the columns, which state of older releases may lack; they are 0 there.
+        - `before`: the columns of the restored state, name -> numpy dtype in the order of its rows, if columns or order
+          differ; the stored rows are then converted (`columns/stored_rows`).
+        - `last_first`: evicted entries can be found by the last field of their keys, an int of 64 bits; entries in
+          memory may then take a share of the slot's memory (`SlotMemory.hold`).
+        - `in_slices`: recorded in snapshots, so that releases that would take the entries for windows refuse them.
+        """
         if not columns:
             raise InvalidJob(f"columnar state {name!r} of {self._shard.operator} has no columns: give it one or more")
         before_layout = 1
@@ -208,39 +222,43 @@ class KeyedBackend:
         return table
 
     def held_bytes(self) -> int:
-        """How much of the slot's memory what one operator holds may take besides its caches, now."""
+        """Share of the slot's memory that the operator may hold besides its caches, in bytes, at present."""
         return self._held_memory().share_bytes()
 
     def restored(self, name: str) -> StateDescription | None:
-        """What the snapshot says of the state `name`; None: it was not restored."""
+        """Description of the state `name` in the snapshot; None: the state was not restored."""
         if name in self._restored_states:
             return self._described.get(name, ONE_VALUE)
         return self._restored_beside.get(name)
 
     @property
     def restored_descriptions(self) -> dict[str, StateDescription]:
-        """All that the snapshot says of its states, by name."""
+        """Descriptions of all restored states, by name."""
         described = {name: what for name, what in self._described.items() if name in self._restored_states}
         return {**described, **self._restored_beside}
 
     def described_beside(self, name: str, what: StateDescription) -> None:
-        """The state `name` is not a table: its content is elsewhere in the snapshots, and described as `what` here.
-        Raises `InvalidJob` if it was something else."""
+        """Describes the state `name`, which is no table: its content is elsewhere in the snapshots.
+
+        Raises `InvalidJob` if the restored description differs.
+        """
         if name in self._tables:
             raise InvalidJob(f"{self._shard.operator} has two states named {name!r}: give each a name of its own")
         self._check_same(name, what)
         self._described[name] = what
 
     def describe(self, name: str, what: StateDescription) -> None:
-        """More is known of the state `name`; snapshots say it from now on."""
+        """Replaces the description of the state `name` in later snapshots."""
         self._described[name] = what
 
-    # ---- the rest
+    # ---- other
 
     def contents(self) -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], Any]]:
-        """Every entry of every table as (state, key, what is beside the key, value), for those who look at little
-        state: reads all of it. Beside the key: the entry's key in lists and maps, the time (ms) of a timer, a
-        namespace. The value of columns is a dict. Nothing is changed."""
+        """Yields every entry of every table: state, key, middle part, value.
+
+        For readers of small state: reads everything, changes nothing. The middle part is the entry's key in lists and
+        maps, the time (ms) of a timer, or a namespace. The value of columns is a dict.
+        """
         for name, table in self._tables.items():
             if isinstance(table, ColumnTable):
                 row_ids, width = table.load_all(), table.key_width
@@ -255,11 +273,11 @@ class KeyedBackend:
                 for key, value in table.scan():
                     if not of_entries:
                         yield name, key[:width], key[width:], value
-                    elif len(key) == width + 2:  # else it is how many entries there are
+                    elif len(key) == width + 2:  # otherwise the number of entries
                         yield name, key[:width], key[width + 1 :], value
 
     def opened_table(self, name: str) -> StateTable | ColumnTable | None:
-        """The table of that name that the operator has opened; None: it has none."""
+        """The opened table of that name; None: not opened."""
         return self._tables.get(name)
 
     @property
@@ -267,27 +285,29 @@ class KeyedBackend:
         return tuple(self._tables)
 
     def description(self, name: str) -> StateDescription:
-        """What the state `name` is, as snapshots will say it."""
+        """Description of the state `name` for later snapshots."""
         return self._described.get(name, ONE_VALUE)
 
     def memory_bytes(self) -> int:
-        """Approximate, without what the slot's databases share."""
+        """Approximate size in memory, without the part shared by the slot's databases."""
         tables = int(sum(table.memory_bytes() for table in self._tables.values()))
         return tables + self._segments.waiting_bytes + self._shard.kv.memory_bytes()
 
     @property
     def compacts(self) -> bool:
-        """The database merges files: they are new in the next snapshot, and may be much of the state."""
+        """True if the database merges files: the next snapshot has the new files, maybe much of the state."""
         return not self.snapshots.closed and self._shard.kv.compacts
 
     def compact(self) -> None:
-        """Blocking: give back the room of what was deleted. May run beside snapshots; not beside `close`."""
+        """Reclaims the space of deleted entries. Blocking. May run during snapshots, but not during `close`."""
         if not self.snapshots.closed:
             self._shard.kv.compact()
 
     def close(self) -> None:
-        """Release the database, its folder, and what it held of the slot's memory. Local copies stay; nothing remote is
-        touched."""
+        """Releases the database, its folder, and held memory of the slot.
+
+        Local copies and remote objects remain.
+        """
         if not self.snapshots.close():
             return
         if self._held is not None:
@@ -298,7 +318,7 @@ class KeyedBackend:
             for name in (DATABASE, BESIDE, SEGMENTS):
                 shutil.rmtree(self._directory / name, ignore_errors=True)
 
-    # ---- inside
+    # ---- internals
 
     def _value_state_id(self, name: str, key_width: int, what: StateDescription) -> int:
         if self._segments.has(name):
@@ -312,8 +332,10 @@ class KeyedBackend:
         return state_id
 
     def _by_key(self, name: str, key_width: int) -> StateTable:
-        """The timers of an older release, under the state id that they have; the name gets another one. Snapshots do
-        not name the old id any more: it has no entries then."""
+        """The timers of an older release, under their old state id; the name gets a new id.
+
+        Later snapshots do not name the old id, which has no entries after the conversion.
+        """
         state_id = self._states[name]
         table = StateTable(name, state_id, self._shard, encode_timer, decode_timer, key_width, True, self._cache_bytes)
         self._states[name] = max(self._states.values()) + 1
@@ -374,10 +396,11 @@ def open_keyed_backend(
     thresholds: Thresholds | None = None,
     watched: bool = False,
 ) -> KeyedBackend:
-    """Open the keyed state of one operator subtask, restoring `restored` (its own snapshot, or all of the operator's).
+    """Opens the keyed state of one operator subtask.
 
-    Blocking. `directory` is fresh and belongs to this incarnation of the subtask alone; `copies` outlives it.
-    `watched`: refuse values that were changed in place and not stored.
+    `restored`: the subtask's own snapshot, or all snapshots of the operator. Blocking. `directory` is new and belongs
+    to this incarnation of the subtask alone; `copies` outlives it. `watched`: refuses values that were changed in place
+    and not stored.
     """
     check_max_parallelism(parallelism, max_parallelism)
     plan = plan_restore(operator, subtask, parallelism, max_parallelism, restored)

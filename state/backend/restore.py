@@ -1,16 +1,16 @@
-"""Carries out a `RestorePlan`: from snapshots to an open key-value store that holds this subtask's key groups.
+"""Carries out a `RestorePlan`: opens a key-value store with this subtask's key groups.
 
-Files come from a local copy when the slot still has exactly them, else from the object store, every byte hashed before
-anything opens it. A snapshot that fits as it is gets linked into a fresh folder and opened. At another parallelism the
-databases of all snapshots that are wanted in part are opened side by side (`snapshots/opened_databases`), and foreign
-key groups are deleted from each by few range tombstones, whatever their size. What is small, or does not fit, is copied
-into the first of them, entry by entry. So a restore takes about as long for much state as for little.
+Files come from a local copy if the slot still has exactly these files, else from the object store; every byte is hashed
+before a file is opened. A snapshot that fits unchanged is linked into a new folder and opened. At another parallelism
+the databases of all overlapping snapshots are opened side by side (`snapshots/opened_databases`), and a few range
+tombstones delete the foreign key groups of each, whatever their size. Databases that are small or do not fit are copied
+into the first database, entry by entry. A restore therefore takes about as long for much state as for little.
 
-A database's foreign keys are deleted, not only hidden: else they would be met again when its snapshot is opened by one
-that owns them, after their owner has deleted them.
+A database's foreign keys are deleted, not only hidden: otherwise a later subtask that owns these keys and opens this
+database's snapshot would find keys that their owner has deleted meanwhile.
 
-What is linked, and never changes, is a file of the incarnation from then on, under the name that it has there. So its
-first checkpoint names the stored files again and uploads what is new alone (`Opened.reusable`), in each of these cases:
+Linked, immutable files are files of the incarnation from then on, under their local names. Its first checkpoint
+therefore names the stored files again and uploads only new files (`Opened.reusable`), in each of these cases:
 
 | the database is …    | its files                                        | segments        |
 |----------------------|--------------------------------------------------|-----------------|
@@ -18,7 +18,7 @@ first checkpoint names the stored files again and uploads what is new alone (`Op
 | opened, and narrowed | linked: reusable, with the name of its number now | written anew under the same names: not |
 | copied               | not linked                                       | written anew    |
 
-A narrowed one is reusable whole: what it has of foreign key groups is hidden by tombstones in a file that is new.
+All files of a narrowed database are reusable: tombstones in a new file hide its foreign key groups.
 """
 
 import os
@@ -59,21 +59,25 @@ _COPY_SLICE = 2_000
 
 
 class KvBackend(Protocol):
-    """One kind of key-value store: how it begins, with nothing or with the files of a snapshot. `copied_bytes`: of a
-    database beside another, so many are copied rather than opened."""
+    """One kind of key-value store, opened empty or with the files of a snapshot.
+
+    `copied_bytes`: up to this size, a database is copied instead of opened side by side.
+    """
 
     @property
     def copied_bytes(self) -> int: ...
 
     def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
-        """An empty store, in `directory` if it needs one."""
+        """Opens an empty store, in `directory` if it needs a folder."""
         ...
 
     def adopt(
         self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory, database: int = 0
     ) -> KvStore:
-        """A store in `directory` (which must not exist yet) with what the snapshot's files in `files` hold; these may
-        be linked and must stay as they are. `database`: which of those that are side by side in the snapshot."""
+        """Opens a store in `directory`, which must not exist yet, with the content of the snapshot's `files`.
+
+        The files may be linked and must not change. `database`: number of the side-by-side database in the snapshot.
+        """
         ...
 
 
@@ -92,11 +96,14 @@ class RestoreSite:
 @dataclass(frozen=True)
 class Opened:
     kv: KvStore
-    reusable: tuple[FileRef, ...] = ()  # stored files that the incarnation has, under the same names
+    reusable: tuple[FileRef, ...] = ()  # stored files that the incarnation has under the same names
 
 
 def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> Opened:
-    """Raises `Corrupt` when stored bytes are wrong, `Unavailable` when they cannot be had now."""
+    """Restores `plan`.
+
+    Raises `Corrupt` if stored bytes are wrong, `Unavailable` if they cannot be read now.
+    """
     if kind not in BACKENDS:
         raise InvalidJob(f"there is no state backend {kind!r}: use 'rocksdb' or 'memory'")
     backend = BACKENDS[kind]
@@ -134,7 +141,7 @@ def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> Opened:
 
 
 def ranges_in(files: Path, keyed: KeyedSnapshot) -> KeyRanges:
-    """Which keys are in which database of a snapshot whose files are in `files`."""
+    """Key ranges of each database of a snapshot whose files are in `files`."""
     if all(ref.name != RANGES_FILE for ref in keyed.files):
         return KeyRanges()
     return read_ranges((files / RANGES_FILE).read_bytes(), str(files / RANGES_FILE))
@@ -158,7 +165,7 @@ def _take_segments(plan: RestorePlan, kind: str, found: Mapping[int, Path], sour
 
 
 def _reusable(chosen: OpenedDatabases, adopted: KeyedSnapshot | None) -> tuple[FileRef, ...]:
-    """The stored files that this incarnation has, under the names that they have in it."""
+    """The stored files that this incarnation has, under their local names."""
     refs = [ref for ref in adopted.files if segment_number(ref.name) is not None] if adopted is not None else []
     for number, database in chosen.opened.items():
         names = set(database.names)
@@ -181,24 +188,24 @@ def _files_of(part: RestorePart, source: RestoreSite, fetched: Path) -> Path:
     missing = [ref for ref in part.keyed.files if not here(ref)]
     for ref in missing:
         source.copies.wait_for(ref)
-    missing = [ref for ref in missing if not here(ref)]  # also what came just before we would have waited
+    missing = [ref for ref in missing if not here(ref)]  # also files that arrived just before the wait
     download(source.store, missing, target, source.downloads_at_once)
     return target
 
 
 def _linked(place: Path | None, target: Path) -> bool:
-    """Whether the bytes were here, and are in `target` now."""
+    """Links `place` to `target`. Returns False if that is impossible."""
     if place is None:
         return False
     try:
         os.link(place, target)
-    except OSError:  # it went just now, or the folders are of different disks
+    except OSError:  # deleted meanwhile, or the folders are on different disks
         return False
     return True
 
 
 def _copy(database: StoredDatabase, files: Path, kv: KvStore, source: RestoreSite, directory: Path) -> None:
-    """Entries of the wanted ranges into `kv`, state ids translated."""
+    """Copies the entries of the wanted ranges into `kv`, with new state ids."""
     part = database.part
     backend = BACKENDS.get(part.keyed.backend)
     if backend is None:
@@ -227,8 +234,8 @@ def _copy(database: StoredDatabase, files: Path, kv: KvStore, source: RestoreSit
 
 
 class _RocksDbBackend:
-    # What takes as long to copy as one more database to open, 5 to 10 ms: a thousand entries of 100 bytes of noise, or
-    # ten times as many that compress well.
+    # Copying this much takes as long as opening another database, 5 to 10 ms: a thousand entries of 100 bytes of noise,
+    # or ten times as many that compress well.
     copied_bytes = 128 << 10
 
     def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
@@ -242,7 +249,7 @@ class _RocksDbBackend:
 
 
 class _MemoryBackend:
-    """One file, which is read whole: nothing is gained by stores beside each other."""
+    """State in memory: one file, which is always read whole, so side-by-side stores bring nothing."""
 
     copied_bytes = sys.maxsize
 
@@ -261,7 +268,10 @@ BACKENDS: dict[str, KvBackend] = {"rocksdb": _RocksDbBackend(), "memory": _Memor
 def opened_whole(
     keyed: KeyedSnapshot, files: Path, directory: Path, open_one: Callable[[int, Path], KvStore]
 ) -> KvStore:
-    """All that a snapshot has, to be read. `open_one`: opens its database with that number in that folder."""
+    """Opens the whole content of a snapshot for reading.
+
+    `open_one` opens the snapshot's database with that number in that folder.
+    """
     ranges = ranges_in(files, keyed)
     stores = {number: open_one(number, directory / str(number)) for number in {0, *ranges.numbers()}}
     others = [Database(number, store, directory / str(number)) for number, store in stores.items() if number]

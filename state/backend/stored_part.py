@@ -1,12 +1,12 @@
-"""The keyed state of one subtask as a snapshot has it, opened to be read, without the program that wrote it.
+"""Keyed state of one subtask in a snapshot, opened for reading without the job's program.
 
-Files are fetched into a folder of the reader's own, every byte checked, and opened as a restore would. Who wants the
-entries of one state in few key groups fetches of RocksDB's files the blocks that have these (`only`). Blocking.
+Files are fetched into a folder of the reader's own, checked, and opened as a restore would open them. A reader of one
+state in few key groups (`only`) fetches only the blocks of RocksDB's files with these groups, into a local file of the
+same size, with holes. Blocking.
 
-Fetching of a RocksDB file only what a reader of few keys needs: a local file of the same size, with holes.
-
-What is fetched in pieces cannot be checked against the file's hash; RocksDB checks each block that it reads, and a hole
-is damage to it. So such files are for who only looks, and who meets damage fetches the files whole.
+A file with holes cannot be checked against the file's hash. RocksDB checks each block that it reads, and treats a hole
+as damage; the reader then fetches the files whole. Such files are therefore for reading only. See
+docs/design/side-by-side-databases.md.
 """
 
 import shutil
@@ -32,13 +32,16 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
 _WHOLE_BYTES = 128 << 10  # smaller files are fetched in one request
 _TAIL_BYTES = 8 << 10
-_TAIL_SHARE = 256  # of a file: its index, roughly
+_TAIL_SHARE = 256  # share of a file that is roughly its index
 
 
 def download_range(
     store: ObjectStore, files: Sequence[FileRef], directory: Path, start: bytes, end: bytes, at_once: int = 4
 ) -> None:
-    """Fetch `files` into the folder `directory`, of SST files only what holds keys from `start` on and below `end`."""
+    """Downloads `files` to the folder `directory`.
+
+    Of SST files only the parts with keys from `start` on and below `end` are downloaded.
+    """
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
 
     def fetch(ref: FileRef) -> None:
@@ -90,7 +93,7 @@ def _download_blocks(remote: _Remote, path: Path, start: bytes, end: bytes) -> N
 
 @dataclass
 class _Tail:
-    """The end of a file, as much of it as was asked for: its bytes from `begins` on."""
+    """The fetched end of a file: its bytes from `begins` on."""
 
     remote: _Remote
     begins: int
@@ -106,13 +109,16 @@ class _Tail:
 
 _CACHE_BYTES = 32 << 20
 _DOWNLOADS_AT_ONCE = 4
-_BEHIND_KEY = b"\xff"  # no field of a key begins so
+_BEHIND_KEY = b"\xff"  # no field of a key begins with this byte
 
 
 @dataclass(frozen=True)
 class KeyGroups:
-    """All that is read of a part: one state in the key groups `first` to `last`, both inclusive. `columns`: also what
-    is in segments, which are fetched whole. `key`: of one group, only entries whose encoded key begins so."""
+    """The part to read: one state in the key groups `first` to `last`, both inclusive.
+
+    `columns`: also segments, which are fetched whole. `key`: in one group, only entries whose encoded key begins with
+    `key`.
+    """
 
     state: str
     first: int
@@ -122,7 +128,10 @@ class KeyGroups:
 
 
 class StoredPart:
-    """`directory`: fresh, and removed at the end. Use as a context manager. `only`: nothing else will be asked for."""
+    """A snapshot's state, opened for reading. Use as a context manager.
+
+    `directory`: new, and removed at the end. `only`: no other state or key groups are read.
+    """
 
     def __init__(
         self, keyed: KeyedSnapshot, store: ObjectStore, directory: Path, only: KeyGroups | None = None
@@ -141,7 +150,7 @@ class StoredPart:
             if self._only is not None:
                 try:
                     self._kv = self._of_groups(self._only)
-                except Corrupt:  # or what RocksDB needs to open a file is not where this release looks for it
+                except Corrupt:  # or this release does not find a part that RocksDB needs to open the file
                     self._fetch_whole()
             else:
                 self._fetch_whole()
@@ -189,11 +198,11 @@ class StoredPart:
         return opened_whole(self._keyed, self._files, self._directory / "db-with-holes", with_holes)
 
     def entries(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[tuple[bytes, bytes]]:
-        """(whole key, data) of the state's entries in key groups `first` to `last`, both inclusive, in their order."""
+        """Yields the state's entries (whole key, data) in key groups `first` to `last`, inclusive, in order."""
         return chain.from_iterable(self.entry_lists(state, first, last))
 
     def entry_lists(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[list[tuple[bytes, bytes]]]:
-        """`entries`, many at a time."""
+        """As `entries`, in lists."""
         keyed, given = self._keyed, b""
         first, last = max(first, keyed.key_group_first), min(last, keyed.key_group_last)
         try:
@@ -203,7 +212,8 @@ class StoredPart:
         except Corrupt:
             if self._only is None:
                 raise
-            # Damage, or a hole: who looks for the next key passes over what was deleted behind it, wherever that ends.
+            # Damage, or a hole: a search for the next key passes over deleted entries, possibly beyond the fetched
+            # blocks.
             self._fetch_whole()
             for some in self._scanned(keyed.states[state], first, last):
                 yield [entry for entry in some if entry[0] > given]
@@ -223,8 +233,10 @@ class StoredPart:
     def segments(
         self, state: str, first: int = 0, last: int = 0xFFFF, columns: Collection[str] | None = None
     ) -> Iterator[Segment]:
-        """Of a columnar state, in key groups `first` to `last`, both inclusive: no key is in two of them. `columns`:
-        others are not decoded."""
+        """Yields segments of a columnar state, in key groups `first` to `last`, both inclusive.
+
+        No key is in two segments. `columns`: only these are decoded.
+        """
         if self._only is not None and not self._only.columns:
             return iter(())
         keyed, names = self._keyed, [ref.name for ref in self._keyed.files]
@@ -233,7 +245,7 @@ class StoredPart:
 
 
 def rows_told(keyed: KeyedSnapshot, store: ObjectStore, state: str) -> int | None:
-    """How many rows a columnar state has, where the heads of its files tell; None where its rows have to be read."""
+    """Number of rows of a columnar state by the headers of its files; None if the rows must be read."""
     found: list[tuple[int, Header]] = []
     for ref in keyed.files:
         number = segment_number(ref.name)
@@ -248,7 +260,7 @@ def rows_told(keyed: KeyedSnapshot, store: ObjectStore, state: str) -> int | Non
 
 
 def _part_of(ref: FileRef, store: ObjectStore, start: int, size: int) -> bytes:
-    """Checked by what is in it: its file has a hash of all bytes only."""
+    """Bytes of a part of a file. Only their content can be checked, since the hash is of the whole file."""
     if ref.inline is not None:
         return ref.inline[start : start + size]
     assert ref.key is not None

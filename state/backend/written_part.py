@@ -1,6 +1,7 @@
-"""The keyed state of one subtask written as a snapshot, without an operator or a job: the counterpart of `stored_part`.
+"""Writes the keyed state of one subtask as a snapshot; counterpart of `stored_part`.
 
-For who makes a snapshot of entries that come from elsewhere: a DataFrame, or a part of another snapshot. Blocking.
+Needs no operator and no job. For snapshots of entries from elsewhere: a DataFrame, or a part of another snapshot.
+Blocking.
 """
 
 import shutil
@@ -23,8 +24,11 @@ _WRITE_BYTES = 64 << 20
 
 
 class WrittenPart:
-    """`directory`: fresh, and removed at the end. Use as a context manager. `backend`: "rocksdb", or "memory" for what
-    is small. `states`: name -> id, which is a part of each entry's key."""
+    """A snapshot that is being written. Use as a context manager.
+
+    `directory`: new, and removed at the end. `backend`: "rocksdb", or "memory" for small state. `states`: name -> id,
+    which is part of each entry's key.
+    """
 
     def __init__(
         self,
@@ -53,19 +57,19 @@ class WrittenPart:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """(whole key, data) as the store has them; of keys in this part's key groups."""
+        """Writes entries (whole key, data) as stored; the keys are in this part's key groups."""
         self._kv.write(entries)
 
     def add(self, segment: Segment) -> None:
-        """All entries of one columnar state: a base."""
+        """Adds all entries of one columnar state: a base."""
         self._segments.add(segment)
 
     def inline(self) -> KeyedSnapshot:
-        """What was written, as a snapshot that has it inside. For what is small."""
+        """The written state as a snapshot that contains its files. For small state."""
         return self._uploaded(None, lambda: "", Thresholds(sys.maxsize, sys.maxsize))
 
     def uploaded(self, store: ObjectStore, new_key: Callable[[], str]) -> KeyedSnapshot:
-        """What was written, as a snapshot with its files in `store`."""
+        """The written state as a snapshot with its files in `store`."""
         return self._uploaded(store, new_key, None)
 
     def _uploaded(

@@ -1,13 +1,12 @@
-"""A step's aggregates, or columns of state, from a checkpoint to the program that goes on from it. Pure; asked before a
-generation begins.
+"""Aggregates and columns of state across a program change. Pure; used before a generation begins.
 
-    checkpoint \\ program    has it                                        has it no more
-    had it                  goes on; the state of a user's own must be    dropped, if the user allows it; refused else
-                            readable as its type is now
-    had it not              begins at its zero, with a warning            -
+    checkpoint \\ program    has the aggregate                             lacks the aggregate
+    has the aggregate       continues; the new type must be able to       dropped if the user allows it, else refused
+                            read the state of a user's own aggregate
+    lacks the aggregate     begins at its initial value, with a warning   -
 
-Snapshots describe each aggregate under a name that `described_name` makes. Those of older releases describe none; then
-nothing is known here, and the operator takes no other columns of state than it had.
+Snapshots describe each aggregate under a name that `described_name` makes. Snapshots of older releases describe none;
+nothing is checked here then, and the operator refuses other columns of state.
 """
 
 from collections.abc import Mapping
@@ -21,12 +20,15 @@ COME_AND_GO = frozenset((AGGREGATE, COLUMN))
 
 
 def described_name(kind: str, what: str) -> str:
-    """Among the names of an operator's states, where no state has a space in its name. For people, too."""
+    """Name among the states of an operator, unique because no state's name contains a space.
+
+    Readable for people.
+    """
     return f"{kind} {what}"
 
 
 def added_aggregates(now: Mapping[str, StateDescription], before: Mapping[str, StateDescription]) -> list[str]:
-    """Those that the checkpoint knows nothing of: they begin at their zero."""
+    """Aggregates that the checkpoint does not have: they begin at their initial value."""
     known = _aggregates(before)
     return [name for name in _aggregates(now) if name not in known] if known else []
 
@@ -34,8 +36,11 @@ def added_aggregates(now: Mapping[str, StateDescription], before: Mapping[str, S
 def check_aggregates(
     now: Mapping[str, StateDescription], before: Mapping[str, StateDescription], may_drop: bool, where: str
 ) -> None:
-    """Raises `InvalidJob` for one that is gone, unless it `may_drop`, and for a state of a user's own aggregate that
-    cannot be read as what it is now. `now`, `before`: all that the program declares, and the snapshot describes."""
+    """Checks the aggregates of a program (`now`) against those of a snapshot (`before`).
+
+    Raises `InvalidJob` for a missing aggregate, unless `may_drop`, and for the state of a user's own aggregate that its
+    current type cannot read. Other states in `now` and `before` are ignored.
+    """
     declared, known = _aggregates(now), _aggregates(before)
     gone = [name for name in known if name not in declared]
     if gone and declared and not may_drop:

@@ -1,22 +1,23 @@
-"""One state from a checkpoint to the program that goes on from it: what snapshots say of it from here on, or why it
-cannot be. Pure; asked before a new generation begins (`coordinator.log.restore_choice`) and when the state is opened.
+"""One state across a program change: its description in later snapshots, or the reason for a refusal.
 
-Entries are migrated when they are written again, so those of several versions lie side by side, each with the names it
-was written with. What a field was called is therefore part of the state's description in snapshots, for ever:
+Pure. Used before a new generation begins (`coordinator.log.restore_choice`) and when the state is opened.
 
-    checkpoint \\ program    has the field               has it no more
-    had the field           as ever                     `renamed` says what became of it: read under the new name, or
-                                                        dropped (None); without a word dropped if nothing is new, else
-                                                        refused: which of the new ones it is cannot be known
-    had it, and lost it     old entries have it: read   -
-                            if its type allows that
-    had it not              its default, in old entries -
-    had it renamed          refused: old entries have   read under the name that it has now
+Entries are migrated when they are rewritten, so entries of several versions coexist, each with the field names of its
+own version. Earlier names of a field are therefore part of the state's description in all later snapshots:
+
+    checkpoint \\ program    has the field               lacks the field
+    has the field           unchanged                   `renamed` decides: read under the new name, or dropped (None).
+                                                        Without `renamed`: dropped if no field is new, else refused,
+                                                        because any new field could be the old one
+    lost the field before   old entries have the field: -
+                            read if its type allows
+    never had the field     default in old entries      -
+    renamed the field       refused: old entries have   read under the current name
                             another field of that name
 
-Each function in `migrate` begins a new version of the values, with names of its own; entries say which version they are
-of. A program with more functions than the checkpoint knows of begins a version, so its type may be any; one with fewer
-cannot read the entries and is refused. Within a version types may change as `value_types` has it.
+Each function in `migrate` begins a new version of the values, with field names of its own; entries carry their version.
+A program with more functions than the checkpoint begins a version, which may have any type. A program with fewer
+functions cannot read the entries and is refused. Within a version types may change by the rules of `value_types`.
 """
 
 import msgspec
@@ -36,9 +37,12 @@ def check_kind(now: StateDescription, before: StateDescription, where: str) -> N
 
 
 def continued(now: StateDescription, before: StateDescription | None, where: str) -> StateDescription:
-    """`now`, as the program declares it (`renamed` as it says; a version for each function in `migrate`), with what
-    snapshots say from here on, but for its TTL. `before`: what the restored one says; None: the state is new. Raises
-    `InvalidJob` where values could be lost without a word or not be read."""
+    """Description of the state `now` for later snapshots, except for its TTL.
+
+    `now`: declared by the program, with the program's `renamed` and a version per function in `migrate`. `before`:
+    description in the restored snapshot; None: the state is new. Raises `InvalidJob` if values could be lost without
+    consent, or could not be read.
+    """
     if before is None:
         return msgspec.structs.replace(now, renamed={})
     check_kind(now, before, where)
@@ -73,7 +77,7 @@ def continued(now: StateDescription, before: StateDescription | None, where: str
 
 
 def _check_earlier(earlier: tuple[ValueType, ...], now: ValueType, names: dict[str, str | None], where: str) -> None:
-    """Entries that were not written again may still be of these types."""
+    """Raises unless entries of `earlier` types, which were not rewritten, can be read as `now`."""
     found = (misfit(each, now, names, earlier=True) for each in earlier)
     wrong = next((each for each in found if each is not None), None)
     if wrong is not None:
@@ -81,11 +85,11 @@ def _check_earlier(earlier: tuple[ValueType, ...], now: ValueType, names: dict[s
 
 
 def _names_of_fields(now: StateDescription, before: StateDescription, where: str) -> dict[str, str | None]:
-    """All names that entries of this version may have for what is called otherwise now."""
+    """All names that entries of this version may have for fields with another name now."""
     fields, renamed = now.fields, now.renamed
     earlier = {old: None if new is None else renamed.get(new, new) for old, new in before.renamed.items()}
     names = {**earlier, **renamed}
-    names = {old: new for old, new in names.items() if old != new}  # others have their old name again
+    names = {old: new for old, new in names.items() if old != new}  # a field may have its old name again
     again = [name for name in fields if name in names]
     if again:
         raise InvalidJob(
@@ -93,7 +97,7 @@ def _names_of_fields(now: StateDescription, before: StateDescription, where: str
             f"{names[again[0]] or 'dropped'!r}: give the new field another name"
         )
     gone = [name for name in before.fields if name not in fields and name not in names]
-    known = {*before.fields, *before.renamed}  # what entries may have; a name that none has explains nothing
+    known = {*before.fields, *before.renamed}  # possible names in entries; other names explain no new field
     explained = {new for old, new in names.items() if old in known}
     added = [name for name in fields if before.fields and name not in before.fields and name not in explained]
     if gone and added:

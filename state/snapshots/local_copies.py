@@ -1,7 +1,7 @@
-"""Local copies of snapshots: hard links that stay after the upload, so that survivors restore without the network.
+"""Local copies of snapshots: hard links that outlive the upload, for restores without the network.
 
-One `LocalCopies` lives in the slot's process across generations. Each copy is in the folder of the incarnation that
-made it, beside the database, so that files can be linked. It is a cache: losing it costs a download, never state. Used
+One `LocalCopies` lives in the slot's process across generations. Each copy is in the folder of its incarnation, next to
+the database, so that files can be linked. The copies are a cache: losing a copy costs a download, never state. Used
 from the loop and from worker threads.
 """
 
@@ -26,26 +26,28 @@ class LocalCopy:
 
     @cached_property
     def names(self) -> dict[tuple[int, str], str]:
-        """By size and sha256."""
+        """Name of each file by size and sha256."""
         return {(size, sha256): name for name, size, sha256 in self.content}
 
 
 class LocalCopies:
-    """All copies of one slot. Dropping one deletes its folder, at the latest when `delete_unwanted` is called. `wait`:
-    blocks a worker thread until that is set."""
+    """All copies of one slot. `delete_unwanted` deletes the folders of dropped copies.
+
+    `wait` blocks a worker thread until the event is set.
+    """
 
     def __init__(self, wait: Callable[[threading.Event], object] = threading.Event.wait) -> None:
         self._wait = wait
         self._lock = threading.Lock()
         self._copies: dict[tuple[str, int, int], LocalCopy] = {}
-        self._fetched: dict[tuple[int, str], Path] = {}  # by size and sha256: files ahead of a restore
-        self._under_way: dict[tuple[int, str], threading.Event] = {}  # of them, those that come just now
+        self._fetched: dict[tuple[int, str], Path] = {}  # by size and sha256: files fetched ahead of a restore
+        self._under_way: dict[tuple[int, str], threading.Event] = {}  # files that are being fetched
         self._unwanted: list[Path] = []
-        self._closed: set[Path] = set()  # folders of incarnations that have ended, with copies in them
+        self._closed: set[Path] = set()  # folders of ended incarnations that still contain copies
         self._made = 0
 
     def new_directory(self, incarnation: Path, checkpoint: int) -> Path:
-        """A path that never was; whoever asked makes the folder, and then calls `add` or `discard`."""
+        """A new, unused path. The caller makes the folder, then calls `add` or `discard`."""
         with self._lock:
             self._made += 1
             return incarnation / f"checkpoint-{checkpoint}-{self._made}"
@@ -59,7 +61,7 @@ class LocalCopies:
             self._copies[operator, subtask, checkpoint] = copy
 
     def find(self, operator: str, subtask: int, files: Sequence[FileRef]) -> LocalCopy | None:
-        """A copy of exactly these files (by name, size and hash), whichever checkpoint it was made for."""
+        """A copy of exactly these files (by name, size and hash), of any checkpoint."""
         wanted = _content(files)
         with self._lock:
             for copy in self._copies.values():
@@ -69,7 +71,7 @@ class LocalCopies:
         return None
 
     def place_of(self, ref: FileRef) -> Path | None:
-        """Where a file with these bytes is, whatever it belongs to."""
+        """Path of a file with these bytes, of any copy."""
         content = ref.size, ref.sha256
         with self._lock:
             places = [self._fetched[content]] if content in self._fetched else []
@@ -77,7 +79,7 @@ class LocalCopies:
         return next((place for place in places if place.is_file()), None)
 
     def fetched(self, ref: FileRef, path: Path) -> None:
-        """`path` has these bytes, verified; it belongs to this cache from now on."""
+        """Takes over `path`, a verified file with these bytes."""
         with self._lock:
             before = self._fetched.get((ref.size, ref.sha256))
             self._fetched[ref.size, ref.sha256] = path
@@ -86,7 +88,7 @@ class LocalCopies:
 
     @contextmanager
     def fetching(self, ref: FileRef) -> Iterator[None]:
-        """Whoever needs these bytes meanwhile waits for them (`wait_for`), and does not fetch them, too."""
+        """Marks these bytes as being fetched, so that other users wait for them (`wait_for`)."""
         came = threading.Event()
         with self._lock:
             self._under_way[ref.size, ref.sha256] = came
@@ -98,21 +100,21 @@ class LocalCopies:
             came.set()
 
     def wait_for(self, ref: FileRef) -> None:
-        """Blocking. If these bytes are coming: until they are there, or cannot be had."""
+        """Blocks until the fetch of these bytes, if one is running, has ended or failed."""
         with self._lock:
             came = self._under_way.get((ref.size, ref.sha256))
         if came is not None:
             self._wait(came)
 
     def keep_fetched(self, wanted: Sequence[FileRef] = ()) -> None:
-        """Drop the fetched files that are none of these. Only marks them."""
+        """Marks the fetched files other than `wanted` for deletion."""
         kept = {(ref.size, ref.sha256) for ref in wanted}
         with self._lock:
             for key in [key for key in self._fetched if key not in kept]:
                 self._unwanted.append(self._fetched.pop(key))
 
     def completed(self, operator: str, subtask: int, checkpoint: int) -> None:
-        """Older copies of this operator subtask are not needed any more. Only marks them: deleting takes time."""
+        """Marks older copies of this operator subtask for deletion, which takes time."""
         with self._lock:
             for key in [key for key in self._copies if key[:2] == (operator, subtask) and key[2] < checkpoint]:
                 self._unwanted.append(self._copies.pop(key).directory)
@@ -124,12 +126,12 @@ class LocalCopies:
                 self._unwanted.append(copy.directory)
 
     def discard(self, directory: Path) -> None:
-        """Mark a folder from `new_directory` that was never added."""
+        """Marks a folder from `new_directory` that was never added."""
         with self._lock:
             self._unwanted.append(directory)
 
     def delete_unwanted(self) -> None:
-        """Remove what was marked. Call it off the loop."""
+        """Deletes the marked files. Call it off the loop."""
         with self._lock:
             unwanted, self._unwanted = self._unwanted, []
         for path in unwanted:
@@ -141,8 +143,8 @@ class LocalCopies:
                 self.closed(path.parent)
 
     def closed(self, incarnation: Path) -> None:
-        """It has ended: its folder goes now, or with the last copy in it. Call it off the loop."""
-        self._closed.add(incarnation)  # first: another thread may delete the last copy meanwhile
+        """Deletes the folder of an ended incarnation, now or with its last copy. Call it off the loop."""
+        self._closed.add(incarnation)  # before rmdir: another thread may delete the last copy meanwhile
         try:
             incarnation.rmdir()
         except FileNotFoundError:
@@ -152,7 +154,7 @@ class LocalCopies:
         self._closed.discard(incarnation)
 
     def keep_only(self, checkpoint: int) -> None:
-        """Drop the copies of every other checkpoint. Only marks them."""
+        """Marks the copies of every other checkpoint for deletion."""
         with self._lock:
             for key in [key for key in self._copies if key[2] != checkpoint]:
                 self._unwanted.append(self._copies.pop(key).directory)

@@ -1,15 +1,15 @@
-"""Which databases of the snapshots that a subtask restores are opened, and whose entries are copied. Pure.
+"""Chooses which databases of restored snapshots a subtask opens, and which it copies. Pure.
 
 | the database …                                                        | is                            | as number |
 |-----------------------------------------------------------------------|-------------------------------|-----------|
-| of the one snapshot that fits as it is                                | opened as it is               | its own   |
+| of the one snapshot that fits unchanged                               | opened unchanged              | its own   |
 | of another backend, or with other state ids                           | copied                        | -         |
 | with the most key groups, of which at least half stay                 | opened, and narrowed          | 0         |
-| with more bytes to copy than a backend takes for little               | opened beside, and narrowed   | 1, 2, …   |
-| with fewer, or one more than there may be                             | copied into 0                 | -         |
+| with more than `copied_bytes` to copy                                 | opened side by side, narrowed | 1, 2, …   |
+| with fewer, or beyond `MOST_BESIDE`                                   | copied into 0                 | -         |
 
-Without a database as number 0 that is a fresh one. Those beside it may keep any share: they are there for a while only
-(`kv/side_by_side`).
+If no database becomes number 0, number 0 is a new, empty database. Side-by-side databases may keep any share of their
+key groups: they exist for a short time only (`kv/side_by_side`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,18 +30,18 @@ class StoredDatabase:
 
     part: RestorePart
     number: int  # in the snapshot
-    stored: tuple[KeyRange, ...]  # all that it has
-    wanted: tuple[KeyRange, ...]  # what this subtask takes of it; not empty
+    stored: tuple[KeyRange, ...]  # all of its key ranges
+    wanted: tuple[KeyRange, ...]  # ranges for this subtask; not empty
 
     @property
     def names(self) -> list[str]:
-        """Of its files."""
+        """Names of the database's files."""
         names = (ref.name for ref in self.part.keyed.files)
         return [name for name in names if segment_number(name) is None and database_of(name)[0] == self.number]
 
     @property
     def foreign(self) -> list[KeyRange]:
-        """What it has, and this subtask does not take."""
+        """Key ranges of the database that this subtask does not take."""
         first, end = range_start(self.part.first), range_end(self.part.last)
         cut = [(start, min(stop, first)) for start, stop in self.stored]
         cut += [(max(start, end), stop) for start, stop in self.stored]
@@ -60,7 +60,7 @@ class StoredDatabase:
 
     @property
     def wanted_bytes(self) -> int:
-        """About how many bytes of its files with entries."""
+        """Approximate size of the wanted entries in its immutable files, in bytes."""
         names = {name for name in self.names if is_immutable(name)}
         size = sum(ref.size for ref in self.part.keyed.files if ref.name in names)
         return size * self.groups // _groups(self.stored)
@@ -68,7 +68,7 @@ class StoredDatabase:
 
 @dataclass(frozen=True)
 class OpenedDatabases:
-    opened: Mapping[int, StoredDatabase]  # by number from now on
+    opened: Mapping[int, StoredDatabase]  # by new number
     copied: tuple[StoredDatabase, ...] = ()
 
     @property
@@ -81,7 +81,10 @@ class OpenedDatabases:
 
 
 def stored_databases(part: RestorePart, ranges: KeyRanges) -> list[StoredDatabase]:
-    """Those of the snapshot of `part` of which something is wanted. `ranges`: what the snapshot says of them."""
+    """Databases of the snapshot of `part` with wanted entries.
+
+    `ranges`: key ranges of the snapshot's databases.
+    """
     all_of = range_start(part.keyed.key_group_first), range_end(part.keyed.key_group_last)
     some = range_start(part.first), range_end(part.last)
     each = [StoredDatabase(part, n, ranges.of(n, *all_of), ranges.of(n, *some)) for n in ranges.numbers()]
@@ -91,7 +94,10 @@ def stored_databases(part: RestorePart, ranges: KeyRanges) -> list[StoredDatabas
 def opened_databases(
     plan: RestorePlan, kind: str, databases: Sequence[StoredDatabase], copied_bytes: int
 ) -> OpenedDatabases:
-    """`databases`: of all parts of `plan`. `copied_bytes`: so many are copied rather than opened beside others."""
+    """Chooses among `databases`, those of all parts of `plan`.
+
+    `copied_bytes`: up to this size, a database is copied instead of opened side by side.
+    """
     if plan.adopts(kind) is not None:
         return OpenedDatabases({database.number: database for database in databases})
     fitting = [each for each in databases if each.fits(kind)]
@@ -103,7 +109,7 @@ def opened_databases(
 
 
 def _groups(ranges: Sequence[KeyRange]) -> int:
-    """How many key groups they touch."""
+    """Number of key groups that the ranges touch."""
     return sum(_group(end) - _group(start) + (len(end) > 2) for start, end in ranges)
 
 

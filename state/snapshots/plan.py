@@ -1,15 +1,17 @@
-"""Which files of a local checkpoint are uploaded, and how. Pure: file names and sizes in, a plan out.
+"""Plans which files of a local checkpoint are uploaded, and how.
 
-Rules
-- An SST or a segment is reused only if a *completed* checkpoint of this very incarnation holds it, or the restored one
-  does and the very file was linked at the restore. The map of those (local name → where it is) is made anew at every
-  open: an incarnation that goes on from an older state gives names of a former one to other bytes.
-  What an aborted or unfinished checkpoint uploaded is uploaded again.
-- MANIFEST, CURRENT and the table of databases side by side always go anew: same name, other bytes. So does OPTIONS,
-  where there is one: earlier releases had it in their snapshots, as large as the rest of a small one.
-- Large files become objects of their own. Small ones are packed into one object per snapshot, or, when all of them
-  together are tiny, travel inside the manifest.
-- Nothing else of a database's folder is ever uploaded; least of all `rocksdict-config.json`.
+Pure: file names and sizes in, a plan out.
+
+Rules:
+- An SST or a segment is reused only if a *completed* checkpoint of this incarnation has the file, or if the restored
+  checkpoint has the file and the restore linked it. The map of these files (local name -> stored file) is made at every
+  open: an incarnation that continues from an older state gives other bytes to names of a former incarnation. Files that
+  an aborted or unfinished checkpoint uploaded are uploaded again.
+- MANIFEST, CURRENT and the table of side-by-side databases are always uploaded: same name, other bytes. So is OPTIONS,
+  if there is one: earlier releases stored OPTIONS in their snapshots, as large as the rest of a small snapshot.
+- Large files become objects of their own. Small files are packed into one object per snapshot; if they are tiny in
+  total, they are part of the manifest.
+- No other file of a database's folder is ever uploaded, in particular not `rocksdict-config.json`.
 """
 
 import re
@@ -39,14 +41,14 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class Thresholds:
-    inline_bytes: int = 20_000  # all inlined files of one snapshot together
-    pack_bytes: int = 1 << 20  # a file above this is an object of its own
-    value_bytes: int = 4_096  # a named value above this is an object of its own, not in the manifest
+    inline_bytes: int = 20_000  # total of all inlined files of one snapshot
+    pack_bytes: int = 1 << 20  # a larger file is an object of its own
+    value_bytes: int = 4_096  # a larger named value is an object of its own, not in the manifest
 
 
 @dataclass(frozen=True)
 class SnapshotPlan:
-    """Every file of the snapshot is in exactly one of the four."""
+    """The files of a snapshot; every file is in exactly one of the four tuples."""
 
     reused: tuple[FileRef, ...]
     alone: tuple[LocalFile, ...]  # one object each
@@ -55,12 +57,12 @@ class SnapshotPlan:
 
 
 def is_snapshot_file(name: str) -> bool:
-    """Whether a file of this name may be part of a snapshot; checked when taking and when restoring one."""
+    """True if a file of this name may be part of a snapshot; checked by snapshots and by restores."""
     return _SNAPSHOT_FILE.fullmatch(name) is not None
 
 
 def in_flight_file(number: int) -> str:
-    """Name of the `number`th file with in-flight rows of a snapshot."""
+    """Name of a snapshot's in-flight file `number`."""
     return f"in-flight-{number}.frames"
 
 
@@ -69,20 +71,22 @@ def is_in_flight_file(name: str) -> bool:
 
 
 def is_value_name(name: str) -> bool:
-    """Whether a named value of an operator may be an object under this name."""
+    """True if a named value of an operator may be an object of this name."""
     return _VALUE_NAME.fullmatch(name) is not None
 
 
 def is_immutable(name: str) -> bool:
-    """Whether a file of this name keeps its bytes for the life of an incarnation."""
+    """True if a file of this name keeps its bytes for the life of an incarnation."""
     return _NEVER_CHANGES.fullmatch(name) is not None
 
 
 def plan_snapshot(
     files: Sequence[LocalFile], confirmed: Mapping[str, FileRef], thresholds: Thresholds | None = None
 ) -> SnapshotPlan:
-    """`files`: all of the local checkpoint's folder. `confirmed`: what never changes of a completed one of this
-    incarnation, or of the one that it restored."""
+    """Plans the upload of `files`, all files of the local checkpoint's folder.
+
+    `confirmed`: immutable files of the last completed checkpoint of this incarnation, or of the restored checkpoint.
+    """
     limits = thresholds or Thresholds()
     for file in files:
         if _WRITE_AHEAD_LOG.fullmatch(database_of(file.name)[1]) and file.size:

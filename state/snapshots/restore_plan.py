@@ -1,7 +1,7 @@
-"""Who restores what. Pure: the snapshots of one operator and a subtask's place in, the parts it must read out.
+"""Plans which parts of an operator's snapshots a subtask restores. Pure.
 
-At the same parallelism a subtask opens its own snapshot as it is. Otherwise it reads the snapshots that overlap its
-range of key groups, and takes from each only the groups in its range.
+At the same parallelism a subtask opens its own snapshot unchanged. Otherwise it reads the snapshots that overlap its
+range of key groups, and takes the key groups in its range from each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, OperatorSnap
 
 @dataclass(frozen=True)
 class RestorePart:
-    """Take the key groups `first` to `last` (inclusive) of the snapshot of subtask `subtask`."""
+    """The key groups `first` to `last` (inclusive) of the snapshot of subtask `subtask`."""
 
     subtask: int
     keyed: KeyedSnapshot
@@ -33,11 +33,10 @@ class RestorePlan:
     max_parallelism: int
     parts: tuple[RestorePart, ...]  # empty: start without state
     states: dict[str, int]  # state name -> state id after the restore
-    described: Mapping[str, StateDescription] = field(default_factory=dict)  # those that the snapshots describe
+    described: Mapping[str, StateDescription] = field(default_factory=dict)  # states that the snapshots describe
 
     def adopts(self, kind: str) -> KeyedSnapshot | None:
-        """The one snapshot that can be opened as it is by a backend of this kind; None: see
-        `opened_databases`."""
+        """The only snapshot, if a backend of this kind can open it unchanged; None: see `opened_databases`."""
         if len(self.parts) != 1:
             return None
         part = self.parts[0]
@@ -49,7 +48,11 @@ class RestorePlan:
 def plan_restore(
     operator: str, subtask: int, parallelism: int, max_parallelism: int, restored: Sequence[OperatorSnapshot]
 ) -> RestorePlan:
-    """Raises `InvalidJob` for another max_parallelism, `Corrupt` for a gap or an overlap in what was snapshotted."""
+    """Plans the restore of one subtask.
+
+    Raises `InvalidJob` for another max_parallelism, `Corrupt` for files that no snapshot contains, `ProtocolViolation`
+    for a gap or an overlap of the snapshots.
+    """
     first, last = key_group_range(subtask, parallelism, max_parallelism)
     overlapping: list[tuple[int, KeyedSnapshot]] = []
     for snapshot in restored:
@@ -73,7 +76,10 @@ def plan_restore(
 
 
 def merge_state_ids(numberings: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], list[dict[int, int]]]:
-    """One numbering of all state names, and for each given one how its ids change. The first one keeps its ids."""
+    """Merges numberings of state names: one numbering, and per given numbering its changes of ids.
+
+    The first numbering keeps its ids.
+    """
     merged: dict[str, int] = {}
     renumberings: list[dict[int, int]] = []
     for numbering in numberings:
@@ -88,7 +94,10 @@ def merge_state_ids(numberings: Sequence[Mapping[str, int]]) -> tuple[dict[str, 
 
 
 def _merged(one: StateDescription, other: StateDescription) -> StateDescription:
-    """Of two subtasks. What was expired in either stays so: entries without a time count from the earlier restore."""
+    """Merges the descriptions of two subtasks.
+
+    The earlier `since_ms` counts, so that expired entries stay expired.
+    """
     if one.ttl is None or other.ttl is None:
         return one if one.ttl is not None else other
     known = [ttl.since_ms for ttl in (one.ttl, other.ttl) if ttl.since_ms is not None]

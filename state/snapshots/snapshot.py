@@ -1,9 +1,9 @@
-"""What a snapshot is: files, small values and in-flight rows of one operator subtask at one barrier, as in a manifest.
+"""Snapshot of one operator subtask at one barrier: files, small values and in-flight rows.
 
-Pure data (`msgspec` structs, validated on decode, never pickle). A snapshot is enough to restore the operator subtask
-from any process at any later time; nothing else about it is remembered anywhere.
+The content of manifests. Pure data (`msgspec` structs, validated on decode, never pickled). A snapshot is enough to
+restore the operator subtask in any process at any later time; nothing else about the subtask is stored.
 
-There may be very many: they are trees, never circles, so Python's collector leaves them out (`gc=False`).
+Snapshots may be numerous. They are trees without cycles, so Python's collector skips them (`gc=False`).
 """
 
 import msgspec
@@ -14,25 +14,25 @@ from barrier_runtime.state.values.expiry import StoredTtl
 from barrier_runtime.state.versioned import Format
 
 # Names of values of `OperatorSnapshot`, which are text:
-DEFINITION = "definition"  # what its state is a state of
-KIND = "kind"  # the kind of step whose state it is, such as "process" or "source: Kafka"
-TARGET = "target"  # what a sink writes to, by its name there
-PENDING = "pending"  # of a sink: the transactions that are not known to be visible
-COLUMN_TYPES = "column-types"  # of the columns that the state depends on, keys included: JSON, name -> type
-KEYS = "keys"  # the columns of its keys, with their types
-JOIN_KEYS = "join-keys"  # the same of both sides of a join, whose tables have keys of their own
-SHARED = "shared-"  # names of values begin so that every subtask is given at a restore, whoever has written them
-SWITCHES = f"{SHARED}switches"  # name of the value that says behind which barriers broadcast rows became valid
-OWN = "own-"  # names of values begin so that one subtask alone is given: with subtask i of P go on those of i % P
+DEFINITION = "definition"  # settings on which the meaning of the state depends, such as the size of a window
+KIND = "kind"  # kind of the step, such as "process" or "source: Kafka"
+TARGET = "target"  # system or table that a sink writes to, by its name there
+PENDING = "pending"  # of a sink: transactions that may be invisible yet
+COLUMN_TYPES = "column-types"  # types of the columns that the state depends on, keys included: JSON, name -> type
+KEYS = "keys"  # key columns, with their types
+JOIN_KEYS = "join-keys"  # key columns of both sides of a join, whose tables have keys of their own
+SHARED = "shared-"  # prefix: at a restore every subtask gets the value, whichever subtask has written it
+SWITCHES = f"{SHARED}switches"  # the barriers after which broadcast rows became valid
+OWN = "own-"  # prefix: at a restore one subtask gets the value; of P subtasks, i % P gets those of subtask i
 
 
 def value_format(subject: str, version: int = 1) -> Format:
-    """Of a small named value of a snapshot."""
+    """Format of a small named value of a snapshot."""
     return Format(subject, version, damaged="restore an intact copy of the checkpoint, or another one")
 
 
 class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Bytes of one snapshot file. Exactly one of `key` (an object, from `offset`, `size` bytes) or `inline` is set."""
+    """Bytes of one snapshot file: `inline`, or `size` bytes from `offset` of the object `key`."""
 
     name: str  # local file name, e.g. "000012.sst"; never a path
     size: int  # bytes
@@ -43,19 +43,19 @@ class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False)
 
 
 class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """What one state of a snapshot is, so that a program which declares another kind under its name is refused."""
+    """Description of one state in a snapshot. A program that declares another kind is refused."""
 
     kind: str = "value"  # name of a row of `state_kinds`
-    key: str = ""  # of a map or broadcast state: the type of its keys, such as "str"
+    key: str = ""  # of a map or broadcast state: type of its keys, such as "str"
     ttl: StoredTtl | None = None
-    # Of values that are classes: the names of their fields, and what became of those that entries of earlier versions
-    # may still have (None: dropped).
+    # For values that are classes: names of the fields, and the current names of fields that entries of earlier versions
+    # may have (None: dropped).
     fields: tuple[str, ...] = ()
     renamed: dict[str, str | None] = {}
-    type: ValueType | None = None  # of its values; None: an older release wrote it
-    versions: tuple[dict[str, str | None], ...] = ()  # `renamed` of each version of its values before this one
-    earlier: tuple[ValueType, ...] = ()  # types that entries of this version may have, of which `type` has lost fields
-    layout: int = 1  # of timers: how they are stored (`values/timer_table`)
+    type: ValueType | None = None  # of the values; None: written by an older release
+    versions: tuple[dict[str, str | None], ...] = ()  # `renamed` of each earlier version of the values
+    earlier: tuple[ValueType, ...] = ()  # types of entries of this version that have fields which `type` has lost
+    layout: int = 1  # of timers and columns: layout of the entries (`values/timer_table`, `backend/keyed_backend`)
 
     @property
     def row(self) -> StateKind:
@@ -66,7 +66,7 @@ ONE_VALUE = StateDescription()  # per key
 
 
 class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """Keyed state of one operator subtask: one key-value store's files, and the names behind its state ids."""
+    """Keyed state of one operator subtask: files of one key-value store, and the names of its state ids."""
 
     backend: str  # "rocksdb" or "memory"
     max_parallelism: int
@@ -76,22 +76,24 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     files: tuple[FileRef, ...]
     full_bytes: int  # size of all files
     new_bytes: int  # bytes uploaded for this snapshot
-    # State name -> what it is. One that is missing is the runtime's own, or an older release wrote it: one value per
-    # key, without TTL, or columns. Broadcast state is described here, but has no id: its content are values of the
-    # operator's snapshot.
+    # State name -> description. States without one have one value per key and no TTL, or are columns: states of the
+    # runtime, or of older releases. Broadcast states are described here without an id; their content is in values of
+    # the operator's snapshot.
     described: dict[str, StateDescription] = {}
 
 
 class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Rows that were on their way to input `port` of an operator subtask when its snapshot was taken: frames of a data
-    connection, to be processed in this order before anything new."""
+    """Rows in flight to input `port` of an operator subtask at the snapshot.
+
+    The file holds frames of a data connection, to be processed in order before any new frame.
+    """
 
     port: int
     file: FileRef
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """All that operator `operator`, subtask `subtask`, remembers at one barrier."""
+    """The whole state of operator `operator`, subtask `subtask`, at one barrier."""
 
     operator: str
     subtask: int
@@ -99,7 +101,7 @@ class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     values: dict[str, bytes] = {}  # small named values: source positions, committables, watermark
     keyed: KeyedSnapshot | None = None
     in_flight: tuple[InFlight, ...] = ()  # of the first operator of a chain; none if the barrier was aligned
-    objects: dict[str, FileRef] = {}  # values too large to stand here, by name; a name is in one of the two
+    objects: dict[str, FileRef] = {}  # values too large for `values`, by name; each name is in one of the two
 
     @property
     def is_empty(self) -> bool:
@@ -107,13 +109,13 @@ class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @property
     def files(self) -> tuple[FileRef, ...]:
-        """Every file that a restore of it needs."""
+        """Every file that a restore needs."""
         keyed = () if self.keyed is None else self.keyed.files
         return (*keyed, *(each.file for each in self.in_flight), *self.objects.values())
 
 
 def without_own(snapshot: OperatorSnapshot) -> OperatorSnapshot:
-    """The same for others than the subtask that goes on with it."""
+    """The snapshot without the values for one subtask alone (`OWN`)."""
     if not any(name.startswith(OWN) for name in (*snapshot.values, *snapshot.objects)):
         return snapshot
     return msgspec.structs.replace(
@@ -124,19 +126,19 @@ def without_own(snapshot: OperatorSnapshot) -> OperatorSnapshot:
 
 
 class SnapshotTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where one subtask's part of a checkpoint spent its time, and what it did since its last one. Milliseconds."""
+    """Durations and work of one subtask for a checkpoint, in milliseconds."""
 
-    start_delay_ms: float = 0.0  # trigger -> first barrier seen
+    start_delay_ms: float = 0.0  # from the trigger to the first barrier
     alignment_ms: float = 0.0
     sync_ms: float = 0.0  # on the loop
-    async_ms: float = 0.0  # everything after, until the ack
-    precommit_ms: float = 0.0  # of `async_ms`: the longest that an operator's own blocking work took (a pre-commit)
-    upload_ms: float = 0.0  # of `async_ms`: the longest that writing an operator's state took
-    slowest: str = ""  # the operator that one of these two, the longer, is of
-    rows: int = 0  # taken since the last snapshot, as all that follows
+    async_ms: float = 0.0  # from `sync_ms` to the acknowledgement
+    precommit_ms: float = 0.0  # part of `async_ms`: longest blocking work of an operator of its own (a pre-commit)
+    upload_ms: float = 0.0  # part of `async_ms`: longest write of an operator's state
+    slowest: str = ""  # operator with the longer of these two durations
+    rows: int = 0  # taken since the last snapshot, like all fields below
     busy_ms: float = 0.0  # work on rows
-    blocked_ms: float = 0.0  # receivers had no room
-    held_ms: float = 0.0  # an operator of its own had no room
-    step_ms: float = 0.0  # the longest step of any subtask of the slot
-    step_chain: int = -1  # whose that was
+    blocked_ms: float = 0.0  # receivers had no credit
+    held_ms: float = 0.0  # an operator of the chain took no rows
+    step_ms: float = 0.0  # longest turn of any subtask of the slot
+    step_chain: int = -1  # chain of that subtask
     starved_ms: float = 0.0  # the slot's loop was ready to run and got no processor

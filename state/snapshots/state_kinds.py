@@ -1,7 +1,8 @@
-"""THE table of kinds of keyed state: one row each, with the layout of its entries and its columns as an Arrow table.
+"""The table of kinds of keyed state: layout of the entries, and columns of the Arrow table.
 
 A snapshot names the kind of each state (`StateDescription.kind`). The table that holds a state, restores,
-`state_tables`, `bootstrap`, replays and messages read the row. A new kind is a row, and a class in `operators/state`.
+`state_tables`, `bootstrap`, replays and messages read the row. A new kind needs a row, and a class in
+`operators/state`.
 """
 
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ Layout = Literal["value", "entries", "times", "columns", "copy"]
 
 @dataclass(frozen=True)
 class StateKind:
-    """`said`: in messages. `layout`: one value per key, many entries behind each key, times before keys, numpy columns,
-    or a copy in each subtask. `beside`: the column between key and value of the Arrow table; `numbered`: its entries
-    are the positions 0, 1, 2, …"""
+    """One kind of keyed state.
+
+    `said`: the kind in messages. `layout`: one value per key, many entries per key, times before keys, numpy columns,
+    or a copy in each subtask. `beside`: the column between key and value of the Arrow table. `numbered`: the entries of
+    a key have the positions 0, 1, 2, …
+    """
 
     name: str
     said: str
@@ -26,7 +30,7 @@ class StateKind:
 
     @property
     def has_value(self) -> bool:
-        """The Arrow table has a column `value`."""
+        """True if the Arrow table has a column `value`."""
         return self.layout not in ("times", "columns")
 
 
@@ -44,5 +48,5 @@ KINDS = {kind.name: kind for kind in (VALUE, LIST, MAP, REDUCING, AGGREGATING, C
 
 
 def kind_of(name: str) -> StateKind:
-    """The row; a kind of a newer release, or of no table, is like a value."""
+    """Row of the kind; a kind of a newer release, or without a row, is treated as a value."""
     return KINDS.get(name) or StateKind(name, f"a state of kind {name!r}")

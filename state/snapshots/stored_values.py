@@ -1,9 +1,8 @@
-"""Named values of a snapshot that are too large for the manifest: stored as objects of their own, and read back.
+"""Stores large named values of a snapshot as objects, and reads them back.
 
-A manifest, and every message with a snapshot in it, must stay small whatever an operator remembers. So a value above a
-limit becomes an object, named by the snapshot as every other file is (`OperatorSnapshot.objects`): the same kind of
-name and hash, the same retention and sweep. Operators never see that: they are given values. Runs on worker threads
-only; deletes nothing.
+A manifest, and every message that contains a snapshot, must stay small whatever an operator stores. A value above a
+limit becomes an object that the snapshot names like its files (`OperatorSnapshot.objects`), with the same kind of name
+and hash, retention and sweep. Operators always see plain values. Runs on worker threads only; deletes nothing.
 """
 
 import hashlib
@@ -27,8 +26,11 @@ def store_values(
     limit_bytes: int,
     check: Callable[[], None],
 ) -> tuple[dict[str, bytes], dict[str, FileRef]]:
-    """(values for the manifest, objects by name). `stored`: values that are objects already. `check` is called before
-    each upload and raises when nobody wants the snapshot now."""
+    """Returns the values for the manifest, and the objects by name.
+
+    `stored`: values that are objects already. `check` is called before each upload, and raises if the snapshot is no
+    longer wanted.
+    """
     small: dict[str, bytes] = {}
     objects: dict[str, FileRef] = {}
     for name, ref in stored.items():
@@ -54,9 +56,12 @@ def _check_name(name: str) -> None:
 
 
 def with_values(store: ObjectStore, snapshots: Sequence[OperatorSnapshot], at_once: int) -> list[OperatorSnapshot]:
-    """`snapshots` with everything in `values` and nothing in `objects`; `at_once` objects are read side by side.
+    """Returns `snapshots` with all values in `values` and none in `objects`.
 
-    Raises `Corrupt` naming the object that is gone or not what was written, `Unavailable` when it cannot be had now."""
+    Reads `at_once` objects concurrently.
+
+    Raises `Corrupt` with the name of a missing or changed object, `Unavailable` if an object cannot be read now.
+    """
     wanted = [(number, name, ref) for number, each in enumerate(snapshots) for name, ref in each.objects.items()]
     if not wanted:
         return list(snapshots)

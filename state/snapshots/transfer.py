@@ -1,7 +1,7 @@
-"""Moving snapshot files to and from the object store: carries out a `SnapshotPlan`, and fetches what a restore needs.
+"""Transfers snapshot files to and from the object store, as a `SnapshotPlan` or a restore requires.
 
-Everything is hashed while it is read for upload, and hashed again when it comes back. Remote names are unique for ever.
-Runs on worker threads only; deletes nothing remote.
+Every file is hashed for the upload, and hashed again after a download. Remote names are never reused. Runs on worker
+threads only; deletes nothing remote.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _IN_MEMORY_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Uploaded:
-    files: tuple[FileRef, ...]  # of the whole snapshot, reused ones included
+    files: tuple[FileRef, ...]  # of the whole snapshot, including reused files
     new_bytes: int
 
 
@@ -39,8 +39,10 @@ def upload(
     check: Callable[[], None],
     at_once: int = 4,
 ) -> Uploaded:
-    """Upload what the plan says, `at_once` files at a time. `check` is called before each object and raises when nobody
-    wants the snapshot now."""
+    """Uploads the planned files, `at_once` at a time.
+
+    `check` is called before each object, and raises if the snapshot is no longer wanted.
+    """
 
     def send(file: LocalFile) -> FileRef:
         check()
@@ -56,7 +58,7 @@ def upload(
 
 
 def download(store: ObjectStore, files: Sequence[FileRef], directory: Path, at_once: int = 4) -> None:
-    """Fetch all files into the folder `directory`, where there are none of these names, every byte checked."""
+    """Downloads files into `directory`, which has no files of these names, and checks every byte."""
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     in_parallel(lambda ref: download_verified(store, ref, directory / ref.name), files, at_once)
 
@@ -91,7 +93,7 @@ def _inlined(path: Path) -> FileRef:
 
 
 def in_parallel(work: Callable[[_In], _Out], items: Sequence[_In], at_once: int) -> list[_Out]:
-    """On threads of its own, unless one at a time is enough."""
+    """Results of `work`, on new threads unless one item at a time is enough."""
     if min(at_once, len(items)) <= 1:
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(at_once, len(items)), thread_name_prefix="snapshot-files") as pool:

@@ -1,7 +1,6 @@
-"""The type of what a state stores, as snapshots describe it, and whether values written as one type can be read as
-another. Pure.
+"""Types of stored values, and the rules for reading stored values as another type. Pure.
 
-Values are MessagePack, written by the names of fields, so the rules are those of reading it strictly:
+Values are MessagePack with field names, so the rules are those of strict decoding:
 
     stays readable                                        is refused
     a field that comes with a default, or goes            a field that comes without a default
@@ -12,10 +11,10 @@ Values are MessagePack, written by the names of fields, so the rules are those o
     fields that change places                             the same in a class that is written as an array
     a class as a dict                                     a dict as a class; a scalar as a class, and back
 
-A nested class whose fields were lost while others came is refused, too: nothing says which of them is which.
+A nested class that has lost fields and has new fields is refused, too, because a new field may be a renamed one.
 
-Entries of *earlier* types lie beside those of the newest one, and may have what that has lost. A field that comes back
-has to read it, and in an array no other field may take its place.
+Entries of *earlier* types coexist with entries of the newest type, and may have fields that the newest type has lost. A
+field that comes back must read these values, and in an array no other field may take its place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,17 +26,17 @@ _ALSO_READ = {"float": {"int"}, "decimal": {"int", "float"}, "str": {"date", "ti
 
 
 class FieldType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    name: str  # as it is written
+    name: str  # as written
     type: "ValueType"
-    default: bool = False  # entries without it can be read
-    absent: bool = False  # entries may lack it
+    default: bool = False  # entries without the field can be read
+    absent: bool = False  # entries may lack the field
 
 
 class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One of the kinds
+    """A type, of one of these kinds:
 
     any, none, bool, int, float, str, bytes, datetime, time, date, timedelta, uuid, decimal
-    pickle         of which nothing is known
+    pickle         nothing is known of the values
     list           `of` its items; also sets, and tuples of any length
     tuple          `of` each of its items
     dict           `of` keys and values
@@ -45,7 +44,7 @@ class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     array          a class whose `fields` are written in order, without their names
     choice         an enum or literals: `values`
     union          `of` its members
-    again          the class that is `up` classes further out, to the inside of which this belongs
+    again          a class again: the enclosing class `up` levels further out
     """
 
     kind: str
@@ -54,7 +53,7 @@ class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     fields: tuple[FieldType, ...] = ()
     values: tuple[int | str | None, ...] = ()
     tag: str = ""
-    strict: bool = False  # refuses fields that it does not know
+    strict: bool = False  # unknown fields are refused
     up: int = 0
 
     def __str__(self) -> str:
@@ -71,7 +70,10 @@ class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 @dataclass(frozen=True)
 class Misfit:
-    """Values of type `before` at `path` cannot be read as `now`. `path`: such as "lines[].price"; empty: the whole."""
+    """Values of type `before` at `path` cannot be read as `now`.
+
+    `path`: such as "lines[].price"; empty: the whole value.
+    """
 
     path: str
     before: str
@@ -79,39 +81,41 @@ class Misfit:
     why: str = ""
 
 
-_Classes = tuple[ValueType, ...]  # from the outermost one
+_Classes = tuple[ValueType, ...]  # from the outermost class
 
 
 def misfit(
     before: ValueType, now: ValueType, renamed: Mapping[str, str | None] | None = None, earlier: bool = False
 ) -> Misfit | None:
-    """The first thing in values of `before` that cannot be read as `now`; None: all can be read. `renamed`: earlier
-    names of the class's own fields; what became of those that were lost is not asked here (`continued_state`).
-    `earlier`: there was another type between the two."""
+    """The first place in values of `before` that cannot be read as `now`; None: all values can be read.
+
+    `renamed`: earlier names of the class's own fields; lost fields are the subject of `continued_state`. `earlier`:
+    there was another type between the two.
+    """
     return _Comparison(earlier).whole(before, now, renamed or {})
 
 
 def loses(before: ValueType, now: ValueType, renamed: Mapping[str, str | None]) -> bool:
-    """Whether values of `before` may have fields of which `now` says nothing."""
+    """True if values of `before` may have fields that `now` does not have."""
     comparison = _Comparison()
     comparison.whole(before, now, renamed)
     return comparison.lost
 
 
 def _tags(before: ValueType, now: ValueType, path: str, tagged: bool) -> Misfit | None:
-    """`tagged`: `now` is told from others by its tag."""
+    """Compares tags. `tagged`: `now` is distinguished from other types by its tag."""
     if before.tag == now.tag or not (tagged or (before.tag and now.tag)):
         return None
     return Misfit(path, str(before), str(now), f"its tag is {now.tag!r} and was {before.tag!r}")
 
 
 class _Comparison:
-    """Of one pair of types. What is called `outer` and `inside` are the classes around, to which "again" goes back."""
+    """Compares one pair of types. `outer` and `inside` are the enclosing classes, to which "again" refers."""
 
     def __init__(self, earlier: bool = False) -> None:
-        self._seen: set[tuple[int, int]] = set()  # pairs of classes that are being compared, or were and fit
+        self._seen: set[tuple[int, int]] = set()  # pairs of classes that fit, or are being compared
         self._earlier = earlier
-        self.lost = False  # some class has lost a field
+        self.lost = False  # True if a class has lost a field
 
     def whole(self, before: ValueType, now: ValueType, renamed: Mapping[str, str | None]) -> Misfit | None:
         if before.kind == now.kind == "class":
@@ -153,13 +157,13 @@ class _Comparison:
         compare = self._in_order if now.kind == "array" else self.by_name
         wrong = _tags(before, now, path, tagged) or compare(before, now, path, inside, inside_now)
         if wrong is not None:
-            self._seen.discard(pair)  # a union may ask again
+            self._seen.discard(pair)  # a union may compare the pair again
         return wrong
 
     def _union(
         self, before: ValueType, now: ValueType, path: str, outer: _Classes, outer_now: _Classes
     ) -> Misfit | None:
-        """Some member must read it."""
+        """Compares with a union, of which one member must read the value."""
         tagged = sum(member.kind == "class" for member in now.of) > 1
         found = [self.at(before, member, path, outer, outer_now, tagged) for member in now.of]
         if None in found:
@@ -220,7 +224,7 @@ class _Comparison:
         inside_now: _Classes,
         whole: bool = False,
     ) -> Misfit | None:
-        """`whole`: it is the value itself."""
+        """Compares fields by name. `whole`: the class is the value itself."""
         was = {field.name: field for field in before.fields}
         for field in now.fields:
             at = f"{path}.{field.name}" if path else field.name
@@ -277,5 +281,5 @@ class _Comparison:
 
 
 def fields_said(names: Sequence[str]) -> str:
-    """For messages."""
+    """Field names, for messages."""
     return f"the field{'' if len(names) == 1 else 's'} {', '.join(map(repr, names))}"

@@ -1,6 +1,7 @@
-"""Reading snapshot bytes back: every byte is hashed before anybody sees it (behaviours O4, O8, J2).
+"""Reads snapshot bytes back: every byte is hashed before use.
 
-What is not what was written raises `Corrupt` with the object, the expected and the found; a person decides then.
+Bytes that differ from the written bytes raise `Corrupt` with the object, the expected and the found hash, for a person
+to decide.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.store.object_store import LinksFiles, ObjectNotFound, ObjectStore
 
 _CHUNK = 1 << 20
-_WHOLE_IN_MEMORY = 8 << 20  # larger files that are objects of their own are downloaded to disk first
+_WHOLE_IN_MEMORY = 8 << 20  # larger objects that are one file are downloaded to disk first
 
 
 def read_verified(store: ObjectStore, ref: FileRef) -> bytes:
@@ -31,8 +32,10 @@ def read_verified(store: ObjectStore, ref: FileRef) -> bytes:
 
 
 def download_verified(store: ObjectStore, ref: FileRef, path: Path) -> None:
-    """Like `read_verified`, into the fresh file `path`, which is removed again when the bytes are wrong. Who asks must
-    not change the file: it may be the stored object itself."""
+    """As `read_verified`, into the new file `path`, which is removed if the bytes are wrong.
+
+    The caller must not change the file, which may be the stored object itself.
+    """
     if ref.inline is not None or ref.offset or ref.size <= _WHOLE_IN_MEMORY:
         data = read_verified(store, ref)
         with path.open("xb") as file:
@@ -51,8 +54,10 @@ def download_verified(store: ObjectStore, ref: FileRef, path: Path) -> None:
 
 
 def verify_parts(store: ObjectStore, refs: Iterable[FileRef], path: Path) -> None:
-    """`path` has the bytes of an object of `store`. Raises `Corrupt` unless each of `refs`, which are in that object,
-    is what was written."""
+    """Raises `Corrupt` unless each of `refs` has the written bytes.
+
+    `path` has the bytes of the object of `store` that contains all `refs`.
+    """
     with path.open("rb") as file:
         for ref in refs:
             file.seek(ref.offset)
@@ -65,7 +70,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _hashed(file: BinaryIO, most: int = sys.maxsize) -> tuple[int, str]:
-    """How many bytes there are from here on, up to `most`, and their sha256."""
+    """Number and sha256 of the remaining bytes, up to `most`."""
     digest, left = hashlib.sha256(), most
     while left and (chunk := file.read(min(left, _CHUNK))):
         digest.update(chunk)
@@ -80,7 +85,7 @@ def describe(store: ObjectStore, ref: FileRef) -> str:
 
 
 def check(store: ObjectStore, ref: FileRef, size: int, sha256: str) -> None:
-    """Raise `Corrupt` unless size and hash are those of `ref`."""
+    """Raises `Corrupt` unless size and hash are those of `ref`."""
     if size != ref.size or sha256 != ref.sha256:
         raise Corrupt(
             f"{describe(store, ref)} is not what was written: expected {ref.size} bytes with sha256 {ref.sha256}, "
