@@ -198,8 +198,8 @@ class Subtask:
 
     def _go_on(self) -> bool:
         """Continues the advance of event time, then takes barriers that are next on their channels. Rows that the
-        operator gave back or that wait before a barrier come first; an aligned barrier then waits a little, and
-        overtakes them."""
+        operator gave back, and other waiting rows, come before the barriers; a barrier of `overtakes_timers` waits for
+        `_HELD_UP_MS` and then overtakes these rows."""
         self._advance_further()
         if self._ending:
             return True

@@ -1,4 +1,4 @@
-"""Process that loads a program to replace that of a running job, for the process that runs the job.
+"""Process that loads the new program of a running job, for the process that runs the job.
 
 `launch.requests` starts `python -m barrier_runtime.tools.load_program`, with the order on standard input.
 """

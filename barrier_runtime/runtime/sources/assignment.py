@@ -167,7 +167,7 @@ def has_finished(split: Split, finished: NameSet | FinishedSplits, where: str) -
 def compare_finished(
     source: MarkingSource, listed: Sequence[Split], assignment: Assignment, subtask: int, parallelism: int
 ) -> None:
-    """Compares this subtask's finished splits of a fixed list with their marks, and renews the marks."""
+    """Renews the marks of finished splits of this subtask. Raises `InvalidJob` for changed content."""
     marked = []
     for split in listed[subtask::parallelism]:
         known = assignment.finished.find(split.id)
