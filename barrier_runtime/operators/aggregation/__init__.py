@@ -1,1 +1,1 @@
-"""Aggregates: what they are, the columns they are kept in, and those that never end."""
+"""Aggregates: definitions, state columns, and running aggregates."""

@@ -1,8 +1,8 @@
-"""Updating accumulators for a whole batch: into groups at once (windows), or row by row with every running value
-(running aggregates). Pure numpy; the arrays belong to a columnar state table.
+"""Updates of accumulators for a whole batch: into groups (windows), or with the value after each row (running).
 
-An integer sum may leave 64 bits. The extremes of a batch show nearly always that it cannot; where it might, `_carries`
-counts exactly, in two halves of 32 bits, how often it does at which row.
+Pure numpy; the arrays belong to a columnar state table. An integer sum may leave 64 bits. The extremes of a batch
+nearly always rule this out; otherwise `_carries` counts exactly, in two halves of 32 bits, how often and at which row a
+sum leaves.
 """
 
 import numpy as np
@@ -15,18 +15,18 @@ from barrier_runtime.operators.aggregation.state_columns import Accumulator, Col
 
 _HALF = np.int64(0xFFFFFFFF)
 _TOO_FAR = 1 << 63
-_ROUNDS = 32  # groups longer than this are accumulated one by one, shorter ones side by side
+_ROUNDS = 32  # longer groups are accumulated one by one, shorter groups side by side
 
 
 class SumBounds:
-    """What the integer sums of a table that holds all its entries can be at most, in absolute value."""
+    """Upper bounds of the absolute integer sums of a table that holds all its entries."""
 
     def __init__(self) -> None:
         self._bounds: dict[str, int] = {}  # by accumulator
-        self._rows: dict[str, int] = {}  # looked at since the bound was measured
+        self._rows: dict[str, int] = {}  # rows added since the bound was measured
 
     def may_leave(self, accumulator: Accumulator, column: Values, row_ids: Ints, values: Values) -> bool:
-        """Whether adding `values` to the entries `row_ids` of `column` may leave 64 bits."""
+        """Returns whether adding `values` to the entries `row_ids` of `column` may leave 64 bits."""
         most = greatest_magnitude(values) * len(values)
         bound = self._bounds.get(accumulator.name, _TOO_FAR) + most
         if bound < _TOO_FAR:
@@ -36,11 +36,11 @@ class SumBounds:
         return self._bounds[accumulator.name] >= _TOO_FAR and greatest_magnitude(column[row_ids]) + most >= _TOO_FAR
 
     def forget_all(self) -> None:
-        """Entries changed otherwise than by adding values."""
+        """Drops the bounds after entries changed other than by adding values."""
         self._bounds = dict.fromkeys(self._bounds, _TOO_FAR)
 
     def _measure(self, name: str, column: Values, rows: int, most: int) -> None:
-        """That takes as long as the column has entries, so it waits for as many rows."""
+        """Measures a bound once as many rows were added as the column has entries, which the measurement takes."""
         self._rows[name] = self._rows.get(name, len(column)) + rows
         if self._rows[name] > len(column):
             self._bounds[name], self._rows[name] = greatest_magnitude(column), 0
@@ -50,7 +50,7 @@ class SumBounds:
 def add_to_groups(
     plan: AggregationPlan, columns: Columns, row_ids: Ints, batch: BatchValues, bounds: SumBounds, left: Left
 ) -> None:
-    """Add every row to the entry `row_ids[row]`. RowIds may repeat."""
+    """Adds every row to the entry `row_ids[row]`. Row ids may repeat."""
     for accumulator in plan.accumulators:
         target = columns[accumulator.name]
         if accumulator.kind == "rows":
@@ -63,7 +63,7 @@ def add_to_groups(
             values = batch.values(accumulator)
             if accumulator.sums_integers and bounds.may_leave(accumulator, target, row_ids, values):
                 _carry_groups(plan, accumulator, columns, row_ids, values, left)
-            with np.errstate(invalid="ignore"):  # NaN is a value here
+            with np.errstate(invalid="ignore"):  # NaN is a valid value here
                 accumulator.ufunc.at(target, row_ids, values)
     if plan.composites:
         rows = RunningOrder.of(row_ids)
@@ -75,7 +75,7 @@ def add_to_groups(
 def _carry_groups(
     plan: AggregationPlan, accumulator: Accumulator, columns: Columns, row_ids: Ints, values: Values, left: Left
 ) -> None:
-    """Before `values` are added to the entries `row_ids`: how often that leaves 64 bits."""
+    """Updates the carries, before `values` are added to the entries `row_ids`."""
     rows = RunningOrder.of(row_ids)
     before = columns[accumulator.name][rows.row_ids]
     carries = _carries(values[rows.order], before, rows)
@@ -86,15 +86,14 @@ def _carry_groups(
 
 
 def _refuse(plan: AggregationPlan, accumulator: Accumulator, carries: Values, rows: "RunningOrder", left: Left) -> None:
-    """A sum that is given as int64 must not leave 64 bits, not even for one row: then it would depend on batches
-    whether that is seen."""
+    """Raises if an int64 sum leaves 64 bits at any row; otherwise detection would depend on the cuts of batches."""
     if accumulator.column in plan.within_64_bits and carries.any():
         raise left(accumulator.column, rows.row_id_at(np.argmax(carries != 0)))
 
 
 def _carries(values: Values, before: Values, rows: "RunningOrder") -> Values:
-    """Per row, ordered by group, how often the sum of its group has left 64 bits upwards (downwards: negative) since
-    `before`."""
+    """Returns how often the sum of each row's group has left 64 bits since `before`, in the order of groups.
+    Upwards counts positive, downwards negative."""
     low = running_integers(values & _HALF, before & _HALF, rows)
     high = running_integers(values >> 32, before >> 32, rows) + (low >> 32)
     carries: Values = (high + (1 << 31)) >> 32
@@ -104,13 +103,13 @@ def _carries(values: Values, before: Values, rows: "RunningOrder") -> Values:
 def running(
     plan: AggregationPlan, columns: Columns, rows: RunningOrder, batch: BatchValues, left: Left
 ) -> dict[str, Values]:
-    """Per accumulator the value after each row, in the batch's order; `columns` end at the last values."""
+    """Returns by accumulator the value after each row, in the batch's order. `columns` then hold the last values."""
     results: dict[str, Values] = {}
     single = len(rows.row_ids) == len(rows.order)  # each key has one row
-    counted: tuple[Values, Values, str] | None = None  # how many rows each key had, and has; and the name of both
+    counted: tuple[Values, Values, str] | None = None  # rows of each key before and after, and the accumulator's name
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
-            continue  # with its sum
+            continue  # updated with its sum
         target = columns[accumulator.name]
         before = target[rows.row_ids]
         valid = (
@@ -142,7 +141,7 @@ def running(
                     elif carry is not None and np.count_nonzero(carry[rows.row_ids]):
                         _carry_running(accumulator, carry, 0, rows, results)
             else:
-                with np.errstate(invalid="ignore"):  # NaN is a value here
+                with np.errstate(invalid="ignore"):  # NaN is a valid value here
                     ordered = _running_rounds(accumulator.ufunc, values, before, rows)
             after = ordered if single else ordered[rows.starts + rows.lengths - 1]
         target[rows.row_ids] = after
@@ -167,19 +166,18 @@ def _carry_running(
     rows: RunningOrder,
     results: dict[str, Values],
 ) -> None:
-    """How often a sum left 64 bits, per row ordered by group in this batch (`carries`) and in `carry` before, into both
-    `carry` and `results`. A carry of which all rows are 0 has no results."""
+    """Writes the carries after each row into `carry` and `results`.
+    `carries`: by row, in the order of groups, of this batch; `carry`: before the batch. A carry of zeros has no
+    results."""
     every = np.repeat(carry[rows.row_ids], rows.lengths) + carries
     carry[rows.row_ids] = every[rows.starts + rows.lengths - 1]
     results[f"carry:{accumulator.column}"] = rows.as_they_came(every)
 
 
 def _running_rounds(ufunc: np.ufunc, values: Values, before: Values, rows: RunningOrder) -> Values:
-    """Round r takes the r-th row of every group at once; the few long groups are done one by one.
-
-    Each group sees exactly the operations, in the order, that a row-wise program would do, so float sums do not
-    depend on what other keys share the batch.
-    """
+    """Computes round by round: round r takes the r-th row of every short group; long groups are done one by one.
+    Each group sees the same operations in the same order as in a row-wise program, so float sums do not depend on other
+    keys in the batch."""
     result = np.empty_like(values)
     short = rows.lengths <= _ROUNDS
     for group in np.flatnonzero(~short).tolist():

@@ -1,4 +1,4 @@
-"""What one batch brings to its accumulators: its columns as state has them, and its rows by key."""
+"""A batch as accumulators see it: columns in the form of state, and rows by key."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,17 +20,17 @@ from barrier_runtime.operators.aggregation.state_columns import (
 from barrier_runtime.state.errors import InvalidJob
 
 _NEAR, _SIGN = 2.0**62, 2.0**63
-_EXACT_INTEGER, _EXACT_POWER = 1 << 53, 22  # a double is all integers, and powers of ten, up to these
+_EXACT_INTEGER, _EXACT_POWER = 1 << 53, 22  # doubles represent all integers, and powers of ten, up to these
 
 
 class Left(Protocol):
-    """What to raise for a sum (or what else `aggregate` says) of a column whose result does not fit any more."""
+    """Makes the error for a result that does not fit its type: a sum of `column`, or another `aggregate`."""
 
     def __call__(self, column: str, row_id: int, aggregate: str = "sum_", /) -> Exception: ...
 
 
 class BatchValues:
-    """The columns of one batch as accumulators take them. Converted once per column and batch."""
+    """Columns of a batch as accumulators take them. Each column is converted once."""
 
     def __init__(self, batch: pa.RecordBatch, where: str) -> None:
         self._batch = batch
@@ -41,18 +41,18 @@ class BatchValues:
         self.latest: dict[Any, tuple[RunningOrder, list[Values], npt.NDArray[np.intp]]] = {}  # see `kinds/picks`
 
     def take(self, rows: npt.NDArray[Any]) -> "BatchValues":
-        """Of some rows."""
+        """Returns the values of some rows."""
         return BatchValues(self._batch.take(pa.array(rows)), self._where)
 
     def valid(self, column: str) -> npt.NDArray[np.bool_] | None:
-        """Which rows are not null; None when all are."""
+        """Returns which rows are not null; None: all."""
         if column not in self._valid:
             array = self._batch.column(column)
             self._valid[column] = _valid(array) if array.null_count else None
         return self._valid[column]
 
     def values(self, accumulator: Accumulator) -> Values:
-        """One value per row; where the column is null, the one that changes nothing."""
+        """Returns one value per row; for null the neutral value."""
         assert accumulator.column is not None
         key = (accumulator.column, accumulator.name)
         found = self._filled.get(key)
@@ -65,7 +65,7 @@ class BatchValues:
         return found
 
     def words(self, column: str) -> Words:
-        """One value per row, of one or two words; 0 where the column is null."""
+        """Returns the words of each row's value, one or two; 0 for null."""
         found = self._words.get(column)
         if found is None:
             array = self._batch.column(column)
@@ -76,27 +76,27 @@ class BatchValues:
         return found
 
     def codes(self, column: str) -> tuple[Ints, int]:
-        """A number per row, and how many there are: rows of one number have the same value. -1 where it is null."""
+        """Returns a number per row, equal for equal values, -1 for null; and the number of distinct values."""
         encoded = self.encoded(column)
         return codes_of(encoded), len(encoded.dictionary)
 
     def encoded(self, column: str) -> pa.DictionaryArray:
-        """Values are numbered in the order in which they come first."""
+        """Returns the column with values numbered in the order of their first rows."""
         array = self._batch.column(column)
-        if is_decimal(array.type):  # Arrow does not encode those of 32 and 64 bits
+        if is_decimal(array.type):  # Arrow does not encode decimals of 32 and 64 bits
             array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
         return array.dictionary_encode()
 
     def plain(self, column: str) -> list[Any]:
-        """One Python value per row, None where it is null."""
+        """Returns one Python value per row, None for null."""
         return self._batch.column(column).to_pylist()  # type: ignore[no-any-return]
 
     def numpy(self, column: str, rows: npt.NDArray[np.intp]) -> Values:
-        """The values of `rows`, none of which is null."""
+        """Returns the values of `rows`, which must not be null."""
         return self._batch.column(column).take(pa.array(rows)).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
     def floats(self, column: str) -> npt.NDArray[np.float64]:
-        """One number per row, the double next to it; 0 where the column is null."""
+        """Returns the nearest double per row; 0 for null."""
         array = self._batch.column(column)
         if is_decimal(array.type):
             return self._decimals_as_floats(array, self.words(column))
@@ -106,13 +106,13 @@ class BatchValues:
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
     def apart(self, column: str, rows: npt.NDArray[np.intp], floats: Values, shifts: Values) -> Values:
-        """How far the values of `rows`, which are `floats` as doubles and none of them null, are from `shifts`. Whole
-        numbers beyond 2^53 are subtracted as they are: as doubles, those that are near each other are one."""
+        """Returns the distances of the values of `rows` (not null) from `shifts`. `floats`: the values as doubles.
+        Whole numbers beyond 2^53 are subtracted exactly, since nearby numbers are equal as doubles."""
         kind = self._batch.column(column).type
         found: Values = floats - shifts
         if not pa.types.is_integer(kind) or kind.bit_width < 64 or not (np.abs(floats) >= _EXACT_INTEGER).any():
             return found
-        near = (np.abs(found) < _NEAR) & (shifts == np.trunc(shifts))  # a shift may be behind the largest number
+        near = (np.abs(found) < _NEAR) & (shifts == np.trunc(shifts))  # a shift may exceed the largest number
         whole = self.numpy(column, rows).astype(np.uint64)[near] - _modulo(shifts[near])
         found[near] = whole.astype(np.int64)
         return found
@@ -139,16 +139,16 @@ class BatchValues:
 
 @dataclass(frozen=True, slots=True)
 class RunningOrder:
-    """Rows of a batch ordered by key, arrival order kept within a key."""
+    """Rows of a batch ordered by key; rows of a key keep their order of arrival."""
 
     order: npt.NDArray[np.intp]  # row numbers, sorted
-    row_ids: Ints  # of the groups, in that order
-    starts: npt.NDArray[np.intp]  # where each group's rows begin in `order`
+    row_ids: Ints  # of the groups, in this order
+    starts: npt.NDArray[np.intp]  # first index of each group in `order`
     lengths: npt.NDArray[np.intp]
 
     @staticmethod
     def of(groups: npt.NDArray[Any], row_ids: Ints | None = None) -> "RunningOrder":
-        """`groups`: a number per row; `row_ids` by that number (None: the number is the row id)."""
+        """`groups`: a number per row. `row_ids`: by this number (None: the number is the row id)."""
         order = stable_order(groups)
         ordered = groups[order]
         changes = np.empty(len(groups), np.bool_)
@@ -162,11 +162,11 @@ class RunningOrder:
         return RunningOrder(order, unique if row_ids is None else row_ids[unique], starts, lengths)
 
     def ordered(self, values: Values) -> Values:
-        """One value per row of the batch, by key."""
+        """Returns the values, one per row of the batch, in the order of keys."""
         return values if len(self.starts) == 1 else values[self.order]
 
     def as_they_came(self, ordered: Values) -> Values:
-        """The way back."""
+        """Returns values in the order of keys in the batch's order."""
         if len(self.starts) == 1:
             return ordered
         result = np.empty_like(ordered)
@@ -174,20 +174,20 @@ class RunningOrder:
         return result
 
     def row_id_of(self, row: int) -> int:
-        """Of one row of the batch."""
+        """Returns the row id of a row of the batch."""
         return self.row_id_at(int(np.flatnonzero(self.order == row)[0]))
 
     def row_id_at(self, position: int | np.intp) -> int:
-        """Of the row at that index of `order`."""
+        """Returns the row id of the row at this index of `order`."""
         return int(self.row_ids[np.searchsorted(self.starts, position, side="right") - 1])
 
     def groups(self) -> npt.NDArray[np.intp]:
-        """The group of each row, in the order of `order`."""
+        """Returns the group of each row, in the order of `order`."""
         return np.repeat(np.arange(len(self.starts)), self.lengths)
 
     def latest(self, positions: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """`positions`: some rows, as indices of `order`, rising. For each row the last of them up to it in its group,
-        -1 where there is none."""
+        """Returns for each row the last of `positions` up to the row in its group; -1 if there is none.
+        `positions`: rising indices of `order`."""
         found = np.full(len(self.order), -1, np.intp)
         found[positions] = positions
         np.maximum.accumulate(found, out=found)
@@ -196,9 +196,9 @@ class RunningOrder:
 
 
 def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Which are not null: of the bits themselves, an eighth of what `is_valid` takes."""
+    """Returns which values are not null, read from the bits in an eighth of the time of `is_valid`."""
     bits = array.buffers()[0]
-    if bits is None:  # types that have none, as null
+    if bits is None:  # some types, such as null, have no bits
         return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
     first, begin = divmod(array.offset, 8)
     found = np.unpackbits(np.frombuffer(bits, np.uint8)[first:], count=begin + len(array), bitorder="little")
@@ -206,7 +206,7 @@ def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _modulo(whole: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
-    """Of whole numbers from -2^63 to 2^64, by 2^64."""
+    """Returns whole numbers from -2^63 to 2^64, modulo 2^64."""
     upper = np.where(whole >= _SIGN, whole - _SIGN, whole)
     lower = np.where(upper >= _SIGN, 0.0, upper).astype(np.int64).astype(np.uint64)
     lower[(whole >= _SIGN) & (upper < _SIGN)] += np.uint64(_SIGN)
@@ -214,14 +214,15 @@ def _modulo(whole: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
 
 
 def codes_of(encoded: pa.DictionaryArray) -> Ints:
-    """The numbers of its values, -1 for null."""
+    """Returns the numbers of the values, -1 for null."""
     codes = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
     return codes.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
 def running_integers(values: Values, before: Values, rows: RunningOrder) -> Values:
-    """Integers wrap around and come back, so one running sum over all groups minus what preceded each is exact."""
-    if len(before) == len(values):  # each group has one
+    """Returns running sums of integers per group.
+    Integers wrap around and back, so one running sum over all groups, less the sum before each group, is exact."""
+    if len(before) == len(values):  # each group has one row
         alone: Values = values + before
         return alone
     total: Values = np.cumsum(values)

@@ -1,7 +1,7 @@
-"""What a step's aggregates are, as its snapshots and the job that goes on from them say it.
+"""Descriptions of a step's aggregates for snapshots and for the next job.
 
-Compared before a run begins (`state/snapshots/continued_aggregates`), so it names no columns of state, whose types need
-rows: aggregates of ours go by what they compute, those of users' own by the output that their state is stored under.
+They are compared before a run begins (`state/snapshots/continued_aggregates`), when the types of rows may be unknown.
+So descriptions name no state columns: built-in aggregates go by their computation, users' own by their output's name.
 """
 
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger("barrier_runtime.state")
 
 
 def described_aggregates(aggregates: Mapping[str, AnyAggregate]) -> dict[str, StateDescription]:
-    """Name among the states of a step → what it is."""
+    """Returns name among the states of a step -> description."""
     found = {}
     for output, aggregate in aggregates.items():
         text = f"{output} (your own)" if isinstance(aggregate, OwnAggregate) else str(aggregate)
@@ -26,7 +26,7 @@ def described_aggregates(aggregates: Mapping[str, AnyAggregate]) -> dict[str, St
 
 
 def describe_aggregates(backend: KeyedBackend, aggregates: Mapping[str, AnyAggregate], where: str, first: bool) -> None:
-    """Snapshots say from now on what they are. `first`: this subtask tells people which of them begin at their zero."""
+    """Adds the descriptions to later snapshots. `first`: this subtask logs which aggregates start at zero."""
     described = described_aggregates(aggregates)
     added = added_aggregates(described, backend.restored_descriptions) if first else []
     if added:

@@ -1,9 +1,9 @@
-"""Built-in aggregates, as users write them and as SQL means them.
+"""Built-in aggregates for users and for SQL.
 
-Nulls are ignored; an aggregate over no value is null, `count` is 0. Only `first` and `last` take a null for a value, as
-Spark's do, unless they are told to ignore it. NaN is the greatest number, as in Spark, and -0.0 equals 0.0. Float sums
-add in row order. *First* and *last* are by the order in which rows of a key arrive; by event time it is `arg_min` and
-`arg_max`. See `plan` for the state that they keep.
+Nulls are ignored; an aggregate over no value is null, `count` is 0. Only `first` and `last` take null as a value, as in
+Spark, unless `ignore_nulls` is set. NaN is the greatest number, as in Spark, and -0.0 equals 0.0. Float sums add in row
+order. *First* and *last* follow the order in which a key's rows arrive; by event time use `arg_min` and `arg_max`.
+`plan` describes the state.
 """
 
 from collections.abc import Sequence
@@ -38,33 +38,35 @@ Kind = Literal[
     "smallest",
 ]
 
-_FUNCTIONS = {kind: f"{kind}_" for kind in ("sum", "min", "max", "any", "all")}  # what users call them
+_FUNCTIONS = {kind: f"{kind}_" for kind in ("sum", "min", "max", "any", "all")}  # names of the functions
 _MOST_COLLECTED = 1_000_000
 _MOST_FREQUENT = _MOST_PLACES = 100
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Made by `count`, `sum_` and the others of this file. `column` is None for `count()` of rows."""
+    """An aggregate, made by `count`, `sum_` and the other functions of this file. `column` is None for rows of
+    `count()`."""
 
     kind: Kind
     column: str | None = None
     widen: bool = False  # sums only
     by: str | None = None  # arg_min and arg_max only
     ignore_nulls: bool = False  # first and last only
-    limit: int | None = None  # values that are kept, at most: of collections, the exact count_distinct, top_k, places
+    limit: int | None = None  # greatest number of values: of collections, the exact count_distinct, top_k, places
     ranks: tuple[float, ...] = ()  # quantiles only
     approximate: bool = False  # count_distinct only
 
     def __post_init__(self) -> None:
-        """Only a count is of no column: any other of `None` would count rows, or take their last value."""
+        """Raises `InvalidJob` for `None` as a column, except for a count: the aggregate would count rows, or take the
+        last value."""
         for name in ("column", *(("by",) if self.kind in ("arg_min", "arg_max") else ())):
             if getattr(self, name) is None and self.kind != "count":
                 raise InvalidJob(f"{_FUNCTIONS.get(self.kind, self.kind)}: {name}=None: give the name of a column")
 
     @property
     def columns(self) -> list[str]:
-        """That it is computed of."""
+        """Columns of the computation."""
         return [column for column in (self.column, self.by) if column is not None]
 
     def __str__(self) -> str:
@@ -82,15 +84,16 @@ def count(column: str | None = None) -> Aggregate:
 
 
 def sum_(column: str, *, widen: bool = False) -> Aggregate:
-    """Sum of an integer column (int64), float column (float64) or decimal column (ten digits more, at most 38). An
-    integer sum that leaves 64 bits, or a decimal one that leaves its digits, ends the job, as Spark's does; with
-    `widen` that of integers is a decimal128(38, 0), which has room for every sum."""
+    """Sum of an integer column (int64), float column (float64) or decimal column (ten more digits, at most 38).
+    An integer sum that leaves 64 bits, or a decimal sum that leaves its digits, ends the job, as in Spark. With `widen`
+    the sum of integers is a decimal128(38, 0), which has room for every sum."""
     return Aggregate("sum", column, widen)
 
 
 def mean(column: str) -> Aggregate:
-    """Average (float64). That of integers is exact up to its one rounding, however large their sum; that of decimals
-    is a decimal with four more digits behind the point, rounded half up."""
+    """Average (float64). The average of integers has a single rounding, however large their sum; the average of
+    decimals
+    is a decimal with four more digits after the point, rounded half up."""
     return Aggregate("mean", column)
 
 
@@ -107,35 +110,35 @@ def max_(column: str) -> Aggregate:
 
 
 def first(column: str, *, ignore_nulls: bool = False) -> Aggregate:
-    """The value in the row of the key that arrived first, in the column's type; null if it is null there. With
-    `ignore_nulls` the first one that is not null."""
+    """Value in the key's first row by arrival, in the column's type; null if that value is null.
+    With `ignore_nulls` the first value that is not null."""
     return Aggregate("first", column, ignore_nulls=ignore_nulls)
 
 
 def last(column: str, *, ignore_nulls: bool = False) -> Aggregate:
-    """The value in the row of the key that arrived last, in the column's type; null if it is null there. With
-    `ignore_nulls` the last one that is not null."""
+    """Value in the key's last row by arrival, in the column's type; null if that value is null.
+    With `ignore_nulls` the last value that is not null."""
     return Aggregate("last", column, ignore_nulls=ignore_nulls)
 
 
 def any_(column: str) -> Aggregate:
-    """Whether a value of a boolean column is true; nulls are ignored, and without a value it is null."""
+    """True if a value of a boolean column is true. Nulls are ignored; null without a value."""
     return Aggregate("any", column)
 
 
 def all_(column: str) -> Aggregate:
-    """Whether all values of a boolean column are true; nulls are ignored, and without a value it is null."""
+    """True if all values of a boolean column are true. Nulls are ignored; null without a value."""
     return Aggregate("all", column)
 
 
 def variance(column: str) -> Aggregate:
-    """Variance of a sample (float64) of numbers, which are taken as doubles: Spark's `variance` and `var_samp`. Null
-    for fewer than two values; NaN as soon as one is NaN or infinite."""
+    """Variance of a sample (float64) of numbers, which are taken as doubles: Spark's `variance` and `var_samp`.
+    Null for fewer than two values; NaN as soon as a value is NaN or infinite."""
     return Aggregate("variance", column)
 
 
 def var_pop(column: str) -> Aggregate:
-    """Variance of all there is (float64), of numbers, which are taken as doubles. Null without a value."""
+    """Variance of a population (float64), of numbers, which are taken as doubles. Null without a value."""
     return Aggregate("var_pop", column)
 
 
@@ -145,47 +148,48 @@ def stddev(column: str) -> Aggregate:
 
 
 def stddev_pop(column: str) -> Aggregate:
-    """Standard deviation of all there is (float64), the root of `var_pop`."""
+    """Standard deviation of a population (float64), the root of `var_pop`."""
     return Aggregate("stddev_pop", column)
 
 
 def arg_min(column: str, *, by: str) -> Aggregate:
-    """The value of `column` in the row with the smallest value of `by`, in the column's type: Spark's `min_by`. Of
-    several such rows the one that arrived first. Rows where `by` is null do not count; a null of `column` does."""
+    """Value of `column` in the row with the smallest value of `by`, in the column's type: Spark's `min_by`.
+    Among several such rows the first arrival. Rows with a null in `by` do not count; a null in `column` does."""
     return Aggregate("arg_min", column, by=by)
 
 
 def arg_max(column: str, *, by: str) -> Aggregate:
-    """The value of `column` in the row with the greatest value of `by`, in the column's type: Spark's `max_by`. Of
-    several such rows the one that arrived first. Rows where `by` is null do not count; a null of `column` does."""
+    """Value of `column` in the row with the greatest value of `by`, in the column's type: Spark's `max_by`.
+    Among several such rows the first arrival. Rows with a null in `by` do not count; a null in `column` does."""
     return Aggregate("arg_max", column, by=by)
 
 
 def collect_list(column: str, *, limit: int) -> Aggregate:
-    """The values of a key in the order of their arrival, as a list; nulls are left out, and an empty list stands for no
-    value. It holds the first `limit` values: what comes after them is left out, and `count(column)` beside it tells."""
+    """Values of a key in order of arrival, as a list without nulls; without a value an empty list.
+    The list holds the first `limit` values; further values are left out, which `count(column)` shows."""
     return Aggregate("collect_list", column, limit=_limit("collect_list", limit, _MOST_COLLECTED))
 
 
 def collect_set(column: str, *, limit: int) -> Aggregate:
-    """The distinct values of a key in the order in which they came first, as a list without nulls. It holds the first
-    `limit` of them; others are left out."""
+    """Distinct values of a key in the order of their first arrival, as a list without nulls.
+    The list holds the first `limit` of them; others are left out."""
     return Aggregate("collect_set", column, limit=_limit("collect_set", limit, _MOST_COLLECTED))
 
 
 def count_distinct(column: str, *, approximate: bool = False, limit: int = 100_000) -> Aggregate:
-    """How many distinct values (int64); nulls are left out. The exact count keeps every distinct value, and ends the
-    job when a key has more than `limit` of them. With `approximate` it keeps 4 KB (HyperLogLog), whatever their number,
-    with a standard error of 1.6 %; that needs the package datasketches (`pip install 'barrier-runtime[sketches]'`)."""
+    """Number of distinct values (int64); nulls are left out.
+    The exact count keeps every distinct value, and ends the job if a key has more than `limit`. With `approximate` a
+    key keeps 4 KB (HyperLogLog), with a standard error of 1.6 %; this needs the package datasketches (`pip install
+    'barrier-runtime[sketches]'`)."""
     if approximate:
         return Aggregate("count_distinct", column, approximate=True)
     return Aggregate("count_distinct", column, limit=_limit("count_distinct", limit, _MOST_COLLECTED))
 
 
 def quantile(column: str, rank: float) -> Aggregate:
-    """The value that a part of `rank` (0 to 1) of the values does not exceed (float64), of numbers, which are taken as
-    doubles: 0.5 is the median. Exact up to 511 values of a key, approximate beyond (t-digest, best at both ends); nulls
-    and NaN are left out. Needs the package datasketches (`pip install 'barrier-runtime[sketches]'`)."""
+    """Value that a part of `rank` (0 to 1) of the values does not exceed (float64); 0.5 is the median.
+    Numbers are taken as doubles; nulls and NaN are left out. Exact up to 511 values of a key, approximate beyond
+    (t-digest, best at both ends). Needs the package datasketches (`pip install 'barrier-runtime[sketches]'`)."""
     return Aggregate("quantile", column, ranks=(_rank(rank),))
 
 
@@ -197,21 +201,21 @@ def quantiles(column: str, ranks: Sequence[float]) -> Aggregate:
 
 
 def top_k(column: str, k: int) -> Aggregate:
-    """The `k` values that come most often, the most frequent one first, as a list of structs of `value` and `count`.
-    Counts are exact up to 768 distinct values of a key; beyond, they are too high by at most 0.35 % of its number of
-    values, and a value that comes less often than that may be missing. Nulls are left out. Needs the package
-    datasketches (`pip install 'barrier-runtime[sketches]'`)."""
+    """The `k` most frequent values, most frequent first, as a list of structs of `value` and `count`.
+    Counts are exact up to 768 distinct values of a key. Beyond, counts are too high by at most 0.35 % of the key's
+    number of values, and a less frequent value may be missing. Nulls are left out. Needs the package datasketches (`pip
+    install 'barrier-runtime[sketches]'`)."""
     return Aggregate("top_k", column, limit=_limit("top_k", k, _MOST_FREQUENT))
 
 
 def largest(column: str, n: int) -> Aggregate:
-    """The `n` largest values of a column of numbers, booleans or times, the largest one first, as a list; equal values
-    stand there as often as they come. Nulls are left out; fewer values make a shorter list."""
+    """The `n` largest values of a column of numbers, booleans or times, largest first, as a list.
+    Equal values are repeated. Nulls are left out; fewer values make a shorter list."""
     return Aggregate("largest", column, limit=_limit("largest", n, _MOST_PLACES))
 
 
 def smallest(column: str, n: int) -> Aggregate:
-    """The `n` smallest values, the smallest one first: see `largest`."""
+    """The `n` smallest values, smallest first: see `largest`."""
     return Aggregate("smallest", column, limit=_limit("smallest", n, _MOST_PLACES))
 
 

@@ -1,7 +1,5 @@
-"""Two entries of an aggregation become one, as when a row joins two sessions.
-
-What depends on the order of rows takes all rows of the one entry to have arrived before those of the other.
-"""
+"""Merging of two entries of an aggregation, for example when a row joins two sessions.
+Where the order of rows matters, all rows of one entry count as earlier than those of the other."""
 
 import numpy as np
 
@@ -17,8 +15,7 @@ _TOO_FAR = 1 << 63
 def merge_entries(
     plan: AggregationPlan, columns: Columns, into: Ints, later: Ints, bounds: SumBounds, left: Left
 ) -> None:
-    """Each entry `into[i]` gets what it and `later[i]` have together; its rows count as the earlier ones. All row ids
-    are different."""
+    """Merges `later[i]` into `into[i]`, whose rows count as earlier. All row ids are different."""
     bounds.forget_all()
     merge_columns(plan, columns, into, columns, later, left)
 
@@ -26,17 +23,17 @@ def merge_entries(
 def merge_columns(
     plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints, left: Left
 ) -> None:
-    """`merge_entries` of entries `later` that are rows of other columns."""
+    """Does the same for entries `later` of other columns."""
 
     def of_entry(column: str, index: int, aggregate: str = "sum_", /) -> Exception:
         return left(column, int(into[index]), aggregate)
 
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
-            continue  # with its sum
+            continue  # merged with its sum
         target = columns[accumulator.name]
         ours, theirs = target[into], others[accumulator.name][later]
-        with np.errstate(invalid="ignore"):  # NaN is a value here
+        with np.errstate(invalid="ignore"):  # NaN is a valid value here
             merged: Values = accumulator.ufunc(ours, theirs)
         if accumulator.sums_integers:
             assert accumulator.column is not None
@@ -57,8 +54,8 @@ def merge_columns(
 
 
 def merge_at_once(plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints) -> bool:
-    """`merge_columns` where `into` may name an entry several times: they are merged in this order. False: these have to
-    be merged entry by entry, and nothing was done."""
+    """Does the same where `into` may repeat; entries are merged in this order.
+    Returns False, without a change, if the entries have to be merged one by one."""
     if plan.composites:
         return False
     for accumulator in plan.accumulators:
@@ -72,20 +69,20 @@ def merge_at_once(plan: AggregationPlan, columns: Columns, into: Ints, others: C
                 return False
     for accumulator in plan.accumulators:
         if accumulator.kind != "carry":
-            with np.errstate(invalid="ignore"):  # NaN is a value here
+            with np.errstate(invalid="ignore"):  # NaN is a valid value here
                 accumulator.ufunc.at(columns[accumulator.name], into, others[accumulator.name][later])
     return True
 
 
 def may_be_in_any_order(plan: AggregationPlan) -> bool:
-    """Whether it makes no difference in which order rows are added and entries merged, as long as no sum leaves 64
-    bits. It does to floats, whose bits differ, and to what is taken from the first or last row."""
+    """Returns whether the order of rows and merges never matters, as long as no sum leaves 64 bits.
+    The order matters for floats, whose bits differ, and for first or last rows."""
     return not plan.composites and all(accumulator.dtype == "int64" for accumulator in plan.accumulators)
 
 
 def in_any_order(plan: AggregationPlan, columns: Columns, row_ids: Ints, batch: BatchValues) -> bool:
-    """Whether it makes no difference for the entries `row_ids` and the rows of `batch`: no sum of any of them leaves 64
-    bits, or did before. `plan`: one that may be in any order."""
+    """Returns whether the order does not matter for these entries and rows: no sum leaves 64 bits, now or before.
+    `plan`: a plan for which `may_be_in_any_order` is true."""
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
             if np.count_nonzero(columns[accumulator.name][row_ids]):

@@ -1,8 +1,5 @@
-"""Aggregates of users' own: `RowAggregate`, whose state is a value per key, row by row, and `ColumnAggregate`, whose
-state is numpy columns with an element per key, a batch at a time.
-
-State is stored under the name of the output column: it belongs to the step as that of any other aggregate does.
-"""
+"""Users' own aggregates: `RowAggregate` (a Python value per key, row by row) and `ColumnAggregate` (numpy columns).
+State is stored under the name of the output column, and belongs to the step like that of other aggregates."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -19,13 +16,13 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class OwnAggregate(ABC):
-    """What both forms share: the columns that an instance is computed of, and the type of its results."""
+    """Base of both forms: the input columns of an instance, and the type of its results."""
 
-    type: pa.DataType  # of results; an attribute of the class, or set before `super().__init__`
+    type: pa.DataType  # of results; a class attribute, or set before `super().__init__`
     columns: tuple[str, ...]
 
     def __init__(self, *columns: str) -> None:
-        """Raises `InvalidJob` without columns, or where `type` or the state is not declared."""
+        """Raises `InvalidJob` without columns, or if `type` or the state is not declared."""
         name = type(self).__name__
         if not columns or not all(isinstance(column, str) for column in columns):
             raise InvalidJob(f"{name}{columns!r}: name the columns it is computed of, as in {name}('price')")
@@ -39,7 +36,7 @@ class OwnAggregate(ABC):
 
     @property
     def merges(self) -> bool:
-        """Whether it has a `merge`, which session windows need."""
+        """True if the class defines `merge`, which session windows need."""
         return type(self).merge not in (RowAggregate.merge, ColumnAggregate.merge)
 
     def merge(self, state: Any, later: Any) -> Any:
@@ -51,8 +48,10 @@ class OwnAggregate(ABC):
 
 
 class RowAggregate(OwnAggregate):
-    """An aggregate in Python, row by row. A subclass declares `type`, what its results are, and `state`, the type of
-    what `zero` returns: any that `ValueState` takes. A state may be changed in place, and is returned all the same.
+    """Base class of aggregates in Python, row by row.
+
+    A subclass declares `type`, the type of its results, and `state`, the type of the value of `zero`: any type that
+    `ValueState` takes. A state may be changed in place, and is returned all the same.
 
     >>> class Product(RowAggregate):
     ...     type, state = pa.float64(), float
@@ -74,24 +73,27 @@ class RowAggregate(OwnAggregate):
 
     @abstractmethod
     def zero(self) -> Any:
-        """The state of a key without rows."""
+        """Returns the state of a key without rows."""
 
     @abstractmethod
     def add(self, state: Any, /, *values: Any) -> Any:
-        """The state with one row more. `values`: of the columns, None for null."""
+        """Returns the state with a further row. `values`: of the columns, None for null."""
 
     def merge(self, state: Any, later: Any, /) -> Any:
-        """The state of the rows of both: those of `state`, then those of `later`. Needed by session windows."""
+        """Returns the state of the rows of both: those of `state`, followed by those of `later`. Needed by session
+        windows."""
         return super().merge(state, later)
 
     @abstractmethod
     def result(self, state: Any, /) -> Any:
-        """A value of `type`, or None. It must not change the state."""
+        """Returns a value of `type`, or None. Must not change the state."""
 
 
 class ColumnAggregate(OwnAggregate):
-    """An aggregate in numpy, many rows at a time. A subclass declares `type`, what its results are, and `state`, the
-    columns that it keeps: name → numpy dtype of a number, or (dtype, initial value); the initial value is 0 else.
+    """Base class of aggregates in numpy, many rows at a time.
+
+    A subclass declares `type`, the type of its results, and `state`, its columns: name -> numpy dtype of a number, or
+    (dtype, initial value); the default initial value is 0.
 
     >>> class Range(ColumnAggregate):
     ...     type = pa.float64()
@@ -111,28 +113,30 @@ class ColumnAggregate(OwnAggregate):
         self.storage()
 
     def storage(self) -> dict[str, tuple[str, int | float]]:
-        """Its columns: name → (dtype, initial value). Raises `InvalidJob` for what is no column of numbers."""
+        """Returns the columns: name -> (dtype, initial value). Raises `InvalidJob` for other types than numbers."""
         return columns_of_numbers(type(self).__name__, getattr(type(self), "state", None))
 
     @abstractmethod
     def add(self, state: dict[str, Values], groups: npt.NDArray[np.intp], /, *values: Values) -> None:
-        """Change `state`, an array per column with an element per key, in place. `groups`: which element each row
-        belongs to; a number may come many times, so use `np.add.at(state["total"], groups, values)` and the like.
-        `values`: a numpy array per column of the aggregate; rows where one of them is null are left out. The order of a
-        key's rows is that of their arrival."""
+        """Changes `state` in place: an array per column, with an element per key.
+
+        `groups`: each row's element; numbers repeat, so use `np.add.at(state["total"], groups, values)` and the like.
+        `values`: a numpy array per column of the aggregate; rows with a null in one of them are left out. A key's rows
+        are in order of arrival.
+        """
 
     def merge(self, state: dict[str, Values], later: dict[str, Values], /) -> None:
-        """Change `state` in place: each element gets the rows of the one of `later` as well. Needed by sessions."""
+        """Changes `state` in place: adds the rows of each element of `later`. Needed by session windows."""
         super().merge(state, later)
 
     @abstractmethod
     def result(self, state: dict[str, Values], /) -> Any:
-        """A numpy array, or one of Arrow, with the result of each element of `state`, which it must not change."""
+        """Returns a numpy or Arrow array with the result of each element of `state`, which must not be changed."""
 
 
 def columns_of_numbers(name: str, declared: Any) -> dict[str, tuple[str, int | float]]:
-    """The `state` that `name` declares: column → (numpy dtype, initial value). Raises `InvalidJob` for what is no
-    column of numbers."""
+    """Returns the `state` that `name` declares: column -> (numpy dtype, initial value).
+    Raises `InvalidJob` unless all are columns of numbers."""
     if not isinstance(declared, Mapping) or not declared:
         raise InvalidJob(
             f"{name} does not say what its state is: declare state, such as state = {{'total': 'float64'}}"
@@ -156,7 +160,7 @@ AnyAggregate: TypeAlias = Aggregate | OwnAggregate
 
 
 def require_merge(aggregates: Mapping[str, Any], where: str) -> None:
-    """Raises `InvalidJob` for an own aggregate that cannot make one state of two."""
+    """Raises `InvalidJob` for an own aggregate without `merge`."""
     for name, aggregate in aggregates.items():
         if isinstance(aggregate, OwnAggregate) and not aggregate.merges:
             raise InvalidJob(
@@ -166,5 +170,5 @@ def require_merge(aggregates: Mapping[str, Any], where: str) -> None:
 
 
 def columns_used(aggregates: Iterable[AnyAggregate]) -> list[str]:
-    """That they are computed of, possibly more than once."""
+    """Returns the input columns, possibly repeated."""
     return [column for aggregate in aggregates for column in aggregate.columns]

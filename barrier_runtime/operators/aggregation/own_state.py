@@ -1,4 +1,4 @@
-"""How users' own aggregates (`own`) keep their state: in a cell, or in columns of numbers."""
+"""State of users' own aggregates (`own`): in a cell, or in columns of numbers."""
 
 import datetime
 import decimal
@@ -25,14 +25,14 @@ _PLAIN = frozenset({int, float, bool, str, bytes, type(None), datetime.date, dat
 
 @dataclass(frozen=True)
 class _Calls:
-    """Calls of an aggregate's functions, in a step, for its output `output`."""
+    """Calls of an aggregate's functions in a step, for its output `output`."""
 
     aggregate: OwnAggregate
     output: str
     where: str
 
     def __call__(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Raises `UserCodeError` for what the function raises."""
+        """Calls `function`. Raises `UserCodeError` for its exceptions."""
         try:
             return function(*given)
         except BarrierRuntimeError:
@@ -41,7 +41,7 @@ class _Calls:
             raise self.failed(function, error) from error
 
     def failed(self, function: Callable[..., Any], error: Exception) -> UserCodeError:
-        """What to raise for what the function raised."""
+        """Returns the error for an exception of `function`."""
         return UserCodeError(
             f"{type(self.aggregate).__name__}.{function.__name__}() of {self.where}, output {self.output!r}, "
             f"raised {type(error).__name__}: {said(error)}\n"
@@ -50,7 +50,7 @@ class _Calls:
         )
 
     def as_column(self, values: Any, rows: int) -> pa.Array:
-        """What `result` returned, as the column it is declared to be."""
+        """Returns the values from `result` as a column of the declared type."""
         kind, name = self.aggregate.type, type(self.aggregate).__name__
         try:
             array = column_of_any(values, kind)
@@ -68,13 +68,13 @@ class _Calls:
 
 @dataclass(frozen=True)
 class RowCell:
-    """The state of a `RowAggregate`, in a cell (see `cells`)."""
+    """State of a `RowAggregate`, in a cell (see `cells`)."""
 
     aggregate: RowAggregate
     calls: _Calls
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
-    of_plain: bool = False  # results are lists of what nobody can change in place
+    of_plain: bool = False  # results are lists of immutable values
 
     @property
     def name(self) -> str:
@@ -105,7 +105,7 @@ class RowCell:
         return self.kept(self.calls(self.aggregate.result, state))
 
     def kept(self, found: Any) -> Any:
-        """A copy of what `result` gave, which may be a part of the state."""
+        """Returns a copy of a result, which may be a part of the state."""
         if type(found) is list and (self.of_plain or _PLAIN.issuperset(map(type, found))):
             return tuple(found)
         return self.calls.as_column([found], 1)[0] if pa.types.is_nested(self.aggregate.type) else found
@@ -113,8 +113,7 @@ class RowCell:
 
 @dataclass(frozen=True)
 class RowCells(Cells):
-    """Cells of a `RowAggregate`, whose functions are called for one row after the other of a key without a step of ours
-    between them."""
+    """Cells of a `RowAggregate`: calls the functions for all rows of a key in a plain loop."""
 
     kind: RowCell
 
@@ -163,7 +162,7 @@ def _lists_plain(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class OwnColumns:
-    """The composite (see `composite`) of a `ColumnAggregate`."""
+    """Composite (see `composite`) of a `ColumnAggregate`."""
 
     aggregate: ColumnAggregate
     calls: _Calls
@@ -187,7 +186,7 @@ class OwnColumns:
     def running(
         self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left
     ) -> tuple[Columns, dict[str, Values]]:
-        """The first row that counts of every group at once, then the second ones, and so on."""
+        """Takes the first counting row of every group at once, then the second rows, and so on."""
         values, positions = self._taken(rows, batch)
         groups = rows.groups()
         its_group = groups[positions]
@@ -240,7 +239,7 @@ class OwnColumns:
             )
 
     def _taken(self, rows: RunningOrder, batch: BatchValues) -> tuple[list[Values], Values]:
-        """The columns of the rows that count, in the order of `rows.order`, and where in that order they are."""
+        """Returns the columns of the rows that count, in the order of `rows.order`, and their positions in it."""
         counts = np.ones(len(rows.order), np.bool_)
         for column in self.aggregate.columns:
             valid = batch.valid(column)

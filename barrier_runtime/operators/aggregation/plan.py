@@ -1,8 +1,8 @@
-"""Aggregates bound to the columns of a stream: what state they keep, and how their results are computed from it.
+"""Aggregates bound to the columns of a stream: their state, and the computation of results from state.
 
-Aggregates over the same column share what they keep (`mean` and `sum_` use one sum). An integer sum's accumulator has
-64 bits, and a *carry* beside it counts how often they were left, so that the sum is `sum + carry * 2**64`. Means and
-widened sums have one; a plain `sum_` must stay within 64 bits (see `accumulators`).
+Aggregates over the same column share state (`mean` and `sum_` use one sum). The accumulator of an integer sum has 64
+bits; its *carry* counts how often the sum left 64 bits, so the sum is `sum + carry * 2**64`. Means and widened sums
+have a carry; a plain `sum_` must stay within 64 bits (see `accumulators`).
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -44,24 +44,24 @@ from barrier_runtime.state.errors import InvalidJob
 
 _INT64, _FLOAT64, _BOOL = pa.int64(), pa.float64(), pa.bool_()
 _MOST_DIGITS = 38
-_EXACT_INTEGER = 1 << 53  # a double is every integer up to it
+_EXACT_INTEGER = 1 << 53  # doubles represent every integer up to this
 WIDE = pa.decimal128(_MOST_DIGITS, 0)  # type of a widened sum
 
 
 @dataclass(frozen=True)
 class Output:
-    """One output column and the accumulators it is computed from."""
+    """Output column, and its accumulators."""
 
     name: str
     aggregate: Aggregate
     type: pa.DataType
     value: Accumulator
-    values: Accumulator | None  # how many values are not null; None where null cannot be
-    carry: Accumulator | None = None  # how often `value` left 64 bits; None where it cannot
+    values: Accumulator | None  # number of values that are not null; None: nulls are impossible
+    carry: Accumulator | None = None  # how often `value` left 64 bits; None: impossible
 
     def column(self, accumulators: Columns, left: Left) -> pa.Array:
-        """Result per entry of `accumulators` (arrays of equal length, by accumulator name). `left`: what to raise for
-        an entry (its index in place of a row id) whose result does not fit its type."""
+        """Returns the result per entry of `accumulators` (arrays of equal length, by name).
+        `left`: makes the error for an entry (its index in place of a row id) whose result does not fit its type."""
         found = accumulators[self.value.name]
         if self.values is None:
             return pa.array(found, self.type)
@@ -81,16 +81,16 @@ class Output:
         return from_words((found,), self.type, mask)
 
     def _carry(self, accumulators: Columns) -> npt.NDArray[np.int64] | None:
-        """None when it is 0 in all entries, or given for none."""
+        """Returns the carries; None if all are 0."""
         carry = None if self.carry is None else accumulators.get(self.carry.name)
         return carry if carry is not None and np.count_nonzero(carry) else None
 
 
 def _means(sums: Values, carries: Ints | None, counted: Ints) -> npt.NDArray[np.float64]:
-    """Those of integers have one rounding. numpy makes a double of a sum before it divides, which is a second one where
-    the sum is beyond 2^53: there, integers are divided. The rest of a division comes last, and says on which side of
-    the middle of two doubles a mean lies; in a double of its own, as long as the whole part is one and is not less than
-    the divisor, or as one bit."""
+    """Returns means; those of integers have a single rounding.
+    numpy converts a sum to a double before it divides, a second rounding for sums beyond 2^53: there integers are
+    divided. The remainder then decides on which side of the middle of two doubles the mean lies: as a double if the
+    whole part is an exact double and not less than the divisor, otherwise as one bit."""
     divisors = np.maximum(counted, 1)
     means: npt.NDArray[np.float64] = sums / divisors
     if sums.dtype == np.float64 or (carries is None and greatest_magnitude(sums) <= _EXACT_INTEGER):
@@ -109,7 +109,7 @@ def _means(sums: Values, carries: Ints | None, counted: Ints) -> npt.NDArray[np.
 
 @dataclass(frozen=True)
 class CompositeOutput:
-    """One output column that is computed from what a composite keeps."""
+    """Output column computed from a composite's state."""
 
     name: str
     aggregate: AnyAggregate
@@ -126,8 +126,8 @@ AnyOutput: TypeAlias = Output | CompositeOutput
 
 @dataclass(frozen=True)
 class AggregationPlan:
-    """Aggregates bound to a schema: the accumulators to keep and the columns to give. `within_64_bits`: columns whose
-    sum some output gives as int64. `decimal_sums`: by column."""
+    """Aggregates bound to a schema: accumulators and output columns.
+    `within_64_bits`: columns whose sum an output gives as int64. `decimal_sums`: by column."""
 
     accumulators: tuple[Accumulator, ...]
     composites: tuple[Composite, ...]
@@ -136,8 +136,9 @@ class AggregationPlan:
     decimal_sums: Mapping[str, DecimalSum]
 
     def storage(self) -> dict[str, tuple[str, Initial]]:
-        """Columns of the columnar table. Those that older releases did not write are the last. Those of composites are
-        in the same order whatever the order of the aggregates."""
+        """Returns the columns of the columnar table.
+        Columns unknown to older releases are last. Columns of composites do not depend on the order of the aggregates.
+        """
         added = self.added()
         simple: dict[str, tuple[str, Initial]] = {each.name: (each.dtype, each.initial) for each in self.accumulators}
         columns = {name: column for name, column in simple.items() if name not in added}
@@ -146,14 +147,14 @@ class AggregationPlan:
         return columns | simple
 
     def added(self) -> frozenset[str]:
-        """Columns that state of older releases lacks."""
+        """Returns the columns that state of older releases lacks."""
         return frozenset(accumulator.name for accumulator in self.accumulators if accumulator.kind == "carry")
 
     def fields(self) -> list[pa.Field]:
         return [pa.field(output.name, output.type) for output in self.outputs]
 
     def left(self, where: str, column: str, key: tuple[Any, ...], aggregate: str) -> InvalidJob:
-        """What to raise for the sum or mean of a column that has no room in its type."""
+        """Returns the error for an aggregate of a column that does not fit its type."""
         shown = repr(key[0] if len(key) == 1 else key)[:200]
         if aggregate == "count_distinct":
             return InvalidJob(
@@ -177,8 +178,8 @@ class AggregationPlan:
 def plan_aggregates(
     aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str, stored: Collection[str] = ()
 ) -> AggregationPlan:
-    """Bind; raises `InvalidJob` for unknown columns and types that cannot be aggregated. `stored`: columns of the state
-    that the step goes on with."""
+    """Binds aggregates to a schema. Raises `InvalidJob` for unknown columns and unsupported types.
+    `stored`: columns of the restored state."""
     planner = _Planner(schema, where, stored)
     outputs = tuple(planner.output(name, aggregate) for name, aggregate in aggregates.items())
     return AggregationPlan(
@@ -247,7 +248,7 @@ class _Planner:
             return Output(name, aggregate, result, total, values, self._carry(column, dtype))
         if dtype == "int64":
             self.within_64_bits.add(column)
-            # A mean or widened sum before this one may have left 64 bits, which only its carry tells.
+            # A mean or widened sum before this aggregate may have left 64 bits, which only the carry shows.
             carry = self._carry(column, dtype) if f"carry:{column}" in self._stored else None
             return Output(name, aggregate, _INT64, total, values, carry)
         return Output(name, aggregate, _FLOAT64, total, values)
@@ -270,7 +271,7 @@ class _Planner:
         )
 
     def _extreme(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
-        """Of values that are not one number: minimum or maximum."""
+        """Returns the minimum or maximum of values that are not a single number."""
         extreme = Pick("min" if aggregate.kind == "min" else "max", column, kind, by=column, by_kind=kind)
         self.composites[extreme.name] = extreme
         return CompositeOutput(name, aggregate, kind, lambda accumulators, left: extreme.result(accumulators))
@@ -325,8 +326,9 @@ class _Planner:
         return self.accumulators.setdefault(made.name, made)
 
     def _values_of(self, accumulator: str, column: str) -> Accumulator:
-        """How many values `accumulator` has. Those of a column share this count, but one that came to state which
-        counts the column already, for others, has a count of its own: both begin at the restore."""
+        """Returns the count of values of `accumulator`.
+        Accumulators of a column share a count. An accumulator new to restored state that already counts the column gets
+        its own count, since both start at the restore."""
         own, shared = f"values.{accumulator}", f"values:{column}"
         alone = own in self._stored or (shared in self._stored and accumulator not in self._stored)
         name = own if alone else shared

@@ -1,10 +1,8 @@
-"""Aggregates that never end: each row goes out with the values of its key including itself, vectorised per batch.
+"""Running aggregates: each row is emitted with its key's values so far, itself included.
 
-Running aggregates of a small batch, a row at a time: what `accumulators.running` does for many at once.
-
-For counts, sums and extremes of integers and sums of floats, over columns without nulls, by keys of integers, booleans,
-text and bytes. Means, widened sums and extremes of floats, all other aggregates, and other keys, which have rules
-of their own, are left to numpy. The results are the same, bit for bit.
+`FewRunning` computes small batches row by row: counts, sums and extremes of integers, and sums of floats, over columns
+without nulls, by keys of integers, booleans, text and bytes. Everything else uses numpy (`accumulators.running`). The
+results are equal, bit for bit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,19 +27,20 @@ from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
 
-# a column of the table, row id per row, the batch's columns, what to raise for a sum -> value after each row
+# table column, row id per row, batch columns, error of a sum -> value after each row
 _Step: TypeAlias = Callable[[Any, list[int], Sequence[list[Any]], Left], list[Any]]
 
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class FewRunning:
-    """The aggregates of one plan over small batches of one schema."""
+    """Aggregates of a plan over small batches of a schema."""
 
     def __init__(
         self, keys: list[int], single_int: bool, aggregated: list[int], steps: dict[str, _Step], results: list[str]
     ) -> None:
-        """`keys`, `aggregated`: positions of columns. `steps`: by accumulator. `results`: an accumulator per output."""
+        """`keys`, `aggregated`: positions of columns. `steps`: by accumulator. `results`: the accumulator of each
+        output."""
         self._keys = keys
         self._single_int = single_int
         self._aggregated = aggregated
@@ -50,7 +49,7 @@ class FewRunning:
 
     @staticmethod
     def of(plan: AggregationPlan, keys: Sequence[str], layout: Layout) -> "FewRunning | None":
-        """None: these aggregates are for numpy."""
+        """Returns the aggregates for small batches; None: numpy is needed."""
         at_keys = [layout.positions[key] for key in keys]
         outputs = [output for output in plan.outputs if _is_plain(output)]
         if not layout.keys.issuperset(at_keys) or len(outputs) < len(plan.outputs):
@@ -66,7 +65,7 @@ class FewRunning:
         return FewRunning(at_keys, single_int, aggregated, steps, [output.value.name for output in outputs])
 
     def add(self, table: ColumnTable, few: FewRows, left: Left) -> tuple[list[int], list[list[Any]]] | None:
-        """The row ids, and a column per output. None: there are nulls, which are for numpy."""
+        """Returns the row ids and a column per output; None: there are nulls, so numpy is needed."""
         columns = few.columns
         if self._aggregated and any(None in columns[position] for position in self._aggregated):
             return None
@@ -81,7 +80,7 @@ class FewRunning:
 
 
 def _is_plain(output: AnyOutput) -> TypeGuard[Output]:
-    """The accumulator is the result."""
+    """Returns whether the accumulator is the result."""
     if not isinstance(output, Output) or output.carry is not None or output.aggregate.kind == "mean":
         return False
     return bool(types.is_integer(output.type) or types.is_float64(output.type))
@@ -104,7 +103,7 @@ def _step(accumulator: Accumulator, layout: Layout) -> _Step | None:
     return lambda target, row_ids, columns, left: _extremes(target, row_ids, columns[position], pick)
 
 
-# A memoryview reads and writes a number of a column in half the time that numpy takes.
+# A memoryview reads and writes a number of a column in half the time of numpy.
 
 
 def _counted(target: Any, row_ids: list[int]) -> list[int]:
@@ -146,7 +145,7 @@ def _extremes(target: Any, row_ids: list[int], values: list[int], pick: Callable
     return results
 
 
-_MANY = 512  # rows from which finding the distinct keys first pays
+_MANY = 512  # rows from which it pays to find the distinct keys first
 
 
 class RunningAggregateOperator(KeyedOperator):
@@ -159,7 +158,7 @@ class RunningAggregateOperator(KeyedOperator):
         super().__init__(name, keys, keys, schema, used)
         self._aggregates = dict(aggregates)
         self._output: pa.Schema | None = None
-        self._few_schema: pa.Schema | None = None  # of small batches, and how they are aggregated
+        self._few_schema: pa.Schema | None = None  # schema of small batches
         self._few_running: FewRunning | None = None
 
     def bind(self, columns: pa.Schema) -> None:
@@ -187,14 +186,14 @@ class RunningAggregateOperator(KeyedOperator):
         def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
             return self._left(column, order.row_id_of(row), aggregate)
 
-        if len(outputs) == 1:  # appending one column is cheaper than putting all together anew
+        if len(outputs) == 1:  # appending a column is cheaper than a new batch
             emit(batch.having(rows.append_column(outputs[0].name, outputs[0].column(results, left))))
             return
         arrays = [*rows.columns, *[output.column(results, left) for output in outputs]]
         emit(batch.having(pa.RecordBatch.from_arrays(arrays, schema=self._output)))
 
     def _process_few(self, batch: Batch, few: FewRows, emit: Emit) -> bool:
-        """False: this is for Arrow."""
+        """Processes a small batch. Returns False if it needs Arrow."""
         if few.schema is not self._few_schema:
             self._few_schema = few.schema
             self._few_running = FewRunning.of(self._plan, self._key_columns, few.layout)
@@ -218,11 +217,11 @@ class RunningAggregateOperator(KeyedOperator):
             return RunningOrder.of(groups.of_row, self._table.row_ids(groups.keys))
         if len(keys) > 1 or len(rows) < _MANY:
             return RunningOrder.of(self._table.row_ids_int64(*ints))
-        encoded = keys[0].dictionary_encode()  # the index is asked once per key, not once per row
+        encoded = keys[0].dictionary_encode()  # one lookup in the index per key, not per row
         row_ids = self._table.row_ids_int64(encoded.dictionary.to_numpy().astype(np.int64, copy=False))
         return RunningOrder.of(encoded.indices.to_numpy(), row_ids)
 
 
 def running_schema(schema: pa.Schema, aggregates: Mapping[str, AnyAggregate], where: str) -> pa.Schema:
-    """The input's columns, then the aggregates."""
+    """Returns the input's columns, followed by the aggregates."""
     return pa.schema([*schema, *plan_aggregates(aggregates, schema, where).fields()])

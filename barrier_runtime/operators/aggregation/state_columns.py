@@ -1,8 +1,6 @@
-"""Columns of state: an accumulator of one numpy column, and how values of Arrow columns become such columns and back.
-
-A value is one or two *words*: integers, booleans and times are an int64, floats a float64, decimals two int64 (low and
-high half, in two's complement), text and bytes a cell of bytes (text in UTF-8, of which the bytes compare as the
-characters do).
+"""State columns: accumulators of a numpy column, and conversion of Arrow values to such columns and back.
+A value is one or two *words*: an int64 for integers, booleans and times, a float64 for floats, two int64 for decimals
+(low and high half, two's complement), a cell of bytes for text and bytes (UTF-8, whose bytes compare as characters do).
 """
 
 from collections.abc import Mapping
@@ -26,12 +24,12 @@ _INT64, _FLOAT64 = pa.int64(), pa.float64()
 _SIGN = np.int64(-(2**63))
 _MAGNITUDE = np.int64(2**63 - 1)
 
-ROWS = "rows"  # name of the accumulator that counts rows; every table has it
+ROWS = "rows"  # name of the accumulator that counts rows, which every table has
 
 
 @dataclass(frozen=True)
 class Accumulator:
-    """One numpy column of state. `name` is its name in the state table and never changes."""
+    """A numpy column of state. `name` is its name in the state table and never changes."""
 
     name: str
     kind: AccumulatorKind
@@ -40,7 +38,7 @@ class Accumulator:
 
     @property
     def initial(self) -> int | float:
-        """What nothing adds up to: updating with it changes nothing."""
+        """Neutral value: an update with it changes nothing."""
         if self.dtype == "float64":
             return {"sum": 0.0, "min": float("nan"), "max": float("-inf")}[self.kind]
         return {"min": 2**63 - 1, "max": -(2**63)}.get(self.kind, 0)
@@ -51,14 +49,14 @@ class Accumulator:
 
     @property
     def ufunc(self) -> np.ufunc:
-        """How two values become one. `fmin` skips NaN and `maximum` keeps it: NaN is the greatest number."""
+        """Function that combines two values. `fmin` skips NaN and `maximum` keeps it: NaN is the greatest number."""
         if self.kind == "min":
             return np.fmin
         return np.maximum if self.kind == "max" else np.add
 
 
 def to_accumulator(array: pa.Array, dtype: str) -> pa.Array:
-    """A column as int64 or float64, nulls kept."""
+    """Returns a column as int64 or float64, with nulls."""
     kind = array.type
     if kind in (_INT64, _FLOAT64):
         return array
@@ -70,7 +68,7 @@ def to_accumulator(array: pa.Array, dtype: str) -> pa.Array:
 
 
 def from_accumulator(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The way back: int64 to the column's own type."""
+    """Returns int64 as the column's own type."""
     if kind == _INT64:
         return array
     if pa.types.is_temporal(kind):
@@ -79,24 +77,24 @@ def from_accumulator(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def is_decimal(kind: pa.DataType) -> bool:
-    """Of up to 38 digits."""
+    """Returns whether `kind` is a decimal of up to 38 digits."""
     return bool(pa.types.is_decimal(kind) and not pa.types.is_decimal256(kind))
 
 
 def is_text_or_bytes(kind: pa.DataType) -> bool:
-    """Of any width, or a fixed one."""
+    """Returns whether `kind` is text or bytes, also of fixed size."""
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     raw = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
     return bool(text or raw or pa.types.is_fixed_size_binary(kind))
 
 
 def initial_word(dtype: str) -> Initial:
-    """Where there is no value."""
+    """Returns the word of a missing value."""
     return EMPTY if dtype == WIDE else 0
 
 
 def word_dtypes(kind: pa.DataType) -> tuple[str, ...]:
-    """Of the words of a value of type `kind`; none for types of no fixed width, and others that state does not hold."""
+    """Returns the dtypes of the words of type `kind`; empty for types that state does not hold."""
     if pa.types.is_floating(kind):
         return ("float64",)
     if is_decimal(kind):
@@ -109,7 +107,7 @@ def word_dtypes(kind: pa.DataType) -> tuple[str, ...]:
 
 
 def to_words(array: pa.Array) -> Words:
-    """The words of each value, 0 (or no bytes) for nulls. Raises `ArrowInvalid` for integers beyond 64 bits."""
+    """Returns the words of each value, 0 (or no bytes) for null. Raises `ArrowInvalid` for integers beyond 64 bits."""
     kind = array.type
     if is_decimal(kind):
         array = array.cast(pa.decimal128(kind.precision, kind.scale))
@@ -130,7 +128,7 @@ def to_words(array: pa.Array) -> Words:
 
 
 def from_words(words: Words, kind: pa.DataType, absent: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """The way back. `absent`: which are null."""
+    """Returns words as a column of type `kind`. `absent`: which values are null."""
     if len(words) == 2:
         return decimals(words[0], words[1], kind, absent)
     (found,) = words
@@ -145,7 +143,7 @@ def from_words(words: Words, kind: pa.DataType, absent: npt.NDArray[np.bool_] | 
 
 
 def decimals(low: Ints, high: Ints, kind: pa.DataType, absent: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """`low` (taken without its sign) + `high` * 2**64, in units of the last digit of `kind`."""
+    """Returns `low` (unsigned) + `high` * 2**64, in units of the last digit of `kind`."""
     words = np.stack([low, high], axis=1)
     valid = None if absent is None else pa.array(~absent).buffers()[1]
     wide = pa.decimal128(kind.precision, kind.scale)
@@ -154,8 +152,8 @@ def decimals(low: Ints, high: Ints, kind: pa.DataType, absent: npt.NDArray[np.bo
 
 
 def order_words(words: Words) -> Words:
-    """What compares, as integers with a sign (or as bytes) and word by word, as the values do: -0.0 equals 0.0, and
-    NaN is the greatest number."""
+    """Returns words that compare as the values do, as signed integers (or bytes), word by word.
+    -0.0 equals 0.0, and NaN is the greatest number."""
     if len(words) == 2:
         low, high = words
         return high, low ^ _SIGN
@@ -167,6 +165,6 @@ def order_words(words: Words) -> Words:
 
 
 def float_of_order(ordered: Ints) -> npt.NDArray[np.float64]:
-    """The double that `order_words` made such an integer of; of both zeros 0.0."""
+    """Returns the double of an integer from `order_words`; 0.0 for both zeros."""
     bits: Ints = ordered ^ ((ordered >> 63) & _MAGNITUDE)
     return bits.view(np.float64)

@@ -1,1 +1,1 @@
-"""Kinds of accumulators beside plain numbers: decimals, moments, picked values, cells, collections, sketches."""
+"""Kinds of accumulators other than plain numbers: decimals, moments, picked values, cells, collections, sketches."""

@@ -1,4 +1,4 @@
-"""Which cell an aggregate keeps, and how its results are read from it."""
+"""Choice of the cell that an aggregate keeps, and of the reader of its results."""
 
 import pyarrow as pa
 
@@ -23,7 +23,8 @@ _INT64, _FLOAT64 = pa.int64(), pa.float64()
 
 
 def cell_output(aggregate: Aggregate, kind: pa.DataType) -> tuple[Cells, Reader] | None:
-    """None: it keeps no cell. `kind`: of its column. Raises `InvalidJob` where the package of a sketch is missing."""
+    """Returns the cell and its reader; None: no cell. `kind`: type of the column.
+    Raises `InvalidJob` if the package of a sketch is missing."""
     column, limit, ranks = aggregate.column, aggregate.limit or 0, aggregate.ranks
     assert column is not None
     distinct = EncodedValues(kind, distinct=True)

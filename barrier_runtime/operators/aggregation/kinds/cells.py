@@ -1,8 +1,8 @@
-"""Accumulators whose state is one cell of bytes per entry: collections, sketches, and users' own, row by row.
+"""Accumulators with one cell of bytes per entry: collections, sketches, and users' own, row by row.
 
-Bytes are what is stored, and what every batch begins with, so that nothing lives besides them that a snapshot could
-forget. What a cell holds is *opened* once per key and batch, takes the key's rows one after the other, and becomes
-bytes again. Batches may be cut anywhere: results of a `CellKind` must not depend on how often its state was opened.
+Bytes are stored, and every batch starts from bytes, so no state exists outside of snapshots. A cell is *opened* once
+per key and batch, takes the key's rows in order, and becomes bytes again. Batches may be cut anywhere: results of a
+`CellKind` must not depend on how often its state was opened.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,40 +20,40 @@ State = TypeVar("State")
 
 
 class Full(Exception):
-    """A state has no room for one more value."""
+    """A state has no room for a further value."""
 
 
 class CellKind(Protocol[State]):
-    """How one kind of state lives in a cell. A cell without bytes is that of an entry to which nothing was added."""
+    """Kind of state in a cell. A cell without bytes belongs to an entry to which nothing was added."""
 
     @property
     def name(self) -> str:
-        """Of its column of state, which never changes. Equal for those that keep the same."""
+        """Name of the state column, which never changes; equal for kinds with the same state."""
 
     @property
     def column(self) -> str:
-        """That it is computed of, for messages."""
+        """Column of the computation, for messages."""
 
     def values(self, batch: BatchValues) -> tuple[Sequence[Any], Values | None]:
-        """What `add` takes, per row; and which rows it takes (None: all)."""
+        """Returns the values for `add`, one per row; and the rows that count (None: all)."""
 
     def opened(self, cell: bytes) -> State: ...
 
     def add(self, state: State, values: Sequence[Any]) -> State:
-        """`state`, which may be changed in place, with `values`. Raises `Full` where it has no room for them."""
+        """Returns `state`, possibly changed in place, with `values` added. Raises `Full` without room."""
 
     def closed(self, state: State) -> bytes: ...
 
     def merged(self, earlier: bytes, later: bytes) -> bytes:
-        """Of two entries to which something was added. Raises `Full` as `add` does."""
+        """Returns the merged cell of two entries with values. Raises `Full` as `add` does."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """An output of a cell: what is `read` of a state, and the column that `array` makes of what was read of several.
-    What is read stays as it is when more is added to the state."""
+    """Output of a cell: `read` gives a result of a state, `array` makes a column of results.
+    A result does not change when more values are added to the state."""
 
-    key: str  # equal for those that read the same
+    key: str  # equal for readers of the same result
     type: pa.DataType
     read: Callable[[Any], Any]
     array: Callable[[list[Any]], pa.Array]
@@ -61,10 +61,10 @@ class Reader:
 
 @dataclass(frozen=True)
 class Cells:
-    """The composite (see `composite`) of one column of cells."""
+    """Composite (see `composite`) of a column of cells."""
 
     kind: CellKind[Any]
-    readers: dict[str, Reader] = field(default_factory=dict)  # of its outputs, by key
+    readers: dict[str, Reader] = field(default_factory=dict)  # of the outputs, by key
 
     @property
     def name(self) -> str:
@@ -124,7 +124,7 @@ class Cells:
         return {self.name: merged}
 
     def result(self, accumulators: Columns, key: str) -> pa.Array:
-        """What the reader `key` gives, per entry or, of running aggregates, per row."""
+        """Returns the column of the reader `key`, per entry; of running aggregates per row."""
         reader = self.readers[key]
         after_rows = accumulators.get(self._results(reader))
         if after_rows is not None:
@@ -135,7 +135,7 @@ class Cells:
         return f"{self.name}.{reader.key}"
 
     def _taken(self, rows: RunningOrder, batch: BatchValues) -> tuple[Sequence[Any], Values]:
-        """The values that count, in the order of `rows.order`, and where in that order they are."""
+        """Returns the values that count, in the order of `rows.order`, and their positions in that order."""
         values, counts = self.kind.values(batch)
         positions = np.arange(len(rows.order)) if counts is None else np.flatnonzero(counts[rows.order])
         order = rows.order[positions].tolist()

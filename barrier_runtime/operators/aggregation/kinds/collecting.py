@@ -1,8 +1,6 @@
 """`collect_list`, `collect_set` and the exact `count_distinct`: values of a key, as they came.
-
-A cell is the number of values (4 bytes, little endian) and the values (`encoded_values`). A list or set takes the first
-`limit` values and leaves the others out; counting distinct values, which would then be wrong, ends the job instead.
-"""
+A cell is the number of values (4 bytes, little endian) and the values (`encoded_values`). Lists and sets take the first
+`limit` values and leave others out; a count would then be wrong, so it ends the job."""
 
 import struct
 from collections import OrderedDict
@@ -20,7 +18,7 @@ from barrier_runtime.operators.aggregation.state_columns import Values
 from barrier_runtime.state.columns.wide_columns import EMPTY
 
 COUNT = struct.Struct("<I")
-REMEMBERED = 200_000  # values in sets that need not be made of their bytes again
+REMEMBERED = 200_000  # values in sets that are kept besides their bytes
 
 Collected: TypeAlias = tuple[int, bytes]  # number of values, and the values
 
@@ -30,7 +28,7 @@ def _opened(cell: bytes) -> Collected:
 
 
 def number_of(cell: bytes) -> int:
-    """Of its values, without looking at them."""
+    """Returns the number of a cell's values without reading them."""
     return int(COUNT.unpack_from(cell)[0]) if cell else 0
 
 
@@ -40,7 +38,7 @@ def _closed(count: int, data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class ListCell:
-    """The first `limit` values that are not null."""
+    """Cell with the first `limit` values that are not null."""
 
     column: str
     encoding: EncodedValues
@@ -69,7 +67,7 @@ class ListCell:
 
 
 class KnownValues:
-    """Distinct values, in the order in which they came first."""
+    """Distinct values in the order of their first arrival."""
 
     __slots__ = ("data", "known")
 
@@ -85,7 +83,7 @@ class KnownValues:
         return len(self.known), self.data
 
     def unknown(self, values: Sequence[bytes]) -> list[int]:
-        """The indices of `values` that are not known; of those that are the same, the first."""
+        """Returns the indices of unknown values; among equal values the first."""
         known = self.known
         found = [index for index, value in enumerate(values) if value not in known]
         if len(found) < 2:
@@ -93,14 +91,14 @@ class KnownValues:
         return sorted({values[index]: index for index in reversed(found)}.values())
 
     def learn(self, values: Sequence[bytes]) -> None:
-        """`values`: none of them known, no two the same."""
+        """Adds unknown, distinct values."""
         self.known.update(values)
         self.data += b"".join(values)
 
 
 class Recent:
-    """Sets of cells that were written lately, so that a batch need not make them of their bytes again. The last one
-    stays, however large it is."""
+    """Sets of recently written cells, so that batches need not build the sets from bytes.
+    The last set stays, however large."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, tuple[bytes, KnownValues]] = OrderedDict()  # by the id of the cell
@@ -114,7 +112,7 @@ class Recent:
         return kept[1]
 
     def keep(self, cell: bytes, values: KnownValues) -> None:
-        self._kept[id(cell)] = cell, values  # as long as the cell is here, no other one has its id
+        self._kept[id(cell)] = cell, values  # while the cell is referenced here, its id is unique
         self._values += len(values)
         while self._values > REMEMBERED and len(self._kept) > 1:
             _, (_, oldest) = self._kept.popitem(last=False)
@@ -123,7 +121,8 @@ class Recent:
 
 @dataclass(frozen=True)
 class SetCell:
-    """The first `limit` distinct values that are not null. `exact`: one more raises `Full`, else it is left out."""
+    """Cell with the first `limit` distinct values that are not null.
+    `exact`: a further value raises `Full`; otherwise it is left out."""
 
     column: str
     encoding: EncodedValues
@@ -133,7 +132,8 @@ class SetCell:
 
     @property
     def name(self) -> str:
-        """A higher limit of an exact count goes on with its state; a set lacks what was left out."""
+        """Name of the state column: exact counts share state between limits, sets do not, since a set lacks other
+        values."""
         return f"count_distinct:{self.column}" if self.exact else f"collect_set {self.limit}:{self.column}"
 
     def __str__(self) -> str:
@@ -169,7 +169,7 @@ class SetCell:
         return cell
 
     def remember(self, cell: bytes, state: KnownValues) -> None:
-        """`state` was opened from `cell`, and nothing was added."""
+        """Keeps the opened `state` of an unchanged cell."""
         self._recent.keep(cell, state)
 
     def merged(self, earlier: bytes, later: bytes) -> bytes:
@@ -177,7 +177,7 @@ class SetCell:
 
 
 def lists(encoding: EncodedValues, collected: Sequence[Collected]) -> pa.Array:
-    """A list per entry; an empty one where nothing was collected."""
+    """Returns a list per entry, empty without values."""
     offsets = np.zeros(len(collected) + 1, np.int32)
     np.cumsum([count for count, _ in collected], out=offsets[1:])
     values = encoding.array([data for _, data in collected])

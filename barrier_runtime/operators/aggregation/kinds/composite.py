@@ -1,7 +1,5 @@
-"""An accumulator of several columns of state that change together, and by the order of rows.
-
-Its columns have names like `first.has:price`: kind, part, what it is of; they never change.
-"""
+"""An accumulator of several state columns that change together, in the order of rows.
+The columns have fixed names such as `first.has:price`: kind, part, column."""
 
 from typing import Protocol
 
@@ -15,30 +13,30 @@ from barrier_runtime.operators.aggregation.state_columns import Columns, Initial
 class Composite(Protocol):
     @property
     def name(self) -> str:
-        """Equal for those that have the same columns of state, and do the same."""
+        """Name, equal for composites with the same columns of state and the same behaviour."""
 
     def storage(self) -> dict[str, tuple[str, Initial]]:
-        """Its columns: name → (numpy dtype, initial value)."""
+        """Returns the state columns: name -> (numpy dtype, initial value)."""
 
     def added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
-        """Its columns with all rows, per group of `rows`. `before`: what they hold, per group. Rows taken one by one,
-        in whatever batches they come, give the same bits."""
+        """Returns the columns after all rows, per group of `rows`. `before`: their values before, per group.
+        Rows give the same bits in whatever batches they arrive."""
 
     def running(
         self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left
     ) -> tuple[Columns, dict[str, Values]]:
-        """`added`, and after each row, in the order of `rows.order`, what its results are computed from."""
+        """Returns `added`; and the inputs of the results after each row, in the order of `rows.order`."""
 
     def merged(self, before: Columns, later: Columns, left: Left) -> Columns:
-        """Its columns for entries that have the rows of both: those of `before`, and then those of `later`. `left` gets
-        the index of an entry."""
+        """Returns the columns of entries with the rows of both: those of `before`, followed by those of `later`.
+        `left` gets the index of an entry."""
 
 
 class RowByRow:
-    """A composite that finds its columns after each row of a batch at once."""
+    """Base of composites that compute their columns after each row of a batch at once."""
 
     def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> dict[str, Values]:
-        """Its columns after each row, in the order of `rows.order`."""
+        """Returns the columns after each row, in the order of `rows.order`."""
         raise NotImplementedError
 
     def added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
@@ -53,5 +51,5 @@ class RowByRow:
 
 
 def carried(latest: npt.NDArray[np.intp], groups: npt.NDArray[np.intp], before: Values, after: Values) -> Values:
-    """Per row `after` of the row `latest[row]`; what its group had `before` where that is -1."""
+    """Returns per row `after[latest[row]]`; for -1 the group's value `before`."""
     return np.where(latest >= 0, after[latest], before[groups])

@@ -1,8 +1,6 @@
 """Exact sums and means of decimals: integers of 128 bits, in two words.
-
-A sum must stay within the digits of its type, as Spark's. Both what is held and each value have at most 38 digits, so a
-sum that leaves 128 bits comes back beyond 38 digits: looking at every sum finds all that leave the type.
-"""
+A sum must fit the digits of its type, as in Spark. The held sum and each value have at most 38 digits, so a sum that
+leaves 128 bits wraps to more than 38 digits: checking every sum finds all that leave the type."""
 
 from dataclasses import dataclass
 
@@ -32,12 +30,12 @@ class DecimalSum(RowByRow):
 
     @property
     def type(self) -> pa.DataType:
-        """Of the sum: ten digits more than the column's."""
+        """Type of the sum: ten digits more than the column's."""
         return pa.decimal128(min(self.kind.precision + 10, _DIGITS), self.kind.scale)
 
     @property
     def mean_type(self) -> pa.DataType:
-        """Four digits more, all behind the point."""
+        """Type of the mean: four digits more than the column's, all after the point."""
         return pa.decimal128(min(self.kind.precision + 4, _DIGITS), min(self.kind.scale + 4, _DIGITS))
 
     def storage(self) -> dict[str, tuple[str, Initial]]:
@@ -77,12 +75,12 @@ class DecimalSum(RowByRow):
         return dict(zip((low, high), _two_words(sums), strict=True))
 
     def sum(self, accumulators: Columns, counted: Ints) -> pa.Array:
-        """Per entry; null where no value was `counted`."""
+        """Returns the sum per entry; null where no value was `counted`."""
         low, high = (accumulators[name] for name in self.storage())
         return decimals(low, high, self.type, _absent(counted))
 
     def mean(self, accumulators: Columns, counted: Ints, left: Left) -> pa.Array:
-        """Rounded half up, away from 0. `left` gets the entry of a mean that does not fit."""
+        """Returns the mean per entry, rounded half up, away from 0. `left` gets the entry of a mean without room."""
         low, high = (accumulators[name] for name in self.storage())
         shift = 10 ** (self.mean_type.scale - self.kind.scale)
         divisor = np.maximum(counted, 1)
@@ -111,7 +109,7 @@ def _is_one_word(low: Ints, high: Ints) -> bool:
 
 
 def _running_sums(low: Ints, high: Ints, held_low: Ints, held_high: Ints, rows: RunningOrder) -> tuple[Ints, Ints]:
-    """Four sums of 32 bits each, of which each gives what it has too much to the next; modulo 2**128."""
+    """Returns running sums modulo 2**128: four sums of 32 bits each, with carries."""
     summed = []
     carry = np.zeros(1, np.int64)
     for values, held in ((low, held_low), (high, held_high)):
@@ -123,7 +121,7 @@ def _running_sums(low: Ints, high: Ints, held_low: Ints, held_high: Ints, rows: 
 
 
 def _beyond(low: Ints, high: Ints, limit: int) -> npt.NDArray[np.bool_]:
-    """Which are not between -`limit` and `limit`."""
+    """Returns which sums are not between -`limit` and `limit`."""
     unsigned = low.view(np.uint64)
     beyond = np.zeros(len(low), np.bool_)
     for bound, above in ((limit - 1, True), (1 - limit, False)):

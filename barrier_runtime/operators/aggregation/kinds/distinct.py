@@ -1,17 +1,14 @@
-"""The exact `count_distinct` of many rows at once.
+"""The exact `count_distinct` for many rows at once.
 
-Only a value that comes first in its batch, for its key, can be new: such rows are found in arrays, and they alone are
-looked up in the key's set. What a row counts is what was known before its batch, and how many were new up to it.
+Only the first row of a value in its batch and key can bring a new value: such rows are found in arrays, and only these
+are looked up in the key's set. A row's count is the count before its batch plus the number of new values up to the row.
 
-How a set is looked up goes by its values:
-
+    values                      lookup
     text, bytes, decimals       a Python set per key
-    others, up to `MANY`        in the cells of all keys of the batch at once: nothing is made but arrays
-    others, more than that      in an index of the key if there is room for one (see `Indexes`), else as few ones are
+    others, up to `MANY`        the cells of all keys of the batch at once, in arrays
+    others, more than that      an index of the key if there is room (see `Indexes`), else as up to `MANY`
 
-Distinct values of one word, looked up as arrays: those of many cells at once, or very many of one cell.
-
-Cells are those of `SetCell`: the number of values and the values, in the order in which they came first.
+Cells are those of `SetCell`: the number of values and the values, in the order of their first arrival.
 """
 
 from collections import OrderedDict
@@ -31,19 +28,19 @@ from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.row_index import IntKeys
 
 Flags = npt.NDArray[np.bool_]
-_UNUSED_BATCHES = 32  # after which an index gives its room to another one
+_UNUSED_BATCHES = 32  # after so many batches without use an index gives its room to another
 _WORD_BYTES = 8
-_GAP = bytes(_WORD_BYTES - COUNT.size)  # between two cells: what begins behind one value is aligned for all
+_GAP = bytes(_WORD_BYTES - COUNT.size)  # between two cells, so that all values are aligned
 _NONE = COUNT.pack(0)
 _LOOKED_THROUGH = 1 << 15  # words at once
-_MARK_BITS = 5  # places per word, as a power of two: 31 of 32 other words are passed over
+_MARK_BITS = 5  # places per word, as a power of two: the table rules out 31 of 32 other words
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # as in `row_index`
 
 
 def learned_together(cells: Values, groups: Ints, codes: Ints, words: Ints) -> Flags:
-    """Which values, `words[codes[i]]` of the cell with the index `groups[i]`, are new; `cells` get them. No two of a
-    cell are the same, and `groups` rise. Takes as long as these cells have values, and nothing from one call to the
-    next."""
+    """Returns which values are new, and adds these to `cells`.
+    Value i is `words[codes[i]]` of the cell with index `groups[i]`. `groups` rise; values of a cell are distinct. Takes
+    time in proportion to the values of these cells, and keeps nothing between calls."""
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     touched = groups[starts]
     befores = cells[touched].tolist()
@@ -63,16 +60,16 @@ def learned_together(cells: Values, groups: Ints, codes: Ints, words: Ints) -> F
 
 
 def counts_of_words(cells: Sequence[bytes]) -> Ints:
-    """How many values each cell has."""
+    """Returns the number of values of each cell."""
     sizes = np.fromiter(map(len, cells), np.int64, len(cells))
     return np.maximum(sizes - COUNT.size, 0) // _WORD_BYTES
 
 
 def _found_in(cells: Sequence[bytes], words: Ints) -> Ints:
-    """For each value of each cell that is among `words`: the number of the cell times `len(words)`, and the value's
-    index there. Cells are joined with a gap, which makes the number of values of the next one a word, and looked
-    through in parts that stay in the processor's cache: nearly all values are passed over by one look at a table."""
-    ends = np.cumsum(counts_of_words(cells) + 1)  # behind the word that follows each cell's values
+    """Returns each cell's values among `words`, as number of the cell times `len(words)` plus the index in `words`.
+    Cells are joined with a gap, so that the next cell's number of values is a word too, and searched in parts that fit
+    the processor's cache: a look at a table rules out nearly all values."""
+    ends = np.cumsum(counts_of_words(cells) + 1)  # after the word that follows each cell's values
     bits = len(words).bit_length() + _MARK_BITS
     marks, shift = np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
     marks[words.view(np.uint64) * _MIX >> shift] = True
@@ -95,7 +92,7 @@ def _found_in(cells: Sequence[bytes], words: Ints) -> Ints:
 
 
 class KnownWords:
-    """The values of one cell."""
+    """Index of the values of a cell."""
 
     __slots__ = ("_bytes", "_index")
 
@@ -108,11 +105,11 @@ class KnownWords:
         return len(self._index)
 
     def unknown(self, words: Ints) -> Flags:
-        """Which are not known."""
+        """Returns which words are not known."""
         return self._index.find(words.reshape(1, -1)) < 0
 
     def learn(self, words: Ints) -> bytes:
-        """The cell with `words`, none of which was known, and no two are the same."""
+        """Adds unknown, distinct `words`, and returns the new cell."""
         self._index.place(words.reshape(1, -1))
         self._bytes += words.tobytes()
         COUNT.pack_into(self._bytes, 0, len(self))
@@ -120,11 +117,9 @@ class KnownWords:
 
 
 class Indexes:
-    """Those of the cells that were asked for lately, of up to `REMEMBERED` values in all; one alone may have more.
-
-    To make one takes as long as a dozen times of looking through its cell. So none gives way to another while it is in
-    use: of two that are too large together one is made, and the other cell is looked through.
-    """
+    """Indexes of recently used cells, up to `REMEMBERED` values in all; a single index may be larger.
+    Building an index takes as long as a dozen searches through its cell, so an index in use is not replaced: of two
+    cells too large together one has an index, and the other is searched."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, tuple[bytes, KnownWords, int]] = OrderedDict()  # by the id of the cell
@@ -141,7 +136,7 @@ class Indexes:
             self._values -= len(known)
 
     def take(self, cell: bytes, count: int) -> KnownWords | None:
-        """The index of a cell of `count` values, to be given back by `keep`. None: there is no room for it."""
+        """Returns the index of a cell of `count` values, to be given back to `keep`; None: no room."""
         kept = self._kept.pop(id(cell), None)
         if kept is not None:
             self._values -= len(kept[1])
@@ -149,16 +144,16 @@ class Indexes:
         return KnownWords(cell) if not self._kept or self._values + count <= REMEMBERED else None
 
     def keep(self, cell: bytes, known: KnownWords) -> None:
-        self._kept[id(cell)] = cell, known, self._batch  # as long as the cell is here, no other one has its id
+        self._kept[id(cell)] = cell, known, self._batch  # while the cell is referenced here, its id is unique
         self._values += len(known)
 
 
-MANY = 2_048  # values of a key from which an index of its own pays
+MANY = 2_048  # values of a key from which an index pays
 
 
 @dataclass(frozen=True)
 class DistinctCells(Cells):
-    """Cells that are sets, of which only the number of values is read."""
+    """Cells of sets of which only the number of values is read."""
 
     kind: SetCell
     _indexes: Indexes = field(default_factory=Indexes, compare=False)
@@ -178,8 +173,8 @@ class DistinctCells(Cells):
         return pa.array(self._counts(accumulators[self.name]) if after_rows is None else after_rows)
 
     def _added(self, before: Values, rows: RunningOrder, batch: BatchValues, left: Left) -> tuple[Values, Ints, Ints]:
-        """The cells, per group; how many values each had; and 1 for each row whose value is new, else 0, in the order
-        of `rows.order`."""
+        """Returns the cells, each cell's former number of values, and 1 per row with a new value, else 0.
+        Cells and numbers are per group, rows in the order of `rows.order`."""
         kind, cells, counts = self.kind, before.copy(), self._counts(before)
         new = np.zeros(len(rows.order), np.int64)
         if kind.encoding.is_one_word:
@@ -206,7 +201,7 @@ class DistinctCells(Cells):
         return np.fromiter(map(number_of, cells), np.int64, len(cells))
 
     def _learned(self, cells: Values, groups: Ints, values: list[bytes]) -> Flags:
-        """Which values are new; `cells` get them. `groups`: the index of its cell, per value, rising."""
+        """Returns which values are new, and adds these to `cells`. `groups`: index of each value's cell, rising."""
         kind, fresh = self.kind, np.zeros(len(values), np.bool_)
         for group, begin, end in _runs(groups):
             state = kind.opened(cells[group])
@@ -220,7 +215,7 @@ class DistinctCells(Cells):
         return fresh
 
     def _learned_words(self, cells: Values, counts: Ints, groups: Ints, codes: Ints, words: Ints) -> Flags:
-        """The same of `words[codes]`, where no two of a cell are the same. `counts`: of the values of each cell."""
+        """Does the same for `words[codes]`, distinct in each cell. `counts`: number of values of each cell."""
         fresh, together = np.zeros(len(codes), np.bool_), np.ones(len(codes), np.bool_)
         self._indexes.next_batch()
         many = np.flatnonzero(counts[groups] > MANY)
@@ -241,20 +236,20 @@ class DistinctCells(Cells):
 
 
 def _first_of_group(rows: RunningOrder, codes: Ints, distinct: int) -> Ints:
-    """Where in `rows.order` a value is that comes first in its group, rising. `codes`: a number below `distinct` per
-    row of the batch, which rises by one where a value comes first; -1 for null."""
+    """Returns the rising positions in `rows.order` of values that come first in their group.
+    `codes`: by row of the batch, below `distinct`, rising by one at each new value; -1 for null."""
     ordered = rows.ordered(codes)
     positions = np.flatnonzero(ordered >= 0)
     numbers = ordered[positions]
     if len(rows.starts) > 1:
         pairs = pa.array(numbers + rows.groups()[positions] * distinct)
-        numbers = pairs.dictionary_encode().indices.to_numpy()  # they rise as the codes do
+        numbers = pairs.dictionary_encode().indices.to_numpy()  # rise as the codes do
     highest = np.maximum.accumulate(numbers) if len(numbers) else numbers
     return positions[np.flatnonzero(np.diff(highest, prepend=-1))]
 
 
 def _runs(groups: Ints) -> Iterator[tuple[int, int, int]]:
-    """Each number of `groups`, which rise, with where it begins and ends."""
+    """Returns each number of the rising `groups`, with its first and end position."""
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     ends = np.flatnonzero(np.diff(groups, append=-1)) + 1
     return zip(groups[starts].tolist(), starts.tolist(), ends.tolist(), strict=True)

@@ -1,5 +1,6 @@
-"""Values of a column as bytes, one after the other, as cells hold them: words of 8 bytes (little endian), text and
-bytes with their length (4 bytes) before them. Whatever their number, they become a column again at once."""
+"""Values of a column as consecutive bytes, as cells hold them.
+Words of 8 bytes (little endian); text and bytes after their length (4 bytes). Any number of values becomes a column at
+once."""
 
 import struct
 from collections.abc import Sequence
@@ -17,8 +18,7 @@ _WORD_BYTES = 8
 
 
 class EncodedValues:
-    """Those of type `kind`. `distinct`: values that are equal are equal bytes, so that 0.0 takes the place of -0.0, and
-    one NaN that of the others."""
+    """Values of type `kind`. `distinct`: equal values have equal bytes, so 0.0 replaces -0.0, one NaN all others."""
 
     def __init__(self, kind: pa.DataType, distinct: bool = False) -> None:
         self.kind = kind
@@ -32,7 +32,7 @@ class EncodedValues:
         return self._bytes == _WORD_BYTES
 
     def of(self, batch: BatchValues, column: str, rows: Values | None = None) -> list[bytes]:
-        """The bytes of each row's value, or of those of `rows`; where the column is null they mean nothing."""
+        """Returns the bytes of each row's value, or of `rows`; without meaning for null."""
         words = batch.words(column)
         if rows is not None:
             words = tuple(word[rows] for word in words)
@@ -42,9 +42,9 @@ class EncodedValues:
         return [data[at : at + width] for at in range(0, len(data), width)]
 
     def coded(self, batch: BatchValues, column: str) -> tuple[Ints, Ints]:
-        """Of values of one word: a number per row, which rises by one where a value comes first, -1 where the column is
-        null; and the word of each number."""
-        if pa.types.is_signed_integer(self.kind):  # the values are the words: those of the batch need not be made
+        """Returns a number per row and the word of each number, for values of one word.
+        Numbers rise by one at each new value; -1 for null."""
+        if pa.types.is_signed_integer(self.kind):  # the values are the words, so only distinct values are converted
             encoded = batch.encoded(column)
             return codes_of(encoded), to_words(encoded.dictionary)[0]
         (word,), valid = batch.words(column), batch.valid(column)
@@ -53,7 +53,7 @@ class EncodedValues:
         return codes_of(encoded), encoded.dictionary.to_numpy()
 
     def split(self, data: bytes) -> list[bytes]:
-        """One value after the other."""
+        """Returns the single values."""
         width = self._bytes
         if not self._wide:
             return [data[at : at + width] for at in range(0, len(data), width)]
@@ -65,7 +65,7 @@ class EncodedValues:
         return found
 
     def array(self, values: Sequence[bytes]) -> pa.Array:
-        """The column of values that `of` gave, in their order; an element may be several of them."""
+        """Returns the column of values from `of`, in order; an element may hold several values."""
         data = b"".join(values)
         if not self._wide:
             words = np.frombuffer(data, np.int64).reshape(-1, len(self._dtypes)).T

@@ -1,8 +1,6 @@
-"""The n largest or smallest values of a key, a column of state for each of their places.
-
-Values become integers that rise towards the first place (*ranks*). The ranks of a key are a line of a matrix that rises
-from left to right, so that what it has too few of are the lowest, on the left; how many there are is counted beside.
-"""
+"""The n largest or smallest values of a key, with a state column per place.
+Values become *ranks*: integers that rise towards the first place. The ranks of a key are a row of a matrix, rising from
+left to right, with the lowest number in free places on the left; a count tells how many values there are."""
 
 from dataclasses import dataclass
 
@@ -23,12 +21,12 @@ from barrier_runtime.operators.aggregation.state_columns import (
 )
 
 _LOWEST = -(2**63)
-_FIRST_ROWS = 8  # of each key that are looked at before its others are compared with what these left
+_FIRST_ROWS = 8  # rows of each key that are tried before the others are compared with the result
 
 
 @dataclass(frozen=True)
 class Extremes:
-    """The composite (see `composite`) of `number` values of `column`, the largest or smallest ones."""
+    """Composite (see `composite`) of the `number` largest or smallest values of `column`."""
 
     column: str
     kind: pa.DataType
@@ -84,7 +82,7 @@ class Extremes:
         return self._stored(both[:, self.number :], np.minimum(before[self._count] + later[self._count], self.number))
 
     def result(self, accumulators: Columns) -> pa.Array:
-        """A list per entry or, of running aggregates, per row: the first place first."""
+        """Returns a list per entry, of running aggregates per row: first place first."""
         ranks = accumulators.get(self._result)
         if ranks is None:
             ranks, counts = self._held(accumulators), accumulators[self._count]
@@ -116,7 +114,7 @@ class Extremes:
     # ---- values and their ranks
 
     def _taken(self, rows: RunningOrder, batch: BatchValues) -> tuple[Ints, npt.NDArray[np.intp]]:
-        """The ranks of the rows that count, in the order of `rows.order`, and where in that order they are."""
+        """Returns the ranks of the rows that count, in the order of `rows.order`, and their positions in that order."""
         (ranks,) = order_words(batch.words(self.column))
         valid = batch.valid(self.column)
         positions = np.arange(len(rows.order)) if valid is None else np.flatnonzero(valid[rows.order])
@@ -124,7 +122,7 @@ class Extremes:
         return ranks if self.largest else ~ranks, positions
 
     def _held(self, columns: Columns) -> Ints:
-        """The ranks of each entry, rising; the lowest number where there is none."""
+        """Returns the ranks of each entry, rising; the lowest number in free places."""
         places = np.stack([columns[place] for place in reversed(self._places)], axis=1)
         (ranks,) = order_words((places,))
         if not self.largest:
@@ -137,7 +135,7 @@ class Extremes:
         return float_of_order(ranks) if word_dtypes(self.kind) == ("float64",) else ranks
 
     def _stored(self, held: Ints, counts: Ints) -> Columns:
-        """0 in the places that nothing is in."""
+        """Returns the state columns, with 0 in free places."""
         columns: dict[str, Values] = {self._count: counts}
         for number, place in enumerate(self._places):
             values = self._values(held[:, self.number - 1 - number])
@@ -146,11 +144,10 @@ class Extremes:
 
 
 def _lines(held: Ints, ranks: Ints, its_group: npt.NDArray[np.intp]) -> tuple[Ints, npt.NDArray[np.intp], Ints]:
-    """All lines that there are one after the other: those of `held`, a line per group, and one for each of `ranks`
-    that has a place when it comes; the last line of each group; and the line of each of `ranks`, -1 without a place.
-
-    Few of many ranks have one. So some of each group are taken first, and of the others only those that are above what
-    these left; in a round the next rank of every group."""
+    """Returns all versions of the groups' lines, each group's last line, and each rank's line (-1: no place).
+    The lines start with `held`, a line per group; each rank with a place at its arrival adds a line. Few of many ranks
+    have a place: so some of each group are taken first, then only those above the result, the next of every group in a
+    round."""
     current, newest = held.copy(), np.arange(len(held))
     lines, number = [held], len(held)
     version = np.full(len(ranks), -1, np.int64)

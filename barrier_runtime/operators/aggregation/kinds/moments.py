@@ -1,9 +1,9 @@
 """Count, mean and sum of squared deviations of a column (Welford), for variances and standard deviations.
 
-All are of the distance to the first value (the *shift*), so that numbers far from 0, like times, cost no digits. One
-value after the other, as doubles: the k-th of all groups at once while there are many groups, the long rest of a few
-groups in Python. Adding whole batches up first would be faster for these, but then the last bits of a result would
-depend on where batches end, and a replay cuts them anew.
+All are relative to the first value (the *shift*), so numbers far from 0, such as times, lose no digits. Values are
+doubles, added one by one: the k-th value of all groups at once while there are many groups, the rest of a few long
+groups in Python. Adding whole batches would be faster, but the last bits of a result would depend on the cuts of
+batches, which a replay changes.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from barrier_runtime.operators.aggregation.state_columns import Columns, Initial
 Statistic = Literal["variance", "var_pop", "stddev", "stddev_pop"]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-_MANY = 64  # groups, from which numpy is faster
+_MANY = 64  # groups from which numpy is faster
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Moments(RowByRow):
         begins = (held[0][its_group] == 0) & (np.diff(its_group, prepend=-1) != 0)
         shift[its_group[begins]] = values[begins]
         shifts = shift[its_group]
-        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are values here
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are valid values here
             apart = batch.apart(self.column, rows.order[positions], values, shifts)
             found = _welford(apart, its_group, held)
         after = {}
@@ -69,7 +69,7 @@ class Moments(RowByRow):
         ours, theirs = before[count], later[count]
         together = ours + theirs
         share = theirs / np.maximum(together, 1)
-        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are values here
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are valid values here
             apart = (later[shift] - before[shift]) + (later[mean] - before[mean])
             merged = {
                 count: together,
@@ -84,7 +84,7 @@ class Moments(RowByRow):
         }
 
     def result(self, accumulators: Columns, statistic: Statistic) -> pa.Array:
-        """Per entry; null without values, and that of a sample with one."""
+        """Returns the statistic per entry; null without values, and of a sample with one value."""
         count, _, m2 = (accumulators[name] for name in self._names)
         divisor = count if statistic.endswith("_pop") else count - 1
         absent = divisor < 1
@@ -95,7 +95,7 @@ class Moments(RowByRow):
 
 
 def _welford(values: Floats, groups: npt.NDArray[np.intp], held: list[Values]) -> tuple[Values, Values, Values]:
-    """Count, mean and squared deviations after each value; `groups`, rising: whose it is. `held`: what each had."""
+    """Returns count, mean and squared deviations after each value. `groups`: rising; `held`: before, by group."""
     results = np.empty(len(values), np.int64), np.empty(len(values)), np.empty(len(values))
     lengths = np.bincount(groups, minlength=len(held[0]))
     by_length = np.argsort(-lengths, kind="stable")
@@ -121,7 +121,7 @@ def _welford(values: Floats, groups: npt.NDArray[np.intp], held: list[Values]) -
 
 
 def _longer(lengths: npt.NDArray[np.intp], than: int) -> int:
-    """How many of `lengths`, falling, are greater."""
+    """Returns how many of the falling `lengths` are greater."""
     return len(lengths) - int(np.searchsorted(lengths[::-1], than, side="right"))
 
 

@@ -1,8 +1,6 @@
-"""A value of one row of a group: of the first, the last, or the one with the smallest or greatest value of a column.
-
-Which rows replace the one before is found for a whole batch at once: where values have to be compared they become
-ranks, each group's below those of all groups before it, so that one running minimum over the batch serves all groups.
-"""
+"""Value of a row of a group: the first, the last, or that with the smallest or greatest value of a column.
+All rows that replace their predecessor are found at once for a batch: compared values become ranks, each group's below
+those of earlier groups, so a single running minimum over the batch serves all groups."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -30,13 +28,13 @@ from barrier_runtime.state.columns.wide_columns import is_wide, to_binary
 Rule = Literal["first", "last", "min", "max"]
 Positions: TypeAlias = npt.NDArray[np.intp]
 
-_NOTHING, _VALUE, _NULL = 0, 1, 2  # what is held
+_NOTHING, _VALUE, _NULL = 0, 1, 2  # content of a place
 _ROOM = 1 << 62  # for ranks of all groups
 
 
 @dataclass(frozen=True)
 class Pick(RowByRow):
-    """`by`: the column that is compared (rules min and max). `known`: rows where `column` is null do not count."""
+    """Composite of a picked value. `by`: the compared column (rules min and max). `known`: ignore nulls of `column`."""
 
     rule: Rule
     column: str
@@ -89,7 +87,7 @@ class Pick(RowByRow):
         return {name: np.where(theirs, later[name], before[name]) for name in self.storage()}
 
     def result(self, accumulators: Columns) -> pa.Array:
-        """Per entry, null where no row counted, or the one that did has null."""
+        """Returns the value per entry; null if no row counted, or the picked row has null."""
         absent = accumulators[self._part("has")] != _VALUE
         words = tuple(accumulators[name] for name in self._value_names)
         return from_words(words, self.kind, absent if absent.any() else None)
@@ -117,8 +115,8 @@ class Pick(RowByRow):
     # ---- which rows replace what is held
 
     def _latest(self, before: Columns, rows: RunningOrder, groups: Positions, batch: BatchValues) -> Positions:
-        """For each row the one that is held then (see `RunningOrder.latest`). Several values of the row that has the
-        greatest of one column are told by one search, unless one of them came to the state later."""
+        """Returns for each row the picked row at that time (see `RunningOrder.latest`).
+        Picks by the same column share the search, unless a pick was added to the state later."""
         if not self._compares_another:
             return rows.latest(self._replacing(before, rows, groups, batch))
         held = [before[name] for name in (self._part("has"), *self._by_names)]
@@ -159,8 +157,8 @@ def _parts(of: str, kind: pa.DataType) -> list[str]:
 
 
 def _ranks(new: Words, held: Words, greatest_first: bool) -> tuple[Ints, Ints, int]:
-    """Numbers from 0 to the third result, which compare as `new` and `held` do, one by one of the words, or the other
-    way round. They leave room for as many groups as `held` has."""
+    """Returns ranks of `new` and `held`, and the greatest rank; ranks start at 0.
+    Ranks compare as the words do in order, or the other way round. They leave room for as many groups as `held` has."""
     joined = [np.concatenate(both) for both in zip(new, held, strict=True)]
     if is_wide(joined[0].dtype):
         joined = [pc.rank(to_binary(joined[0]), tiebreaker="dense").to_numpy().astype(np.int64)]

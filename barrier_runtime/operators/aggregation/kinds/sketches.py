@@ -1,12 +1,11 @@
-"""Approximate aggregates, by sketches of Apache DataSketches: distinct values (HLL), quantiles (t-digest), frequent
-values.
+"""Approximate aggregates by sketches of Apache DataSketches: distinct values (HLL), quantiles (t-digest), top-k.
 
-A cell is the version of its layout (1 byte) and the sketch as that library writes it. All three give the same result
-for the same rows in the same order, however they are cut into batches, so that a replay writes the same rows. Sketches
-of that library which draw random numbers (KLL, REQ) could not. A t-digest compresses what it holds whenever it is
-written: so it is given values `_CHUNK` at a time, and those that wait for their chunk are in the cell as they are.
+A cell is the version of its layout (1 byte) and the sketch in the library's format. All three sketches give the same
+result for the same rows in the same order, however rows are cut into batches, so a replay writes the same rows. The
+library's random sketches (KLL, REQ) would not. A t-digest compresses its content whenever it is written, so it gets
+values in chunks of `_CHUNK`; values that wait for their chunk are in the cell unchanged.
 
-The one doorway to the package `datasketches`, which is an extra.
+Only this file imports the package `datasketches`, an extra.
 """
 
 import math
@@ -29,7 +28,8 @@ from barrier_runtime.state.versioned import Format
 _LAYOUT = Format("the state of {}", 1, damaged="restore from another checkpoint")
 _VERSION = bytes([_LAYOUT.version])
 _LG_REGISTERS = 12  # of an HLL sketch
-_LG_COUNTERS = 10  # of a sketch of frequent values: with more, what it forgets would depend on how it was stored
+# of a sketch of frequent values: with more counters, evictions would depend on how the sketch was stored
+_LG_COUNTERS = 10
 _COMPRESSION = 200  # of a t-digest
 _CHUNK = 512  # values that a t-digest takes at once
 _count = struct.Struct("<I")
@@ -45,7 +45,7 @@ def _library() -> Any:
 
 
 def require_sketches() -> None:
-    """Raises `InvalidJob` where the package is missing."""
+    """Raises `InvalidJob` if the package is missing."""
     _library()
 
 
@@ -56,7 +56,7 @@ def _content(cell: bytes, of: str) -> bytes:
 
 @dataclass(frozen=True)
 class DistinctSketch:
-    """About how many distinct values: HLL with 4,096 registers, whose standard error is 1.6 %."""
+    """Approximate number of distinct values: HLL with 4,096 registers, standard error 1.6 %."""
 
     column: str
     encoding: EncodedValues
@@ -96,7 +96,7 @@ def distinct_estimate(state: Any) -> int:
 
 
 class Digest:
-    """A t-digest and the values that wait for their chunk."""
+    """A t-digest, and the values that wait for their chunk."""
 
     __slots__ = ("digest", "waiting")
 
@@ -107,7 +107,7 @@ class Digest:
 
 @dataclass(frozen=True)
 class QuantileSketch:
-    """Quantiles of numbers: exact up to 511 values, by t-digest beyond. NaN is ignored, as null is."""
+    """Quantiles of numbers: exact up to 511 values, by t-digest beyond. NaN and null are ignored."""
 
     column: str
 
@@ -116,7 +116,7 @@ class QuantileSketch:
         return f"digest:{self.column}"
 
     def values(self, batch: BatchValues) -> tuple[Sequence[float], Values | None]:
-        values, valid = batch.floats(self.column) + 0.0, batch.valid(self.column)  # -0.0 is 0.0
+        values, valid = batch.floats(self.column) + 0.0, batch.valid(self.column)  # -0.0 becomes 0.0
         numbers = ~np.isnan(values)
         return values.tolist(), numbers if valid is None else numbers & valid
 
@@ -155,7 +155,7 @@ class QuantileSketch:
 
 
 def quantiles_of(state: Digest, ranks: Sequence[float]) -> list[float | None]:
-    """Null without a value."""
+    """Returns the quantiles; None without a value."""
     waiting = sorted(state.waiting)
     if state.digest is None:
         return [waiting[max(0, math.ceil(rank * len(waiting)) - 1)] if waiting else None for rank in ranks]
@@ -169,8 +169,8 @@ def quantiles_of(state: Digest, ranks: Sequence[float]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class FrequentSketch:
-    """The values that come most often, with how often: exact as long as a key has up to 768 distinct values, beyond
-    that at most 0.35 % of the number of its values too high."""
+    """Most frequent values with their counts.
+    Exact up to 768 distinct values of a key; beyond, counts are at most 0.35 % of the number of values too high."""
 
     column: str
     encoding: EncodedValues
@@ -203,15 +203,16 @@ class FrequentSketch:
 
 
 def most_frequent(state: Any, count: int) -> list[tuple[bytes, int]]:
-    """(value as bytes, how often), the most frequent ones first; of two that are equal the one with lower bytes."""
+    """Returns (value as bytes, count), most frequent first; with equal counts the lower bytes first."""
     found = state.get_frequent_items(_library().NO_FALSE_NEGATIVES, 0)
     items = [(item.encode("latin-1"), estimate) for item, estimate, _, _ in found]
     return sorted(items, key=lambda each: (-each[1], each[0]))[:count]
 
 
 def same_sketches(column: str, one: bytes, other: bytes) -> bool:
-    """Whether two cells of a column have the same content. What a sketch is written as may depend on how often it was
-    read back between its rows: distinct values and frequent ones are in the order of a hash table."""
+    """Returns whether two cells of a column have the same content.
+    The bytes of a sketch may depend on how often it was read back between its rows, since distinct and frequent values
+    are in the order of a hash table."""
     kind = column.partition(":")[0]
     if kind not in ("hll", "frequent") or not one or not other:
         return one == other
@@ -229,7 +230,7 @@ def same_sketches(column: str, one: bytes, other: bytes) -> bool:
 
 
 def frequent_lists(encoding: EncodedValues, found: Sequence[list[tuple[bytes, int]]]) -> pa.Array:
-    """A list of structs of value and count per entry."""
+    """Returns a list of structs of value and count per entry."""
     offsets = np.zeros(len(found) + 1, np.int32)
     np.cumsum([len(each) for each in found], out=offsets[1:])
     values = encoding.array([value for each in found for value, _ in each])
@@ -243,5 +244,5 @@ def frequent_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _as_text(encoding: EncodedValues, batch: BatchValues, column: str) -> list[str]:
-    """The bytes of values as characters of one byte each, which is what these sketches take."""
+    """Returns values as text with a character per byte, which these sketches take."""
     return [value.decode("latin-1") for value in encoding.of(batch, column)]
