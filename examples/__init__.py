@@ -1,1 +1,1 @@
-"""Programs that show the library: the main job on real data, its data, and its run under kills."""
+"""Example programs: the main job on real data, its data, and runs under kills."""

@@ -1,14 +1,15 @@
-"""An auction house (Nexmark's events): what is asked of it at once, in one flow, from Kafka and exactly once.
+"""An auction house (Nexmark's events): four questions in one flow, from Kafka and exactly once.
 
-KAFKA=localhost:9092 barrier-runtime run examples/bids.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
+    KAFKA=localhost:9092 barrier-runtime run examples/bids.py:flow --master 'local[4,16]' --checkpoints
+    build/checkpoints
 
-- `hot`: every two seconds, the auctions with the most bids of the last ten (Nexmark's q5): sliding windows, and a join
-  with the greatest count of each window.
-- `highest`: the highest bids of every ten seconds (q7): a tumbling window, joined with the bids that it is made of.
-- `new_sellers`: who registered and opened an auction within the same ten seconds (q8): a window join.
-- `raises`: each bid beside the one before it in its auction: the stream of bids joined with itself, as of each bid.
+- `hot`: every two seconds, the auctions with the most bids in the last ten seconds (Nexmark's q5): sliding windows,
+  joined with the greatest count of each window.
+- `highest`: the highest bids of every ten seconds (q7): a tumbling window, joined with its bids.
+- `new_sellers`: people who registered and opened an auction within the same ten seconds (q8): a window join.
+- `raises`: each bid beside the previous bid of its auction: the stream of bids joined with itself, as of each bid.
 
-Seconds are those of event time, so none of the four depends on when rows arrive.
+Seconds are event time, so no answer depends on when rows arrive.
 """
 
 import os
@@ -19,14 +20,17 @@ import pyarrow.compute as pc
 
 from barrier_runtime import Dataflow, KafkaSink, ParquetSink, Sliding, Stream, Tumbling, count, max_
 
-PERSON, AUCTION, BID = 0, 1, 2  # what an event is; any other kind tells nothing but the time
+PERSON, AUCTION, BID = 0, 1, 2  # kind of an event; rows of any other kind only advance time
 EVENT = {"kind": int, "at": int, "id": int, "name": str, "seller": int, "auction": int, "bidder": int, "price": int}
 WINDOW, SLIDE = timedelta(seconds=10), timedelta(seconds=2)
 _MOMENT = timedelta(milliseconds=1)
 
 
 def results(events: Stream) -> dict[str, Stream]:
-    """`events` have the columns of `EVENT`; what a kind of event does not have is null. `at` is in milliseconds."""
+    """Answers by name, from `events` with the columns of `EVENT`.
+
+    A column that a kind lacks is null; `at` is in milliseconds.
+    milliseconds."""
     bids = events.filter(f"kind = {BID}").select(["auction", "bidder", "price", "at"])
     return {
         "hot": _hot(bids),
@@ -82,7 +86,7 @@ def _of_the_greatest(name: str, rows: Stream, column: str, between: tuple[timede
 
 
 def _greatest(name: str, rows: Stream, column: str) -> Stream:
-    """One row per window, at its last moment."""
+    """One row per window, at the window's last millisecond."""
     windows = rows.key_by("end_ms").window(f"greatest-of-{name}", Tumbling(_MOMENT), event_time="last")
     found: Stream = windows.aggregate(**{column: max_(column)})
     return found.select({column: column, "end_ms": "end_ms", "last": "end_ms - 1"})
@@ -97,7 +101,9 @@ def _ms(time: timedelta) -> int:
 
 
 def build(bootstrap: str, output: str) -> Dataflow:
-    """Topic `events` (JSON) to topics `hot`, `highest`, `new_sellers` and Parquet files of `raises`; topics exist."""
+    """Flow from topic `events` (JSON) to existing topics and Parquet files of `raises`.
+
+    The topics are `hot`, `highest` and `new_sellers`."""
     flow = Dataflow("bids")
     events = flow.read_kafka(
         "events",
@@ -118,7 +124,7 @@ def build(bootstrap: str, output: str) -> Dataflow:
 
 
 def __getattr__(name: str) -> Dataflow:
-    """`flow`, made when it is asked for: for the command line."""
+    """Makes `flow` on first access, for the command line."""
     if name != "flow":
         raise AttributeError(name)
     return build(os.environ.get("KAFKA", "localhost:9092"), os.environ.get("OUTPUT", "build/output"))

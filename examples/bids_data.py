@@ -1,4 +1,4 @@
-"""Events for the example `bids`, what plain Python makes of them, and the comparison of a result with that."""
+"""Events of the example `bids`, the answer of plain Python, and the comparison with the answer."""
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -9,7 +9,7 @@ from benchmarks import nexmark
 from examples.bids import AUCTION, BID, EVENT, PERSON, SLIDE, WINDOW
 from examples.run_check import Verdict
 
-PACE = 1_000  # events per second of event time: no two in the same millisecond, so "the bid before" is one
+PACE = 1_000  # events per second of event time: no two in the same millisecond, so "the bid before" is unique
 _WINDOW_MS, _SLIDE_MS = (round(time.total_seconds() * 1_000) for time in (WINDOW, SLIDE))
 
 Row = dict[str, Any]
@@ -17,17 +17,17 @@ Answer = dict[str, list[Row]]
 
 
 def events_of(count: int) -> list[Row]:
-    """The first `count` events, in the order of their times, with the columns that the example reads."""
+    """First `count` events, in the order of their times, with the columns that the example reads."""
     return nexmark.bounded(0, count, PACE).select(list(EVENT)).to_pylist()
 
 
 def heartbeat(events: list[Row]) -> Row:
-    """Ends the windows of all `events`."""
+    """Event that ends the windows of all `events`."""
     return dict.fromkeys(EVENT) | {"kind": -1, "at": events[-1]["at"] + 2 * _WINDOW_MS}
 
 
 def answer(events: Iterable[Row]) -> Answer:
-    """Rows by result, as `bids.results` gives them, in no order."""
+    """Rows by result name, as `bids.results` computes them, in no order."""
     kinds: dict[int, list[Row]] = defaultdict(list)
     for event in events:
         kinds[event["kind"]].append(event)
@@ -41,7 +41,7 @@ def answer(events: Iterable[Row]) -> Answer:
 
 
 def compare(answer: Mapping[str, list[Row]], results: Mapping[str, list[Row]]) -> Verdict:
-    """A row that came too often is doubled; one that nobody expected is wrong."""
+    """Compares results: repeated rows are duplicated, unexpected rows mismatched."""
     verdict = Verdict(sum(map(len, answer.values())), len(answer["raises"]))
     for name, expected in answer.items():
         columns = sorted(expected[0])

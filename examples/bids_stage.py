@@ -1,4 +1,4 @@
-"""The example `bids` between a real Kafka and a folder of Parquet files; and its verdict."""
+"""The example `bids` between a real Kafka and a folder of Parquet files, with verdict."""
 
 import contextlib
 from pathlib import Path
@@ -16,7 +16,7 @@ from examples.run_topic import TopicReader
 from examples.servers import kafka_server
 
 _EVENTS = 150_000
-_PER_SECOND = 5_000  # that are fed: five times as fast as they happen
+_PER_SECOND = 5_000  # feeding rate: five times the rate of the events' own times
 _PARTITIONS = 4
 _TOPICS = ("hot", "highest", "new_sellers")
 

@@ -1,4 +1,4 @@
-"""The main job: departure delays per airport, airline and day, and each airline's running totals. Exactly once.
+"""The main job: departure delays per airport, airline and day, and running totals. Exactly once.
 
 barrier-runtime run examples/flight_delays.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
 """
@@ -68,7 +68,7 @@ def build(flights: str | Path, output: str, rows_per_second: float | None = None
 
 
 def __getattr__(name: str) -> Dataflow:
-    """`flow`, made when it is asked for: for the command line, with everything below build/."""
+    """Makes `flow` on first access, for the command line, with everything below build/."""
     if name != "flow":
         raise AttributeError(name)
     return build(prepare(Path("build/data")), os.environ.get("OUTPUT", "build/output"))

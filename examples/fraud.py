@@ -1,14 +1,14 @@
-"""Card payments judged by rules that change while the job runs; alarms with their holders; bad rows apart.
+"""Card payments checked by rules that change while the job runs; alarms with card holders.
 
-KAFKA=… POSTGRES=… barrier-runtime run examples/fraud.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
+    KAFKA=… POSTGRES=… barrier-runtime run examples/fraud.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
 
-A card's payments are judged in the order of their own times, by the rule that was valid then: a payment waits in state
-until event time has come there, which means that every older payment and rule is there, too. So what is judged depends
-on no clock and no arrival, and plain Python computes the same (`fraud_data.answer`).
+A card's payments are checked in the order of their own times, by the rule that was valid at that time: a payment waits
+in state until event time reaches the payment, so that every older payment and rule has arrived. Judgements depend
+neither on a clock nor on arrival, and plain Python computes the same (`fraud_data.answer`).
 
-An alarm that its holder does not confirm within two seconds of the wall clock is told as unconfirmed. That may depend
-on the clock, on a kill even; so the result must not: if the confirmation comes after all, what was told is withdrawn.
-Unconfirmed less withdrawn are, in the end, exactly the alarms that nobody confirms, and each is told once.
+An alarm that its holder does not confirm within two seconds of the wall clock is reported as unconfirmed. The report
+may depend on the clock, even on a kill; the result must not: if the confirmation comes later, the report is withdrawn.
+In the end, unconfirmed minus withdrawn are exactly the alarms that nobody confirms, and each is reported once.
 """
 
 import os
@@ -32,12 +32,12 @@ from barrier_runtime import (
     connect,
 )
 
-PAYMENT = {"id": int, "card": str, "cents": int, "at": int, "confirms": int}  # at: ms; confirms: the id of an alarm
-RULE = {"at": int, "limit": int}  # of cents within a spree, from `at` on; without: nothing but the time
+PAYMENT = {"id": int, "card": str, "cents": int, "at": int, "confirms": int}  # at: ms; confirms: id of an alarm
+RULE = {"at": int, "limit": int}  # cents within a spree, valid from `at`; null only advances time
 JUDGED = {"id": int, "card": str, "spent": int, "limit": int, "alarm": bool}
 ALARM = {"id": int, "card": str, "what": str, "spent": int}
 BAD = {"id": int, "card": str, "cents": int}
-SPREE = timedelta(minutes=5)  # a card that is silent for so long begins another one
+SPREE = timedelta(minutes=5)  # a card that is silent for this time begins a new spree
 CONFIRM_WITHIN = timedelta(seconds=2)
 
 
@@ -58,10 +58,10 @@ class Alarm(msgspec.Struct, frozen=True):
 
 
 class Guard:
-    limits = BroadcastState(int, int)  # by the time from which on
-    waiting = MapState(int, Waiting)  # by time; a card pays once a millisecond
+    limits = BroadcastState(int, int)  # by start of validity
+    waiting = MapState(int, Waiting)  # by time; a card pays at most once per millisecond
     spree = ValueState(Spree, ttl=TTL(SPREE, clock="event"))
-    alarms = MapState(int, Alarm)  # that nobody has confirmed yet, by the payment
+    alarms = MapState(int, Alarm)  # unconfirmed alarms, by payment
 
     def on_rules(self, row: dict[str, Any], ctx: Any) -> None:
         if row["limit"] is not None:
@@ -90,7 +90,7 @@ class Guard:
         yield {"id": row.id, "card": card, "spent": spent, "limit": limit, "alarm": alarm}
 
     def _confirmed(self, card: str, alarm: int, ctx: Any) -> None:
-        if self.alarms.pop(alarm, None) is None:  # too late: it has been told
+        if self.alarms.pop(alarm, None) is None:  # too late: the alarm was reported
             ctx.emit("alarms", {"id": alarm, "card": card, "what": "withdrawn", "spent": 0})
 
     def on_wall_timer(self, card: str, due_ms: int, ctx: Any) -> None:
@@ -101,7 +101,10 @@ class Guard:
 
 
 class Holders:
-    """Of cards, in PostgreSQL. A connection for each request: the database may have been away since the last one."""
+    """Holders of cards, in PostgreSQL.
+
+    Each request opens a connection: the database may have restarted since the last request.
+    request."""
 
     def __init__(self, database: str) -> None:
         self._database = database
@@ -115,8 +118,8 @@ class Holders:
 
 
 def guarded(payments: Stream, rules: Stream) -> tuple[Stream, Stream, Stream]:
-    """What was judged, alarms and what became of them, bad rows."""
-    cards = payments.filter(pc.field("card") != "").key_by("card")  # without a card: nothing but the time
+    """Judged payments, alarms with their reports, bad rows."""
+    cards = payments.filter(pc.field("card") != "").key_by("card")  # rows without a card only advance time
     streams = connect(payments=cards, rules=rules.broadcast())
     side = {"alarms": ALARM, "bad": BAD}
     judged, alarms, bad = streams.process("guard", Guard, schema=JUDGED, side=side, event_time="at")
@@ -124,7 +127,7 @@ def guarded(payments: Stream, rules: Stream) -> tuple[Stream, Stream, Stream]:
 
 
 def build(bootstrap: str, database: str, output: str) -> Dataflow:
-    """Topics `payments` and `rules` (JSON) and table `holders` to topic `alarms` and Parquet files; all exist."""
+    """Existing topics `payments`, `rules` (JSON), table `holders` to topic `alarms` and Parquet files."""
     flow = Dataflow("fraud")
     topics: dict[str, Any] = {"group": "fraud", "key": None, "value": "json", "metadata": [], "event_time": "at"}
     payments = flow.read_kafka("payments", bootstrap, "payments", schema=PAYMENT, **topics)
@@ -139,7 +142,7 @@ def build(bootstrap: str, database: str, output: str) -> Dataflow:
 
 
 def __getattr__(name: str) -> Dataflow:
-    """`flow`, made when it is asked for: for the command line."""
+    """Makes `flow` on first access, for the command line."""
     if name != "flow":
         raise AttributeError(name)
     return build(os.environ["KAFKA"], os.environ["POSTGRES"], os.environ.get("OUTPUT", "build/output"))

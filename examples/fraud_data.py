@@ -1,4 +1,4 @@
-"""Payments of the example `fraud`, from a seed, and what plain Python makes of them: the right answer."""
+"""Payments of the example `fraud`, from a seed, and the right answer, computed by plain Python."""
 
 import json
 import random
@@ -14,13 +14,13 @@ FIRST_MS = 1_767_225_600_000
 _STEP_MS = 10  # between two payments
 _CONFIRMED_AFTER_MS = 2_000 * _STEP_MS + 5  # no payment has such a time
 _RULES = 10
-_TICKS = 400  # rows of the rules' topic: those without a limit bring nothing but the time
+_TICKS = 400  # rows of the rules' topic: rows without a limit only advance time
 _SPREE_MS = round(SPREE.total_seconds() * 1_000)
 
 
 @dataclass
 class Answer:
-    """By payment. `alarms`: what was spent; `confirmed`: those of the alarms that their holders confirm."""
+    """Right answer, by payment. `alarms`: spent cents; `confirmed`: alarms that their holders confirm."""
 
     judged: dict[int, tuple[str, int, int, bool]] = field(default_factory=dict)
     bad: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -33,17 +33,17 @@ def holder_of(card: str) -> str:
 
 
 def cards_of(count: int) -> list[str]:
-    """As many as `count` payments are made with."""
+    """Cards of `count` payments."""
     return [f"card-{number}" for number in range(max(10, count // 50))]
 
 
 def end_ms(count: int) -> int:
-    """Of all event time of `count` payments."""
+    """End of the event time of `count` payments."""
     return FIRST_MS + count * _STEP_MS + 3_600_000
 
 
 def rules_of(count: int) -> list[dict[str, int | None]]:
-    """Of `count` payments, in the order of time."""
+    """Rules for `count` payments, in the order of time."""
     draw = random.Random("rules")
     every = _TICKS // _RULES
     limits = [draw.randrange(200_000, 400_000) if tick % every == 0 else None for tick in range(_TICKS)]
@@ -51,7 +51,7 @@ def rules_of(count: int) -> list[dict[str, int | None]]:
 
 
 def payments_of(count: int) -> tuple[list[dict[str, Any]], Answer]:
-    """In the order of time, with the confirmations of their holders in between; and the answer."""
+    """Payments in the order of time, with the holders' confirmations in between; and the answer."""
     draw = random.Random("payments")
     cards = cards_of(count)
     rows: list[dict[str, Any]] = []
@@ -92,12 +92,12 @@ def _answer(payments: Iterable[dict[str, Any]], rules: list[dict[str, int | None
     return answer
 
 
-# ---------------------------------------------------------------- what the job wrote
+# ---------------------------------------------------------------- rows of the job
 
 
 @dataclass
 class AlarmsTold:
-    """What the topic of alarms tells, by alarm."""
+    """Rows in the topic of alarms, by alarm."""
 
     rows: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ class AlarmsTold:
             self.rows.setdefault(row["id"], []).append(row)
 
     def settled(self, answer: Answer) -> int:
-        """Alarms of which nothing is awaited any more."""
+        """Number of alarms with all their rows."""
         return sum(self._is_settled(number, number in answer.confirmed) for number in answer.alarms)
 
     def _is_settled(self, number: int, confirmed: bool) -> bool:
@@ -118,7 +118,7 @@ class AlarmsTold:
 def compare(
     answer: Answer, judged: Iterable[dict[str, Any]], bad: Iterable[dict[str, Any]], told: AlarmsTold
 ) -> Verdict:
-    """Every row of the result, with its values, as often as it must be."""
+    """Compares every row of the result with the answer, values and number of occurrences."""
     verdict = Verdict(len(answer.judged), len(answer.judged) + len(answer.bad))
     _compare_rows(verdict, "payment", answer.judged, judged, ("card", "spent", "limit", "alarm"))
     _compare_rows(verdict, "bad payment", answer.bad, bad, ("card", "cents"))

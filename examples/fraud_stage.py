@@ -1,4 +1,4 @@
-"""The example `fraud` between real servers: a million payments, rules, card holders in PostgreSQL; and its verdict."""
+"""The example `fraud` between real servers, with verdict: a million payments, rules, card holders."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from examples.run_topic import TopicReader
 from examples.servers import kafka_server, postgres_server
 
 _PAYMENTS = 1_000_000
-_PER_SECOND = 5_000  # that are fed: two cores, with servers and feed, judge about twice as many
+_PER_SECOND = 5_000  # feeding rate: two cores, with servers and feed, process about twice this rate
 _PARTITIONS = 4
 
 
@@ -49,7 +49,7 @@ class Fraud(Stage):
         self._judged, self._bad = ParquetFolder(output / "judged"), ParquetFolder(output / "bad")
 
     def visible_rows(self) -> int:
-        """Alarms count when nothing is awaited of them any more."""
+        """Number of visible rows. An alarm counts when all its rows are visible."""
         self._told.add(self._reader.read())
         return self._judged.count() + self._bad.count() + self._told.settled(self._answer)
 
@@ -62,7 +62,7 @@ class Fraud(Stage):
 
 
 class _FraudFeed(KafkaFeed):
-    """Payments and, beside them in the pace of their times, rules."""
+    """Sends payments and, at the pace of their times, rules."""
 
     def __init__(self, bootstrap: str, payments: Sequence[bytes], rules: Sequence[bytes], seconds: float) -> None:
         end = end_ms(len(payments))

@@ -1,7 +1,9 @@
-"""Readings of many meters, counted: a job that grows while it runs. `make run EXAMPLE=grow` rescales it, replaces its
-program by the second version, forks it from a savepoint and reads its state as a table.
+"""Counts readings of many meters: a job that grows while it runs.
 
-    first version     per meter: how many readings so far
+`make run EXAMPLE=grow` rescales the job, replaces its program by the second version, forks it from a savepoint and
+reads its state as a table.
+
+    first version     per meter: number of readings so far
     second version    … and the highest reading since that version runs
 """
 
@@ -12,7 +14,7 @@ FIRST, SECOND = 1, 2
 
 
 def build(output: str, readings: Readings, version: int = FIRST, name: str = "grow") -> Dataflow:
-    """`output`: a folder, with a row for each reading."""
+    """Flow that writes a row per reading to the folder `output`."""
     flow = Dataflow(name)
     counted = _first(flow, readings) if version == FIRST else _second(flow, readings)
     counted.sink("out", JsonlSink(output))
@@ -24,5 +26,5 @@ def _first(flow: Dataflow, readings: Readings) -> Stream:
 
 
 def _second(flow: Dataflow, readings: Readings) -> Stream:
-    """One more column of state. It begins where this version takes over."""
+    """Adds a column of state, which begins where this version takes over."""
     return flow.source("readings", readings).key_by("meter").aggregate("totals", n=count(), highest=max_("reading"))

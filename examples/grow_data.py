@@ -1,7 +1,7 @@
-"""What the example `grow` reads: generated readings, whose rate doubles after a while; and how often any was read.
+"""Source of the example `grow`: generated readings, whose rate doubles after a third of the rows.
 
-Row i is of meter i % METERS. Every reader writes down how far it has read, in memory that outlives its process, so that
-a reader which begins behind that tells how many rows are read again.
+Row i is of meter i % METERS. Every reader notes its progress in memory that outlives its process, so that a reader
+which begins before the noted row counts the rows that are read again.
 """
 
 import mmap
@@ -23,13 +23,13 @@ Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 METERS = 1_000
 _SPLITS = 8
 _SCHEMA = pa.schema([("number", pa.int64()), ("meter", pa.int64()), ("reading", pa.int64())])
-_NOTE = struct.Struct("<QQ")  # rows that were read, and those of them that were read again
+_NOTE = struct.Struct("<QQ")  # read rows, and rows read again
 
 
-# A reader stops at each of these shares of its rows until the folder of notes has a file of that name: however slow the
-# machine, the job is not over before all has been done to it.
+# A reader stops at each of these shares of its rows until the folder of notes has a file of that name: the job cannot
+# end before all changes are made, however slow the machine.
 STOPS = {"replaced": 0.75, "saved": 0.9}
-_STOPPED_NS = 50_000_000  # between two looks for it
+_STOPPED_NS = 50_000_000  # between two looks for the file
 
 
 class _Position(msgspec.Struct, frozen=True):
@@ -46,8 +46,9 @@ def reading_of(number: int) -> int:
 
 @dataclass(frozen=True)
 class Readings:
-    """`rows` in all, `rate` a second for the first third of them, then twice as many. `notes`: a folder for what
-    readers write down."""
+    """Generated readings: `rows` in all, `rate` per second for the first third, then twice as many.
+
+    `notes`: folder of the readers' notes."""
 
     rate: float
     rows: int
@@ -72,7 +73,7 @@ class GeneratedReadings:
 
 
 class ReadingsReader:
-    """Of the rows index, index + splits, …"""
+    """Reader of the rows index, index + splits, …"""
 
     def __init__(self, of: Readings, index: int) -> None:
         self._of = of
@@ -109,7 +110,7 @@ class ReadingsReader:
         return due_ns if self._row < self._end() else max(due_ns, self._stopped_ns + _STOPPED_NS)
 
     def _end(self) -> int:
-        """Of what may be read now."""
+        """End of the rows that may be read now."""
         stops = (int(self._rows * share) for name, share in STOPS.items() if not (Path(self._of.notes) / name).exists())
         return next(stops, self._rows)
 
@@ -128,7 +129,7 @@ class ReadingsReader:
     def _due_ns(
         self, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]"
     ) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-        """When each row of this split is due."""
+        """Due time of each row of this split."""
         period_ns = 1e9 * _SPLITS / self._of.rate
         slow = self._rows // 3
         after = (np.minimum(rows, slow) + np.maximum(rows - slow, 0) / 2) * period_ns
@@ -152,5 +153,5 @@ def _opened(path: Path) -> mmap.mmap:
 
 
 def read_again(notes: str) -> int:
-    """Rows that came out of the source twice."""
+    """Number of rows that the source emitted twice."""
     return sum(_NOTE.unpack(path.read_bytes())[1] for path in Path(notes).iterdir() if path.name not in STOPS)

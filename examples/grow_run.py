@@ -1,8 +1,8 @@
-"""`make run EXAMPLE=grow`: the job of `grow` through all that can be done to a running job, and its verdict.
+"""`make run EXAMPLE=grow`: changes the running job of `grow` in every way, and checks the result.
 
-While its stream doubles, it goes from 2 to 4 slots; then the second version of the program takes over; a savepoint is
-forked into a job of another name; at the end its state is read as a Spark DataFrame and compared with what came out.
-Writes build/run/summary.json. Exits 0 only if no row was lost, doubled, wrong or read twice, in either job.
+While its stream doubles, the job is rescaled from 2 to 4 slots; then the second version of the program takes over; a
+savepoint is forked into a job of another name; at the end the state is read as a Spark DataFrame and compared with the
+output. Writes build/run/summary.json. Exits 0 only if no row was lost, doubled, wrong or read twice, in either job.
 """
 
 import dataclasses
@@ -22,17 +22,20 @@ from examples.grow import SECOND, build
 from examples.grow_data import METERS, STOPS, Readings, read_again, reading_of
 
 SECONDS = 30.0
-_RATE = 4_000.0  # readings a second at first
+_RATE = 4_000.0  # readings per second at first
 _PATIENCE_S = 300.0
 
 
 class GrowSummary(msgspec.Struct):
-    """`lost`, `doubled`, `wrong` count rows of both jobs, and entries of the state that differ from the output."""
+    """Summary of a run.
+
+    `lost`, `doubled`, `wrong` count rows of both jobs, and state entries that differ from the output.
+    output."""
 
     records: int
     rescale_pause_ms: int
     replace_pause_ms: int
-    replayed: int  # rows that were read twice, in all generations of the job
+    replayed: int  # rows read twice, in all generations of the job
     forked_from: int  # checkpoint
     state_rows: int
     lost: int = 0
@@ -45,7 +48,7 @@ class GrowSummary(msgspec.Struct):
 
 
 def run_grow(run: Path, seconds: float) -> int:
-    """In the fresh folder `run`. The exit code."""
+    """Runs the example in the fresh folder `run`; returns the exit code."""
     readings = Readings(_RATE, round(_RATE * 1.5 * seconds), str(run / "notes"))
     session = make_session("grow", "local[10]", {})
     try:
@@ -70,7 +73,7 @@ def _through_everything(session: Any, run: Path, readings: Readings) -> GrowSumm
         _read(handle, 0.65 * readings.rows)
         replaced = handle.replace(build(out, readings, SECOND))
         _let_go_on(readings, "replaced")
-        _read(handle, 0.1 * readings.rows)  # slots of another program count anew
+        _read(handle, 0.1 * readings.rows)  # slots of another program count from zero
         taken = handle.savepoint(savepoint)
         _let_go_on(readings, "saved")
         again = dataclasses.replace(readings, notes=str(run / "notes-fork"))
@@ -101,7 +104,7 @@ def _read(handle: JobHandle, rows: float) -> None:
 
 
 def _let_go_on(readings: Readings, *stops: str) -> None:
-    """Its readers need not wait there any longer."""
+    """Lets readers go on beyond these stops."""
     for stop in stops:
         Path(readings.notes).mkdir(exist_ok=True)
         (Path(readings.notes) / stop).touch()
@@ -120,7 +123,7 @@ def _by_meter(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
 
 
 def _compare(summary: GrowSummary, rows: list[dict[str, Any]], records: int) -> None:
-    """Row n of a meter is its nth reading; from some row on, all have the highest one since then."""
+    """Row n of a meter is its nth reading; from some row on, each row has the highest reading since then."""
     times = Counter(row["number"] for row in rows)
     summary.lost += records - len(times)
     summary.doubled += len(rows) - len(times)
@@ -135,7 +138,7 @@ def _compare(summary: GrowSummary, rows: list[dict[str, Any]], records: int) -> 
 
 
 def _compare_fork(summary: GrowSummary, rows: list[dict[str, Any]], forked: list[dict[str, Any]]) -> None:
-    """It goes on behind the savepoint as the job itself did: the last rows of each meter, all of them."""
+    """The fork must continue after the savepoint as the job did: with exactly the last rows of each meter."""
     original = _by_meter(rows)
     copies = _by_meter(forked)
     summary.wrong += not copies
@@ -151,7 +154,7 @@ def _state(session: Any, run: Path) -> list[Any]:
 
 
 def _compare_state(summary: GrowSummary, state: list[Any], run: Path) -> None:
-    """What the last checkpoint holds of each meter is what its last row says."""
+    """The last checkpoint's entry of each meter must equal the meter's last row."""
     last = {meter: of_meter[-1] for meter, of_meter in _by_meter(_rows(str(run / "out"))).items()}
     summary.state_rows = len(state)
     held = {row["meter"]: row.asDict() for row in state}

@@ -1,6 +1,7 @@
-"""Departed flights from one Kafka topic to another, each with the count of its airline so far. Exactly once.
+"""Departed flights from one Kafka topic to another, with counts per airline. Exactly once.
 
-KAFKA=localhost:9092 barrier-runtime run examples/kafka_to_kafka.py:flow --master 'local[4,16]' --checkpoints build/c
+KAFKA=localhost:9092 barrier-runtime run examples/kafka_to_kafka.py:flow --master 'local[4,16]' --checkpoints
+build/c
 """
 
 import os
@@ -24,14 +25,14 @@ def build(bootstrap: str) -> Dataflow:
         schema=FLIGHT,
         metadata=["partition", "offset"],
     )
-    departed = flights.filter(pc.field("dep_time").is_valid())  # cancelled ones never did
+    departed = flights.filter(pc.field("dep_time").is_valid())  # cancelled flights never departed
     counted = departed.key_by("carrier").aggregate("so-far", departures=count(), worst_delay=max_("dep_delay"))
     counted.sink("departures", KafkaSink(bootstrap, "departures", key="carrier"))
     return flow
 
 
 def __getattr__(name: str) -> Dataflow:
-    """`flow`, made when it is asked for: for the command line."""
+    """Makes `flow` on first access, for the command line."""
     if name != "flow":
         raise AttributeError(name)
     return build(os.environ.get("KAFKA", "localhost:9092"))

@@ -1,4 +1,4 @@
-"""Flights from a Kafka topic, counted per airport, airline and day, into a PostgreSQL table. Exactly once.
+"""Flights from Kafka, counted per airport, airline and day, into a PostgreSQL table. Exactly once.
 
 barrier-runtime run examples/kafka_to_postgres.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
 """
@@ -40,7 +40,7 @@ def build(bootstrap: str, database: str) -> Dataflow:
 
 
 def __getattr__(name: str) -> Dataflow:
-    """`flow`, made when it is asked for: for the command line."""
+    """Makes `flow` on first access, for the command line."""
     if name != "flow":
         raise AttributeError(name)
     return build(os.environ["KAFKA"], os.environ["POSTGRES"])

@@ -1,7 +1,7 @@
-"""The example `orders_to_iceberg` between real servers: a shop that goes on, and what SQL on its database says.
+"""The example `orders_to_iceberg` between real servers, with the verdict of SQL on the database.
 
-The database has the orders, the customers, and, for the verdict alone, every version of a customer that there was. It
-keeps the time of each commit, so SQL can tell which version was valid when an order was placed.
+The database has the orders, the customers and, only for the verdict, every version of each customer. The database keeps
+the time of each commit, so SQL finds the version that was valid when an order was placed.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from examples.servers.postgres import USER
 
 _ORDERS_PER_SECOND = 2_000
 _CUSTOMERS = 1_000
-_ORDERS_BEFORE = 5_000  # that are there when the job begins
+_ORDERS_BEFORE = 5_000  # existing orders when the job begins
 _CITIES = 50
 _TABLES = """
 create table customers (id int primary key, city text);
@@ -28,7 +28,7 @@ create table orders (id int primary key, customer int not null, cents int not nu
 create table versions (step int, customer int, city text, primary key (step, customer));  -- null: deleted
 create table fed (step int primary key);
 """
-# Orders of before the job are as old as its first look at the tables, and so are the first versions.
+# Orders from before the job have the time of the job's first look at the tables, and so have the first versions.
 TRUTH = """
 select o.id, o.customer, o.cents, v.city
 from orders o left join lateral (
@@ -58,7 +58,7 @@ class OrdersToIceberg(Stage):
         self.feed = ShopFeed(self._postgres.url, self.records, seconds)
 
     def visible_rows(self) -> int:
-        """Nobody knows while the catalog is away."""
+        """Number of visible rows; 0 while the catalog is away."""
         from sqlalchemy.exc import OperationalError
 
         try:
@@ -82,7 +82,7 @@ class OrdersToIceberg(Stage):
 
 
 def compare(truth: list[tuple[Any, ...]], found: list[tuple[Any, ...]]) -> Verdict:
-    """By the number of the order, which is the first value."""
+    """Compares rows by the number of the order, the first value."""
     right = {row[0]: row for row in truth}
     verdict = Verdict(len(right), len(right))
     times = Counter(row[0] for row in found)
@@ -105,7 +105,7 @@ def make_tables(database: str) -> None:
 
 
 def fill_shop(database: str) -> None:
-    """What is there before anything changes."""
+    """Inserts the rows that exist before any change."""
     import psycopg
 
     values = {"customers": _CUSTOMERS, "cities": _CITIES, "orders": _ORDERS_BEFORE}
@@ -120,8 +120,10 @@ def fill_shop(database: str) -> None:
 
 
 class ShopFeed(Feed):
-    """Each step is one transaction: customers move, go and come back; orders are placed, some by customers that are not
-    there. At the end a customer comes who has no orders, so that event time goes on behind the last order."""
+    """Feed of the shop: each step is one transaction.
+
+    Customers move, leave and return; orders are placed, some by customers who do not exist. At the end a customer
+    without orders is added, so that event time advances beyond the last order."""
 
     def __init__(self, database: str, orders: int, seconds: float, *, waits: bool = True) -> None:
         super().__init__([b""] * orders, seconds)
@@ -144,7 +146,7 @@ class ShopFeed(Feed):
         self._commit(step + 1, 0, 0)
 
     def _wait_for_reader(self) -> None:
-        """What is changed before the job has looked at the tables has no history for it."""
+        """Waits until the job reads: the job has no history of changes before its first look at the tables."""
         import psycopg
 
         with psycopg.connect(self._database, autocommit=True) as connection:
@@ -152,7 +154,7 @@ class ShopFeed(Feed):
                 time.sleep(0.1)
 
     def _commit(self, step: int, first: int, end: int) -> None:
-        """Until the database has it, once."""
+        """Commits a step exactly once, and retries until the database has it."""
         import psycopg
 
         while True:
@@ -189,7 +191,7 @@ def _change(connection: Any, step: int, first: int, end: int) -> None:
 
 
 def _table(catalog: dict[str, str]) -> Any:
-    """None: it was not made yet."""
+    """The table, or None if it does not exist yet."""
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NoSuchTableError
 

@@ -1,10 +1,10 @@
-"""Orders with the city that their customer had when they were placed: two tables of PostgreSQL into an Iceberg table.
+"""Orders with their customer's city at that time: two PostgreSQL tables into an Iceberg table.
 
-barrier-runtime run examples/orders_to_iceberg.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
+    barrier-runtime run examples/orders_to_iceberg.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
 
-Both tables are read through one slot: the rows that are there, then every change, in the order of commits. The time of
-a commit is the event time, so each order gets what the table of customers had at that moment, however late the job
-reads it, and SQL on the source computes the same (`orders_stage`). Exactly once.
+Both tables are read through one slot: the existing rows, then every change in commit order. The time of a commit is the
+event time, so each order is joined with the customers of that moment, however late the job reads the order, and SQL on
+the source computes the same (`orders_stage`). Exactly once.
 """
 
 import os
@@ -15,13 +15,14 @@ from typing import Any
 from barrier_runtime import Dataflow, IcebergSink
 
 ORDERS = "shop.orders"
-# Commits may take their times a moment before they stand in the log, one before the other.
+# Commits may get their times shortly before they are in the log, in another order.
 MAX_OUT_OF_ORDERNESS = timedelta(milliseconds=200)
 
 
 def build(database: str, catalog: Mapping[str, str], **reading: Any) -> Dataflow:
-    """`catalog`: properties of an Iceberg catalog, in which the table `shop.orders` is made. `reading`: more arguments
-    of `read_postgres_changes`."""
+    """Flow with the table `shop.orders` of an Iceberg catalog as target.
+
+    `catalog`: properties of the catalog. `reading`: more arguments of `read_postgres_changes`."""
     flow = Dataflow("orders-to-iceberg")
     orders, customers = flow.read_postgres_changes(
         "shop",
@@ -32,7 +33,7 @@ def build(database: str, catalog: Mapping[str, str], **reading: Any) -> Dataflow
         max_out_of_orderness=MAX_OUT_OF_ORDERNESS,
         **reading,
     )
-    placed = orders.select(["id", "customer", "cents", "changed_at"])  # no order is changed later
+    placed = orders.select(["id", "customer", "cents", "changed_at"])  # orders never change
     named = customers.key_by("id")
     joined = placed.key_by("customer").table_join("city", named, event_time="changed_at", deleted="deleted")
     joined.select(["id", "customer", "cents", "city"]).sink("orders", IcebergSink(ORDERS, properties=catalog))
@@ -40,7 +41,7 @@ def build(database: str, catalog: Mapping[str, str], **reading: Any) -> Dataflow
 
 
 def __getattr__(name: str) -> Dataflow:
-    """`flow`, made when it is asked for: for the command line."""
+    """Makes `flow` on first access, for the command line."""
     if name != "flow":
         raise AttributeError(name)
     return build(

@@ -1,7 +1,9 @@
-"""`make pictures`: pictures of the coordinator's page for the documents, of a run with a killed slot and coordinator.
+"""`make pictures`: takes pictures of the coordinator's page for the documents.
 
-The job of `make run` on Spark, looked at in Debian's Chromium: the page of the job and of its slowest checkpoint, `top`
-on a terminal, and the report after the job's end, light and dark, 1280 and 390 pixels wide, into docs/images.
+The run has a killed slot and a killed coordinator.
+
+The job of `make run` on Spark, in Debian's Chromium: the page of the job and of its slowest checkpoint, `top` on a
+terminal, and the report after the job's end, light and dark, 1280 and 390 pixels wide, into docs/images.
 """
 
 import io
@@ -26,7 +28,7 @@ from examples.run_progress import display
 
 PICTURES = Path("docs/images")
 _PLACE = Path("build/pictures")
-_SECONDS = 60.0  # of replay: long enough to be looked at
+_SECONDS = 60.0  # of replay: long enough for the pictures
 _PATIENCE_S = 300.0
 _SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 _WINDOWS = ((1280, 1800), (390, 1500))
@@ -87,7 +89,7 @@ def _take(browser: Browser, handle: JobHandle) -> None:
 
 
 def _take_top(browser: Browser, handle: JobHandle) -> None:
-    """What `barrier-runtime top` shows, in the colours of a dark and of a light terminal, a broad and a narrow one."""
+    """Takes pictures of `barrier-runtime top` on a dark and a light terminal, wide and narrow."""
     status = handle.status()
     for scheme, theme in (("light", DEFAULT_TERMINAL_THEME), ("dark", DIMMED_MONOKAI)):
         for width, columns in ((1280, 150), (390, 48)):

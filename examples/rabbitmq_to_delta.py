@@ -1,4 +1,4 @@
-"""Flights from a RabbitMQ queue, where many come more than once, into a Delta table, where each is once. Exactly once.
+"""Flights from a RabbitMQ queue with repeats into a Delta table without. Exactly once.
 
 barrier-runtime run examples/rabbitmq_to_delta.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
 """
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from barrier_runtime import Dataflow, DeltaSink
 from examples.flights_data import FLIGHT, MAX_OUT_OF_ORDERNESS
 
-REMEMBERED = timedelta(days=60)  # of flights: a replay sends a month of them in seconds
+REMEMBERED = timedelta(days=60)  # of the flights' time: a replay sends a month of flights in seconds
 
 
 def build(broker: str, table: str) -> Dataflow:
@@ -34,7 +34,7 @@ def build(broker: str, table: str) -> Dataflow:
 
 
 def __getattr__(name: str) -> Dataflow:
-    """`flow`, made when it is asked for: for the command line."""
+    """Makes `flow` on first access, for the command line."""
     if name != "flow":
         raise AttributeError(name)
     return build(os.environ["RABBITMQ"], os.environ["TABLE"])

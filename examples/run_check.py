@@ -1,7 +1,7 @@
-"""The verdict on a run: its result against Spark SQL's batch answer over the same files, row for row.
+"""Verdict on a run: compares the result with Spark SQL's batch answer, row for row.
 
-The running totals have no order of their own in a batch query, so they are checked by what they claim: every window of
-a carrier is there once, numbered without a gap, each total is the one before plus the window, the last one the batch's.
+A batch query has no order for running totals, so their claims are checked: every window of a carrier occurs once,
+numbered without gaps, each total is the previous total plus the window, and the last total equals the batch answer.
 """
 
 import datetime
@@ -32,7 +32,10 @@ GROUP BY 1, 2, 3, 4
 
 @dataclass
 class Verdict:
-    """`lost`, `duplicated`, `mismatched` count rows of both results; `windows` and `flights` are the batch's."""
+    """Verdict on a run.
+
+    `lost`, `duplicated`, `mismatched` count rows of both results; `windows` and `flights` are of the batch answer.
+    answer."""
 
     windows: int
     flights: int
@@ -52,7 +55,7 @@ class Verdict:
 
 
 def check(flights: Path, output: str) -> Verdict:
-    """Compare what the job wrote below the URL `output` with the truth. Starts and stops a Spark session."""
+    """Compares the rows below the URL `output` with the batch answer. Starts and stops a Spark session."""
     truth = batch_answer(flights)
     verdict = Verdict(len(truth), sum(row[0] for row in truth.values()))
     compare_windows(verdict, truth, read_windows(open_store(f"{output}/windows")))
@@ -85,11 +88,11 @@ def batch_answer(flights: Path) -> dict[Key, Key]:
     return {tuple(row[:4]): tuple(row[4:]) for row in rows}
 
 
-# ---------------------------------------------------------------- what the job wrote
+# ---------------------------------------------------------------- rows of the job
 
 
 def visible(store: ObjectStore) -> Iterable[bytes]:
-    """Every file a reader sees, in the order of names."""
+    """Every file that a reader sees, in the order of names."""
     for info in sorted(store.list(""), key=lambda info: info.key):
         if not info.key.startswith(("_", ".")):
             yield store.get(info.key)
@@ -151,7 +154,7 @@ def compare_totals(verdict: Verdict, truth: Mapping[Key, Key], found: list[dict[
 
 
 def _same(expected: Key, found: Key) -> bool:
-    """Counts and maxima exactly; means as far as a sum of floats may depend on its order."""
+    """Compares counts and maxima exactly, means within the error of summing floats in another order."""
     return all(
         math.isclose(e, f, rel_tol=1e-12, abs_tol=1e-12) if isinstance(e, float) and f is not None else e == f
         for e, f in zip(expected, found, strict=True)

@@ -1,7 +1,7 @@
-"""`make run EXAMPLE=…`: an example between real servers, run as the main job is, its result checked row for row.
+"""`make run EXAMPLE=…`: runs an example between real servers, with kills, and checks every row.
 
-Starts the servers it needs, feeds them at an even pace from when the job runs, and kills with SIGKILL a slot after a
-third of the rows, then each server (which comes back three seconds later), and the coordinator after two thirds. Writes
+Starts the servers, feeds them at an even pace once the job runs, and kills with SIGKILL a slot after a third of the
+rows, then each server (started again three seconds later), and the coordinator after two thirds. Writes
 build/run/summary.json; exits 0 only if nothing is lost, doubled or different from the truth.
 """
 

@@ -1,7 +1,7 @@
-"""Flights as other programs would send them, at an even pace: into a Kafka topic, into a RabbitMQ queue.
+"""Feeds of flights, at an even pace: into a Kafka topic or a RabbitMQ queue.
 
-Both go on when their broker was away, as producers do: what was not confirmed is sent again. Kafka drops what comes
-twice that way; RabbitMQ does not, so its consumers get messages more than once.
+After an outage of the broker both resend unconfirmed messages, as producers do. Kafka drops such repeated messages;
+RabbitMQ does not, so its consumers get some messages more than once.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ import msgspec
 import pyarrow as pa
 
 _STEPS_PER_S = 5
-_RESENT_EVERY = 25  # messages: that is how often the queue's sender believes that one was lost
+_RESENT_EVERY = 25  # messages: the queue's sender sends every 25th message twice, as if lost
 
 
 class Feed(threading.Thread):
-    """Sends bodies from first to last. `error` is what ended it before its time."""
+    """Sends bodies from first to last. `error` is the error that ended the feed early."""
 
     def __init__(self, bodies: Sequence[bytes], seconds: float) -> None:
         super().__init__(name="feed", daemon=True)
@@ -37,7 +37,7 @@ class Feed(threading.Thread):
             self.error = error
 
     def sender(self) -> Any:
-        """A context manager whose value sends the bodies from the first number up to the second, without it."""
+        """Context manager whose value sends the bodies from the first number up to, but without, the second."""
         raise NotImplementedError
 
     def _paced(self) -> Iterator[tuple[int, int]]:
@@ -49,7 +49,7 @@ class Feed(threading.Thread):
 
 
 class KafkaFeed(Feed):
-    """Partition after partition gets one, then one `heartbeat` each, which ends the time of what was before it."""
+    """Deals bodies to partitions in turn, then a `heartbeat` to each, which ends earlier times."""
 
     def __init__(
         self, bootstrap: str, topic: str, partitions: int, bodies: Sequence[bytes], seconds: float, heartbeat: bytes
@@ -64,7 +64,7 @@ class KafkaFeed(Feed):
     def sender(self) -> Iterator[Any]:
         from confluent_kafka import Producer
 
-        # `log_level` 0: that the broker is away is no news here.
+        # `log_level` 0: the broker is expected to be away at times.
         producer = Producer({"bootstrap.servers": self._servers, "enable.idempotence": True, "log_level": 0})
 
         def send(first: int, end: int) -> None:

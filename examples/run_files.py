@@ -1,4 +1,4 @@
-"""A folder of Parquet files that a job writes, as its readers see it."""
+"""A folder of Parquet files that a job writes, as its readers see the folder."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 
 class ParquetFolder:
-    """Names that begin with "_" or "." are nobody's business; to count rows each file is looked into once."""
+    """Ignores names that begin with "_" or "."; counts the rows of each file once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""One job of `make run`: started on Spark, processes of it and its servers killed on the way, its result reported."""
+"""One job of `make run` on Spark, with killed processes and servers, and its report."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ from examples.servers import Server
 
 RUN = Path("build/run")
 SECONDS = 25.0  # of replay
-_SLOW = 12  # times the planned length: then something is wrong
-_AWAY_S = 3.0  # a killed server
+_SLOW = 12  # multiple of the planned length that counts as a failure
+_AWAY_S = 3.0  # downtime of a killed server
 
 
 def run_job(
@@ -32,7 +32,7 @@ def run_job(
     complete: Callable[[], bool] | None = None,
     known: Callable[[], str] = str,
 ) -> tuple[JobStatus, Observer]:
-    """Run the job to its end, with a killed slot, killed servers and a killed coordinator.
+    """Runs the job to its end, with a killed slot, killed servers and a killed coordinator.
 
     `begin` is called when the job runs. `complete` returns whether all rows are visible; an endless job then stops.
     Without `complete` the job ends by itself. `known` returns text for the error of a job that does not end.
@@ -73,7 +73,7 @@ def _read(records: float) -> Callable[[JobStatus], bool]:
 
 
 def conclude(status: JobStatus, observer: Observer, verdict: Verdict, records: int, checkpoints: str) -> int:
-    """Write and print the summary. Returns the program's exit code: 0 only if the result is right."""
+    """Writes and prints the summary. Returns the program's exit code: 0 only if the result is right."""
     summary = summarise(status.job, checkpoints, records, verdict, observer)
     (RUN / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
     return report(summary, verdict, status)

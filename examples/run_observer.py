@@ -1,4 +1,4 @@
-"""One run seen from outside: polls its status, kills processes of it, confirms what each kill had to bring about."""
+"""Observer of a run: polls the status, kills processes, and waits for the effect of each kill."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from examples.run_progress import Display
 from examples.servers import Server
 
 _LOOK_S = 0.1
-_PATIENCE_S = 240.0  # for what has to happen after a kill
+_PATIENCE_S = 240.0  # for the effect of a kill
 
 
 class Observer:
@@ -22,7 +22,7 @@ class Observer:
         self._show = show
         self.recovery_ms: list[float] = []
         self.checkpoint_ms: dict[int, float] = {}
-        self.latency: dict[str, LatencyStatus] = {}  # the fullest seen: a new coordinator does not know departed slots
+        self.latency: dict[str, LatencyStatus] = {}  # the fullest: a new coordinator lacks departed slots
         self.slot_kills = 0
         self.coordinator_kills = 0
         self.server_kills = 0
@@ -45,8 +45,10 @@ class Observer:
         patience_s: float = _PATIENCE_S,
         known: Callable[[], str] = str,
     ) -> JobStatus:
-        """Look until `reached`; leave with a message, and what else is `known`, when the job ended before, or when it
-        takes too long."""
+        """Looks until `reached`; exits if the job ends before or the wait is too long.
+
+        The message includes `known()`.
+        long."""
         deadline = time.monotonic() + patience_s
         while True:
             status = self.look()
@@ -62,7 +64,7 @@ class Observer:
             time.sleep(_LOOK_S)
 
     def kill_slot(self) -> None:
-        """SIGKILL one slot's Python process; return when a new generation runs with its replacement."""
+        """Sends SIGKILL to one slot's Python process; returns when a new generation runs with the replacement."""
         before = self.look()
         victim = before.slots[-1]
         self._show.say(f"SIGKILL to slot {victim.slot}, process {victim.pid}")
@@ -81,7 +83,7 @@ class Observer:
         self._show.say(f"generation {status.token} runs {self.recovery_ms[-1]:.0f} ms after the kill")
 
     def kill_coordinator(self) -> None:
-        """SIGKILL the coordinator; return when another one has completed a checkpoint."""
+        """Sends SIGKILL to the coordinator; returns when a new coordinator has completed a checkpoint."""
         before, pid = self.look(), self._handle.coordinator_pid
         if pid is None:
             sys.exit("this job's coordinator is not the driver's child: there is nothing of ours to kill")
@@ -101,7 +103,7 @@ class Observer:
         )
 
     def kill_server(self, server: Server, away_s: float) -> None:
-        """SIGKILL all of a server and start it again later; return when a checkpoint begun since is complete."""
+        """Kills a server and starts it again; returns when a checkpoint begun since then is complete."""
         self._show.say(f"SIGKILL to {server.name}, processes {', '.join(map(str, server.pids))}")
         killed = time.monotonic()
         server.kill()

@@ -1,4 +1,4 @@
-"""What `make run` shows while the job runs: a live panel on a terminal, a line per second otherwise."""
+"""Progress of `make run`: a live panel on a terminal, else a line per second."""
 
 import contextlib
 import datetime
@@ -18,7 +18,7 @@ class Display(Protocol):
     def update(self, status: JobStatus) -> None: ...
 
     def say(self, line: str) -> None:
-        """An event worth keeping on the screen."""
+        """Prints an event that stays on the screen."""
         ...
 
 
@@ -35,7 +35,9 @@ def display(total_records: int) -> Iterator[Display]:
 
 
 class _Rate:
-    """Records per second over the last few looks; from anew when the job rolled back or its coordinator began again."""
+    """Records per second over the last looks.
+
+    Measuring starts again after a rollback of the job or a restart of its coordinator."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []

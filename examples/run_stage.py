@@ -1,4 +1,4 @@
-"""What an example of `make run EXAMPLE=…` stands on: its servers, its flow, what is fed, the verdict on the result."""
+"""Surroundings of an example of `make run`: its servers, flow, feed, and verdict."""
 
 import contextlib
 from pathlib import Path
@@ -11,17 +11,19 @@ from examples.servers import Server
 
 
 class Stage:
-    """`flow` goes on for ever; `complete` says when everything that was fed is visible in the target."""
+    """Surroundings of one example.
 
-    seconds = SECONDS  # how long it is fed, unless the command line says something else
+    `flow` is endless; `complete` is true when the rows of all fed records are visible."""
+
+    seconds = SECONDS  # time of feeding, unless the command line has another
     servers: list[Server]
     flow: Dataflow
     feed: Feed
-    records: int  # that are fed
-    _seen: int | None = None  # rows that were visible at the last look
+    records: int  # number of fed records
+    _seen: int | None = None  # visible rows at the last look
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path, seconds: float) -> None:
-        """`stack` closes what it starts; `folder` is for data that stay; `seconds`: how long the servers are fed."""
+        """`stack` closes the started servers; `folder` is for lasting data; `seconds`: time of feeding."""
         raise NotImplementedError
 
     def complete(self) -> bool:
@@ -33,7 +35,7 @@ class Stage:
         return self._seen >= self.expected_rows()
 
     def known(self) -> str:
-        """For a caller that waits without success for `complete`."""
+        """Text for a caller that waits for `complete` in vain."""
         feeding = "goes on" if self.feed.is_alive() else "has ended"
         visible = "not looked at yet" if self._seen is None else f"{self._seen:,}"
         return (
@@ -42,7 +44,7 @@ class Stage:
         )
 
     def committed(self) -> str:
-        """What the target says of itself, if there is more than its rows."""
+        """The target's own description of its state, if there is more than rows."""
         return ""
 
     def visible_rows(self) -> int:

@@ -1,4 +1,4 @@
-"""What the examples of `make run EXAMPLE=…` stand on: servers, flights that come in, the truth about the result."""
+"""Surroundings of the examples of `make run`: servers, incoming flights, expected results."""
 
 import contextlib
 import datetime
@@ -50,9 +50,9 @@ class KafkaToKafka(Stage):
         return f"Committed by partition: {self._reader.committed()}, read up to {self._reader.reached}."
 
     def check(self) -> Verdict:
-        """Each departed flight once; an airline's counts are 1, 2, 3, … in the order of the topic."""
+        """Each departed flight must occur once; an airline's counts are 1, 2, 3, … in the order of the topic."""
         rows_in = enumerate(self._flights.select(["carrier", "dep_time"]).to_pylist())
-        truth = {  # (partition, offset) -> airline, as the feed deals them out
+        truth = {  # (partition, offset) -> airline, as the feed deals flights out
             (number % _PARTITIONS, number // _PARTITIONS): row["carrier"]
             for number, row in rows_in
             if row["dep_time"] is not None
@@ -145,7 +145,7 @@ class RabbitToDelta(Stage):
         return self.records - self._flights["dep_time"].null_count
 
     def check(self) -> Verdict:
-        """Each departed flight once, as it was sent."""
+        """Each departed flight must occur once, as it was sent."""
         truth = {
             str(number): row for number, row in enumerate(self._flights.to_pylist()) if row["dep_time"] is not None
         }
@@ -180,12 +180,12 @@ STAGES: dict[str, type[Stage]] = {
 
 
 def _flights_of(share: float) -> pa.Table:
-    """The first flights of the year: a shorter run has fewer, at the same pace."""
+    """First flights of the year: a shorter run has fewer flights, at the same pace."""
     flights = load_flights()
     return flights.slice(0, round(flights.num_rows * min(1.0, share)))
 
 
 def _kafka_feed(bootstrap: str, flights: pa.Table, seconds: float) -> KafkaFeed:
     last = flights["scheduled"][-1].as_py() + datetime.timedelta(days=3)
-    heartbeat = msgspec.json.encode({"scheduled": last})  # without departure: a flight that never left
+    heartbeat = msgspec.json.encode({"scheduled": last})  # without departure time: a cancelled flight
     return KafkaFeed(bootstrap, "flights", _PARTITIONS, as_json(flights), seconds, heartbeat)

@@ -1,4 +1,4 @@
-"""build/run/summary.json: what a run says about itself. Counts come from the decision log, which no kill can blur."""
+"""build/run/summary.json: a run's summary. Counts come from the log, which survives every kill."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +13,7 @@ from examples.run_observer import Observer
 
 
 class Percentiles(msgspec.Struct):
-    """Milliseconds."""
+    """Percentiles in milliseconds."""
 
     p50: float
     p99: float
@@ -28,25 +28,25 @@ class Summary(msgspec.Struct):
     slot_kills: int
     coordinator_kills: int
     server_kills: int  # of sources and targets
-    recovery_ms: list[float]  # per kill: a slot's → all run again; else → next completed checkpoint
+    recovery_ms: list[float]  # per kill: of a slot until all run again, else until the next completed checkpoint
     lost: int
     duplicated: int
     mismatched: int
-    processed_latency_ms: Percentiles  # of the worse sink
+    processed_latency_ms: Percentiles  # of the slower sink
     visible_latency_ms: Percentiles
     checkpoint_ms: Percentiles
     matches_batch: bool
 
 
 def decisions(checkpoints: str, job: str) -> tuple[int, int]:
-    """(completed checkpoints, generations) of a job, by its log."""
+    """(completed checkpoints, generations) of a job, from its log."""
     store, paths = open_store(checkpoints), Paths(job)
     records = [decode_record(info.key, store.get(info.key)) for info in store.list(paths.log_prefix)]
     return sum(isinstance(r, Complete) for r in records), sum(isinstance(r, Fence) for r in records)
 
 
 def worst_latency(latencies: Mapping[str, LatencyStatus], kind: str) -> Percentiles:
-    """Of the sinks' latencies of one kind ("processed" or "visible") the highest of each figure."""
+    """Highest value of each figure over the sinks' latencies of one kind ("processed" or "visible")."""
     of_kind = [latency for name, latency in latencies.items() if name.endswith(f":{kind}")]
     if not of_kind:
         return Percentiles(0.0, 0.0, 0.0)

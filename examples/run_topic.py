@@ -1,4 +1,4 @@
-"""A Kafka topic as its users read it: what is committed, and nothing else."""
+"""A Kafka topic as its users read it: only committed records."""
 
 import time
 from typing import Any
@@ -6,12 +6,13 @@ from typing import Any
 from examples.servers.kafka_ends import TopicEnds
 
 _PATIENCE_S = 240.0
-_STILL_S = 5.0  # nothing comes for so long, though there is something: another client reads on
+_STILL_S = 5.0  # time without messages, although there are some, after which another client continues
 
 
 class TopicReader:
-    """Reads on where it was; in the order of each partition. Its clients are replaced when they make no progress, as
-    after a restart of the broker."""
+    """Reads a topic on from its position, in the order of each partition.
+
+    Clients without progress are replaced, as after a restart of the broker."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         from confluent_kafka.admin import AdminClient
@@ -25,7 +26,7 @@ class TopicReader:
         self._consumer = self._new_consumer()
 
     def read(self) -> list[bytes]:
-        """The values that are committed now and were not given before. Raises TimeoutError."""
+        """Returns committed values that were not returned before. Raises TimeoutError."""
         ends = self.committed()
         values: list[bytes] = []
         began = moved = time.monotonic()
@@ -42,14 +43,14 @@ class TopicReader:
         return values
 
     def committed(self) -> dict[int, int]:
-        """By partition, where the first open transaction begins."""
+        """Start of the first open transaction, by partition."""
         return self._ends.committed()
 
     def close(self) -> None:
         self._consumer.close()
 
     def _take(self, message: Any, values: list[bytes]) -> bool:
-        """Whether there is progress."""
+        """Takes one message; true if the position advanced."""
         from confluent_kafka import KafkaError
 
         before = self.reached[message.partition()] if message.topic() is not None else 0
@@ -57,7 +58,7 @@ class TopicReader:
             values.append(message.value())
             self.reached[message.partition()] = message.offset() + 1
         elif message.error().code() == KafkaError._PARTITION_EOF:
-            self.reached[message.partition()] = message.offset()  # beyond the marks of transactions
+            self.reached[message.partition()] = message.offset()  # beyond the markers of transactions
         else:
             return False
         return self.reached[message.partition()] > before

@@ -1,9 +1,10 @@
-"""Real servers for tests and examples, each on a free loopback port with data of its own, gone when the block ends.
+"""Real servers for tests and examples, each with a free loopback port and temporary data.
 
     with kafka_server(transaction_max_timeout_ms=5000) as kafka:
         kafka.bootstrap, kafka.kill(), kafka.start(), …
 
-A server that is not installed raises `ServerError`, which names the command that brings it (`.ci/servers` brings all).
+A server that is not installed raises `ServerError`, which names the command that installs it (`.ci/servers` installs
+all).
 """
 
 from examples.servers.base import Server, ServerError

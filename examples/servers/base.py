@@ -1,7 +1,7 @@
-"""What all servers of tests and examples share: a directory and a port of their own, start, stop, kill, start again.
+"""Base of all servers of tests and examples: a directory and a port, start, stop, kill, start again.
 
-A server runs below a keeper (keeper.py), so nothing of it outlives `kill`, `close` or the process that asked for it.
-Its data and port stay from one start to the next, as those of a machine that was switched off and on.
+A server runs below a keeper (keeper.py), so none of its processes outlives `kill`, `close` or the process that started
+it. Data and port stay from one start to the next, as on a machine that was switched off and on.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ from pathlib import Path
 from signal import SIGTERM
 
 _KEEPER = Path(__file__).with_name("keeper.py")
-_PORTS = range(15_000, 32_000)  # below those that systems hand to outgoing connections: a stopped server keeps its port
+_PORTS = range(15_000, 32_000)  # below the systems' ports for outgoing connections: a stopped server keeps its port
 _LOOK_S = 0.05
 _LOG_LINES = 20
-_LONGEST_PARENT = 30  # characters: paths of sockets may have some hundred
+_LONGEST_PARENT = 30  # characters: paths of sockets are limited to about a hundred
 
 
 class ServerError(RuntimeError):
-    """A server is not installed or does not start. The message says what to do, or what the server said."""
+    """A server is not installed or does not start. The message has the remedy, or the server's output."""
 
 
 class Server:
-    """Subclasses set `name` and `command`, may prepare `directory`, and say when they are `ready`."""
+    """A server. Subclasses set `name` and `command`, may prepare `directory`, and implement `ready`."""
 
     name = "server"
-    start_s = 120.0  # the longest wait for a start
+    start_s = 120.0  # longest wait for a start
     stop_signal = SIGTERM
 
     def __init__(self, user: str = "") -> None:
@@ -48,26 +48,26 @@ class Server:
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
-        """Added to this process's environment."""
+        """Variables added to this process's environment."""
         return {}
 
     def ready(self) -> bool:
-        """Does it serve? Errors count as no."""
+        """True if the server serves. Errors count as false."""
         raise NotImplementedError
 
     @property
     def running(self) -> bool:
-        """Has it served since its start, and is it still there? Not yet while it starts."""
+        """True if the server has served since its start and is alive; false while it starts."""
         return self._serving and self.alive
 
     @property
     def alive(self) -> bool:
-        """Is there a process of it?"""
+        """True if there is a process of the server."""
         return self._keeper is not None and self._keeper.poll() is None
 
     @property
     def pids(self) -> list[int]:
-        """Of all its processes, without the keeper."""
+        """Process ids of the server, without the keeper."""
         import psutil
 
         if self._keeper is None or self._keeper.poll() is not None:
@@ -75,7 +75,7 @@ class Server:
         return [child.pid for child in psutil.Process(self._keeper.pid).children(recursive=True)]
 
     def start(self) -> None:
-        """Start it and return when it serves. Again after `stop` or `kill`: with the same port and data."""
+        """Starts the server and returns when it serves. After `stop` or `kill`: with the same port and data."""
         if self.alive:
             return
         self._keeper = subprocess.Popen(
@@ -93,15 +93,15 @@ class Server:
         self._serving = True
 
     def stop(self, patience_s: float = 30.0) -> None:
-        """Ask it to end, as an administrator would; kill what has not ended then."""
+        """Asks the server to end, as an administrator would; kills it after `patience_s`."""
         self._order(f"stop {int(self.stop_signal)} {patience_s}")
 
     def kill(self) -> None:
-        """SIGKILL to all of it."""
+        """Sends SIGKILL to all processes of the server."""
         self._order("kill")
 
     def close(self) -> None:
-        """SIGKILL to all of it, and its data removed."""
+        """Sends SIGKILL to all processes of the server, and removes its data."""
         self._order("kill")
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -144,7 +144,7 @@ def _parent() -> str:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses, now or as the near end of a connection later."""
+    """A port of 127.0.0.1 that is unused, now and as the near end of a later connection."""
     while True:
         port = random.SystemRandom().choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -153,7 +153,9 @@ def free_port() -> int:
 
 
 def find_program(name: str, package: str, *places: str) -> str:
-    """Path of a program on PATH or in one of `places` (glob patterns below /). Raises ServerError with the remedy."""
+    """Path of a program on PATH or in one of `places` (glob patterns below /).
+
+    Raises ServerError with the remedy."""
     found = shutil.which(name)
     beside = [str(path) for pattern in places for path in sorted(Path("/").glob(pattern), reverse=True)]
     if not found and not beside:
@@ -162,7 +164,7 @@ def find_program(name: str, package: str, *places: str) -> str:
 
 
 def ordinary_user(name: str) -> str:
-    """Whose user a server has to run as: `name` for root (it refuses root), nobody else's ("") otherwise."""
+    """User under whom a server has to run: `name` for root, whom it refuses, else "" for this user."""
     if os.getuid() != 0:
         return ""
     try:
@@ -173,7 +175,7 @@ def ordinary_user(name: str) -> str:
 
 
 def run_as(user: str, command: list[str], directory: Path, environment: dict[str, str] | None = None) -> None:
-    """Run a command to its end. Raises ServerError with what it said."""
+    """Runs a command to its end. Raises ServerError with the command's output."""
     as_user = {"user": user, "group": user, "extra_groups": []} if user else {}
     done = subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""A ClickHouse server of this run's own, from Debian's package."""
+"""A temporary ClickHouse server, from Debian's package."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An HDFS of this run's own: the name node and a data node of Hadoop in one process, from Maven Central."""
+"""A temporary HDFS: name node and data node of Hadoop in one process, from Maven Central."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ _SETTINGS = {"dfs.replication": 1, "dfs.namenode.safemode.extension": 0, "dfs.he
 
 
 class HdfsServer(Server):
-    """`port`: of the REST interface."""
+    """An HDFS. `port`: of the REST interface."""
 
     name = "hdfs"
 
@@ -49,13 +49,13 @@ class HdfsServer(Server):
         return bool(state["FSState"] == "Operational" and state["NumLiveDataNodes"] == 1)
 
     def new_url(self) -> str:
-        """Of a folder that nobody else uses."""
+        """URL of a new folder."""
         return f"webhdfs://127.0.0.1:{self.port}/test-{uuid.uuid4().hex[:12]}/some"
 
 
 @contextlib.contextmanager
 def hdfs_server() -> Iterator[HdfsServer]:
-    """A running HDFS with no files."""
+    """A running HDFS without files."""
     server = HdfsServer()
     try:
         server.start()

@@ -1,7 +1,7 @@
-"""An Iceberg REST catalog of this run's own: the test server of the Iceberg project, from Maven Central.
+"""A temporary Iceberg REST catalog: the test server of the Iceberg project, from Maven Central.
 
-It keeps its tables in SQLite, so what was committed survives its death. One connection to that: of two, one may find
-the database locked, and does not give its own lock back.
+The catalog keeps its tables in SQLite, so committed tables survive a kill. It uses one connection: with two
+connections, one may find the database locked, and then does not release its own lock.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class IcebergRestServer(Server):
 
     @property
     def properties(self) -> dict[str, str]:
-        """Of the catalog, for its clients."""
+        """Properties of the catalog, for clients."""
         return {"type": "rest", "uri": f"http://127.0.0.1:{self.port}"}
 
     def command(self) -> list[str]:

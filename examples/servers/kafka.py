@@ -1,4 +1,4 @@
-"""A Kafka broker of this run's own: the real one, broker and controller in one process (KRaft), from Maven Central."""
+"""A temporary Kafka broker: broker and controller in one process (KRaft), from Maven Central."""
 
 import base64
 import contextlib
@@ -19,7 +19,7 @@ from examples.servers.maven import java_program, maven_jars
 _POM = Path(__file__).with_name("pom.xml")
 _QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 _JVM = ["-Xmx256m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", _QUIET]
-_SETTINGS = {  # short waits and small internal topics: one broker on a machine that others use too
+_SETTINGS = {  # short waits and small internal topics: one broker on a shared machine
     "group_initial_rebalance_delay_ms": 0,
     "offsets_topic_replication_factor": 1,
     "offsets_topic_num_partitions": 4,
@@ -68,11 +68,13 @@ class KafkaServer(Server):
 
     @property
     def bootstrap(self) -> str:
-        """host:port, as clients want it in `bootstrap.servers`."""
+        """host:port for clients' `bootstrap.servers`."""
         return f"127.0.0.1:{self.port}"
 
     def configure(self, **settings: object) -> None:
-        """Broker settings from the next start on: `transaction_max_timeout_ms` for `transaction.max.timeout.ms`."""
+        """Sets broker settings from the next start on.
+
+        `transaction_max_timeout_ms` stands for `transaction.max.timeout.ms`."""
         chosen = {
             "process_roles": "broker,controller",
             "node_id": 1,
@@ -97,7 +99,7 @@ class KafkaServer(Server):
         return len(admin.list_topics(timeout=2).brokers) > 0
 
     def create_topic(self, topic: str, partitions: int = 1, **config: object) -> None:
-        """`retention_ms=1000` for `retention.ms`. Returns when the topic can be used."""
+        """Creates a topic, and returns when it is usable. `retention_ms=1000` stands for `retention.ms`."""
         from confluent_kafka import KafkaError
         from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -110,7 +112,7 @@ class KafkaServer(Server):
             if time.monotonic() > deadline:
                 raise ServerError(f"topic {topic} has no leaders after {self.start_s:.0f} s")
             time.sleep(0.02)
-        TopicEnds(self.bootstrap, topic, partitions).committed()  # a leader may not know of it yet
+        TopicEnds(self.bootstrap, topic, partitions).committed()  # a leader may not know of the topic yet
 
     def _java(self, main: str) -> list[str]:
         java = java_program()
@@ -124,7 +126,7 @@ def _has_leaders(admin: Any, topic: str, partitions: int) -> bool:
 
 @contextlib.contextmanager
 def kafka_server(**settings: object) -> Iterator[KafkaServer]:
-    """A running broker with no topics; `settings` as for `KafkaServer.configure`."""
+    """A running broker without topics; `settings` as for `KafkaServer.configure`."""
     server = KafkaServer(settings)
     try:
         server.start()
@@ -135,14 +137,15 @@ def kafka_server(**settings: object) -> Iterator[KafkaServer]:
 
 @functools.lru_cache
 def jars() -> Path:
-    """The directory with the broker's jars; fetched by Maven when this machine has none of this version."""
+    """Directory with the broker's jars, fetched by Maven if this machine lacks this version."""
     version = re.findall(r"<kafka.version>(.*)</kafka.version>", _POM.read_text())[0]
     return maven_jars(_POM, f"kafka-{version}")
 
 
 def class_archive(java: str) -> Path:
-    """Where the broker's classes are as this `java` has them in memory, if anybody made it (tests do): a broker starts
-    in two thirds of the time."""
+    """Archive of the broker's loaded classes for this `java`, if tests have made it.
+
+    With the archive a broker starts in two thirds of the time."""
     found = shutil.which(java) or java
     real = Path(found).resolve()
     known = hashlib.sha256(f"{real} {real.stat().st_mtime_ns if real.exists() else 0}".encode()).hexdigest()[:12]
@@ -150,7 +153,7 @@ def class_archive(java: str) -> Path:
 
 
 def _loaded_from(archive: Path) -> list[str]:
-    """One that does not fit is passed over in silence."""
+    """Options to load classes from the archive; Java silently ignores an archive that does not fit."""
     return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"] if archive.exists() else []
 
 

@@ -1,4 +1,4 @@
-"""Where a topic ends, asked of a broker that may just have been started again."""
+"""Ends of a topic, from a broker that may have just restarted."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def asked_again(question: Callable[[], T]) -> T:
-    """Its answer. Asked again while it raises KafkaException, for a minute: a busy broker may not answer in time."""
+    """Answer to a question, repeated for a minute on KafkaException: a busy broker may be slow."""
     from confluent_kafka import KafkaException
 
     deadline = time.monotonic() + _PATIENCE_S
@@ -28,8 +28,10 @@ def asked_again(question: Callable[[], T]) -> T:
 
 
 def done_at_last(order: Callable[[], object], *done_already: int) -> None:
-    """A change at the broker, ordered again as in `asked_again`. `done_already`: codes of errors by which it tells that
-    it has carried out an order whose answer was lost; for the first order they are errors."""
+    """Carries out a change at the broker, with retries as in `asked_again`.
+
+    `done_already`: codes of errors that report a change as already done: success if an earlier answer was lost, errors
+    at the first attempt."""
     from confluent_kafka import KafkaException
 
     deadline = time.monotonic() + _PATIENCE_S
@@ -49,7 +51,7 @@ def done_at_last(order: Callable[[], object], *done_already: int) -> None:
 
 
 class TopicEnds:
-    """Of all partitions. A client that is wrong about their leaders, as one may be for ever, is replaced."""
+    """Ends of all partitions. Replaces a client that has wrong leaders, possibly for ever."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         from confluent_kafka import TopicPartition
@@ -59,13 +61,15 @@ class TopicEnds:
         self._asker = Asker(lambda: AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}))
 
     def committed(self) -> dict[int, int]:
-        """Before the first open transaction, by partition. Raises KafkaException when nobody answers for a minute."""
+        """Ends before the first open transaction, by partition.
+
+        Raises KafkaException after a minute without answer."""
         from confluent_kafka import IsolationLevel
 
         return self._ends(IsolationLevel.READ_COMMITTED)
 
     def written(self) -> dict[int, int]:
-        """Open transactions included."""
+        """Ends including open transactions."""
         from confluent_kafka import IsolationLevel
 
         return self._ends(IsolationLevel.READ_UNCOMMITTED)

@@ -1,11 +1,13 @@
-"""Keeps one server: starts it, and ends all its processes when told to, or when whoever asked for it is gone.
+"""Keeper of one server: starts the server, and ends all its processes.
+
+The end comes on order, or when the ordering process is gone.
 
     python keeper.py <user, "" for this one> <directory> <log file> <command> …
 
-Standard input says what to do: `stop <signal> <seconds>` (ask the server to end, and wait), `kill` (SIGKILL to all
-of it). Its end means that the asking process died: then everything is killed and the directory removed. Servers fork
-and detach processes as they like (PostgreSQL's backends, RabbitMQ's port mapper): as the reaper of all its descendants
-the keeper finds them all. Exits with the server's exit code once nothing of it runs any more.
+Orders come from standard input: `stop <signal> <seconds>` (ask the server to end, and wait), `kill` (SIGKILL to all
+processes). End of input means that the ordering process died: everything is killed and the directory removed. Servers
+fork and detach processes as they like (PostgreSQL's backends, RabbitMQ's port mapper): as reaper of all descendants the
+keeper finds them all. Exits with the server's exit code when no process of the server is left.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""A MariaDB server of this run's own, from Debian's package. It speaks MySQL's protocol."""
+"""A temporary MariaDB server, from Debian's package. The server speaks MySQL's protocol."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,8 +10,7 @@ from examples.servers.base import Server, find_program, ordinary_user, run_as
 USER = "barrier"
 DATABASE = "barrier"
 _SETTINGS = {
-    # What the kernel was given survives SIGKILL. Against the end of the machine, which syncing is for, nothing is
-    # tested.
+    # Data in the kernel survive SIGKILL. Syncing protects from the end of the machine, which is not tested.
     "innodb-flush-method": "nosync",
     "innodb-buffer-pool-size": "32M",
     "innodb-log-file-size": "16M",
@@ -53,7 +52,7 @@ class MariaServer(Server):
 
     @property
     def url(self) -> str:
-        """With the password if the server asks for one."""
+        """URL, with the password if the server requires one."""
         login = f"{USER}:{self._password}" if self._password else USER
         return f"mysql://{login}@127.0.0.1:{self.port}/{DATABASE}"
 
@@ -93,7 +92,7 @@ class MariaServer(Server):
 
 @contextlib.contextmanager
 def mariadb_server(*, password: str | None = None) -> Iterator[MariaServer]:
-    """A running server with an empty database `barrier`, whose user of that name may do everything."""
+    """A running server with an empty database `barrier`, whose user `barrier` has all rights."""
     server = MariaServer(password)
     try:
         server.start()

@@ -1,4 +1,4 @@
-"""What is fetched once a machine, jars from Maven Central above all, and the program that runs them."""
+"""Files fetched once per machine, mostly jars from Maven Central, and the program that runs them."""
 
 import contextlib
 import os
@@ -11,13 +11,14 @@ from examples.servers.base import ServerError, find_program, run_as
 
 
 def machine_cache() -> Path:
-    """For what is fetched once a machine, whatever clone asks for it."""
+    """Folder for files fetched once per machine, shared by all clones."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "barrier-runtime"
 
 
 def fetched_once(name: str, fetch: Callable[[Path], None]) -> Path:
-    """The directory `name` of the machine's cache, which `fetch` fills if it is not there yet. It is given a directory
-    to work in, and makes `fetched` in it."""
+    """Directory `name` of the machine's cache, filled by `fetch` if missing.
+
+    `fetch` gets a directory to work in, and makes `fetched` there."""
     cache = machine_cache()
     kept = cache / name
     if kept.exists():
@@ -33,7 +34,7 @@ def fetched_once(name: str, fetch: Callable[[Path], None]) -> Path:
 
 
 def maven_jars(pom: Path, name: str) -> Path:
-    """The directory with all that `pom` depends on. `name`: of the directory, with the version."""
+    """Directory with all dependencies of `pom`. `name`: of the directory, with the version."""
 
     def fetch(work: Path) -> None:
         shutil.copy(pom, work / "pom.xml")

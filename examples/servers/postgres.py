@@ -1,4 +1,4 @@
-"""A PostgreSQL server of this run's own, from Debian's package."""
+"""A temporary PostgreSQL server, from Debian's package."""
 
 import contextlib
 import subprocess
@@ -12,7 +12,7 @@ from examples.servers.base import Server, find_program, ordinary_user, run_as
 USER = "barrier"
 _CLUSTER = ["--encoding=UTF8", "--locale=C", "--no-sync"]
 _SETTINGS = {
-    # What the kernel was given survives SIGKILL. Against the end of the machine, which fsync is for, nothing is tested.
+    # Data in the kernel survive SIGKILL. fsync protects from the end of the machine, which is not tested.
     "fsync": "off",
     "dynamic_shared_memory_type": "mmap",  # in the data directory: a killed server leaves nothing in /dev/shm
     "shared_buffers": "32MB",
@@ -27,7 +27,7 @@ _SETTINGS = {
 
 class PostgresServer(Server):
     name = "postgres"
-    stop_signal = SIGINT  # "fast": sessions are ended, not waited for
+    stop_signal = SIGINT  # "fast": ends sessions instead of waiting
 
     def __init__(self, settings: dict[str, object], password: str | None = None) -> None:
         binaries = Path(find_program("postgres", "postgresql", "usr/lib/postgresql/*/bin/postgres")).parent
@@ -49,21 +49,21 @@ class PostgresServer(Server):
 
     @property
     def url(self) -> str:
-        """For psycopg and libpq; with the password if the server asks for one."""
+        """URL for psycopg and libpq, with the password if the server requires one."""
         login = f"{USER}:{quote(self._password, safe='')}" if self._password else USER
         return f"postgresql://{login}@127.0.0.1:{self.port}/postgres"
 
     @property
     def dsn(self) -> str:
-        """Without the password."""
+        """Connection string without the password."""
         return f"host=127.0.0.1 port={self.port} user={USER} dbname=postgres"
 
     def configure(self, **settings: object) -> None:
-        """Server settings from the next start on: `max_prepared_transactions=0`."""
+        """Sets server settings from the next start on, such as `max_prepared_transactions=0`."""
         self._settings = {**_SETTINGS, **self._settings, **settings}
 
     def command(self) -> list[str]:
-        # Nothing of an earlier start lives: a process that happens to have its number must not stop this one.
+        # No process of an earlier start lives; another process with the same number must not prevent this start.
         self._forget_shared_memory()
         (self._data / "postmaster.pid").unlink(missing_ok=True)
         chosen = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
@@ -86,7 +86,8 @@ class PostgresServer(Server):
         return self.directory / "data"
 
     def _forget_shared_memory(self) -> None:
-        """A killed server leaves a System V segment in the kernel; its number is in line 7 of the pid file."""
+        """Removes a killed server's System V segment; its number is in line 7 of the pid file.
+        file."""
         with contextlib.suppress(FileNotFoundError):
             lines = (self._data / "postmaster.pid").read_text().splitlines()
             if len(lines) >= 7 and lines[6].split():
@@ -95,7 +96,7 @@ class PostgresServer(Server):
 
 @contextlib.contextmanager
 def postgres_server(*, password: str | None = None, **settings: object) -> Iterator[PostgresServer]:
-    """A running, empty server; superuser `barrier`, whom it trusts unless there is a password."""
+    """A running, empty server; superuser `barrier`, without password unless given."""
     server = PostgresServer(settings, password)
     try:
         server.start()

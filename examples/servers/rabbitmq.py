@@ -1,4 +1,4 @@
-"""A RabbitMQ broker of this run's own, from Debian's package, with its own Erlang port mapper."""
+"""A temporary RabbitMQ broker, from Debian's package, with an Erlang port mapper of its own."""
 
 import contextlib
 import shutil
@@ -11,7 +11,7 @@ class RabbitServer(Server):
     name = "rabbitmq"
 
     def __init__(self) -> None:
-        # Debian's /usr/sbin/rabbitmq-server changes user and directories by its own rules: start what it wraps.
+        # Debian's /usr/sbin/rabbitmq-server changes user and directories by its own rules: start the wrapped program.
         self._program = find_program("rabbitmq-server", "rabbitmq-server", "usr/lib/rabbitmq/bin/rabbitmq-server")
         super().__init__(ordinary_user("rabbitmq"))
         self._between_nodes, self._mapper = free_port(), free_port()
@@ -26,7 +26,7 @@ class RabbitServer(Server):
 
     @property
     def url(self) -> str:
-        """Without credentials: clients are the user `guest` unless told otherwise."""
+        """URL without credentials: clients use the user `guest` by default."""
         return f"amqp://127.0.0.1:{self.port}/%2F"
 
     def command(self) -> list[str]:
@@ -35,7 +35,7 @@ class RabbitServer(Server):
     def environment(self) -> dict[str, str]:
         here = self.directory
         return {
-            "HOME": str(here),  # its Erlang cookie
+            "HOME": str(here),  # for the Erlang cookie
             "RABBITMQ_NODENAME": f"barrier-{self.port}@localhost",
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),

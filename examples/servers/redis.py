@@ -1,4 +1,4 @@
-"""A Redis server of this run's own, from Debian's package. Keeps its data in an append-only file."""
+"""A temporary Redis server, from Debian's package, with data in an append-only file."""
 
 import contextlib
 import socket
@@ -19,8 +19,8 @@ class RedisServer(Server):
         return f"redis://127.0.0.1:{self.port}/0"
 
     def command(self) -> list[str]:
-        # Without fsync each command is in the kernel's hands before its answer, which SIGKILL cannot take back; with
-        # "everysec" Redis puts writes off while a flush is under way.
+        # Without fsync the kernel has each command before its answer, and SIGKILL cannot undo this; with "everysec"
+        # Redis delays writes during a flush.
         kept = ["--save", "", "--appendonly", "yes", "--appendfsync", "no"]
         return [self._program, "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.directory), *kept]
 

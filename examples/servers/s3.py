@@ -1,13 +1,13 @@
-"""An S3 endpoint of this run's own: moto's server as a child process, with one empty bucket.
+"""A temporary S3 endpoint: moto's server as a child process, with one empty bucket.
 
     python -m examples.servers.s3 9000
 
-moto checks the condition of a put and stores the object in two steps, with nothing between them to keep another request
-out: two creators of one key can both be told that they won. S3 never does that, and the protocol rests on it, so here
-requests are answered one at a time.
+moto checks the condition of a put and stores the object in two steps, without excluding other requests in between: two
+creators of one key can both get success. S3 never does that, and the protocol relies on it, so requests are answered
+one at a time here.
 
-moto keeps its objects in memory, S3 keeps them whatever happens. So `stop` and `kill` end the service, not the process:
-nobody listens any more and every connection is cut, also of requests under way, whose outcome no client learns.
+moto keeps its objects in memory, whereas S3 keeps them in any case. So `stop` and `kill` end the service, not the
+process: nobody listens, and every connection is cut, also of running requests, whose outcome no client learns.
 """
 
 import contextlib
@@ -82,7 +82,9 @@ class S3Server(Server):
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3Server]:
-    """Endpoint and (dummy) credentials are in this process's environment, as for any S3 user, while the block runs."""
+    """A running S3 endpoint.
+
+    Endpoint and (dummy) credentials are in this process's environment during the block."""
     server = S3Server()
     try:
         server.start()
@@ -94,7 +96,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @contextlib.contextmanager
 def known_to_clients(server: S3Server) -> Iterator[None]:
-    """What `s3_server` says of the environment, for a server that runs; its bucket is made."""
+    """Sets the environment of `s3_server` for a running server, and makes its bucket."""
     mine = {
         "AWS_ENDPOINT_URL": server.endpoint,
         "AWS_ACCESS_KEY_ID": "test",
@@ -117,7 +119,7 @@ def known_to_clients(server: S3Server) -> Iterator[None]:
 
 
 class OneAtATime:
-    """A WSGI application that works off one request after the other."""
+    """WSGI application that handles one request after the other."""
 
     def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
         self._application = application
@@ -135,10 +137,9 @@ def moto_application() -> OneAtATime:
 
 
 def make_s3_server(port: int, application: OneAtATime, connections: set[socket.socket] | None = None) -> Any:
-    """A server on 127.0.0.1 (port 0: any free one), not yet serving: call `serve_forever`, later `shutdown`.
+    """Makes a server on 127.0.0.1 (port 0: any free port): call `serve_forever`, later `shutdown`.
 
-    `connections` holds those that are open.
-    """
+    `connections` holds the open connections."""
     from moto.moto_server.werkzeug_app import MotoRequestHandler
     from werkzeug.serving import make_server
 
@@ -157,7 +158,7 @@ def make_s3_server(port: int, application: OneAtATime, connections: set[socket.s
 
 
 def serve(port: int) -> None:
-    """Serve, refuse and serve again as the signals say, until killed."""
+    """Serves, refuses and serves again on signals, until killed."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [_REFUSE, _SERVE])
     application, connections = moto_application(), set[socket.socket]()
     while True:

@@ -1,4 +1,4 @@
-"""Rows as JSON lines for an HTTP endpoint that ignores a request whose idempotency key it has seen.
+"""Sink of JSON lines for an HTTP endpoint that ignores known idempotency keys.
 
 flow = ….sink("rows", WebhookSink("https://example.org/rows"))
 """
@@ -16,12 +16,13 @@ from barrier_runtime import InvalidJob, Unavailable, WriteAheadSink
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import DeliveryToken
 
 _ANSWER_S = 30
-_TRY_AGAIN = (408, 425, 429)  # and every error of the server
+_TRY_AGAIN = (408, 425, 429)  # and every server error
 
 
 class WebhookSink(WriteAheadSink):
-    """`url`: of the endpoint, which gets one POST per subtask and checkpoint. Columns are integers, texts or booleans;
-    other types are refused with the remedy."""
+    """Sends one POST per subtask and checkpoint to the endpoint `url`.
+
+    Columns are integers, texts or booleans; other types are refused with the remedy."""
 
     kind: ClassVar[str] = "webhook"
 
