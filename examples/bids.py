@@ -1,7 +1,6 @@
 """An auction house (Nexmark's events): four questions in one flow, from Kafka and exactly once.
 
-    KAFKA=localhost:9092 barrier-runtime run examples/bids.py:flow --master 'local[4,16]' --checkpoints
-    build/checkpoints
+    KAFKA=localhost:9092 barrier-runtime run examples/bids.py:flow --master 'local[4,16]' --checkpoints build/c
 
 - `hot`: every two seconds, the auctions with the most bids in the last ten seconds (Nexmark's q5): sliding windows,
   joined with the greatest count of each window.
@@ -29,8 +28,7 @@ _MOMENT = timedelta(milliseconds=1)
 def results(events: Stream) -> dict[str, Stream]:
     """Answers by name, from `events` with the columns of `EVENT`.
 
-    A column that a kind lacks is null; `at` is in milliseconds.
-    milliseconds."""
+    A column that a kind lacks is null; `at` is in milliseconds."""
     bids = events.filter(f"kind = {BID}").select(["auction", "bidder", "price", "at"])
     return {
         "hot": _hot(bids),

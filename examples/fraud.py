@@ -103,8 +103,7 @@ class Guard:
 class Holders:
     """Holders of cards, in PostgreSQL.
 
-    Each request opens a connection: the database may have restarted since the last request.
-    request."""
+    Each request opens a connection: the database may have restarted since the last request."""
 
     def __init__(self, database: str) -> None:
         self._database = database

@@ -29,8 +29,7 @@ _PATIENCE_S = 300.0
 class GrowSummary(msgspec.Struct):
     """Summary of a run.
 
-    `lost`, `doubled`, `wrong` count rows of both jobs, and state entries that differ from the output.
-    output."""
+    `lost`, `doubled`, `wrong` count rows of both jobs, and state entries that differ from the output."""
 
     records: int
     rescale_pause_ms: int

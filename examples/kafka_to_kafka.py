@@ -1,7 +1,6 @@
 """Departed flights from one Kafka topic to another, with counts per airline. Exactly once.
 
-KAFKA=localhost:9092 barrier-runtime run examples/kafka_to_kafka.py:flow --master 'local[4,16]' --checkpoints
-build/c
+KAFKA=localhost:9092 barrier-runtime run examples/kafka_to_kafka.py:flow --master 'local[4,16]' --checkpoints build/c
 """
 
 import os

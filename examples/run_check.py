@@ -34,8 +34,7 @@ GROUP BY 1, 2, 3, 4
 class Verdict:
     """Verdict on a run.
 
-    `lost`, `duplicated`, `mismatched` count rows of both results; `windows` and `flights` are of the batch answer.
-    answer."""
+    `lost`, `duplicated`, `mismatched` count rows of both results; `windows` and `flights` are of the batch answer."""
 
     windows: int
     flights: int

@@ -47,8 +47,7 @@ class Observer:
     ) -> JobStatus:
         """Looks until `reached`; exits if the job ends before or the wait is too long.
 
-        The message includes `known()`.
-        long."""
+        The message includes `known()`."""
         deadline = time.monotonic() + patience_s
         while True:
             status = self.look()

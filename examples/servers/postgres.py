@@ -86,8 +86,7 @@ class PostgresServer(Server):
         return self.directory / "data"
 
     def _forget_shared_memory(self) -> None:
-        """Removes a killed server's System V segment; its number is in line 7 of the pid file.
-        file."""
+        """Removes a killed server's System V segment; its number is in line 7 of the pid file."""
         with contextlib.suppress(FileNotFoundError):
             lines = (self._data / "postmaster.pid").read_text().splitlines()
             if len(lines) >= 7 and lines[6].split():
