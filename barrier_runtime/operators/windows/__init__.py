@@ -1,1 +1,1 @@
-"""Windows by event time, wall clock or count: which rows belong to one, what it holds, when it is emitted."""
+"""Windows by event time, wall clock or count: assignment of rows, content, and times of results."""

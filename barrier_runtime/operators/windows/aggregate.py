@@ -1,13 +1,13 @@
-"""Entries per key and window: (keys, window start), with results when the window is over.
+"""Entries per key and window, keyed by (keys, window start), with results when the window is over.
 
-A window is over when the watermark reaches its last millisecond; it is emitted then. Without an allowed lateness it is
-removed at once, and rows of windows that are over are late. With one it is kept for that long, and each row that still
-comes for it emits it again, so that how often does not depend on where batches end. Results of one watermark come
-ordered by window and keys, so a replay gives the same rows in the same order.
+A window is over, and emitted, when the watermark reaches its last millisecond. Without an allowed lateness the window
+is removed at once, and rows of windows that are over are late. With an allowed lateness the window is kept for that
+long, and each late row emits the window again, so the number of results does not depend on the cuts of batches. Results
+of a watermark are ordered by window and keys, so a replay gives the same rows in the same order.
 
-When the entries outgrow their memory, some leave it for the key-value store (`ColumnTable`), and come back one by one
-when a row is theirs. What is due is then asked for by the start of the window: what is in memory comes first, ordered
-as ever, then what is not, by key group and key.
+If the entries outgrow their memory, some are evicted to the key-value store (`ColumnTable`), and loaded one by one for
+their rows. Due entries are then looked up by the start of the window: entries in memory first, in the usual order,
+followed by evicted entries, by key group and key.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,14 +32,14 @@ from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.rules.on_close import OnClose
 from barrier_runtime.state.keys.key_groups import key_groups_of_int64
 
-_MAX_ASSIGNED = 262_144  # rows of a batch, each as often as it has windows: more are worked on in parts
-_ROWS_ON_DISK = 128  # of a slice, once not all windows are in memory
+_MAX_ASSIGNED = 262_144  # (row, window) pairs of a batch; larger batches are processed in parts
+_ROWS_ON_DISK = 128  # rows of a turn if some windows are evicted
 
 
 class Windows(WindowEntries):
     """Entries of windows that begin at known times."""
 
-    evictable = True  # row ids are not kept across batches, but where that can be done without
+    evictable = True  # row ids are kept across batches only where they are dispensable
 
     def __init__(self, operator: WindowOperator) -> None:
         window, trigger = operator.window, operator.trigger
@@ -47,10 +47,10 @@ class Windows(WindowEntries):
         early = trigger is not None and trigger.tells_early
         super().__init__(operator, told_of_windows(window.bounded, operator.lateness_ms > 0, early))
         self.window = window
-        self.due = ByStart()  # not emitted yet
-        self.kept = ByStart()  # and kept for late rows
-        self._by_group: Batch | None = None  # what was given back in the order of key groups
-        self._loaded = 0  # of `ColumnTable.loaded`, which `bounds` knows of
+        self.due = ByStart()  # not yet emitted
+        self.kept = ByStart()  # emitted, and kept for late rows
+        self._by_group: Batch | None = None  # rest of a batch already in the order of key groups
+        self._loaded = 0  # value of `ColumnTable.loaded` that `bounds` accounts for
         self.held: list[tuple[pa.RecordBatch, Ints]] | None = None  # results that wait, and the row that brings each
         self._rule = OnClose(self) if trigger is None else trigger.rule(self)
         self.evictable = self._rule.evictable
@@ -66,11 +66,11 @@ class Windows(WindowEntries):
         self._rule.restored()
 
     def _find_starts(self) -> None:
-        """Restored with entries that are not in memory: which windows there are."""
+        """Finds the windows after a restore with evicted entries."""
         self.due.forget_row_ids()
         self.kept.forget_row_ids()
         if self.operator.going_to_ms is not None:
-            # Some may be over and not emitted yet, and with a lateness others emitted; these are passed over then.
+            # Some may be over and not emitted yet, others (with a lateness) emitted; emitted ones are skipped later.
             starts = self.table.lasts(WATERMARK_MIN)
             self.due.note_starts(starts)
         else:
@@ -84,7 +84,7 @@ class Windows(WindowEntries):
         return self._rule.columns()
 
     def _were_over(self, row_ids: Ints) -> npt.NDArray[np.bool_]:
-        """Of restored entries: those that were emitted when they were over, and kept."""
+        """Returns which restored entries were emitted when they were over, and kept."""
         return self._rule.were_over(row_ids) if self._lateness_ms else np.zeros(len(row_ids), np.bool_)
 
     @property
@@ -97,7 +97,7 @@ class Windows(WindowEntries):
 
     @property
     def _per_row(self) -> int:
-        """Entries that a row is added to, at most."""
+        """Greatest number of entries that a row is added to."""
         return self.window.per_row
 
     def process(self, batch: Batch, emit: Emit) -> None:
@@ -131,8 +131,7 @@ class Windows(WindowEntries):
             batch = batch.slice(row)
 
     def _process_slices(self, batch: Batch, emit: Emit) -> None:
-        """Windows of these rows may be in the store, which takes some 30 us for each: after a slice of them the rest is
-        given back."""
+        """Processes a turn of rows and returns the rest: each row may load a window from the store, some 30 us."""
         if batch is not self._by_group:
             batch = self._ordered_by_group(batch)
         until_s = self.operator.context.now_s() + SLICE_S
@@ -148,8 +147,8 @@ class Windows(WindowEntries):
             return
 
     def _ordered_by_group(self, batch: Batch) -> Batch:
-        """The rows of a slice lie together in the store: of few key groups, a slice has the same few parts of files to
-        look into. Where results do not depend on the order of rows of several keys."""
+        """Returns the rows by key group if results do not depend on the order of different keys.
+        A turn then reads the same few parts of the store's files."""
         if not self._rule.any_order or self._lateness_ms or batch.reached is not None:
             return batch
         keys = self.codec.int64(self.codec.arrays(batch.rows))
@@ -159,8 +158,9 @@ class Windows(WindowEntries):
         return Batch(batch.rows.take(pa.array(np.argsort(groups, kind="stable"))), batch.emit_ns)
 
     def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
-        """With an allowed lateness there may be windows to emit before a row, wherever batches end: then it gives the
-        number of the row and event time at it, and does nothing."""
+        """Adds a batch's rows to their windows.
+        With an allowed lateness windows may be due before a row: then returns the row's number and the event time
+        reached there, and does nothing."""
         operator = self.operator
         times_ms = operator.times_of(batch)
         if times_ms is None:
@@ -209,7 +209,7 @@ class Windows(WindowEntries):
                 yield
 
     def _close(self, before: int) -> Iterator[None]:
-        """Remove the windows that start before that, of which not all entries are in memory."""
+        """Removes the windows that start before `before`, some of whose entries are evicted."""
         for start in self.kept.take_starts(before):
             for row_ids in self.table.entries_of(start):
                 for first in range(0, len(row_ids), FEW):
@@ -226,8 +226,8 @@ class Windows(WindowEntries):
             yield from self._fire_parts(due, emit)
 
     def _fire_starts(self, starts: Iterable[int], emit: Emit, by_floors: bool = False) -> Iterator[None]:
-        """The windows that start then, of which not all entries are in memory. `by_floors`: only those that are over
-        by the event time of their key group."""
+        """Fires the windows with these starts, some of whose entries are evicted.
+        `by_floors`: only windows that are over by the event time of their key group."""
         for start in starts:
             for row_ids in self.table.entries_of(start):
                 row_ids = row_ids[~self._were_over(row_ids)]
@@ -259,7 +259,7 @@ class Windows(WindowEntries):
         yield from self._fire_parts(due[over], emit)
 
     def _first_kept(self, watermark_ms: int) -> int:
-        """Windows that start before it are gone, and rows of them too late."""
+        """Returns the first start of kept windows; rows of earlier windows are too late."""
         if watermark_ms == WATERMARK_MAX:
             return WATERMARK_MAX
         return self.window.first_open_start(watermark_ms - self._lateness_ms)
@@ -271,7 +271,7 @@ class Windows(WindowEntries):
     def _first_due(
         self, batch: Batch, assigned: Ints | None, starts: Ints, over: npt.NDArray[np.bool_]
     ) -> tuple[int, int] | None:
-        """The first row of a window that is over before which windows have to be emitted, and event time at it."""
+        """Returns the first row of a window that is over before which windows are due, and event time reached there."""
         behind = np.flatnonzero(over)
         if not len(behind) or batch.reached is None:
             return None
@@ -288,8 +288,8 @@ class Windows(WindowEntries):
         self.table.remove(row_ids)
 
     def add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> Ints:
-        """Rows into windows that are not over; gives the entry of each. `of_row`: which rows of `batch` they are; None:
-        all, in order."""
+        """Adds rows to windows that are not over; returns each row's entry.
+        `of_row`: the rows' numbers in `batch`; None: all, in order."""
         if not rows.num_rows:
             return starts
         row_ids = self.row_ids(rows, starts)
@@ -300,7 +300,7 @@ class Windows(WindowEntries):
         return row_ids
 
     def row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
-        """The entry of each row."""
+        """Returns each row's entry."""
         keys = self.codec.arrays(rows)
         ints = self.codec.int64(keys)
         if ints is not None:
@@ -320,8 +320,9 @@ class Windows(WindowEntries):
     def _without_late(
         self, batch: Batch, assigned: Ints | None, starts: Ints, closed: npt.NDArray[np.bool_], emit: Emit
     ) -> tuple[pa.RecordBatch, Ints, Ints]:
-        """The rows, each once per window of it that is not closed, the windows' starts, and which they are of all. A
-        row is late when all of its windows are closed."""
+        """Returns the rows without closed windows (each row once per open window), window starts, and numbers in
+        `starts`.
+        A row is late if all of its windows are closed."""
         rows = batch.rows
         kept = np.flatnonzero(~closed)
         if assigned is None and len(kept) == len(starts):
@@ -334,7 +335,7 @@ class Windows(WindowEntries):
         return rows.take(pa.array(of_row)), starts[kept], kept
 
     def note(self, windows: ByStart, row_ids: Ints) -> None:
-        """Entries that are new among `windows`."""
+        """Adds new entries to `windows`."""
         if len(row_ids):
             ints = self.table.int_keys_of(row_ids)
             starts = ints[-1] if ints is not None else [key[-1] for key in self.table.keys_of(row_ids)]
@@ -352,16 +353,16 @@ class Windows(WindowEntries):
             self.keep(row_ids)
         else:
             self.remove(row_ids)
-        # Before a window's results event time has come to its last millisecond, wherever batches end.
+        # before a window's results, event time has reached its last millisecond, independent of the cuts of batches
         self.send(results, ends - 2, emit)
 
     def keep(self, row_ids: Ints) -> None:
-        """These windows are over, and stay for late rows."""
+        """Keeps windows that are over for late rows."""
         self._rule.keep_over(row_ids)
         self.kept.note(row_ids, np.array(self.fields_of(row_ids)[-1], np.int64))
 
     def went_out(self, row_ids: Ints) -> None:
-        """A result of these entries, which stay."""
+        """Counts a result of entries that stay."""
         self.table.columns[FIRINGS][row_ids] += 1
         self.table.mark_dirty(row_ids)
         self._rule.went_out(row_ids)
@@ -374,7 +375,7 @@ class Windows(WindowEntries):
         return row_ids
 
     def next_updates(self, order: RunningOrder) -> Ints:
-        """Each row is an update of its entry: which, in the order of the rows."""
+        """Returns the number of each row's update of its entry, in the order of the rows."""
         firings = self.table.columns[FIRINGS]
         before = firings[order.row_ids]
         updates = np.empty(len(order.order), np.int64)
@@ -384,7 +385,7 @@ class Windows(WindowEntries):
         return updates
 
     def fire_again(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints, emit: Emit) -> None:
-        """Rows `of_row` of `batch`, of windows that are over: each row emits its window as the window is with it."""
+        """Emits windows that are over again: each late row (`of_row` of `batch`) emits its window with the row."""
         row_ids = self.entries_of_over(rows, starts)
         order = RunningOrder.of(row_ids)
         updates = self.next_updates(order)
@@ -395,7 +396,7 @@ class Windows(WindowEntries):
         self.send_for(results, batch, of_row, emit)
 
     def send_for(self, results: pa.RecordBatch, batch: Batch, of_row: Ints, emit: Emit) -> None:
-        """Send results that rows `of_row` of `batch` bring, a row for each result, in the order of the rows."""
+        """Sends results brought by the rows `of_row` of `batch`, in the order of the rows."""
         watermark_ms = self.operator.watermark_ms
         if self.held is not None:
             self.held.append((results, of_row))

@@ -1,8 +1,8 @@
-"""Which windows a row belongs to, and when a window is over. Pure arithmetic on milliseconds since the epoch.
+"""Assigners: which windows a row belongs to, and when a window is over. Pure arithmetic on ms since the epoch.
 
-A new kind of window is a subclass of `KnownWindows` (windows that begin and end at known times) or `FixedWindows` (all
-of one length), in a module of its own, and a public name in `barrier_runtime/__init__`. What users can do with a kind
-of window the kind says itself; steps never ask which kind it is.
+A new kind of window is a subclass of `KnownWindows` (windows with known start and end) or `FixedWindows` (windows of
+the same length) in a separate module, and a public name in `barrier_runtime/__init__`. A kind of window declares which
+operations it supports; steps never test the kind. See docs/design/windows.md.
 """
 
 import datetime
@@ -23,92 +23,92 @@ _FAR = -(2**62)
 
 
 class WindowAssigner(ABC):
-    """Windows of a kind, and what can be done with them."""
+    """Windows of a kind, and the operations that they support."""
 
-    bounded = True  # a window has a start and an end, and rows a time
-    merges = False  # rows make the windows, and two of them may become one: nothing below `KnownWindows` is known
-    shares_slices = False  # each window is a number of slices, which other windows have, too (see `sliding`)
+    bounded = True  # a window has a start and an end, and rows have a time
+    merges = False  # rows make the windows, which may merge: the facts of `KnownWindows` are unknown
+    shares_slices = False  # each window consists of slices that other windows share (see `sliding`)
     is_over_when = "the watermark has passed its end"
-    not_whole = ""  # why no step can hold the rows of a window, for people; "": one can
+    not_whole = ""  # for users: why steps cannot hold the rows of a window; "": they can
 
     @abstractmethod
     def __str__(self) -> str:
-        """The definition, for people and for snapshots: the same windows are always written alike."""
+        """Definition for users and snapshots: equal windows have equal texts."""
 
     @property
     def definition(self) -> str:
-        """Stored with the state of windows and compared with at a restore."""
+        """Definition stored with the state of windows and compared at a restore."""
         return str(self)
 
     @property
     def grid(self) -> tuple[int, int] | None:
-        """(size, offset) in milliseconds of windows of one length that touch and never overlap; None of others."""
+        """(size, offset) in milliseconds of windows of one length that touch and never overlap; else None."""
         return None
 
     @property
     def not_joined(self) -> str:
-        """Why rows of two streams have no window in common, for people; "": they may have."""
+        """Reason for users why rows of two streams share no window; "": they may."""
         return ""
 
     @property
     def own_trigger(self) -> WindowTrigger | None:
-        """When a window of this kind emits results, where users cannot choose that."""
+        """Trigger of the kind, if users cannot choose one."""
         return None
 
     def refuses(self, trigger: WindowTrigger) -> str:
-        """Why windows of this kind cannot have this trigger, for people; "": they can."""
+        """Returns the reason for users why these windows cannot have this trigger; "": they can."""
         return ""
 
     @abstractmethod
     def holds(self, lowest_ms: int, highest_ms: int) -> bool:
-        """Whether windows of these times begin and end within 64 bits, and are over before the end of time."""
+        """Returns whether windows of these times lie within 64 bits and are over before the end of time."""
 
     def covers(self, size_ms: int, offset_ms: int) -> bool:
-        """Whether each tumbling window of this size and offset lies in whatever windows its times are in."""
+        """Returns whether each tumbling window of this size and offset lies within windows of this kind."""
         return False
 
 
 class KnownWindows(WindowAssigner):
-    """Windows that begin and end at known times: a window is told by its start."""
+    """Windows with known start and end, identified by their start."""
 
     @property
     def per_row(self) -> int:
-        """Windows that a row belongs to, at most."""
+        """Greatest number of windows of a row."""
         return 1
 
     @property
     @abstractmethod
     def longest_ms(self) -> int:
-        """No window is longer."""
+        """Upper bound of the length of a window."""
 
     @abstractmethod
     def first_start(self, time_ms: int) -> int:
-        """Start of the first window that a time belongs to."""
+        """Returns the start of a time's first window."""
 
     @abstractmethod
     def assign(self, times_ms: Ints) -> tuple[Ints | None, Ints]:
-        """(row of each assignment, start of its window): a row has one assignment per window that it belongs to. None
-        in place of the rows: each row belongs to exactly one window, in their order."""
+        """Returns (row, window start) of each assignment; a row has an assignment per window.
+        None in place of the rows: each row belongs to exactly one window, in order."""
 
     @abstractmethod
     def ends(self, starts_ms: Ints) -> Ints:
-        """End of each window, which is the first time behind it."""
+        """Returns the end of each window, exclusive."""
 
     @abstractmethod
     def last_ms(self, start_ms: int) -> int:
-        """Last millisecond of the window: it is over once the watermark reaches it."""
+        """Returns the last millisecond of the window: the window is over once the watermark reaches it."""
 
     @abstractmethod
     def first_open_start(self, watermark_ms: int) -> int:
-        """Smallest start that is not over at `watermark_ms`; rows of earlier windows are late."""
+        """Returns the smallest start of windows not over at `watermark_ms`; rows of earlier windows are late."""
 
     @abstractmethod
     def first_open_starts(self, watermarks_ms: Ints) -> Ints:
-        """`first_open_start` at each watermark."""
+        """Returns `first_open_start` at each watermark."""
 
     @abstractmethod
     def over_by(self, watermarks_ms: Ints) -> Ints:
-        """A number that is greater at one watermark than at another if windows are over by the first one alone."""
+        """Returns a number per watermark, greater for one watermark than another if more windows are over."""
 
 
 class FixedWindows(KnownWindows):
@@ -117,7 +117,7 @@ class FixedWindows(KnownWindows):
     @property
     @abstractmethod
     def size_ms(self) -> int:
-        """Of each window: it is [start, start + size_ms)."""
+        """Length of each window: [start, start + size_ms)."""
 
     @property
     def longest_ms(self) -> int:
@@ -125,7 +125,7 @@ class FixedWindows(KnownWindows):
 
     @property
     def step_ms(self) -> int:
-        """From the end of a window to that of the next one."""
+        """Distance of successive window ends."""
         return self.size_ms
 
     def holds(self, lowest_ms: int, highest_ms: int) -> bool:
@@ -153,8 +153,8 @@ class FixedWindows(KnownWindows):
 
 
 def lateness_definition(window: WindowAssigner, lateness_ms: int) -> str:
-    """`definition` of windows that are kept for late rows. With a longer lateness rows would come for windows that were
-    removed already, and begin them anew."""
+    """Returns the definition of windows kept for late rows.
+    A longer lateness would bring rows of windows already removed, which would begin anew."""
     lateness = f", allowed lateness {datetime.timedelta(milliseconds=lateness_ms)}" if lateness_ms else ""
     return window.definition + lateness
 
@@ -179,8 +179,10 @@ def _offset(offset: datetime.timedelta, step: datetime.timedelta, kind: str, of:
 
 @dataclass(frozen=True)
 class Tumbling(FixedWindows):
-    """Windows of equal `size` that touch and never overlap: [start, start + size). Starts are `offset` + n * `size`.
-    `offset` may be negative: days of UTC+8 are `Tumbling(timedelta(days=1), offset=timedelta(hours=-8))`.
+    """Windows of equal `size` that touch and never overlap: [start, start + size).
+
+    Starts are `offset` + n * `size`. `offset` may be negative: days of UTC+8 are `Tumbling(timedelta(days=1),
+    offset=timedelta(hours=-8))`.
 
     >>> Tumbling(datetime.timedelta(hours=1)).starts(np.array([0, 3_599_999, 3_600_000])).tolist()
     [0, 0, 3600000]
@@ -208,7 +210,7 @@ class Tumbling(FixedWindows):
         return self.size_ms, self.offset_ms
 
     def starts(self, times_ms: Ints) -> Ints:
-        """Start of the window of each time."""
+        """Returns the start of each time's window."""
         return times_ms - np.mod(times_ms - self.offset_ms, self.size_ms)
 
     def first_start(self, time_ms: int) -> int:
@@ -223,9 +225,10 @@ class Tumbling(FixedWindows):
 
 @dataclass(frozen=True)
 class Sliding(FixedWindows):
-    """Windows of equal `size` that begin every `slide`, at `offset` + n * `slide`. They overlap when `slide` is less
-    than `size`: a row is in each of the size / slide windows around it. `size` is a multiple of `slide`; `offset` may
-    be negative.
+    """Windows of equal `size` that begin every `slide`, at `offset` + n * `slide`.
+
+    Windows overlap if `slide` is less than `size`: a row is in size / slide windows. `size` is a multiple of `slide`;
+    `offset` may be negative.
 
     >>> rows, starts = Sliding(datetime.timedelta(hours=2), datetime.timedelta(hours=1)).assign(np.array([3_600_000]))
     >>> rows.tolist(), starts.tolist()
@@ -265,7 +268,7 @@ class Sliding(FixedWindows):
 
     @cached_property
     def _back_ms(self) -> Ints:
-        """From the last window that a time belongs to back to each of them, first window first."""
+        """Distances from a time's last window back to each of its windows, first window first."""
         return np.arange(self.size_ms - self.slide_ms, -1, -self.slide_ms, dtype=np.int64)
 
     @property
@@ -276,11 +279,11 @@ class Sliding(FixedWindows):
         return time_ms - (time_ms - self.offset_ms) % self.slide_ms - (self.size_ms - self.slide_ms)
 
     def slices(self, times_ms: Ints) -> Ints:
-        """Start of the slice of each time: of the last window that it belongs to."""
+        """Returns the start of each time's slice, which is the start of its last window."""
         return times_ms - np.mod(times_ms - self.offset_ms, self.slide_ms)
 
     def first_from(self, time_ms: int) -> int:
-        """The first start of a window that is not before that."""
+        """Returns the first window start at or after `time_ms`."""
         return time_ms + (self.offset_ms - time_ms) % self.slide_ms
 
     def assign(self, times_ms: Ints) -> tuple[Ints | None, Ints]:
@@ -295,7 +298,7 @@ class Sliding(FixedWindows):
 
 @dataclass(frozen=True)
 class Global(FixedWindows):
-    """One window for all rows of a key, which is over when the input ends. It needs no event time.
+    """One window for all rows of a key, over at the end of the input. Needs no event time.
 
     >>> Global().definition
     'global'
@@ -327,10 +330,11 @@ class Global(FixedWindows):
 
 @dataclass(frozen=True)
 class Count(Global):
-    """Each `rows` rows of a key, in the order in which they come: a window is over with its last row, and the next row
-    begins another. With `slide` one is over every `slide` rows, and has the last `rows` ones: a row is in rows / slide
-    windows, and the first windows of a key have fewer rows. It needs no event time. What is not full when the input
-    ends is dropped, as in Flink. `rows` is a multiple of `slide`.
+    """Windows of `rows` rows of a key, in order of arrival: the last row ends a window, the next begins another.
+
+    With `slide` a window ends every `slide` rows and has the last `rows` rows: a row is in rows / slide windows, and
+    the first windows of a key have fewer rows. Needs no event time. Incomplete windows are dropped at the end of the
+    input, as in Flink. `rows` is a multiple of `slide`.
 
     >>> Count(100).definition, Count(100, slide=10).definition
     ('count 100', 'count 100 every 10')
@@ -364,8 +368,8 @@ class Count(Global):
         return 1 if self.slide is None else self.rows // self.slide
 
     def assign(self, times_ms: Ints) -> tuple[Ints | None, Ints]:
-        """Windows that follow each other are a *phase*, told by 0, -1, -2, …: each row is in one window of each phase,
-        and phase -n is over n * `slide` rows before phase 0."""
+        """Assigns each row to a window of each *shift* 0, -1, -2, …: windows of a shift follow each other.
+        Windows of shift -n are over n * `slide` rows before those of shift 0."""
         phases = self.per_row
         if phases == 1:
             return super().assign(times_ms)
@@ -378,9 +382,11 @@ class Count(Global):
 
 @dataclass(frozen=True)
 class Session(WindowAssigner):
-    """Rows of a key of which each follows the one before within `gap`, by event time: a session goes from its first
-    row to `gap` after its last one. As in Flink two of them are one when they touch: a row exactly `gap` after the last
-    one belongs to the session. Rows may come in any order; one that lies between two sessions joins them.
+    """Rows of a key that follow each other within `gap`, by event time.
+
+    A session lasts from its first row to `gap` after its last row. As in Flink, sessions that touch are merged: a row
+    exactly `gap` after the last row belongs to the session. Rows may arrive in any order; a row between two sessions
+    joins them.
 
     >>> Session(datetime.timedelta(minutes=30)).definition
     'session 0:30:00'

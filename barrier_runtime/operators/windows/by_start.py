@@ -1,4 +1,4 @@
-"""Which windows there are, by their start, and which entries of state are theirs."""
+"""Windows by start, with their entries of state."""
 
 import heapq
 from collections.abc import Collection, Iterator
@@ -13,7 +13,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class ByStart:
-    """Entries of some windows. Once entries may leave memory their row ids mean nothing, and only starts are known."""
+    """Entries of some windows. Once entries may be evicted their row ids are invalid, and only starts are known."""
 
     def __init__(self) -> None:
         self._row_ids: dict[int, list[Ints]] = {}
@@ -58,26 +58,26 @@ class ByStart:
                 heapq.heappush(self._starts, start)
 
     def row_ids_of(self, start: int) -> Ints:
-        """Entries of that window, which there is, in the order in which they were noted."""
+        """Returns the entries of an existing window, in the order of addition."""
         row_ids = self._row_ids[start]
         if len(row_ids) > 1:
             row_ids[:] = [np.concatenate(row_ids)]
         return row_ids[0]
 
     def take(self, before: int) -> Ints | None:
-        """Those of windows that start before that; None when there are none. Only with row ids."""
+        """Takes the entries of windows that start before `before`; None: no windows. Needs row ids."""
         taken: list[Ints] = []
         for start in self._popped(before):
             taken += self._row_ids.pop(start)
         return np.concatenate(taken) if taken else None
 
     def take_each(self, before: int) -> Iterator[tuple[int, Ints]]:
-        """The same, each window with its start, the first one first."""
+        """Takes the same window by window, with the start, in order."""
         for start in self._popped(before):
             yield start, np.concatenate(self._row_ids.pop(start))
 
     def take_starts(self, before: int) -> Iterator[int]:
-        """The windows that start before that, the first one first."""
+        """Takes the windows that start before `before`, in order."""
         for start in self._popped(before):
             del self._row_ids[start]
             yield start

@@ -1,10 +1,9 @@
-"""Windows of the calendar of a time zone: days, weeks and months, which are not of one length.
+"""Windows of the calendar of a time zone: days, weeks and months of different lengths.
 
-A window begins with the first instant of its day (its Monday, the first of its month) in the zone and ends where the
-next one begins. So a day has 23 or 25 hours when clocks are set forward or back, and where they are set forward at
-midnight it begins at the first time that there is. A date that a zone has skipped is no window.
-
-Where windows begin is found by year, when a row of that year comes, and kept.
+A window begins with the first instant of its day (its Monday, the first of its month) in the zone and ends at the next
+begin. So a day has 23 or 25 hours when clocks change; if clocks are set forward at midnight, the day begins at the
+first existing time. A date that a zone has skipped is not a window. Begins are computed by year, at the first row of
+the year, and kept.
 """
 
 import datetime
@@ -22,16 +21,16 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 _DAY_MS = 86_400_000
-_LONGEST_DAYS = {"day": 2, "week": 8, "month": 32}  # where a zone was moved over the date line, too
+_LONGEST_DAYS = {"day": 2, "week": 8, "month": 32}  # including zones that crossed the date line
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _EPOCH_DAY = _EPOCH.toordinal()
 _MS = datetime.timedelta(milliseconds=1)
-_FIRST_YEAR, _LAST_YEAR = 2, 9_997  # so that there is a year before and one behind
+_FIRST_YEAR, _LAST_YEAR = 2, 9_997  # leaves a year before and after
 
 
 @dataclass(frozen=True)
 class Calendar(KnownWindows):
-    """Windows of a calendar: each "day", "week" (from Monday on) or "month" in a time zone, whatever length they have.
+    """Windows of a calendar: each "day", "week" (from Monday) or "month" in a time zone, of whatever length.
 
     >>> berlin = Calendar("day", zone="Europe/Berlin")
     >>> spring = np.array([datetime.datetime(2026, 3, 29, 12, tzinfo=datetime.timezone.utc).timestamp() * 1000])
@@ -86,7 +85,7 @@ class Calendar(KnownWindows):
         return int(self.first_open_starts(np.array([max(watermark_ms, WATERMARK_MIN)]))[0])
 
     def first_open_starts(self, watermarks_ms: Ints) -> Ints:
-        """The window of the time right behind the watermark; far from all windows the watermark itself."""
+        """Returns the window of the time directly after each watermark; outside of known years the watermark itself."""
         next_ms = np.minimum(watermarks_ms, WATERMARK_MAX - 1) + 1
         known = (next_ms >= _year(_FIRST_YEAR)) & (next_ms < _year(_LAST_YEAR + 1))
         if known.all():
@@ -101,14 +100,14 @@ class Calendar(KnownWindows):
 
 class _Known(NamedTuple):
     years: frozenset[int]
-    starts: Ints  # of windows that begin in them, rising
-    lowest_ms: int  # of a stretch of years that are all known,
-    highest_ms: int  # and behind it
+    starts: Ints  # of windows that begin in these years, rising
+    lowest_ms: int  # of a range of years that are all known,
+    highest_ms: int  # and its end, exclusive
 
 
 class _Begins:
-    """Where windows begin, of the years that were asked for. What is known is replaced as a whole: several subtasks, in
-    threads of their own, may have one calendar."""
+    """Begins of windows, in the years computed so far.
+    Known begins are replaced as a whole, since several subtasks, in separate threads, may share a calendar."""
 
     def __init__(self, every: str, zone: ZoneInfo) -> None:
         self._every = every
@@ -116,7 +115,7 @@ class _Begins:
         self._known = _Known(frozenset(), np.zeros(0, np.int64), 0, 0)
 
     def around(self, times_ms: Ints) -> tuple[Ints, Ints]:
-        """Start and end of the window of each time."""
+        """Returns start and end of each time's window."""
         known = self._known
         if len(times_ms) and (int(times_ms.min()) < known.lowest_ms or int(times_ms.max()) >= known.highest_ms):
             known = self._known = self._with(known, times_ms)
@@ -124,7 +123,7 @@ class _Begins:
         return known.starts[behind - 1], known.starts[behind]
 
     def _with(self, known: _Known, times_ms: Ints) -> _Known:
-        """The years of these times, with those beside them, so that each time has a start before and one behind."""
+        """Adds the years of these times and their neighbours, so that each time has a begin before and after."""
         found = distinct_ints(times_ms.astype("datetime64[ms]").astype("datetime64[Y]").astype(np.int64)) + 1970
         asked = {year + beside for year in found.tolist() for beside in (-1, 0, 1)} - known.years
         if not asked:
@@ -140,7 +139,7 @@ class _Begins:
         return _Known(years, all_starts, _year(first + 1), _year(last))
 
     def _days(self, year: int) -> Iterator[datetime.date]:
-        """The dates with which windows begin."""
+        """Returns the dates on which windows begin."""
         if self._every == "month":
             yield from (datetime.date(year, month, 1) for month in range(1, 13))
             return
@@ -152,13 +151,14 @@ class _Begins:
             yield datetime.date.fromordinal(ordinal)
 
     def _instant(self, day: datetime.date) -> int:
-        """The first time of a day. Of a midnight that comes twice that is the first one."""
+        """Returns the first instant of a day; of a repeated midnight the first."""
         midnight = datetime.datetime(day.year, day.month, day.day, tzinfo=self._zone)
         local_ms = (day.toordinal() - _EPOCH_DAY) * _DAY_MS
         before, behind = _offset_ms(midnight), _offset_ms(midnight.replace(fold=1))
         if before >= behind:
             return local_ms - before
-        first, last = local_ms - behind, local_ms - before  # midnight is skipped: clocks are set forward in between
+        # midnight is skipped, since clocks are set forward in between
+        first, last = local_ms - behind, local_ms - before
         while first < last:
             middle = (first + last) // 2
             if (_EPOCH + middle * _MS).astimezone(self._zone).date() < day:
@@ -173,5 +173,5 @@ def _offset_ms(time: datetime.datetime) -> int:
 
 
 def _year(year: int) -> int:
-    """When a year begins in UTC."""
+    """Returns the begin of a year in UTC."""
     return (datetime.date(year, 1, 1).toordinal() - _EPOCH_DAY) * _DAY_MS

@@ -1,20 +1,21 @@
-"""The clocks of windows: which time a row has, and how far time has come.
+"""Clocks of windows: the time of a row, and the current time.
 
-By *event time* a row has the time in one of its columns, and watermarks from upstream say how far time has come.
+By *event time* a row has the time in one of its columns, and watermarks from upstream are the current time.
 
-By the *wall clock* a row has the time at which it comes, by the clock of its subtask: nothing is late, and nothing
-waits. All rows of a batch have the time that the clock says when the batch comes. What is over by then goes out before
-them, so the watermark of these windows is the clock less one millisecond: it is in snapshots as the watermark of event
-time is, and floors, slices and restores are those of event time. That of upstream is only forwarded.
+By the *wall clock* a row has the time of its arrival at its subtask: no row is late, and none waits. All rows of a
+batch have the clock's time at the batch's arrival. Windows over by then are emitted before these rows, so the watermark
+of these windows is the clock less one millisecond: snapshots store it like the watermark of event time, and floors,
+slices and restores work as by event time. Watermarks from upstream are only forwarded.
 
-    what happens            what comes of it
-    rows                    windows that are over go out, then the rows get the time; the slot is woken at the next end
-    a wake-up, a turn       windows that are over go out, in slices
+    event                   effect
+    rows                    windows that are over are emitted, then the rows get the time; a wake-up at the next end
+    a wake-up, a turn       windows that are over are emitted, in slices
     a watermark             nothing
-    the end of the input    all windows go out, since no row comes any more
-    a restore               the clock goes on from what snapshots say, or from the machine's where that is further: so
-                            no row is in a window that has gone out. What is over by then goes out in the first turn
-Early results by the wall clock come in turns in which no window is over.
+    the end of the input    all windows are emitted, since no row follows
+    a restore               the clock continues from the time in snapshots, or the machine's if later: so no row falls
+                            into an emitted window. Windows over by then are emitted in the first turn
+
+Early results by the wall clock are emitted in turns in which no window is over.
 """
 
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class ClockedEntries(Protocol):
-    """The windows that a subtask has."""
+    """The windows of a subtask."""
 
     @property
     def next_ms(self) -> int | None: ...
@@ -49,7 +50,7 @@ class TimedWindows(Protocol):
 
 
 class Clocked(Protocol):
-    """The operator, as far as its clock looks at it (`WindowOperator`, where this is said)."""
+    """Parts of the operator that its clock uses (`WindowOperator` describes them)."""
 
     where: str
     watermark_ms: int
@@ -78,13 +79,13 @@ class Clocked(Protocol):
 
 @dataclass(frozen=True)
 class EventTime:
-    """`column`: None of windows that rows belong to whatever their time."""
+    """Event time. `column`: None for windows that do not depend on the time of rows."""
 
     column: str | None = None
     is_wall_clock = False
 
     def definition(self, definition: str) -> str:
-        """`definition` of windows, by this clock."""
+        """Returns the definition of windows by this clock."""
         return definition
 
     def of(self, operator: Clocked) -> "Time":
@@ -93,7 +94,7 @@ class EventTime:
 
 @dataclass(frozen=True)
 class WallTime:
-    """Windows of the times at which rows come."""
+    """Wall clock: a row has the time of its arrival."""
 
     column: str | None = None
     is_wall_clock = True
@@ -106,26 +107,26 @@ class WallTime:
 
 
 class Time(Protocol):
-    """The time of one subtask."""
+    """Time of a subtask."""
 
     def opened(self, context: OperatorContext) -> None:
-        """State is restored."""
+        """Starts the clock after state is restored."""
 
     def check(self, columns: pa.Schema) -> None:
-        """Raises `InvalidJob` where the column of the time has a type that is no time."""
+        """Raises `InvalidJob` if the time column has a type other than a time."""
 
     def begins(self, batch: Batch, emit: Emit) -> Batch | None:
-        """The rows as windows are to take them; None: not now, they were given back."""
+        """Returns the rows for the windows; None: the rows were given back for later."""
 
     def took_rows(self) -> None:
-        """Windows have taken them."""
+        """Notes that the windows have taken the rows."""
 
     def times_of(self, rows: pa.RecordBatch) -> tuple[Ints, int]:
-        """Time of each of these rows, and the lowest one. At least one row."""
+        """Returns each row's time, and the lowest. At least one row."""
         ...
 
     def hears(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
-        """Event time upstream has come that far. False: not all is done that follows (see `Operator.toward`)."""
+        """Handles a watermark from upstream. False: not finished (see `Operator.toward`)."""
         ...
 
     def turn(self, emit: Emit, last: bool) -> bool:
@@ -133,7 +134,7 @@ class Time(Protocol):
         ...
 
     def emit_ns(self, of_rows_ns: int) -> int:
-        """When the rows were emitted of which results go out now, of which the newest was at `of_rows_ns`."""
+        """Returns the emission time of results sent now. `of_rows_ns`: emission time of their newest row."""
         ...
 
 
@@ -191,7 +192,7 @@ class _EventTime:
 class _WallTime:
     def __init__(self, operator: Clocked) -> None:
         self._operator = operator
-        self._now_ms = 0  # of the rows at hand
+        self._now_ms = 0  # of the current rows
 
     def opened(self, context: OperatorContext) -> None:
         self._context = context
@@ -199,7 +200,7 @@ class _WallTime:
         self._clock = WallClock(context.wall_ms, context.now_s, self._restored_ms() + 1)
 
     def _restored_ms(self) -> int:
-        """The furthest that any key group of it was, but for the end of an input."""
+        """Returns the latest restored time of a key group, except for the end of an input."""
         told = [self._operator.watermark_ms]
         if self._operator.going_to_ms is not None:
             told.append(self._operator.going_to_ms)
@@ -211,7 +212,7 @@ class _WallTime:
         pass
 
     def begins(self, batch: Batch, emit: Emit) -> Batch | None:
-        if batch.reached is not None:  # event time, which is nothing here
+        if batch.reached is not None:  # event time, which plays no part here
             batch = Batch(batch.rows, batch.emit_ns)
         operator = self._operator
         operator.arrive(emit)
@@ -235,7 +236,7 @@ class _WallTime:
 
     def turn(self, emit: Emit, last: bool) -> bool:
         operator = self._operator
-        if last or operator.going_to_ms is not None or not operator.is_bound:  # the end comes as a watermark
+        if last or operator.going_to_ms is not None or not operator.is_bound:  # the end arrives as a watermark
             return False
         now_ms = self._clock.now_ms()
         if self._is_over(now_ms):
@@ -245,7 +246,7 @@ class _WallTime:
         return operator.entries.tell_early(emit)  # in turns in which no window is over
 
     def _is_over(self, now_ms: int) -> bool:
-        """Whether a window may be over that has not gone out."""
+        """Returns whether a window that has not been emitted may be over."""
         next_ms = self._operator.entries.next_ms
         return next_ms is not None and self._operator.watermark_ms < now_ms - 1 and next_ms < now_ms
 
@@ -255,4 +256,4 @@ class _WallTime:
             self._wake_ups.wake_at(next_ms + 1, now_ms)
 
     def emit_ns(self, of_rows_ns: int) -> int:
-        return self._context.wall_ms() * 1_000_000  # however long ago the last row came
+        return self._context.wall_ms() * 1_000_000  # however long ago the last row arrived

@@ -1,4 +1,4 @@
-"""The content of windows of which aggregates are kept, and which entries keep them."""
+"""Content of windows that keep aggregates, and the choice of their entries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Aggregates:
     """Aggregates of the rows of each window, by the name of their column."""
 
     aggregates: Mapping[str, AnyAggregate]
-    in_slices: bool = True  # where windows share slices, and that can be
+    in_slices: bool = True  # where windows share slices and the aggregates permit
     holds_rows = False
 
     def definition(self, window: WindowAssigner, lateness_ms: int = 0, trigger: WindowTrigger | None = None) -> str:

@@ -1,13 +1,13 @@
-"""Entries of windows: what takes rows, in a columnar table keyed by (keys, start), and how results go out.
+"""Entries of windows: they take rows, in a columnar table keyed by (keys, start), and emit results.
 
-How rows become entries depends on the assigner and on what is kept; these are all there are:
+The assigner and the content determine the kind of entries:
 
     entries            one per                         for
     `Windows`          key and window                  all windows that begin at known times
     `HeldWindows`      the same, with its rows         the same, for functions of whole windows
     `Slices`           key and slice of windows        `Sliding`, where results can be added up
     `Sessions`         session                         sessions that emit one result
-    `ToldSessions`     the same, with what was told    sessions with a trigger or an allowed lateness
+    `ToldSessions`     the same, with the last result  sessions with a trigger or an allowed lateness
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,25 +31,25 @@ from barrier_runtime.operators.windows.firing import EARLY, RETRACTED, TIME, UPD
 from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.state.errors import InvalidJob
 
-_MAX_ROWS = 65_536  # of one emitted batch
+_MAX_ROWS = 65_536  # of an emitted batch
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class WindowEntries:
-    """Of one subtask."""
+    """Base of the entries of a subtask."""
 
     in_slices = False
     evictable = False  # entries may leave memory (see `ColumnTable`)
 
     def __init__(self, operator: WindowOperator, beside: Sequence[pa.Field]) -> None:
-        """`beside`: of results, see `window_schema`. Time is where the restored snapshots had it."""
+        """`beside`: columns of results, see `window_schema`. Restored event time is already set."""
         self.operator = operator
         self.where = operator.where
         self._beside = tuple(beside)
         self._lateness_ms = operator.lateness_ms
 
     def bind(self, columns: pa.Schema) -> None:
-        """Open the table, and see what is in it."""
+        """Opens the table and reads its windows."""
         operator = self.operator
         aggregates = operator.content.aggregates
         self.codec = operator.codec
@@ -61,42 +61,42 @@ class WindowEntries:
         self._restored()
 
     def _restored(self) -> None:
-        """See what is in the table."""
+        """Reads the windows in the table."""
 
     def _more_state(self) -> Mapping[str, tuple[str, Any]]:
-        """Columns of state besides those of the aggregates."""
+        """Returns state columns besides those of the aggregates."""
         return {}
 
     def captured(self, capture: Capture) -> None:
-        """Put into a snapshot what is not in the table."""
+        """Adds state outside of the table to a snapshot."""
 
     # ---- rows and time
 
     def process(self, batch: Batch, emit: Emit) -> None:
-        """Take rows; those that have to wait are `operator.rest` then."""
+        """Takes rows; rows that have to wait become `operator.rest`."""
         raise NotImplementedError
 
     def reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """All that event time `watermark_ms` brings, with a step after each part of it."""
+        """Does the work due at `watermark_ms`, with a step after each part."""
         raise NotImplementedError
 
     def reach_floors(self, emit: Emit) -> Iterator[None]:
-        """Emit what is over by the event time of its key group, which the subtask has not reached."""
+        """Emits windows over by their key group's event time, which the subtask has not reached."""
         raise NotImplementedError
 
     @property
     def next_ms(self) -> int | None:
-        """No window is over before the watermark is there. None: there is no window."""
+        """Watermark before which no window is over; None: there are no windows."""
         raise NotImplementedError
 
     def tell_early(self, emit: Emit) -> bool:
-        """Emit a slice of the early results that are due by the wall clock; whether there were any."""
+        """Emits a slice of early results due by the wall clock; returns whether there were any."""
         return False
 
     # ---- for all kinds of entries
 
     def _floors_of(self, row_ids: Ints) -> Ints:
-        """Event time of the key group of each of these entries."""
+        """Returns the event time of each entry's key group."""
         if not len(row_ids):
             return np.zeros(0, np.int64)
         keys = zip(*self.table.keys_of(row_ids), strict=True)
@@ -104,8 +104,8 @@ class WindowEntries:
         return self.operator.reached_by([self.codec.column(i, values) for i, values in zip(width, keys, strict=False)])
 
     def parts(self, row_ids: Ints, by: Ints | None = None) -> Iterator[Ints | None]:
-        """`row_ids` by window and keys, part by part (see `in_order`). `by`: their order before that, per row id of
-        the table."""
+        """Yields `row_ids` by window and keys, in parts (see `in_order`). `by`: a first sort key, per row id of the
+        table."""
 
         def order(some: Ints) -> Ints:
             return self.ordered(some, None if by is None else by[some])
@@ -129,8 +129,9 @@ class WindowEntries:
         cut: Callable[[Batch], tuple[int, int] | None],
         process: Callable[[Batch, Emit], None],
     ) -> None:
-        """Process the batch in parts. `cut`: the first row before which results are due, and event time at that row;
-        None: no result is due inside the batch."""
+        """Processes the batch in parts.
+        `cut`: returns the first row before which results are due, and event time reached there; None: no result is due
+        inside the batch."""
         operator = self.operator
         operator.arrive(emit)
         while (found := cut(batch)) is not None:
@@ -146,12 +147,12 @@ class WindowEntries:
         process(batch, emit)
 
     def fields_of(self, row_ids: Ints) -> list[Any]:
-        """One sequence per field of the keys of these entries."""
+        """Returns a sequence per field of the entries' keys."""
         ints = self.table.int_keys_of(row_ids)
         return list(ints) if ints is not None else list(zip(*self.table.keys_of(row_ids), strict=True))
 
     def ordered(self, row_ids: Ints, by: Ints | None = None) -> Ints:
-        """`row_ids` by window and keys. `by`: their order before that, per row id."""
+        """Returns `row_ids` by window and keys. `by`: a first sort key, per row id."""
         if not len(row_ids):
             return row_ids
         *keys, starts = self.fields_of(row_ids)
@@ -174,8 +175,9 @@ class WindowEntries:
         retracted: bool = False,
         of_id: Left | None = None,
     ) -> pa.RecordBatch:
-        """Rows of output, one per entry of `row_ids` and of `accumulators`. `fields`: of their keys. `of_id`: what to
-        raise for a result that does not fit its type, where ids are not those of the table."""
+        """Returns rows of output, one per entry of `row_ids` and of `accumulators`.
+        `fields`: of the entries' keys. `of_id`: makes the error for a result that does not fit its type, if `row_ids`
+        are not those of the table."""
 
         def left(column: str, row: int, aggregate: str = "sum_", /) -> Exception:
             return (of_id or self.left)(column, int(row_ids[row]), aggregate)
@@ -201,13 +203,13 @@ class WindowEntries:
         return {name: column[row_ids] for name, column in self.table.columns.items()}
 
     def initial(self, count: int) -> dict[str, npt.NDArray[Any]]:
-        """Accumulators of no rows."""
+        """Returns accumulators without rows."""
         columns = self.table.columns
         storage = self.plan.storage()
         return {name: np.full(count, initial, columns[name].dtype) for name, (_, initial) in storage.items()}
 
     def send(self, results: pa.RecordBatch, reached: Ints, emit: Emit, emit_ns: int | None = None) -> None:
-        """`reached`: where event time is just before each of the results, wherever batches end."""
+        """Sends results. `reached`: event time directly before each result, independent of the cuts of batches."""
         operator = self.operator
         fired = Batch(results, operator.emit_ns() if emit_ns is None else emit_ns, reached if operator.by_row else None)
         for first in range(0, results.num_rows, _MAX_ROWS):

@@ -1,19 +1,19 @@
-"""Work that a watermark brings, in slices: what is due is ordered part by part, so that barriers come in between.
+"""Ordered firing of due windows in slices, so that barriers come in between.
 
-A million windows may be over at one watermark. To order them all takes a second before the first one is out. Here some
-of them are ordered first, as a sample; those *splitters* divide all others into *parts*, a chunk at a time, and a part
-is ordered when its turn comes. One after the other the parts are what one sort of everything gives.
+A million windows may be over at one watermark, and sorting all of them takes a second. Here a sample is sorted first;
+its *splitters* divide all others into *parts*, chunk by chunk, and a part is sorted in its turn. The parts in sequence
+equal one sort of everything.
 
-    phase       a step                                    then
+    state       a step                                    next
     few         all in order                              over
     packing     keys of a chunk, with their extremes      packing; with the last chunk: parting, by numbers or by order
     parting     a chunk goes to its parts                 parting; with the last chunk: parts
     parts       the next part, in order                   parts; with the last one: over
-Keys of ints are packed into one number each, where 63 bits are enough, and then compared as numbers; packing is skipped
-for others. Nothing of this is in a snapshot: what is left is what is still in state, and is ordered anew after a
-restore.
 
-What results say of their window, beside the keys and the aggregates.
+Keys of ints are packed into a number each, if 63 bits suffice, and compared as numbers; other keys skip packing. No
+snapshot holds these states: windows left to fire are still in state, and are sorted again after a restore.
+
+This file also has the columns of results that describe their window.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,9 +29,10 @@ from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 UPDATE = "update"  # output column of windows that may fire again
-EARLY = "early"  # output column of windows with early results: whether this is one
-RETRACTED = "retracted"  # output column of sessions that are told more than once: what was told is no session any more
-FIRINGS = "firings"  # column of state, of windows that may be emitted more than once: how often they were
+EARLY = "early"  # output column of windows with early results: True in an early result
+# output column of sessions with several results: the session of an earlier result no longer exists
+RETRACTED = "retracted"
+FIRINGS = "firings"  # state column of windows with several results: number of results
 TIME = pa.timestamp("ms", "UTC")
 SPAN = (pa.field("window_start", TIME), pa.field("window_end", TIME))
 
@@ -43,7 +44,7 @@ def window_schema(
     where: str,
     beside: Sequence[pa.Field] = SPAN,
 ) -> pa.Schema:
-    """Keys, what results say of their window (`beside`, see `told_of_windows`), then the aggregates."""
+    """Returns keys, columns that describe the window (`beside`, see `told_of_windows`), and aggregates."""
     return pa.schema(
         [
             *[pa.field(key, schema.field(key).type) for key in keys],
@@ -56,9 +57,9 @@ def window_schema(
 def told_of_windows(
     bounded: bool = True, updates: bool = False, early: bool = False, retracted: bool = False
 ) -> tuple[pa.Field, ...]:
-    """Columns between keys and aggregates: `window_start`, `window_end` (exclusive; timestamps in ms, UTC) of windows
-    that have them, `update` if windows may fire again, `early` if they do so before they are over, `retracted` if
-    what was told of them may be taken back."""
+    """Returns the columns between keys and aggregates.
+    `window_start`, `window_end` (exclusive; timestamps in ms, UTC) if `bounded`; `update` if windows may fire again;
+    `early` if windows fire before they are over; `retracted` if results may be retracted."""
     return (
         *(SPAN if bounded else ()),
         *([pa.field(UPDATE, pa.int64())] if updates or early else []),
@@ -70,8 +71,8 @@ def told_of_windows(
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 FEW = 16_384  # row ids that are ordered and processed at once
-FEW_TUPLES = 4_096  # the same where keys are not all ints, which take several times as long
-PART = 8_192  # row ids of a part, about
+FEW_TUPLES = 4_096  # the same for keys other than ints, which take several times as long
+PART = 8_192  # approximate row ids of a part
 PART_TUPLES = 2_048
 _SAMPLED = 8  # of a part
 _CHUNK = 4_096
@@ -80,9 +81,8 @@ _BITS = 63
 
 
 def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) -> Iterator[Ints | None]:
-    """Parts of `row_ids` (each once) which, one behind the other, are in order; None after a step that gave none.
-    `order` puts some of them in order; of two it always says the same. So many as `few` are one part; else parts have
-    about `part` of them."""
+    """Yields parts of `row_ids` (distinct), which in sequence are in order; None after a step without a part.
+    `order` sorts row ids, consistently. Up to `few` row ids are one part; otherwise parts have about `part` row ids."""
     if len(row_ids) <= few:
         if len(row_ids):
             yield order(row_ids)
@@ -93,8 +93,8 @@ def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) 
     is_splitter = np.zeros(int(row_ids.max()) + 1, np.bool_)
     is_splitter[splitters] = True
     yield None
-    parts = [[splitter] for splitter in np.split(splitters, len(splitters))]  # each is the last one of its part,
-    parts.append([])  # and behind them
+    parts = [[splitter] for splitter in np.split(splitters, len(splitters))]  # each is the last of its part,
+    parts.append([])  # and the rest follows
     at_once = max(_CHUNK, 2 * len(splitters))
     for first in range(0, len(row_ids), at_once):
         chunk = row_ids[first : first + at_once]
@@ -114,7 +114,7 @@ def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) 
 def ints_in_order(
     row_ids: Ints, fields_of: Callable[[Ints], Sequence[Ints]], few: int, part: int
 ) -> Iterator[Ints | None]:
-    """`in_order` by fields that are ints, the first field first. No two row ids have the same."""
+    """Does the same by fields that are ints, first field first. No two row ids have equal fields."""
 
     def order(some: Ints) -> Ints:
         ordered: Ints = some[order_of_ints(fields_of(some))]
@@ -144,12 +144,12 @@ def ints_in_order(
     count = -(-len(row_ids) // part)
     step = max(1, len(row_ids) // (count * _SAMPLED))
     sample = np.sort(np.concatenate([packed([field[::step] for field in some]) for some in fields]))
-    splitters = sample[_SAMPLED // 2 :: _SAMPLED]  # each is the last one of its part
+    splitters = sample[_SAMPLED // 2 :: _SAMPLED]  # each is the last of its part
     shift = max(0, sum(widths) - 16)
     alike = distinct_ints(splitters >> shift)
     by_counting = 2 * len(alike) > len(splitters)  # parts differ in the highest 16 bits, which are sorted by counting
     splitters = alike if by_counting else splitters
-    parted: list[tuple[Ints, Ints, list[int]]] = []  # row ids and numbers by part, and where each part begins
+    parted: list[tuple[Ints, Ints, list[int]]] = []  # row ids and numbers by part, and the begin of each part
     for at, chunk in enumerate(chunks):
         numbers = packed(fields[at])
         fields[at] = ()

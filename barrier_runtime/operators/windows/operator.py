@@ -1,21 +1,20 @@
-"""The window operator: which windows rows belong to, when results are due, by which clock, and of what.
+"""The window operator, composed of four values, each of which does not know the kinds of the others:
 
-It is composed of four values, each of which knows nothing of the other kinds:
-
-    value      says                                  values
+    value      decides                               values
     assigner   which windows a row belongs to        `Tumbling`, `Sliding`, `Count`, `Session`, …
-    trigger    when a window emits results, beside   None, `Every`, …
-               the one when it is over
-    clock      which time a row has, and how far     `EventTime`, `WallTime`
-               time has come
-    content    what is kept of the rows, and what    `Aggregates`, `Applied`, `Top`
-               goes out
-The content keeps *entries*, which take the rows (`entries`): one per key and window, one per slice of windows, or one
-per session. The operator itself is the way of time, which is the same for all of them.
+    trigger    when a window emits results besides   None, `Every`, …
+               its last result
+    clock      the time of a row, and the current    `EventTime`, `WallTime`
+               time
+    content    the data kept of rows, and the        `Aggregates`, `Applied`, `Top`
+               output
 
-What a watermark brings is done in slices. On the way to it the operator takes no row, so state alone says what is
-left to do: what is over and still there. A snapshot says where time is going to, too, and what is restored goes there
-before its first row.
+The content keeps *entries*, which take the rows (`entries`): one per key and window, slice of windows, or session. The
+operator itself advances time, in the same way for all entries. See docs/design/windows.md.
+
+Work due at a watermark is done in slices. On the way to the watermark the operator takes no row, so state alone shows
+the remaining work: windows that are over and still present. A snapshot stores the time being advanced to, and a
+restored operator advances there before its first row.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,13 +40,13 @@ from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
 
 LATE = "late rows"  # tag of the side output
-SLICE_STEPS = 8  # also where a clock stands still
+SLICE_STEPS = 8  # also ends a slice if the clock stands still
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class Entries(Protocol):
-    """What takes the rows of one subtask (`WindowEntries`, where this is said)."""
+    """Entries of a subtask (`WindowEntries` describes them)."""
 
     @property
     def next_ms(self) -> int | None: ...
@@ -66,32 +65,32 @@ class Entries(Protocol):
 
 
 class Content(Protocol):
-    """What is kept of the rows of windows, and what goes out of it."""
+    """Data kept of the rows of windows, and their output."""
 
-    holds_rows: bool  # the rows themselves, whose schema is fixed
+    holds_rows: bool  # rows themselves are kept, so their schema is fixed
 
     @property
     def aggregates(self) -> Mapping[str, AnyAggregate]:
-        """Aggregates that entries have; {} of none."""
+        """Aggregates of the entries; {} without aggregates."""
         ...
 
     def definition(self, window: WindowAssigner, lateness_ms: int, trigger: WindowTrigger | None) -> str:
-        """Stored with the state and compared with at a restore."""
+        """Returns the definition stored with state and compared at a restore."""
         ...
 
     def entries(self, operator: "WindowOperator") -> Entries:
-        """What takes the rows of one subtask, which has restored where time is."""
+        """Returns the entries of a subtask, after event time is restored."""
         ...
 
 
 class WindowOperator(KeyedOperator):
-    """Entries are keyed by the key columns and one int64 more, the start of the window."""
+    """Window operator. Entries are keyed by the key columns and an int64, the start of the window."""
 
     kind = "window"
     namespaces: ClassVar[Mapping[str, int]] = {"windows": 1, "rows": 2}
-    _way: Iterator[None] | None = None  # what is left to do on the way to `_going_to_ms`, in steps
+    _way: Iterator[None] | None = None  # remaining steps on the way to `_going_to_ms`
     _rest: Batch | None = None  # rows that `process` gave back
-    _behind_floors = False  # restored on the way, by subtasks that were not equally far
+    _behind_floors = False  # restored on the way, from subtasks at different times
 
     def __init__(
         self,
@@ -105,8 +104,9 @@ class WindowOperator(KeyedOperator):
         lateness_ms: int = 0,
         trigger: WindowTrigger | None = None,
     ) -> None:
-        """`late`: rows that are too late for all of their windows go to the side output `LATE`; else they are dropped
-        and counted. `lateness_ms`: for how long windows that are over are kept for such rows."""
+        """`late`: rows too late for all of their windows go to the side output `LATE`; otherwise they are dropped and
+        counted.
+        `lateness_ms`: how long windows that are over are kept for such rows."""
         times = [] if clock.column is None else [clock.column]
         super().__init__(name, keys, [*keys, *times], schema, columns_used(content.aggregates.values()))
         if content.holds_rows:
@@ -119,7 +119,7 @@ class WindowOperator(KeyedOperator):
         self.trigger = trigger or window.own_trigger
         self.definition = clock.definition(content.definition(window, lateness_ms, trigger))
         self._late = late
-        self.by_row = False  # time is told row by row, to those who read the results, too
+        self.by_row = False  # event time is carried per row, also for readers of the results
 
     # ---- life
 
@@ -149,7 +149,7 @@ class WindowOperator(KeyedOperator):
     def table(
         self, plan: AggregationPlan, more: Mapping[str, tuple[str, object]], evictable: bool, in_slices: bool
     ) -> ColumnTable:
-        """The entries. `more`: columns of state besides those of the aggregates."""
+        """Returns the table of entries. `more`: state columns besides those of the aggregates."""
         columns = {**more, **plan.storage()}
         self._table = self._column_table("windows", columns, plan.added(), evictable, True, in_slices)
         return self._table
@@ -161,12 +161,12 @@ class WindowOperator(KeyedOperator):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Names of the key's columns."""
+        """Names of the key columns."""
         return self._key_columns
 
     @property
     def known_columns(self) -> frozenset[str]:
-        """Names of the columns that the restored state has; empty where there is none, or it does not say."""
+        """Names of the restored state's columns; empty without restored state, or if it does not say."""
         return self._known_columns()
 
     # ---- rows
@@ -178,7 +178,7 @@ class WindowOperator(KeyedOperator):
             self._time.took_rows()
 
     def times_of(self, batch: Batch) -> Ints | None:
-        """Time of each row in milliseconds, of which `lowest_ms` is the lowest; None when there are no rows."""
+        """Returns each row's time in ms and sets `lowest_ms`; None: there are no rows."""
         self._check(batch.rows.schema)
         if self._watermark_ms == WATERMARK_MAX:
             raise InvalidJob(
@@ -193,11 +193,11 @@ class WindowOperator(KeyedOperator):
         return times_ms
 
     def row_watermarks(self, batch: Batch) -> Ints | None:
-        """How far time is at each row, wherever batches end; None where that is `watermark_ms` at all of them."""
+        """Returns event time at each row, independent of the cuts of batches; None: `watermark_ms` at all rows."""
         return self._row_watermarks(batch)
 
     def give_late(self, batch: Batch, late: npt.NDArray[np.bool_], emit: Emit) -> None:
-        """Rows of `batch` that count in no window, by a mask."""
+        """Drops or emits the rows of `batch` that count in no window, by a mask."""
         if self._late:
             emit.to(LATE, batch.only(batch.rows.filter(pa.array(late)), late))
         else:
@@ -205,18 +205,18 @@ class WindowOperator(KeyedOperator):
 
     @property
     def rows_emit_ns(self) -> int:
-        """When the newest row was emitted that came."""
+        """Emission time of the newest row so far."""
         return self._emit_ns
 
     def emit_ns(self) -> int:
-        """When the rows were emitted of which results go out now."""
+        """Returns the emission time of results sent now."""
         return self._time.emit_ns(self._emit_ns)
 
     # ---- the way of time
 
     @property
     def watermark_ms(self) -> int:
-        """How far time has come."""
+        """Time that the operator has reached."""
         return self._watermark_ms
 
     @watermark_ms.setter
@@ -225,7 +225,7 @@ class WindowOperator(KeyedOperator):
 
     @property
     def floors(self) -> Floors | None:
-        """How far time had come for key groups that are ahead of the subtask, behind a restore."""
+        """Time of key groups that are ahead of the subtask, after a restore."""
         return self._floors
 
     @property
@@ -234,7 +234,7 @@ class WindowOperator(KeyedOperator):
 
     @property
     def is_bound(self) -> bool:
-        """Whether there may be windows."""
+        """True once there may be windows."""
         return self._bound is not None
 
     def take_rest(self) -> Batch | None:
@@ -243,7 +243,7 @@ class WindowOperator(KeyedOperator):
 
     @property
     def rest(self) -> Batch | None:
-        """Rows that the batch at hand could not give to its windows, because time has to go on before."""
+        """Rows of the current batch that wait until time has advanced."""
         return self._rest
 
     @rest.setter
@@ -260,10 +260,10 @@ class WindowOperator(KeyedOperator):
         return self._time.turn(emit, last)
 
     def go_on(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
-        """False: the slice is over, and time not there yet."""
+        """Advances time to `watermark_ms`. False: the slice is over, and time has not arrived."""
         if self._going_to_ms is None and watermark_ms <= self._watermark_ms:
             return True
-        if self._bound is None:  # no row came yet, so there is no window
+        if self._bound is None:  # no row has arrived, so there are no windows
             self._watermark_ms, self._going_to_ms = max(watermark_ms, self._going_to_ms or watermark_ms), None
             return True
         if self._way is None:
@@ -277,13 +277,13 @@ class WindowOperator(KeyedOperator):
         return going_to_ms is None or watermark_ms <= going_to_ms or self.go_on(watermark_ms, emit, in_slices)
 
     def arrive(self, emit: Emit) -> None:
-        """A subtask has done that before it gives a batch."""
+        """Finishes advancing; a subtask does this before it passes a batch."""
         while (going_to_ms := self._going_to_ms) is not None:
             self.go_on(going_to_ms, emit, in_slices=False)
 
     def first_goes(self, batch: Batch, row: int, reached_ms: int, emit: Emit) -> bool:
-        """Time goes on to `reached_ms` before row `row` of a batch. False: that takes more than a slice, and the rows
-        from there on are given back."""
+        """Advances time to `reached_ms` before row `row` of a batch.
+        False: this takes more than a slice, and the rows from there on are given back."""
         if self.go_on(reached_ms, emit, self.stops):
             return True
         self._rest = batch.slice(row)
@@ -297,6 +297,6 @@ class WindowOperator(KeyedOperator):
         yield from self.entries.reach(watermark_ms, emit)
 
     def reached_by(self, columns: Sequence[pa.Array]) -> Ints:
-        """How far time has come for each of these keys, an array per key column."""
+        """Returns the time of each key's key group, given an array per key column."""
         assert self._floors is not None
         return self._floors.watermarks(columns, self._watermark_ms)

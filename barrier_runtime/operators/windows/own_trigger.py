@@ -1,4 +1,4 @@
-"""Triggers of users' own: which rows, times and ends make a window emit what it has, or forget it."""
+"""Users' own triggers: rows, times and ends at which a window emits its result, or forgets its rows."""
 
 import datetime
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class OwnTrigger(WindowTrigger):
-    """Base of triggers that users write, for `window(…, early=…)`. A subclass overrides what it needs:
+    """Base class of users' triggers, for `window(…, early=…)`. A subclass overrides some of the methods:
 
-    - `on_row(row, window)`: with each row that is added to the window, as a dict.
-    - `on_time(time_ms, window)`: at each multiple of `interval`, if the window got rows since the last call. `clock`:
-      "event" (at multiples since 1970) or "processing" (the wall clock).
-    - `on_close(window)`: when the window is over. Without it the window emits its result.
+    - `on_row(row, window)`: called with each row added to the window, a dict.
+    - `on_time(time_ms, window)`: called at each multiple of `interval`, if the window got rows since the last call.
+      `clock`: "event" (at multiples since 1970) or "processing" (the wall clock).
+    - `on_close(window)`: called when the window is over. Without it the window emits its result.
 
-    Each returns a `TriggerResult`; None is NOTHING, and FIRE in `on_close`. A window that is over is gone afterwards,
-    or kept for late rows as ever; a late row emits its window and asks nothing.
+    Each returns a `TriggerResult`; None is NOTHING, in `on_close` FIRE. Afterwards a window that is over is removed, or
+    kept for late rows as usual; a late row emits its window without a call.
 
-    `state`: numbers per key and window, by name, with the value that each begins with. Methods must depend on their
-    arguments and `window.state` alone, since rows are read again after a failure. The class must not be renamed as
-    long as a job is restored from its checkpoints.
+    `state`: numbers per key and window, by name, with their initial values. Methods must depend on their arguments and
+    `window.state` alone, since rows are read again after a failure. The class must keep its name as long as a job is
+    restored from its checkpoints.
 
     >>> class Large(OwnTrigger):
     ...     state = {"total": 0}
@@ -43,15 +43,15 @@ class OwnTrigger(WindowTrigger):
     clock: Literal["event", "processing"] = "event"
 
     def on_row(self, row: Row, window: TriggerWindow) -> TriggerResult | None:
-        """A row was added to the window."""
+        """Called after a row was added to the window."""
         return None
 
     def on_time(self, time_ms: int, window: TriggerWindow) -> TriggerResult | None:
-        """Time has come to a multiple of `interval`, and the window got rows since the last one."""
+        """Called at a multiple of `interval`, if the window got rows since the last."""
         return None
 
     def on_close(self, window: TriggerWindow) -> TriggerResult | None:
-        """The window is over."""
+        """Called when the window is over."""
         return TriggerResult.FIRE
 
     # ---- what the window operator asks
@@ -95,7 +95,7 @@ class OwnTrigger(WindowTrigger):
         return f"by {type(self).__name__}"
 
     def overrides(self, method: str) -> bool:
-        """Whether the subclass says something of its own there."""
+        """Returns whether the subclass overrides `method`."""
         return getattr(type(self), method) is not getattr(OwnTrigger, method)
 
     def rule(self, windows: Any) -> Any:

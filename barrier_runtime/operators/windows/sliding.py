@@ -1,28 +1,28 @@
-"""Entries per *slice* of sliding windows, so that a row is added once and not once per window.
+"""Entries per *slice* of sliding windows, so that a row is added once, not once per window.
 
-A slice is as long as the slide and begins where a window begins. An entry is (keys, start of the slice); the window of
-that start is the last one that the slice belongs to. When a window is over, the slices in it are added up by key, the
-oldest first, and what comes out is the window. So the result depends on the slices alone, not on what came out before:
-nothing is ever subtracted, and sums of floats do not drift. A key without a row in any of the slices has no window.
+A slice is as long as the slide and begins where a window begins. An entry is (keys, start of the slice); the window
+with this start is the last window of the slice. When a window is over, its slices are added up by key, oldest first. So
+a result depends on slices alone: nothing is ever subtracted, and float sums do not drift. A key without a row in the
+slices has no window.
 
     slice      while                             a row for it                       then
-    open       none of its windows is over       counts in all of them              needed, when the first one is over
-    needed     some of its windows are over,     counts in the others: what went    removed, when the last one is over,
-               and have gone out                 out is not changed                 behind its results
+    open       none of its windows is over       counts in all of them              needed, when the first is over
+    needed     some of its windows are over,     counts in the others: emitted      removed, when the last is over,
+               and emitted                       results do not change              after its results
     removed    all of its windows are over       is late                            —
 
-A row that comes behind the watermark of its own batch counts in no window that is over by then: event time goes on to
-there before such a row, wherever batches end.
+A row behind the watermark of its own batch counts in no window that is over by then: event time advances to there
+before such a row, independent of the cuts of batches.
 
-Entries stay when a window goes out, so they do not say what has: `_fired_ms` does, for each key group, and is in
-snapshots. A window goes out in parts; up to `FEW` keys are one part, in the order of keys, of more each part has whole
-key groups. Each part and its mark are one step, so that a barrier comes before both or behind both, at any parallelism.
+Entries stay when a window is emitted, so they do not show which windows were emitted: `_fired_ms` does, by key group,
+and is in snapshots. A window is emitted in parts; up to `FEW` keys are one part, in the order of keys; of more, each
+part has whole key groups. A part and its mark are one step, so a barrier comes before or after both, at any
+parallelism. If some entries are evicted, the keys of a window are in memory while it is emitted, and its slices are
+read part by part.
 
-Where not all entries are in memory, the keys of one window are, while it goes out; its slices are read part by part.
-
-Aggregates of which the parts of a window do not tell the whole, bit for bit in the order of rows (`first`, variances,
-lists, sketches, users' own), have windows as entries, as `Windows` keeps them; so does state that began so,
- in an older release or as a table. State in slices that gets such an aggregate becomes windows at the restore.
+Some aggregates of a window do not follow, bit for bit in row order, from those of its slices (`first`, variances,
+lists, sketches, users' own). Then entries are windows (`Windows`); so is state that began as windows, in an older
+release or from a table. State in slices that gets such an aggregate becomes windows at the restore.
 """
 
 import dataclasses
@@ -55,13 +55,13 @@ from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-SLICES = "slices"  # name of the snapshot value; where there is none, entries are windows
+SLICES = "slices"  # name of the snapshot value; without it entries are windows
 _NONE: Ints = np.zeros(0, np.int64)
 _ADDED_UP = frozenset(["count", "sum", "mean", "min", "max", "any", "all"])
 
 
 class _Slices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`fired`: by key groups, event time up to which windows have gone out."""
+    """`fired`: by key groups, event time up to which windows were emitted."""
 
     fired: tuple[Floor, ...]
     version: int = 1
@@ -71,12 +71,12 @@ _SLICES = VersionedDecoder(value_format("{}: its slices in its snapshot"), msgsp
 
 
 def add_up(aggregates: Mapping[str, AnyAggregate]) -> bool:
-    """Whether all of these are known of a window once they are known of each slice of it."""
+    """Returns whether results of a window follow from those of its slices, for all of these aggregates."""
     return all(isinstance(each, Aggregate) and each.kind in _ADDED_UP for each in aggregates.values())
 
 
 def sliding_entries(operator: WindowOperator) -> Windows:
-    """Slices, or windows where results cannot be added up, and where state began as windows."""
+    """Returns slices; or windows, if results cannot be added up or state began as windows."""
     were_slices = any(SLICES in each.values for each in operator.context.restored)
     if not add_up(operator.content.aggregates):
         return FormerSlices(operator) if were_slices else Windows(operator)
@@ -86,7 +86,7 @@ def sliding_entries(operator: WindowOperator) -> Windows:
 
 
 def _fired(operator: WindowOperator) -> Ints:
-    """By key group of the subtask, event time up to which windows had gone out when the snapshots were made."""
+    """Returns by key group of the subtask the event time up to which the snapshots' windows were emitted."""
     context, backend = operator.context, operator.backend
     fired_ms = np.full(context.max_parallelism, WATERMARK_MIN, np.int64)
     for each in context.restored:
@@ -99,21 +99,21 @@ def _fired(operator: WindowOperator) -> Ints:
 
 
 class FormerSlices(Windows):
-    """Entries were slices, and are windows from now on."""
+    """Entries that were slices, and are windows from now on."""
 
     window: Sliding
 
     def __init__(self, operator: WindowOperator) -> None:
         super().__init__(operator)
         self._fired_ms = _fired(operator)
-        self._before = frozenset[str]()  # columns that the slices have had
+        self._before = frozenset[str]()  # columns of the former slices
 
     def bind(self, columns: pa.Schema) -> None:
         self._before = self.operator.known_columns
         super().bind(columns)
 
     def _restored(self) -> None:
-        """Each slice is added to those of its windows that have not gone out."""
+        """Adds each slice to its windows that were not emitted."""
         table = self.table
         composites = tuple(each for each in self.plan.composites if self._before.issuperset(each.storage()))
         plan = dataclasses.replace(self.plan, composites=composites)
@@ -138,7 +138,7 @@ class FormerSlices(Windows):
 
 
 def groups_of(entries: Windows, fields: Sequence[Any]) -> Ints:
-    """The key group of each of these keys, counted from the first one of the subtask on."""
+    """Returns each key's group, counted from the subtask's first group."""
     operator = entries.operator
     columns = [entries.codec.column(i, values) for i, values in enumerate(fields)]
     return key_groups_of(columns, operator.context.max_parallelism).astype(np.int64) - operator.backend.key_group_first
@@ -152,8 +152,8 @@ class Slices(Windows):
         super().__init__(operator)
         self._fired_ms = _fired(operator)
         self._keys = self._new_keys()
-        self._numbers: dict[int, Ints] = {}  # by slice, of its first entries in the order of `due`
-        self._sums: dict[str, npt.NDArray[Any]] = {}  # accumulators by number; initial but while a window goes out
+        self._numbers: dict[int, Ints] = {}  # by slice: numbers of its first entries, in the order of `due`
+        self._sums: dict[str, npt.NDArray[Any]] = {}  # accumulators by number; initial except while a window is emitted
 
     def captured(self, capture: Capture) -> None:
         self._catch_up()
@@ -170,8 +170,8 @@ class Slices(Windows):
         return 1
 
     def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
-        """There may be windows to emit before a row, see above: then it gives the number of the row and event time at
-        it, and does nothing."""
+        """Adds a batch's rows to their slices.
+        If windows are due before a row: returns the row's number and the event time reached there, and does nothing."""
         times_ms = self.operator.times_of(batch)
         if times_ms is None:
             return None
@@ -192,7 +192,7 @@ class Slices(Windows):
         return cut
 
     def _first_over(self, batch: Batch, slices: Ints) -> tuple[int, int] | None:
-        """The first row that is not late, but comes behind the end of a window of it which has not gone out."""
+        """Returns the first row in time that comes after the end of one of its windows which was not emitted."""
         reached = batch.reached
         if reached is None or reached[-1] <= self.operator.watermark_ms:
             return None
@@ -211,7 +211,7 @@ class Slices(Windows):
         return row_ids
 
     def _catch_up(self) -> None:
-        """Before the first row event time goes on without anything that could go out."""
+        """Advances `_fired_ms` if event time advanced while there was nothing to emit, before the first row."""
         if self.operator.going_to_ms is None:
             np.maximum(self._fired_ms, self.operator.watermark_ms, out=self._fired_ms)
 
@@ -227,8 +227,8 @@ class Slices(Windows):
         yield from self._fire_to(floors.by_group[backend.key_group_first : backend.key_group_last + 1], emit)
 
     def _fire_to(self, to_ms: Ints, emit: Emit) -> Iterator[None]:
-        """Windows that are over by then, by key group, and have not gone out."""
-        yield from self._remove_over()  # of a restore: what had not been removed yet
+        """Emits the windows that are over by `to_ms`, by key group, and were not emitted."""
+        yield from self._remove_over()  # slices of a restore that were not yet removed
         while (found := self._next_window(to_ms)) is not None:
             yield from self._fire_window(*found, emit)
             yield from self._remove_over()
@@ -236,7 +236,7 @@ class Slices(Windows):
         yield from self._remove_over()
 
     def _next_window(self, to_ms: Ints) -> tuple[int, npt.NDArray[np.bool_]] | None:
-        """The start of the next window to go out, and for which key groups."""
+        """Returns the start of the next window to emit, and its key groups."""
         while (behind := self._fired_ms < to_ms).any():
             first_open = self.window.first_open_start(int(self._fired_ms[behind].min()))
             start = self.window.first_from(first_open)
@@ -252,7 +252,7 @@ class Slices(Windows):
         return None
 
     def _fire_window(self, start: int, groups: npt.NDArray[np.bool_], emit: Emit) -> Iterator[None]:
-        """`groups`: key groups, for which it goes out."""
+        """Emits a window for these key groups."""
         if not self.due.has_row_ids:
             self._keys = self._new_keys()
         yield from self._add_up(start, None if groups.all() else groups)
@@ -264,7 +264,7 @@ class Slices(Windows):
             yield
 
     def _add_up(self, start: int, groups: npt.NDArray[np.bool_] | None) -> Iterator[None]:
-        """Into `_sums`, what the slices of a window have; small ones together, as most of what they take is calls."""
+        """Adds up the slices of a window into `_sums`; small slices together, since their cost is mostly calls."""
         waiting: list[tuple[Ints, Ints]] = []
         entries = 0
         for slice_start in range(start, start + self.window.size_ms, self.window.slide_ms):
@@ -274,14 +274,15 @@ class Slices(Windows):
                     row_ids, numbers = row_ids[chosen], numbers[chosen]
                 waiting.append((row_ids, numbers))
                 entries += len(numbers)
-                if entries >= firing.PART or not self.due.has_row_ids:  # else row ids are good for now alone
+                # row ids of evictable entries are valid only now
+                if entries >= firing.PART or not self.due.has_row_ids:
                     self._merge(waiting)
                     waiting, entries = [], 0
                     yield
         self._merge(waiting)
 
     def _merge(self, slices: list[tuple[Ints, Ints]]) -> None:
-        """Row ids and numbers of entries of some slices, the oldest first."""
+        """Merges row ids and numbers of entries of some slices, oldest first."""
         self._grow_sums()
         columns = self.table.columns
         if len(slices) > 1:
@@ -292,7 +293,7 @@ class Slices(Windows):
             merge_columns(self.plan, self._sums, numbers, columns, row_ids, self._left_of_number)
 
     def _entries(self, slice_start: int) -> Iterator[tuple[Ints, Ints]]:
-        """Row ids and numbers of the entries of a slice, each once, in parts."""
+        """Yields row ids and numbers of a slice's entries, each once, in parts."""
         if self.due.has_row_ids:
             row_ids = self.due.row_ids_of(slice_start)
             numbers = self._numbers.get(slice_start, _NONE)
@@ -303,7 +304,7 @@ class Slices(Windows):
             for first in range(0, len(row_ids), firing.FEW):
                 yield row_ids[first : first + firing.FEW], numbers[first : first + firing.FEW]
             return
-        seen = np.zeros(0, np.bool_)  # by number: an entry that leaves memory meanwhile is given again
+        seen = np.zeros(0, np.bool_)  # by number: an entry evicted meanwhile is yielded again
         for of_part in self.table.entries_of(slice_start):
             if not len(of_part):
                 continue
@@ -316,9 +317,9 @@ class Slices(Windows):
                 yield row_ids[unseen], numbers[unseen]
 
     def _parts_of(self, numbers: Ints, groups: npt.NDArray[np.bool_]) -> Iterator[tuple[Ints, Ints]]:
-        """Parts of these keys, in order, and the key groups that are done with them."""
+        """Yields parts of these keys, in order, and the key groups that are complete after each part."""
         its_groups = np.flatnonzero(groups)
-        if groups.all() and len(numbers) <= firing.FEW:  # else some of it may have gone out before a restore, by groups
+        if groups.all() and len(numbers) <= firing.FEW:  # otherwise a restore may follow the emission of some groups
             yield self._in_order(numbers), its_groups
             return
         of_number = self._keys.groups[numbers]
@@ -349,7 +350,7 @@ class Slices(Windows):
         self.send(self.results(numbers, fields, ends, sums, of_id=self._left_of_number), ends - 2, emit)
 
     def _remove_over(self) -> Iterator[None]:
-        """Slices of which the last window has gone out, for all key groups."""
+        """Removes slices whose last window was emitted for all key groups."""
         before = self.window.first_open_start(int(self._fired_ms.min()))
         if not self.due.has_row_ids:
             for start in self.due.take_starts(before):

@@ -1,4 +1,4 @@
-"""What a trigger of the user's own is asked about, and what it answers."""
+"""Arguments and results of users' own triggers."""
 
 import enum
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class TriggerResult(enum.Flag):
-    """What a window does: emit a result, forget its rows, both (`FIRE | PURGE`), or neither."""
+    """Action of a window: emit a result, forget its rows, both (`FIRE | PURGE`), or neither."""
 
     NOTHING = 0
     FIRE = enum.auto()
@@ -15,11 +15,11 @@ class TriggerResult(enum.Flag):
 
 @dataclass
 class TriggerWindow:
-    """The window that a trigger is asked about. `state`: numbers of this key and window, to be changed in place; they
-    are in checkpoints."""
+    """Window that a trigger's method is called for.
+    `state`: numbers of this key and window, to be changed in place; checkpoints include them."""
 
     key: Any
-    start_ms: int | None  # None of a `Global`
+    start_ms: int | None  # None for `Global`
     end_ms: int | None
-    rows: int  # in the window, with the row at hand, since it last forgot its rows
+    rows: int  # of the window since it last forgot its rows, the current row included
     state: dict[str, Any]

@@ -1,4 +1,4 @@
-"""When windows that are not over yet tell what they have so far: early results, as users write them."""
+"""Triggers: when windows that are not over emit early results, as users write them."""
 
 import datetime
 from abc import ABC, abstractmethod
@@ -11,37 +11,37 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class WindowTrigger(ABC):
-    """When windows emit results, beside the one when they are over."""
+    """Base of triggers: when a window emits results besides its last result."""
 
-    tells_early = True  # results say which of their window they are, and whether it is over
-    rows: int | None = None  # due whenever a window has got so many rows more
+    tells_early = True  # results have columns that number them and mark early results
+    rows: int | None = None  # due whenever a window has got so many further rows
     by_wall_clock = False  # due by the wall clock,
     by_event_time = False  # or by event time
 
     @property
     def interval_ms(self) -> int | None:
-        """From one time at which results are due to the next, by one of the clocks."""
+        """Interval of results by one of the clocks; None: not by time."""
         return None
 
     @property
     @abstractmethod
     def definition(self) -> str:
-        """Stored with the state of windows and compared with at a restore; "" of what is part of the assigner."""
+        """Definition stored with the state of windows and compared at a restore; "" if part of the assigner."""
 
     @abstractmethod
     def rule(self, windows: Any) -> Any:
-        """What applies the trigger to windows of one subtask: an `OnClose` of `RuledWindows` (`rules`), imported here
-        so that a flow without windows loads none of them."""
+        """Returns the rule that applies the trigger to windows of a subtask: an `OnClose` of `RuledWindows` (`rules`).
+        Imported here, so that a flow without windows does not load rules."""
 
     @property
     def not_of_sessions(self) -> str:
-        """Why sessions cannot have this trigger, for people; "": they can."""
+        """Reason for users why sessions cannot have this trigger; "": they can."""
         return ""
 
 
 @dataclass(frozen=True)
 class FullWindow(WindowTrigger):
-    """A window is told, and is over, with every `slide` rows."""
+    """Emits and ends a window at every `slide` rows."""
 
     size: int
     slide: int
@@ -59,12 +59,12 @@ class FullWindow(WindowTrigger):
 
 @dataclass(frozen=True)
 class Every(WindowTrigger):
-    """Early results of windows: at each multiple of `interval`, of the windows that got rows since their last result,
-    or of a window whenever it has got `rows` more rows. Pass one of the two.
+    """Early results of windows: pass either `interval` or `rows`.
 
-    `clock`: of `interval`: "event" (event time, at multiples since 1970) or "processing" (the wall clock, so a replay
-    gives other early results). `accumulate`: a result tells all rows of its window; else only those since the result
-    before.
+    With `interval`, results are emitted at each of its multiples, for windows that got rows since their last result.
+    With `rows`, a window emits a result whenever it has got so many further rows. `clock` of the interval: "event"
+    (event time, at multiples since 1970) or "processing" (the wall clock, so a replay gives other early results).
+    `accumulate`: a result covers all rows of its window; otherwise only those since the last result.
 
     >>> Every(rows=1000, accumulate=False)
     Every(interval=None, rows=1000, clock='event', accumulate=False)
@@ -119,7 +119,7 @@ class Every(WindowTrigger):
 
     @property
     def definition(self) -> str:
-        """Stored with the state of windows and compared with at a restore. How often is free to change."""
+        """Definition stored with the state of windows and compared at a restore. The frequency may change."""
         return "early results of " + ("all rows" if self.accumulate else "the rows since the last one")
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""A small number for each key of some entries, so that what belongs to a key can be added up in plain arrays."""
+"""A small number for each key of some entries, so that plain arrays hold a key's sums."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,22 +12,22 @@ Ints = npt.NDArray[np.int64]
 
 
 class WindowKeys:
-    """A number is a key's as long as one of its entries is held."""
+    """Numbers of keys. A number belongs to a key as long as one of its entries is held."""
 
     def __init__(self, width: int, groups_of: Callable[[Sequence[Any]], Ints]) -> None:
-        """`width`: fields of a key. `groups_of`: the group of each of some keys, given as a sequence per field."""
+        """`width`: fields of a key. `groups_of`: returns each key's group, given a sequence per field."""
         self._keys: IntKeys | TupleKeys = IntKeys(width)
         self._groups_of = groups_of
         self.groups: Ints = np.zeros(0, np.int64)  # by number
-        self._held: Ints = np.zeros(0, np.int64)  # how many entries, by number
+        self._held: Ints = np.zeros(0, np.int64)  # number of entries, by number
 
     @property
     def limit(self) -> int:
-        """All numbers are below it."""
+        """Upper bound of the numbers, exclusive."""
         return len(self.groups)
 
     def of_ints(self, keys: Ints) -> Ints:
-        """The numbers of these keys, one array per field."""
+        """Returns the numbers of these keys, given as an array per field."""
         if isinstance(self._keys, TupleKeys):
             return self.of_tuples(list(zip(*keys.tolist(), strict=True)))
         numbers, made = self._keys.place(keys)
@@ -35,24 +35,24 @@ class WindowKeys:
         return numbers
 
     def of_tuples(self, keys: Sequence[Key]) -> Ints:
-        self._keys = tuple_keys(self._keys)  # those that are there keep their numbers
+        self._keys = tuple_keys(self._keys)  # present keys keep their numbers
         numbers, made = self._keys.place(keys)
         self._made(made)
         return numbers
 
     def hold(self, numbers: Ints) -> None:
-        """One entry more of each of these keys (each once)."""
+        """Holds a further entry of each of these keys (distinct)."""
         self._held[numbers] += 1
 
     def release(self, numbers: Ints) -> None:
-        """One entry less."""
+        """Releases an entry of each of these keys."""
         self._held[numbers] -= 1
         gone = numbers[self._held[numbers] == 0]
         if len(gone):
             self._keys.remove(gone)
 
     def fields(self, numbers: Ints) -> list[Any]:
-        """A sequence per field of their keys."""
+        """Returns a sequence per field of the keys."""
         if isinstance(self._keys, IntKeys):
             return list(self._keys.key_batch(numbers))
         return list(zip(*self._keys.key_batch(numbers), strict=True))

@@ -1,1 +1,1 @@
-"""What triggers do to windows: when they emit results, beside the one when they are over."""
+"""Rules of triggers: when windows emit results besides their last."""

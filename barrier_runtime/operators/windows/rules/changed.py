@@ -1,4 +1,4 @@
-"""Which windows or sessions got rows since their last result, and their early results by the wall clock, in slices."""
+"""Windows or sessions with rows since their last result, and their early results by the wall clock, in slices."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -9,11 +9,11 @@ import numpy.typing as npt
 from barrier_runtime.operators.base import OperatorContext
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-_SLICE = 16_384  # windows of one turn by the wall clock
+_SLICE = 16_384  # windows of a turn by the wall clock
 
 
 class Changed:
-    """By row id. It is made anew from the table at a restore."""
+    """Marks by row id, rebuilt from the table at a restore."""
 
     def __init__(self) -> None:
         self._marks: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
@@ -23,17 +23,17 @@ class Changed:
 
     @property
     def is_used(self) -> bool:
-        """Whether anything was marked since it was cleared."""
+        """True if there were marks since the last `clear`."""
         return len(self._marks) > 0
 
     def row_ids(self, first: int = 0) -> Ints:
-        """Those that are marked, from that one on."""
+        """Returns the marked row ids from `first` on."""
         row_ids: Any = first + np.flatnonzero(self._marks[first:])
         found: Ints = row_ids
         return found
 
     def mark(self, row_ids: Ints, capacity: int) -> None:
-        """`capacity`: row ids are below it."""
+        """Marks row ids, all below `capacity`."""
         missing = capacity - len(self._marks)
         if missing > 0:
             self._marks = np.concatenate([self._marks, np.zeros(missing, np.bool_)])
@@ -49,18 +49,18 @@ class Changed:
 
 
 class WallTurns:
-    """A while after the first row since the last results, those of all that have changed. What is marked is what is
-    left to emit, so nothing else has to be in a snapshot."""
+    """Results of all changed windows, an interval after the first row since the last results.
+    The marks are the work left, so snapshots need nothing else."""
 
     def __init__(self, context: OperatorContext, interval_ms: int, changed: Changed) -> None:
         self._context = context
         self._interval_s = interval_ms / 1_000
         self._changed = changed
         self._due_s: float | None = None  # by the steady clock
-        self._next = 0  # row id from which on windows are to be told now
+        self._next = 0  # row id from which on results are due now
 
     def turn(self, tell: Callable[[Ints, int], None]) -> bool:
-        """Whether something was due. `tell` emits results of some row ids, as of that time in nanoseconds."""
+        """Returns whether a result was due. `tell` emits results of row ids, as of a time in nanoseconds."""
         if not self._changed.is_used:
             return False
         if self._due_s is None:
@@ -78,7 +78,7 @@ class WallTurns:
         return True
 
     def marked(self) -> None:
-        """Some have changed."""
+        """Starts the interval after the first change."""
         if self._due_s is None:
             self._wait()
 

@@ -1,9 +1,10 @@
-"""Windows by count: every n rows of a key a result of those n rows.
+"""Windows by count: every n rows of a key, a result of these n rows.
 
-They are windows over all rows with an early result every n rows, of the rows since the last one. So a row that fills a
-window emits it within its batch, and state is one entry per key, however many windows there were. With a slide it is
-one per key and phase (see `Count`); those of other phases are over at other rows, because each phase but the first
-begins as if it had had rows before."""
+These are windows over all rows with an early result every n rows, of the rows since the last result. So a row that
+fills a window emits the window within its batch, and state is one entry per key, however many windows there were. With
+a slide there is an entry per key and shift (see `Count`): each shift but the first starts as if it had had rows before,
+so windows of different shifts are over at different rows.
+"""
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from barrier_runtime.operators.windows.rules.on_close import Ints, RuledWindows
 
 
 class WhenFull(EveryRows):
-    """The rule of `FullWindow`."""
+    """Rule of `FullWindow`."""
 
     def __init__(self, windows: RuledWindows, rows: int, slide: int) -> None:
         super().__init__(windows, rows, accumulate=False)
@@ -30,5 +31,5 @@ class WhenFull(EveryRows):
         return with_those_before
 
     def fire(self, row_ids: Ints, emit: Emit) -> None:
-        """The input has ended: these are not full."""
+        """Drops incomplete windows at the end of the input."""
         self.windows.remove(row_ids)

@@ -1,11 +1,12 @@
-"""Early results (`Every`): windows that emit what they have before they are over.
+"""Rules of early results (`Every`): windows emit results before they are over.
 
-State knows of each window how many rows the last result had, so whether there is something new survives a restore. By
-event time, batches are cut where a row brings a multiple of the interval, and a watermark stops at the first one that
-it passes: what is told early does not depend on where batches and watermarks end. By rows, all results of a batch are
-computed at once: as running aggregates, or, of results that tell only what came since the last one, in a scratch table
-with an entry per result. By the wall clock the slot gives turns, and a turn tells a slice of the windows, so that
-barriers come in between.
+State holds the number of rows in each window's last result, so a restore knows which windows have changed.
+
+- By event time, batches are cut at the row that reaches a multiple of the interval, and a watermark stops at the first
+  multiple that it passes: early results do not depend on the ends of batches and watermarks.
+- By rows, all results of a batch are computed at once: as running aggregates, or, for results of only the rows since
+  the last result, in a scratch table with an entry per result.
+- By the wall clock the slot gives turns; a turn emits a slice of the windows, so that barriers come in between.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,17 +27,17 @@ from barrier_runtime.operators.windows.rules.on_close import Bools, Ints, OnClos
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
-TOLD = "told"  # column of state: rows in the last result
-OVER = "over"  # column of state, with an allowed lateness: 1 once the window is over
+TOLD = "told"  # state column: rows in the last result
+OVER = "over"  # state column, with an allowed lateness: 1 once the window is over
 
 
 class Early(OnClose):
-    """What early results of all kinds have in common."""
+    """Base of the rules of early results."""
 
     any_order = False
 
     def __init__(self, windows: RuledWindows, accumulate: bool) -> None:
-        """`accumulate`: a result tells all rows of its window; else those since the result before."""
+        """`accumulate`: a result covers all rows of its window; otherwise those since the last result."""
         super().__init__(windows)
         self._accumulate = accumulate
 
@@ -64,7 +65,7 @@ class Early(OnClose):
     def add_to_scratch(
         self, scratch: dict[str, npt.NDArray[Any]], of_row: Ints, values: BatchValues, entries: Ints
     ) -> None:
-        """`entries`: whose a row of `scratch` is."""
+        """Adds rows to `scratch`. `entries`: the entry of each row of `scratch`."""
         windows = self.windows
 
         def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
@@ -73,7 +74,7 @@ class Early(OnClose):
         add_to_groups(windows.plan, scratch, of_row, values, SumBounds(), left)
 
     def since(self, row_ids: Ints) -> Ints:
-        """Rows since the last result."""
+        """Returns the number of rows since the last result."""
         columns = self.windows.table.columns
         rows: Ints = columns[ROWS][row_ids]
         return rows - columns[TOLD][row_ids] if self._accumulate else rows
@@ -91,7 +92,7 @@ class Early(OnClose):
 
 
 class EveryRows(Early):
-    """Each row that is the last of so many since the result before emits its window."""
+    """Emits a window at every row that is the last of `rows` since the last result."""
 
     def __init__(self, windows: RuledWindows, rows: int, accumulate: bool) -> None:
         super().__init__(windows, accumulate)
@@ -99,7 +100,7 @@ class EveryRows(Early):
         self.cuts_batches = windows.window.bounded
 
     def cut(self, batch: Batch) -> tuple[int, int] | None:
-        """Where a window is over, so that last results of windows come in the order of event time."""
+        """Cuts where a window is over, so that last results of windows come in the order of event time."""
         reached, watermark_ms = batch.reached, self.windows.operator.watermark_ms
         if reached is None or not len(reached) or reached[-1] <= watermark_ms:
             return None
@@ -109,7 +110,7 @@ class EveryRows(Early):
         return (row, int(reached[row])) if later[row] else None
 
     def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
-        """Early results and results for late rows go out in the order of the rows that bring them."""
+        """Takes rows, and emits early results and results for late rows in the order of the rows."""
         windows = self.windows
         if not self.is_kept:
             return windows.take(batch, emit)
@@ -134,10 +135,10 @@ class EveryRows(Early):
         windows.note(windows.due, windows.table.made)
         order = RunningOrder.of(row_ids)
         columns = windows.table.columns
-        before = np.minimum(self.since(order.row_ids), every - 1)  # a restored window may have waited for more
+        before = np.minimum(self.since(order.row_ids), every - 1)  # a restored window may have waited for more rows
         since = np.arange(len(order.order)) + np.repeat(before - order.starts, order.lengths)
         numbers = since // every + np.repeat(columns[FIRINGS][order.row_ids], order.lengths)
-        last = np.flatnonzero(since % every == every - 1)  # ordered rows that emit
+        last = np.flatnonzero(since % every == every - 1)  # positions of rows that emit
         last = last[np.argsort(order.order[last])]
         fired, updates = order.order[last], numbers[last]
         values = BatchValues(rows, windows.where)
@@ -158,8 +159,8 @@ class EveryRows(Early):
             windows.send_for(results, batch, fired if of_row is None else of_row[fired], emit)
 
     def _in_parts(self, order: RunningOrder, parts: Ints, values: BatchValues, last: Ints) -> Columns:
-        """Accumulators of the results that end with the ordered rows `last`; entries keep what is behind their last
-        one. `parts`: which result each ordered row belongs to; it rises within an entry."""
+        """Returns accumulators of the results that end with the ordered rows `last`; entries keep later rows.
+        `parts`: each ordered row's result, rising within an entry."""
         begins = np.diff(parts, prepend=-1) != 0
         begins[order.starts] = True
         of_ordered = np.cumsum(begins) - 1
@@ -183,7 +184,7 @@ class EveryRows(Early):
 
 
 class _Marking(Early):
-    """Early results at times: of the windows that got rows since their last one."""
+    """Base of early results at times: of windows with rows since their last result."""
 
     def __init__(self, windows: RuledWindows, interval_ms: int, accumulate: bool) -> None:
         super().__init__(windows, accumulate)
@@ -195,7 +196,7 @@ class _Marking(Early):
         self._mark(self.unsaid(row_ids))
 
     def unsaid(self, row_ids: Ints) -> Ints:
-        """Those of these windows that are open and have something new."""
+        """Returns the open windows among these with new rows."""
         has_more = self.since(row_ids) > 0
         return row_ids[has_more & ~self.were_over(row_ids)] if self.is_kept else row_ids[has_more]
 
@@ -205,7 +206,7 @@ class _Marking(Early):
             self._mark(row_ids)
 
     def tell(self, row_ids: Ints, reached_ms: int, emit: Emit, emit_ns: int | None = None) -> None:
-        """Early results of these windows."""
+        """Emits early results of these windows."""
         windows = self.windows
         fields = windows.fields_of(row_ids)
         ends = windows.window.ends(np.array(fields[-1], np.int64))
@@ -229,13 +230,13 @@ class _Marking(Early):
 
 
 class EveryTime(_Marking):
-    """At each multiple of an interval of event time."""
+    """Emits early results at each multiple of an interval of event time."""
 
     cuts_batches = True
 
     def __init__(self, windows: RuledWindows, interval_ms: int, accumulate: bool) -> None:
         super().__init__(windows, interval_ms, accumulate)
-        self._changed_starts: set[int] = set()  # once not all are in memory: of windows that may have changed
+        self._changed_starts: set[int] = set()  # starts of windows that may have changed, once some are evicted
 
     def restored(self) -> None:
         if self.windows.table.is_whole:
@@ -264,8 +265,8 @@ class EveryTime(_Marking):
             return
         due_ms = (windows.operator.watermark_ms // self.interval_ms + 1) * self.interval_ms
         if due_ms <= watermark_ms and (self._changed_starts or self.changed):
-            # Until all is told event time stays where it was, so that a restore in between finds the same `due_ms`.
-            yield from windows.fire_over(due_ms, emit)  # what is over by then is not told early
+            # event time advances only after all results, so that a restore in between finds the same `due_ms`
+            yield from windows.fire_over(due_ms, emit)  # windows over by then emit no early results
             if self._changed_starts:
                 yield from self._tell_starts(due_ms - 1, emit)
             else:
@@ -273,8 +274,8 @@ class EveryTime(_Marking):
             windows.operator.watermark_ms = due_ms
 
     def _tell_starts(self, reached_ms: int, emit: Emit) -> Iterator[None]:
-        """What has changed of windows of which not all entries are in memory. State says of an entry whether it was
-        told, so one that is read twice is told once."""
+        """Emits early results of windows that are partly evicted.
+        State shows whether an entry has emitted, so an entry that is read twice emits once."""
         for start in sorted(self._changed_starts):
             for row_ids in self.windows.table.entries_of(start):
                 yield from self._tell_parts(self.unsaid(row_ids), reached_ms, emit)
@@ -289,7 +290,7 @@ class EveryTime(_Marking):
 
 
 class EveryWallTime(_Marking):
-    """At times by the wall clock."""
+    """Emits early results at times of the wall clock."""
 
     evictable = False
 
@@ -312,7 +313,7 @@ class EveryWallTime(_Marking):
 
 
 def first_multiple(batch: Batch, watermark_ms: int, interval_ms: int) -> tuple[int, int] | None:
-    """The first row before which event time passes a multiple of an interval, and event time at it."""
+    """Returns the first row before which event time passes a multiple of `interval_ms`, and event time there."""
     reached = batch.reached
     if reached is None or not len(reached) or reached[-1] <= watermark_ms:
         return None

@@ -1,8 +1,6 @@
-"""When windows emit results: what a trigger does to the windows of one subtask.
-
-A rule is asked at each point at which windows may emit something. `OnClose` is the rule without a trigger; the rules of
-triggers are made of it, and say what they do otherwise.
-"""
+"""Rules: a trigger's effect on the windows of a subtask.
+A rule is called at each point at which windows may emit results. `OnClose` is the rule without a trigger, and the base
+of all triggers' rules."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
@@ -39,7 +37,7 @@ class WindowEnds(Protocol):
 
 
 class TimedOperator(Protocol):
-    """The operator, as far as rules look at it."""
+    """Parts of the operator that rules use."""
 
     name: str
     lateness_ms: int
@@ -50,7 +48,7 @@ class TimedOperator(Protocol):
 
 
 class RuledWindows(Protocol):
-    """Windows that a rule is applied to (`Windows`, where what these are for is said)."""
+    """Windows to which a rule applies (`Windows` describes the methods)."""
 
     table: ColumnTable
     plan: AggregationPlan
@@ -120,32 +118,32 @@ class RuledWindows(Protocol):
 
 
 class OnClose:
-    """Windows emit their result when they are over, and with an allowed lateness again for each late row."""
+    """Emits windows when they are over; with an allowed lateness, again for each late row."""
 
     evictable = True  # entries may leave memory
-    any_order = True  # of the rows of different keys in a batch
+    any_order = True  # of rows of different keys in a batch
     cuts_batches = False  # results may be due between two rows of a batch
 
     def __init__(self, windows: "RuledWindows") -> None:
         self.windows = windows
-        self.is_kept = windows.operator.lateness_ms > 0  # windows are, when they are over
+        self.is_kept = windows.operator.lateness_ms > 0  # windows that are over are kept
 
     def columns(self) -> Mapping[str, tuple[str, Any]]:
-        """Columns of state besides those of the aggregates."""
+        """Returns state columns besides those of the aggregates."""
         return {FIRINGS: ("int64", 0)} if self.is_kept else {}
 
     def restored(self) -> None:
-        """The table is open."""
+        """Called after the table is open."""
 
     def were_over(self, row_ids: Ints) -> Bools:
-        """Of windows that are kept for late rows: those that were emitted when they were over."""
+        """Returns which windows, among those kept for late rows, were emitted when they were over."""
         over: Bools = self.windows.table.columns[FIRINGS][row_ids] > 0
         return over
 
     # ---- rows
 
     def cut(self, batch: Batch) -> tuple[int, int] | None:
-        """The first row before which results are due, and event time at it."""
+        """Returns the first row before which results are due, and event time there."""
         return None
 
     def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
@@ -157,7 +155,7 @@ class OnClose:
         self.windows.add(rows, starts, batch, of_row, emit)
 
     def left_memory(self) -> None:
-        """Some entries are not in memory; called after each batch then."""
+        """Called after each batch once some entries are evicted."""
 
     def fire_again(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints, emit: Emit) -> None:
         """See `Windows.fire_again`."""
@@ -166,7 +164,7 @@ class OnClose:
     # ---- time
 
     def before(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """What is due before event time is there, with a step after each part of it."""
+        """Does the work due before event time reaches `watermark_ms`, with a step after each part."""
         return iter(())
 
     def turn(self, emit: Emit) -> bool:
@@ -174,16 +172,16 @@ class OnClose:
         return False
 
     def fire(self, row_ids: Ints, emit: Emit) -> None:
-        """These windows are over."""
+        """Emits windows that are over."""
         self.windows.fire(row_ids, emit)
 
     # ---- what became of windows
 
     def went_out(self, row_ids: Ints) -> None:
-        """Results of these windows went out, which stay."""
+        """Called after results of windows that stay."""
 
     def keep_over(self, row_ids: Ints) -> None:
-        """These windows are over, and kept for late rows."""
+        """Called when windows are over and kept for late rows."""
 
     def removed(self, row_ids: Ints) -> None:
-        """These windows are gone."""
+        """Called before windows are removed."""

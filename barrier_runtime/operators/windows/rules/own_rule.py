@@ -1,13 +1,14 @@
-"""What a trigger of the user's own does to windows.
+"""Rule of users' own triggers.
 
-    asked         when                                                       then
+    method        called when                                                effect
     `on_row`      a row was added                                            results go out with those of the batch
     `on_time`     event time passes a multiple of the interval, or in a      results go out before event time is there
-                  turn by the wall clock; of windows with rows since then
-    `on_close`    a window is over                                           it emits its result or not, and is gone
-What comes of a row does not depend on where batches end: the rows of a batch are asked about as they came, and then all
-results are computed at once, as running aggregates in *parts* of windows, which end where a window forgets its rows.
-Which windows wait for `on_time` is in their state, so is what the trigger keeps of each.
+                  turn by the wall clock; for windows with rows since then
+    `on_close`    a window is over                                           it emits its result or not, and is removed
+
+Results do not depend on the cuts of batches: the trigger is called for a batch's rows in order of arrival; then all
+results are computed at once, as running aggregates of *parts* of windows, which end where a window forgets its rows.
+State shows which windows wait for `on_time`, and holds the trigger's numbers.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,12 +33,12 @@ from barrier_runtime.operators.windows.trigger_results import TriggerResult, Tri
 from barrier_runtime.operators.windows.whole.apply import ONE_KEY
 from barrier_runtime.state.errors import InvalidJob
 
-_WAITS = "waits"  # column of state: 1 if rows came since `on_time` was asked
-_STATE = "trigger "  # before the names of the trigger's own columns
+_WAITS = "waits"  # state column: 1 if rows came since the last call of `on_time`
+_STATE = "trigger "  # prefix of the trigger's own columns
 
 
 class Asked(Protocol):
-    """A trigger, as far as its rule asks it (`OwnTrigger`, where this is said)."""
+    """Parts of a trigger that its rule uses (`OwnTrigger` describes them)."""
 
     state: ClassVar[Mapping[str, int | float]]
 
@@ -88,7 +89,7 @@ class OwnRule(EveryRows):
     # ---- rows
 
     def cut(self, batch: Batch) -> tuple[int, int] | None:
-        """The first row before which a window is over, or `on_time` is to be asked."""
+        """Returns the first row before which a window is over, or `on_time` is due."""
         cuts = [super().cut(batch)] if self.windows.window.bounded else []
         if self._interval_ms is not None:
             cuts.append(first_multiple(batch, self.windows.operator.watermark_ms, self._interval_ms))
@@ -103,7 +104,7 @@ class OwnRule(EveryRows):
         fires, purges = self._asked(rows, row_ids) if self._asks_rows else (np.zeros(count, np.bool_),) * 2
         order, columns = RunningOrder.of(row_ids), windows.table.columns
         fires_in_order, purges_in_order = fires[order.order], purges[order.order]
-        begins = np.zeros(count, np.bool_)  # a part of a window, which ends where it forgets its rows
+        begins = np.zeros(count, np.bool_)  # first rows of parts of windows, which end where a window forgets its rows
         begins[1:] = purges_in_order[:-1]
         begins[order.starts] = True
         of_ordered = np.cumsum(begins) - 1
@@ -144,7 +145,7 @@ class OwnRule(EveryRows):
             windows.send_for(results, batch, fired if of_row is None else of_row[fired], emit)
 
     def _asked(self, rows: pa.RecordBatch, row_ids: Ints) -> tuple[Bools, Bools]:
-        """Which rows make their window fire, and which purge it."""
+        """Calls `on_row`; returns which rows make their window fire, and which purge their window."""
         fires, purges = np.zeros(len(row_ids), np.bool_), np.zeros(len(row_ids), np.bool_)
         asked: dict[int, TriggerWindow] = {}
         for at, (row, row_id) in enumerate(zip(rows.to_pylist(), row_ids.tolist(), strict=True)):
@@ -169,11 +170,11 @@ class OwnRule(EveryRows):
         if interval_ms is None or not self._changed:
             return
         due_ms = (operator.watermark_ms // interval_ms + 1) * interval_ms
-        if operator.watermark_ms == WATERMARK_MIN:  # the first that is known: all multiples before it are one
+        if operator.watermark_ms == WATERMARK_MIN:  # the first known watermark: all earlier multiples count as one
             due_ms = watermark_ms // interval_ms * interval_ms
         if due_ms > watermark_ms or (watermark_ms == WATERMARK_MAX and not self.windows.window.bounded):
             return
-        # Until all are asked event time stays where it was, so that a restore in between finds the same `due_ms`.
+        # event time advances only after all calls, so that a restore in between finds the same `due_ms`
         yield from self.windows.fire_over(due_ms, emit)
         for part in self.windows.parts(self._changed.row_ids()):
             if part is not None:
@@ -190,7 +191,7 @@ class OwnRule(EveryRows):
         return self._turns is not None and self._turns.turn(ask)
 
     def _ask(self, row_ids: Ints, time_ms: int, reached_ms: int, emit: Emit, emit_ns: int | None = None) -> None:
-        """`on_time` of these windows."""
+        """Calls `on_time` for these windows."""
         on_time = self._trigger.on_time
         fires, purges = self._answers(row_ids, lambda window: self._answer(on_time, "on_time", window, time_ms))
         windows, columns = self.windows, self.windows.table.columns
@@ -275,7 +276,7 @@ class OwnRule(EveryRows):
         )
 
     def _keep(self, asked: Mapping[int, TriggerWindow]) -> None:
-        """What the trigger has in the state of these windows now."""
+        """Writes the trigger's numbers of these windows into state."""
         row_ids = np.fromiter(asked, np.int64, len(asked))
         for name in self._trigger.state:
             self.windows.table.columns[_STATE + name][row_ids] = [window.state[name] for window in asked.values()]
@@ -288,7 +289,7 @@ class OwnRule(EveryRows):
         *arguments: Any,
         default: TriggerResult = TriggerResult.NOTHING,
     ) -> tuple[bool, bool]:
-        """Whether the window fires, and whether it is purged."""
+        """Calls a method; returns whether the window fires, and whether the window is purged."""
         said = f"{type(self._trigger).__name__}.{name}"
         try:
             answer = method(*arguments, window)

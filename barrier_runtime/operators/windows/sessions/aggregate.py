@@ -1,10 +1,10 @@
-"""Entries per session: (keys, first time), with the last time and the accumulators.
+"""Entries per session, keyed by (keys, first time), with the last time and the accumulators.
 
-A session is over, and emitted and removed, when the watermark reaches its end: last time + gap. Up to then a row that
-is not behind the watermark may still touch it, so what comes of rows in time does not depend on how watermarks fall
-between them. (Flink fires a millisecond earlier; there a row exactly `gap` after the last one joins the session or
-begins another, as the watermark happens to come.) A row behind the watermark that touches an open session belongs to
-it; else it is late when a session of it alone would be over.
+A session is over, emitted and removed when the watermark reaches its end: last time + gap. Until then a row in time may
+touch the session, so results of rows in time do not depend on the watermarks between them. (Flink fires a millisecond
+earlier; there the watermark decides whether a row exactly `gap` after the last row joins the session.) A row behind the
+watermark that touches an open session belongs to it; otherwise the row is late if a session of this row alone would be
+over.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,12 +39,12 @@ from barrier_runtime.operators.windows.sessions.open_sessions import OpenSession
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
-LAST = "last"  # column of state: time of the last row, ms
+LAST = "last"  # state column: time of the last row, ms
 _STEPS, _STEPS_BY_WALL_CLOCK = 16, 1_024  # see `OpenSessions`
 
 
 class Sessions(WindowEntries):
-    """Entries of sessions that are told once."""
+    """Entries of sessions that emit a single result."""
 
     def __init__(self, operator: WindowOperator, beside: Sequence[pa.Field] = SPAN) -> None:
         super().__init__(operator, beside)
@@ -85,7 +85,7 @@ class Sessions(WindowEntries):
         self.operator.arrive(emit)
         added = self._add(batch, times_ms, emit)
         while added < len(batch):
-            # A session that this row would touch is over by then: it goes first, wherever batches end.
+            # A session that this row would touch is over by then, and goes first, independent of the cuts of batches.
             batch, times_ms = batch.slice(added), times_ms[added:]
             if batch.reached is not None and not self.operator.first_goes(batch, 0, int(batch.reached[0]), emit):
                 return
@@ -104,7 +104,7 @@ class Sessions(WindowEntries):
             yield from self._fire_all(np.concatenate(over), emit)
 
     def reach_floors(self, emit: Emit) -> Iterator[None]:
-        """Before a row comes that would touch one of them."""
+        """Emits these sessions before a row arrives that would touch one of them."""
         row_ids = self.table.load_all()
         over = self.table.columns[LAST][row_ids] + self._gap_ms <= self._floors_of(row_ids)
         self._open.end(row_ids[over])
@@ -117,7 +117,7 @@ class Sessions(WindowEntries):
             yield
 
     def _add(self, batch: Batch, times_ms: Ints, emit: Emit) -> int:
-        """Add the first rows, as many as can be before a session has to go; gives their number."""
+        """Adds rows until a session has to be emitted first; returns the number of added rows."""
         numbers = self._key_numbers(batch.rows)
         runs = runs_of(numbers, times_ms, self._gap_ms)
         keys, earliest_ms = runs.earliest()
@@ -144,7 +144,7 @@ class Sessions(WindowEntries):
         return len(batch)
 
     def _values(self, batch: Batch, done: AssignedSessions) -> BatchValues:
-        """Of the rows that are not late, which are all that `done` is about then."""
+        """Returns the values of the rows that are not late, and limits `done` to these rows."""
         late = done.of_row == LATE
         rows = batch.rows
         if late.any():
@@ -155,7 +155,7 @@ class Sessions(WindowEntries):
         return BatchValues(rows, self.where)
 
     def _gone_by(self, batch: Batch) -> int | Ints:
-        """Sessions that end by that time are gone, at each row."""
+        """Returns at each row the time by which sessions have to end to be gone."""
         watermarks = self.operator.row_watermarks(batch)
         return self.operator.watermark_ms if watermarks is None else watermarks
 
@@ -168,7 +168,7 @@ class Sessions(WindowEntries):
         return self._open.numbers_of(groups.keys)[groups.of_row]
 
     def _entries(self, done: AssignedSessions, opened: Ints) -> Ints:
-        """The row id of each session; those that begin get one."""
+        """Returns the row id of each session; new sessions get one."""
         first = len(opened)
         if first == len(done.sessions):
             return opened
@@ -203,7 +203,7 @@ class Sessions(WindowEntries):
         add_to_groups(self.plan, self.table.columns, of_row, values, self.bounds, self.left)
 
     def _keep(self, keys: Ints, rest: Ints, done: AssignedSessions, opened: Ints, row_ids: Ints) -> Ints:
-        """Their spans, and which sessions are open now. Gives the row id that each session has then."""
+        """Stores the spans and the open sessions. Returns the row id of each session."""
         sessions, stay = done.sessions, ~done.merged
         columns = self.table.columns
         first_ms = self._open.spans(opened, columns[LAST]).first_ms

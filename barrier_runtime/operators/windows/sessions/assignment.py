@@ -1,18 +1,18 @@
-"""Which session each row of a batch belongs to. Pure arithmetic on milliseconds since the epoch.
+"""Assignment of a batch's rows to sessions. Pure arithmetic on milliseconds since the epoch.
 
-The result is that of taking the rows one by one, as they come: a row belongs to the open session of its key that it
-touches, joins the two that it touches, or begins one. Nearly always that can be told for a whole batch at once: rows,
-sorted by key and time, are cut into *runs* where nothing follows within the gap; runs and open sessions, sorted in the
-same way, are cut into *components*. Which components are one session each:
+The result equals that of taking rows one by one in order of arrival: a row belongs to the open session of its key that
+it touches, joins the two that it touches, or begins a session. Usually a whole batch is assigned at once: rows sorted
+by key and time are cut into *runs* where no row follows within the gap; runs and open sessions, sorted likewise, are
+cut into *components*. Components that become one session each:
 
-    rows are added up     a component is one session when
+    rows are added        a component is one session if
     in any order          none of its rows is late, and none of its sessions over by the event time of its last row
-    as they come          each row touches what came of the component before, which is not over
-The others are taken row by row: those with rows behind the watermark; and where order matters, rows that join sessions.
+    as they come          each row touches the component's earlier rows and session, which are not over
 
-Where two sessions become one, the order in which rows were added to either must not be lost if it matters (a sum of
-floats has other bits in another order). So a session that others are merged into is on a higher *level*, and what is
-added to sessions of one level comes after the merges of that level, and before those of the next.
+Other components are taken row by row: those with rows behind the watermark, and, where order matters, rows that join
+sessions. If order matters for merged sessions (float sums have other bits in another order), a session into which
+others are merged is on a higher *level*: rows of a level are added after the merges of the level, and before those of
+the next.
 """
 
 from bisect import bisect_right
@@ -30,13 +30,12 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 LATE = -1
-_FEW = 16  # components; beside fewer of their size rows are faster taken one by one
+_FEW = 16  # components; beside fewer of their size, rows are faster one by one
 
 
 @dataclass
 class Spans:
-    """Spans of some keys: of each the number of its key, its first and its last time. At most one touches another
-    one, by a row."""
+    """Spans of sessions or runs: number of the key, first and last time."""
 
     keys: Ints
     first_ms: Ints
@@ -48,8 +47,8 @@ class Spans:
 
 @dataclass
 class BatchRuns:
-    """Rows in the order of key and time (`order`), cut where nothing follows within the gap. `starts`: where each run
-    begins there, `spans`: what sessions they are among themselves."""
+    """Rows in the order of key and time (`order`), cut where no row follows within the gap.
+    `starts`: first index of each run; `spans`: the sessions that the rows alone would form."""
 
     order: npt.NDArray[np.intp]
     starts: Ints
@@ -57,19 +56,19 @@ class BatchRuns:
     spans: Spans
 
     def earliest(self) -> tuple[Ints, Ints]:
-        """The keys, rising, and the earliest time of each."""
+        """Returns the rising keys, and the earliest time of each."""
         firsts = np.flatnonzero(np.diff(self.spans.keys, prepend=-1))
         return self.spans.keys[firsts], self.spans.first_ms[firsts]
 
     def by_row(self, of_run: Ints) -> Ints:
-        """One number per row, of one per run."""
+        """Returns a number per row from a number per run."""
         of_row = np.empty(len(self.order), np.int64)
         of_row[self.order] = np.repeat(of_run, self.lengths)
         return of_row
 
 
 def runs_of(keys: Ints, times_ms: Ints, gap_ms: int) -> BatchRuns:
-    """`keys`: a number per row, below 2**32. At least one row."""
+    """Returns the runs of rows. `keys`: a number per row, below 2**32. At least one row."""
     order = order_of_ints([keys, times_ms])
     keys, times_ms = keys[order], times_ms[order]
     cuts = np.ones(len(keys), np.bool_)
@@ -82,14 +81,14 @@ def runs_of(keys: Ints, times_ms: Ints, gap_ms: int) -> BatchRuns:
 
 @dataclass
 class AssignedSessions:
-    """`sessions`: those that were open, in their order, then those that the batch begins. `merged`: which of them have
-    become part of another. `of_row`: per row the session that it was added to, LATE for late rows. `merges`: a row
-    (level, the session that stays, the one that is merged into it) each, by level. `levels`: of rows.
+    """Result of an assignment.
 
-    Without `levels` rows and merges may come in any order, and a session stays that is not merged itself.
-
-    `end`: rows from there on are not assigned. By the event time of that row a session is over that has to go first;
-    then nothing else here counts."""
+    `sessions`: the open sessions in their order, followed by those that the batch begins. `merged`: sessions that
+    became part of another. `of_row`: by row the session that it was added to, LATE for late rows. `merges`: rows of
+    (level, remaining session, merged session), by level. `levels`: of rows. Without `levels`, rows and merges may be
+    applied in any order, and a remaining session is not merged itself. `end`: first row that is not assigned, because a
+    session is over by the row's event time and has to be emitted first; the other fields are then invalid.
+    """
 
     sessions: Spans
     merged: Mask
@@ -97,11 +96,11 @@ class AssignedSessions:
     merges: Ints
     levels: Ints | None
     end: int
-    by_time: Ints | None = None  # sessions that are not merged, by key and time; None: not known
-    rows: Ints | None = None  # which ones of the batch `of_row` is about; None: all
+    by_time: Ints | None = None  # remaining sessions by key and time; None: unknown
+    rows: Ints | None = None  # rows of the batch that `of_row` covers; None: all
 
     def begin(self, keys: Ints, first_ms: Ints, last_ms: Ints) -> Ints:
-        """More sessions; gives their numbers."""
+        """Adds sessions; returns their numbers."""
         own, before = self.sessions, len(self.sessions)
         self.sessions = Spans(
             np.concatenate([own.keys, keys]),
@@ -125,9 +124,11 @@ def assign_sessions(
     gap_ms: int,
     any_order: bool,
 ) -> AssignedSessions:
-    """`runs`: of the rows. `watermarks`: event time at each row. `opened`: sessions that are not over, of these keys;
-    those that no row can reach may be left out. `any_order`: it does not matter in which order rows are added to a
-    session, and sessions merged."""
+    """Assigns rows to sessions.
+
+    `runs`: of the rows. `watermarks`: event time at each row. `opened`: sessions of these keys that are not over; those
+    that no row can touch may be left out. `any_order`: the order of adding rows and merging sessions does not matter.
+    """
     spans, count, known = runs.spans, len(runs.starts), len(opened)
     item_keys = np.concatenate([spans.keys, opened.keys])
     firsts = np.concatenate([spans.first_ms, opened.first_ms])
@@ -143,7 +144,7 @@ def assign_sessions(
     component[order] = np.cumsum(cuts) - 1
     of_run, of_opened = component[:count], component[count:]
 
-    session = np.full(len(begins), -1, np.int64)  # of each component; the earliest of those that were open
+    session = np.full(len(begins), -1, np.int64)  # of each component: its earliest open session
     by_time = order[order >= count][::-1] - count
     session[of_opened[by_time]] = by_time
     still_ms = np.minimum.reduceat(np.where(order < count, firsts, lasts), begins) + gap_ms
@@ -152,7 +153,7 @@ def assign_sessions(
     if not together.all():
         alone = np.bincount(of_opened, minlength=len(begins)) <= 1
         one = alone & _are_one(runs.by_row(of_run), times_ms, watermarks, session, opened, gap_ms)
-        together = together | one | (np.bincount(of_run, minlength=len(begins)) == 0)  # or no rows are for them
+        together = together | one | (np.bincount(of_run, minlength=len(begins)) == 0)  # or without rows
 
     begun = np.flatnonzero(together & (session < 0))
     session[begun] = known + np.arange(len(begun))
@@ -188,15 +189,15 @@ def assign_sessions(
 
 
 def _side_by_side(components: Mask, size: Ints) -> Mask:
-    """Those of `components` that are faster taken in rounds, which have some rows each. `size`: in rows."""
+    """Returns the components that are faster in rounds, which have a number of rows each. `size`: in rows."""
     sizes = np.sort(size[components])
     most = sizes[-_FEW] if len(sizes) >= _FEW else 0
     return components & (size <= most)
 
 
 def _rows_of(components: Mask, of_row: Ints, of_opened: Ints, opened: Spans) -> tuple[Ints, Ints, Ints, Ints]:
-    """Of some components: the rows, by component and as they came, the component of each, the open sessions by
-    component and time, and the component of each."""
+    """Returns the rows of some components, by component in order of arrival, and the component of each.
+    Followed by the open sessions by component and time, and the component of each."""
     rows = np.flatnonzero(components[of_row])
     rows = rows[stable_order(of_row[rows])]
     sessions = np.flatnonzero(components[of_opened])
@@ -215,7 +216,7 @@ def _in_rounds(
     times_ms: Ints,
     gap_ms: int,
 ) -> Ints:
-    """Gives the session that each of `rows` is part of in the end."""
+    """Assigns rows in rounds; returns the final session of each of `rows`."""
     known = done.sessions
     first_ms, last_ms = known.first_ms[opened], known.last_ms[opened]
     joined = join_in_rounds(of_row, times_ms[rows], of_opened, first_ms, last_ms, gap_ms)
@@ -228,7 +229,7 @@ def _in_rounds(
 
 
 def _finish(done: AssignedSessions, known: int, levels: Ints | None) -> None:
-    """`known`: how many sessions were open. `levels`: of rows, if order matters."""
+    """Applies merges. `known`: number of open sessions. `levels`: of rows, if order matters."""
     if not len(done.merges):
         return
     if levels is None:
@@ -239,7 +240,7 @@ def _finish(done: AssignedSessions, known: int, levels: Ints | None) -> None:
 
 
 def _flatten(done: AssignedSessions, known: int) -> None:
-    """Rows are added to sessions that stay, and these take in all others that had rows before."""
+    """Assigns rows to remaining sessions, which merge all sessions that had rows before."""
     part_of = np.arange(len(done.sessions))
     part_of[done.merges[:, 2]] = done.merges[:, 1]
     while (further := part_of[part_of] != part_of).any():
@@ -251,7 +252,7 @@ def _flatten(done: AssignedSessions, known: int) -> None:
 
 
 def _reached(runs: BatchRuns, of_run: Ints, watermarks: int | Ints, components: int) -> int | Ints:
-    """Event time at the last row of each component."""
+    """Returns event time at the last row of each component."""
     if isinstance(watermarks, int):
         return watermarks
     reached = np.full(components, np.iinfo(np.int64).min)
@@ -262,8 +263,8 @@ def _reached(runs: BatchRuns, of_run: Ints, watermarks: int | Ints, components: 
 def _are_one(
     of_row: Ints, times_ms: Ints, watermarks: int | Ints, its_opened: Ints, opened: Spans, gap_ms: int
 ) -> Mask:
-    """Per component whether its rows, as they come, all belong to one session that is never over, which `its_opened` is
-    or the first row begins."""
+    """Returns per component whether its rows, in order of arrival, belong to one session that is never over.
+    This session is `its_opened`, or begins with the first row."""
     order = stable_order(of_row)
     its, times = of_row[order], times_ms[order]
     changes = np.diff(its, prepend=-1) != 0
@@ -274,7 +275,7 @@ def _are_one(
         there = number >= 0
         low = np.where(there, np.minimum(low, opened.first_ms[number]), low)
         high = np.where(there, np.maximum(high, opened.last_ms[number]), high)
-    # what the session is before each row
+    # the session before each row
     low_before, high_before = np.empty_like(low), np.empty_like(high)
     low_before[1:], high_before[1:] = low[:-1], high[:-1]
     low_before[firsts] = high_before[firsts] = times[firsts]
@@ -291,14 +292,14 @@ def _are_one(
 
 
 class _OneByOne:
-    """Rows that are taken one by one, component after component."""
+    """Assignment row by row, component by component."""
 
     def __init__(self, done: AssignedSessions, gap_ms: int) -> None:
         self._done = done
         self._gap_ms = gap_ms
         self._count = len(done.sessions)
         self._keys: list[int] = []  # of sessions begun here
-        self._spans: dict[int, tuple[int, int]] = {}  # of all sessions met here
+        self._spans: dict[int, tuple[int, int]] = {}  # of all sessions seen here
         self._merges: list[tuple[int, int, int]] = []
 
     def take(
@@ -312,7 +313,7 @@ class _OneByOne:
         times_ms: Ints,
         watermarks: int | Ints,
     ) -> None:
-        """`rows`: their numbers, by component (`of_row`), and in each as they come. `opened`: by component and time."""
+        """`rows`: numbers of rows, by component (`of_row`) in order of arrival. `opened`: by component and time."""
         done = self._done
         firsts = np.flatnonzero(np.diff(of_row, prepend=-1))
         ends = [*firsts[1:].tolist(), len(rows)]
@@ -349,7 +350,7 @@ class _OneByOne:
             if numbers and lasts[0] + gap <= watermark:
                 self._done.end = min(self._done.end, row)
                 break
-            at = bisect_right(firsts, time) - 1  # the session that begins before, if it touches
+            at = bisect_right(firsts, time) - 1  # the session that begins before the row, if they touch
             before = at >= 0 and time <= lasts[at] + gap
             behind = at + 1 < len(numbers) and firsts[at + 1] <= time + gap and not (before and time <= lasts[at])
             if before and behind:

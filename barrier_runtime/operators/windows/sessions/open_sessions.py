@@ -1,9 +1,8 @@
-"""Which sessions of each key are open, and which of them are over by when. In memory, made anew from the table of
-sessions at a restore; a session is told by its row id there.
+"""Open sessions of each key, and their ends. In memory, rebuilt from the table at a restore; identified by row id.
 
-The sessions of a key are linked from the newest one back, so that a batch looks only at those that its rows may reach.
-Spans are looked at again by *due time*: their end as it was when they were last looked at, in steps of a part of the
-gap. A session that went on meanwhile gets a new due time then, and none when a row is added to it.
+The sessions of a key are linked from the newest back, so a batch looks only at those that its rows may touch. Sessions
+are examined by *due time*: their end when last examined, in steps of a part of the gap. A session that grew meanwhile
+gets a new due time then; adding a row sets none.
 """
 
 from collections.abc import Iterator
@@ -21,30 +20,31 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 _NONE = -1
 _NEVER = -(2**63)
-_PART = 16_384  # sessions that are looked at together
+_PART = 16_384  # sessions that are examined together
 _NO_ROWS: Ints = np.empty(0, np.int64)
 
 
 class OpenSessions:
     def __init__(self, key_fields: int, gap_ms: int, steps: int = 16) -> None:
-        """`steps`: of due times in a gap. With more of them fewer sessions are looked at in vain, which is worth
-        something where many sessions have the same last time, as by the wall clock."""
+        """`steps`: due times per gap.
+        More steps examine fewer sessions in vain, which pays if many sessions have the same last time, as by the wall
+        clock."""
         self._gap_ms = gap_ms
         self._step_ms = max(1, gap_ms // steps)
         self._keys: IntKeys | TupleKeys = IntKeys(key_fields)
         self._newest = np.full(1_024, _NONE, np.int64)  # session, by key number
-        # by session:
+        # by session
         self._key = np.empty(0, np.int64)
         self._first_ms = np.empty(0, np.int64)
         self._older = np.empty(0, np.int64)
         self._newer = np.empty(0, np.int64)
         self._due = np.empty(0, np.int64)  # in steps
         self._by_due = ByStart()
-        self._looked_ms = _NEVER  # up to which time sessions were looked at last,
-        self._soonest_ms = 0  # and the earliest end of those of that step that went on
+        self._looked_ms = _NEVER  # time up to which sessions were last examined,
+        self._soonest_ms = 0  # and the earliest end of sessions of that step that grew
 
     def __len__(self) -> int:
-        """How many keys have open sessions, or are in use by a batch."""
+        """Returns the number of keys with open sessions, or in use by a batch."""
         return len(self._keys)
 
     # ---- numbers of keys
@@ -59,7 +59,7 @@ class OpenSessions:
         return self._placed(keys)
 
     def key_fields(self, numbers: Ints) -> list[Ints] | None:
-        """The keys of `numbers`, an array per field; None: they are `key_tuples`."""
+        """Returns the keys of `numbers`, an array per field; None: use `key_tuples`."""
         return list(self._keys.key_batch(numbers)) if isinstance(self._keys, IntKeys) else None
 
     def key_tuples(self, numbers: Ints) -> list[Key]:
@@ -73,14 +73,15 @@ class OpenSessions:
         return numbers
 
     def unused(self, numbers: Ints) -> None:
-        """Nothing came of asking for `numbers` (each once)."""
+        """Releases `numbers` (distinct), which gained no session."""
         self._forget_keys(numbers)
 
     # ---- sessions of a batch
 
     def reached(self, keys: Ints, earliest_ms: Ints, last_ms: Ints) -> tuple[Ints, Ints]:
-        """Spans of `keys` (each once) that may touch a time from `earliest_ms` of the key on, and per key the newest
-        one of the others. `last_ms`: by session."""
+        """Returns sessions of `keys` (distinct) that may touch times from `earliest_ms` on, and the newest other per
+        key.
+        `last_ms`: by session."""
         found: list[Ints] = []
         rest = np.full(len(keys), _NONE, np.int64)
         at = np.arange(len(keys))
@@ -101,8 +102,8 @@ class OpenSessions:
         return Spans(self._key[row_ids], self._first_ms[row_ids], last_ms[row_ids])
 
     def replace(self, keys: Ints, rest: Ints, gone: Ints, row_ids: Ints, sessions: Spans) -> None:
-        """Now the sessions of `keys` are `row_ids`, by key and time, and before them `rest`. `gone`: row ids that are
-        sessions no more, or of another start."""
+        """Makes `row_ids` the sessions of `keys`, by key and time, after their older sessions `rest`.
+        `gone`: row ids that are no longer sessions, or have another start."""
         capacity = 1 + max((int(ids.max()) for ids in (row_ids, gone) if len(ids)), default=-1)
         if capacity > len(self._key):
             self._key, self._first_ms = _extended(self._key, capacity), _extended(self._first_ms, capacity)
@@ -127,15 +128,13 @@ class OpenSessions:
     # ---- sessions that are over
 
     def over(self, watermark_ms: int, last_ms: Ints) -> Iterator[Ints]:
-        """Row ids of the sessions that end by `watermark_ms`, in parts; what was given is not open any more.
-
-        Of one key the older session comes first: the next one begins more than a gap later, so its due time is later.
-        """
+        """Yields row ids of sessions that end by `watermark_ms`, in parts, and closes them.
+        Of a key the older session comes first: the next begins more than a gap later, so its due time is later."""
         limit = watermark_ms // self._step_ms
         going_on: list[Ints] = []
         for row_ids, dues in self._due_by(limit):
             row_ids = _distinct(row_ids[self._due[row_ids] == dues])
-            self._due[row_ids] = _NEVER  # a row id that was used again may be there twice
+            self._due[row_ids] = _NEVER  # a reused row id may occur twice
             ends = last_ms[row_ids] <= watermark_ms - self._gap_ms
             going_on.append(row_ids[~ends])
             over = row_ids[ends]
@@ -143,14 +142,14 @@ class OpenSessions:
                 self._unlink(over)
                 yield over
         self._looked_ms, soonest_ms = watermark_ms, (limit + 1) * self._step_ms
-        for row_ids in going_on:  # perhaps in the last step again
+        for row_ids in going_on:  # possibly in the last step again
             self._look_again(row_ids, last_ms[row_ids])
             if len(row_ids):
                 soonest_ms = min(soonest_ms, int(last_ms[row_ids].min()) + self._gap_ms)
         self._soonest_ms = soonest_ms
 
     def _due_by(self, limit: int) -> Iterator[tuple[Ints, Ints]]:
-        """All that was to be looked at by then, with its due time, in parts that are neither small nor large."""
+        """Yields all sessions due by `limit` with their due times, in parts of moderate size."""
         parts: list[Ints] = []
         dues: list[int] = []
         count = 0
@@ -167,8 +166,8 @@ class OpenSessions:
 
     @property
     def next_ms(self) -> int | None:
-        """No session is over before the watermark is there, as long as no row comes that is behind it; one may be then.
-        None: there is no session."""
+        """Watermark before which no session is over, while no row behind it arrives; None: there are no sessions.
+        A row behind this watermark may begin a session that is over earlier."""
         first = self._by_due.first
         if first is None:
             return None
@@ -176,13 +175,13 @@ class OpenSessions:
         return first_ms if first_ms > self._looked_ms else self._soonest_ms
 
     def end(self, row_ids: Ints) -> None:
-        """These are not open any more: the oldest ones of their keys."""
+        """Closes sessions, the oldest of their keys."""
         if len(row_ids):
             self._due[row_ids] = _NEVER
             self._unlink(row_ids)
 
     def _unlink(self, over: Ints) -> None:
-        """`over` are the oldest of their keys."""
+        """Unlinks the oldest sessions of their keys."""
         newer, keys = self._newer[over], self._key[over]
         self._newest[keys[newer < 0]] = _NONE
         self._older[newer[newer >= 0]] = _NONE
@@ -196,7 +195,7 @@ class OpenSessions:
         self._by_due.note(row_ids, dues)
 
     def _forget_keys(self, keys: Ints) -> None:
-        """Those without sessions, of `keys` (each once)."""
+        """Forgets keys without sessions, among `keys` (distinct)."""
         gone = keys[self._newest[keys] < 0]
         if len(gone):
             self._keys.remove(gone)

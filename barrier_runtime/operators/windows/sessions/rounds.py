@@ -1,15 +1,16 @@
 """Rows that join sessions, for many *components* (see `assignment`) side by side, where order matters.
 
-All rows of a component are one session in the end; what is asked for is how it came to be, row by row. A row is between
-those that came before it and are next to it in time; what it touches of these two says what becomes of it:
+All rows of a component end in one session; the result is its history, row by row. A row lies between its two nearest
+earlier arrivals in time; which of these it touches decides:
 
     touches             the row
     none                begins a session
     one, or two that    belongs to their session
     touch one another
     two others          joins their sessions: that of the earlier one stays
-Which two these are is found backwards: all rows stand in line, and those that came last leave first. Then, round by
-round, the next row of every component is added. No row may be late here, and no session over.
+
+The two neighbours are found backwards: all rows are linked by time, and the last arrivals are removed first. Then each
+round adds the next row of every component. No row may be late here, and no session over.
 """
 
 from dataclasses import dataclass
@@ -25,9 +26,11 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass
 class JoinedRows:
-    """Sessions are told by number: those that were open, then those begun by the rows `began`, in this order.
-    `of_row`: the session that each row was added to, `levels`: its level then. `merges`: (level, the one that stays,
-    the one that is merged into it). `ends`: of each session the one that it is part of in the end."""
+    """Result of `join_in_rounds`. Sessions have numbers: the open sessions, followed by those of the rows `began`.
+
+    `of_row`: session that each row was added to; `levels`: its level at that time. `merges`: (level, remaining session,
+    merged session). `ends`: the final session of each session.
+    """
 
     of_row: Ints
     levels: Ints
@@ -39,8 +42,8 @@ class JoinedRows:
 def join_in_rounds(
     components: Ints, times_ms: Ints, of_opened: Ints, first_ms: Ints, last_ms: Ints, gap_ms: int
 ) -> JoinedRows:
-    """`components`: of rows, rising; those of one in the order in which they came. `of_opened`: the component of each
-    session that was open, `first_ms` and `last_ms` their times."""
+    """`components`: of rows, rising; rows of a component are in order of arrival.
+    `of_opened`: the component of each open session; `first_ms` and `last_ms`: their times."""
     rows, known = len(components), len(of_opened)
     its = np.concatenate([of_opened, components])
     firsts = np.concatenate([first_ms, times_ms])
@@ -62,7 +65,7 @@ def join_in_rounds(
     for next_ones in reversed(rounds):
         at = places[next_ones]
         right[left[at]], left[right[at]] = right[at], left[at]
-    left, right = left[places], right[places]  # of each row when it came
+    left, right = left[places], right[places]  # of each row at its arrival
 
     firsts, lasts = np.append(firsts, 0), np.append(lasts, 0)
     touches_left = (left != nobody) & (times_ms <= lasts[left] + gap_ms)

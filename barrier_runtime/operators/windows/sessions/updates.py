@@ -1,17 +1,18 @@
-"""Sessions that are told more than once: before they are over (`Every`), and again for late rows (allowed lateness).
+"""Sessions with several results: before they are over (`Every`), and for late rows (allowed lateness).
 
-    a session is    told                                      until the watermark
-    open            early, if it got rows since               is at its end, last time + gap: told, and kept
-    kept            again, with each row that comes for it    has passed its end by the lateness: removed
-A late row may make a kept session longer than the watermark is far: it is open again, and told at its new end.
+    a session is    emits                                     until the watermark
+    open            early, if it got rows since               is at its end, last time + gap: emitted, and kept
+    kept            again, with each row that arrives         has passed its end by the lateness: removed
 
-Those who read results know a session by its key and start. A row may give a session an earlier start, or join two of
-them. What was told of a start that no session has any more is *retracted* then, by a result of its own, which goes out
-before anything else that this row brings. What comes under the new start begins with update 0.
+A late row may extend a kept session beyond the watermark: the session is open again, and emitted at its new end.
 
-Nothing of that depends on where batches end. A row that tells or retracts something is *taken exactly*: event time
-first goes on to where it is at that row, and what the row brings goes out in the order of rows. So are rows beside it
-as long as no two have the same key. All others are added as ever, many at a time.
+Readers of results identify a session by key and start. A row may give a session an earlier start, or join two sessions.
+Results under a start that no longer exists are then *retracted* by a result, which is emitted before everything else
+that the row brings. Results under the new start begin with update 0.
+
+None of this depends on the cuts of batches. A row that emits or retracts a result is *taken exactly*: event time first
+advances to the time reached at the row, and the results are emitted in the order of rows. Adjacent rows are taken
+exactly as well, as long as their keys differ. All other rows are added as usual, many at a time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,17 +37,17 @@ from barrier_runtime.operators.windows.sessions.assignment import LATE, Assigned
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
-# columns of state
+# state columns
 _TOLD = "told"  # rows in the last result
-_TOLD_LAST = "told_last"  # time of the last row of it
-_OVER = "over"  # 1: told when it was over, and no row came since
+_TOLD_LAST = "told_last"  # last time in the last result
+_OVER = "over"  # 1: emitted when over, without rows since
 
-_FEW = 256  # rows that are looked at together behind one that was taken exactly
-_STEPS = 16  # of ends in a gap
+_FEW = 256  # rows examined together after a row that was taken exactly
+_STEPS = 16  # of ends per gap
 
 
 class ToldSessions(Sessions):
-    """Entries of sessions that may be told more than once."""
+    """Entries of sessions that may emit several results."""
 
     def __init__(self, operator: WindowOperator) -> None:
         trigger = operator.trigger
@@ -59,10 +60,10 @@ class ToldSessions(Sessions):
         self._turns: WallTurns | None = None
         if trigger is not None and trigger.by_wall_clock and self._interval_ms is not None:
             self._turns = WallTurns(operator.context, self._interval_ms, self._changed)
-        self._waits = np.zeros(0, np.bool_)  # by row id: is to be told when it is over
-        self._ends = ByStart()  # of those that wait, in steps, as they were when they were noted
+        self._waits = np.zeros(0, np.bool_)  # by row id: waits for its end
+        self._ends = ByStart()  # ends of waiting sessions, in steps, as of their addition
         self._retracted: list[tuple[Ints, pa.RecordBatch]] = []  # (numbers of the keys, results)
-        self._taken: tuple[AssignedSessions, Ints] | None = None  # the rows that were added last, and row ids
+        self._taken: tuple[AssignedSessions, Ints] | None = None  # the rows added last, and row ids
 
     def _more_state(self) -> Mapping[str, tuple[str, Any]]:
         return dict.fromkeys((LAST, FIRINGS, _TOLD, _TOLD_LAST, _OVER), ("int64", 0))
@@ -84,7 +85,7 @@ class ToldSessions(Sessions):
         self._process_in_cuts(batch, emit, self._early_before, self._process)
 
     def _early_before(self, batch: Batch) -> tuple[int, int] | None:
-        """The first row before which early results are due by event time, and event time at it."""
+        """Returns the first row before which early results are due by event time, and event time there."""
         if not self._by_event_time:
             return None
         assert self._interval_ms is not None
@@ -113,7 +114,7 @@ class ToldSessions(Sessions):
             first, looked = first + len(exact), _FEW
 
     def _plain_rows(self, batch: Batch, times_ms: Ints) -> int:
-        """How many rows come before the first one that may tell or retract something, or be late."""
+        """Returns the number of rows before the first that may emit or retract a result, or be late."""
         columns = self.table.columns
         numbers = self._key_numbers(batch.rows)
         runs = runs_of(numbers, times_ms, self._gap_ms)
@@ -136,8 +137,8 @@ class ToldSessions(Sessions):
         return end
 
     def _first_full(self, numbers: Ints, done: AssignedSessions, opened: Ints, rows: int) -> int:
-        """How many rows come before one that may be the last of `rows` since the last result of its session; where
-        sessions become one, of its key."""
+        """Returns the number of rows before one that may be the last of `rows` since its session's last result.
+        If sessions merge, since the last results of the row's key."""
         since = self._since(opened)
         if len(done.merges):
             groups, before = numbers, np.zeros(max(int(numbers.max()), int(done.sessions.keys.max())) + 1, np.int64)
@@ -151,7 +152,7 @@ class ToldSessions(Sessions):
         return int(full.min()) if len(full) else len(numbers)
 
     def _apart(self, batch: Batch) -> int:
-        """How many of the first rows are of different keys, with event time where it is at the first one."""
+        """Returns the number of first rows with different keys and the event time of the first."""
         numbers = self._key_numbers(batch.rows)
         order = RunningOrder.of(numbers)
         seconds = order.order[(order.starts + 1)[order.lengths > 1]]
@@ -163,7 +164,7 @@ class ToldSessions(Sessions):
         return count
 
     def _take_exactly(self, batch: Batch, times_ms: Ints, emit: Emit) -> None:
-        """Rows of different keys, none of which another event time comes before."""
+        """Takes rows of different keys without an advance of event time between them."""
         watermarks = np.broadcast_to(np.asarray(super()._gone_by(batch), np.int64), len(batch))
         self._retracted, self._taken = [], None
         self._add_all(batch, times_ms, emit)
@@ -202,7 +203,7 @@ class ToldSessions(Sessions):
         return np.maximum(watermarks, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms
 
     def _kept_from(self, watermark_ms: int) -> int:
-        """Sessions that end by that time are gone."""
+        """Returns the time by which sessions have to end to be gone."""
         if watermark_ms == WATERMARK_MAX:
             return WATERMARK_MAX
         return max(watermark_ms, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms
@@ -223,7 +224,7 @@ class ToldSessions(Sessions):
         columns[_OVER][row_ids[with_rows]] = 0
         now = super()._keep(keys, rest, done, opened, row_ids)
         self._taken = done, now
-        # Those with rows that became part of another session are not there any more.
+        # Sessions that got rows and became part of another are gone.
         changed = now[with_rows[~done.merged[with_rows]]]
         self._wait_for_end(changed)
         if self._interval_ms is not None and len(changed):
@@ -239,8 +240,8 @@ class ToldSessions(Sessions):
             assert self._interval_ms is not None
             due_ms = (self.operator.watermark_ms // self._interval_ms + 1) * self._interval_ms
             if due_ms <= watermark_ms and self._changed:
-                # Until all is told event time stays where it was, so that a restore in between finds the same `due_ms`.
-                yield from self._tell_over(due_ms, emit)  # what is over by then is not told early
+                # event time advances only after all results, so that a restore in between finds the same `due_ms`
+                yield from self._tell_over(due_ms, emit)  # sessions over by then emit no early results
                 for row_ids in self.parts(self._changed.row_ids(), self.table.columns[LAST]):
                     if row_ids is not None:
                         self._tell(row_ids, due_ms - 1, emit)
@@ -278,7 +279,7 @@ class ToldSessions(Sessions):
         self.table.remove(row_ids)
 
     def _wait_for_end(self, row_ids: Ints) -> None:
-        """These are to be told when they are over."""
+        """Makes sessions wait for their end."""
         missing = len(self.table.columns[ROWS]) - len(self._waits)
         if missing > 0:
             self._waits = np.concatenate([self._waits, np.zeros(missing, np.bool_)])
@@ -292,7 +293,7 @@ class ToldSessions(Sessions):
     # ---- results
 
     def _since(self, row_ids: Ints) -> Ints:
-        """Rows since the last result."""
+        """Returns the number of rows since the last result."""
         columns = self.table.columns
         since: Ints = columns[ROWS][row_ids] - columns[_TOLD][row_ids]
         return since
@@ -324,7 +325,7 @@ class ToldSessions(Sessions):
         return self.results(row_ids, self.fields_of(row_ids), ends, accumulators, columns[FIRINGS][row_ids], early)
 
     def _retractions(self, row_ids: Ints) -> pa.RecordBatch:
-        """The last result of each of these, taken back: of no rows."""
+        """Returns the retractions of the last results, with aggregates of no rows."""
         columns, nothing = self.table.columns, self.initial(len(row_ids))
         ends = columns[_TOLD_LAST][row_ids] + self._gap_ms
         updates = columns[FIRINGS][row_ids]

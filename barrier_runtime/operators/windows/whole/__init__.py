@@ -1,1 +1,1 @@
-"""Windows whose rows are held until they are over, and functions of whole windows."""
+"""Windows that hold their rows until they are over, and functions of whole windows."""

@@ -1,4 +1,4 @@
-"""A user's function of the aggregates of each window, for which no rows are held."""
+"""A user's function of each window's aggregates, without held rows."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -8,10 +8,10 @@ from barrier_runtime.operators.windows.whole.apply import TimeWindow, millisecon
 
 
 class OfAggregates:
-    """What `flat_map` calls with a result of a window: `function(key, window, values)`."""
+    """Function for `flat_map` over results of windows: calls `function(key, window, values)`."""
 
     def __init__(self, function: Callable[[Any, TimeWindow, dict[str, Any]], Any], keys: tuple[str, ...]) -> None:
-        """`keys`: names of the key columns; () where all rows are one key."""
+        """`keys`: names of the key columns; () if all rows are one key."""
         self.__name__ = self.__qualname__ = getattr(function, "__name__", type(function).__name__)
         self._function = function
         self._keys = keys

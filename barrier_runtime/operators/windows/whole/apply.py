@@ -1,9 +1,9 @@
-"""A user's function of whole windows: rows are held (see `window_rows`) until a window is over, and then given to it.
+"""A user's function of whole windows: rows are held (see `window_rows`) until their window is over.
 
-Which windows are over, and what is late, is as with aggregates. Windows are given to the function by window and key, a
-few at a time, so that barriers come in between; a window that was given is removed before the next one is.
+Windows are over and rows are late as with aggregates. The function gets windows by window and key, a few at a time, so
+that barriers come in between; a processed window is removed before the next.
 
-Windows over all rows: windows by a key that is the same for all rows, which the output does not have.
+Windows over all rows have a key that is equal for all rows, and that the output does not have.
 """
 
 import datetime
@@ -37,10 +37,10 @@ ONE_KEY = "__all_rows__"  # the column
 
 
 class OneKeyOperator(Operator):
-    """Adds the column to rows."""
+    """Adds the constant key column `ONE_KEY` to rows."""
 
     def __init__(self, name: str) -> None:
-        """Nothing of it depends on the name."""
+        """Nothing depends on the name."""
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         rows = batch.rows
@@ -50,7 +50,7 @@ class OneKeyOperator(Operator):
 
 
 class OfAllRows:
-    """A user's function of windows by `ONE_KEY`, which sees neither the key nor its column."""
+    """A user's function of windows by `ONE_KEY`, without the key and its column."""
 
     def __init__(self, function: Callable[[Any, Any, Any], Any], batches: bool) -> None:
         self.__name__ = self.__qualname__ = getattr(function, "__name__", type(function).__name__)
@@ -67,7 +67,7 @@ def _without(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 _AT_ONCE = 16  # windows between two looks at the clock
-_SMALL_AT_ONCE = 128  # the same of windows that are read together
+_SMALL_AT_ONCE = 128  # the same for windows that are read together
 _MAX_ROWS = 65_536  # of an emitted batch
 _ROWS_OF_ARROW = (pa.Table, pa.RecordBatch)
 _ONE_RESULT = (dict, *_ROWS_OF_ARROW, Mapping)
@@ -78,8 +78,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 @dataclass(frozen=True)
 class TimeWindow:
-    """The window that a function is called for: [start, end), milliseconds since 1970 and as datetimes in UTC; all None
-    of a `Global`.
+    """Window of a function call: [start, end), in ms since 1970 and as datetimes in UTC; all None for `Global`.
 
     >>> TimeWindow(0, 60_000).end.minute
     1
@@ -90,12 +89,12 @@ class TimeWindow:
 
     @property
     def start(self) -> datetime.datetime | None:
-        """First time of the window, in UTC; None of a `Global`."""
+        """First time of the window, in UTC; None for `Global`."""
         return _datetime(self.start_ms)
 
     @property
     def end(self) -> datetime.datetime | None:
-        """First time behind the window, in UTC; None of a `Global`."""
+        """End of the window (exclusive), in UTC; None for `Global`."""
         return _datetime(self.end_ms)
 
 
@@ -108,7 +107,7 @@ def milliseconds_of(time: datetime.datetime | None) -> int | None:
 
 
 class HeldWindows(Windows):
-    """Entries of windows whose rows are held. A subclass says what becomes of them."""
+    """Entries of windows that hold their rows. Subclasses compute the results."""
 
     small_at_once = _SMALL_AT_ONCE
 
@@ -139,7 +138,7 @@ class HeldWindows(Windows):
                 yield
 
     def _few(self, row_ids: Ints) -> Iterator[Ints]:
-        """`row_ids`, some at once that are all small or are not."""
+        """Splits `row_ids` into groups of windows that are all small, or all not."""
         small = self._held_rows.are_small(row_ids)
         for run in np.split(row_ids, np.flatnonzero(np.diff(small)) + 1):
             at_once = self.small_at_once if small[0] else _AT_ONCE
@@ -147,7 +146,7 @@ class HeldWindows(Windows):
             yield from np.split(run, range(at_once, len(run), at_once))
 
     def fire(self, row_ids: Ints, emit: Emit) -> None:
-        """`row_ids`: see `_few`."""
+        """Emits windows. `row_ids`: see `_few`."""
         results = Results(self, emit)
         state_keys = self.table.keys_of(row_ids)
         if self._held_rows.are_small(row_ids[:1])[0]:
@@ -159,15 +158,15 @@ class HeldWindows(Windows):
         self.remove(row_ids)
 
     def written(self, rows: list[tuple[list[Row], StateKey]]) -> pa.RecordBatch:
-        """Rows, with the window that they are of, as they go out."""
+        """Returns rows, given with their window, in the form of the output."""
         raise NotImplementedError
 
     def _add_small(self, row_ids: Ints, state_keys: list[StateKey], results: "Results") -> None:
-        """The same for windows whose rows are in memory."""
+        """Adds the results of windows whose rows are in memory."""
         raise NotImplementedError
 
     def _results_of(self, row_id: int, state_key: StateKey) -> Iterator[Part]:
-        """What goes out for a window."""
+        """Returns the results of a window."""
         raise NotImplementedError
 
     def remove(self, row_ids: Ints) -> None:
@@ -177,12 +176,12 @@ class HeldWindows(Windows):
 
 @dataclass(frozen=True)
 class Applied:
-    """The content of `apply`: a user's function of the rows of each window."""
+    """Content of `apply`: a user's function of the rows of each window."""
 
     function: Callable[[Any, TimeWindow, Any], Any]
-    output: pa.Schema  # of what the function gives
-    batches: bool = False  # it is called with an iterator of record batches in place of a table
-    on_error: OnError | Retry = "fail"  # what becomes of a window for which it raises
+    output: pa.Schema  # of the function's results
+    batches: bool = False  # the function gets an iterator of record batches instead of a table
+    on_error: OnError | Retry = "fail"  # treatment of windows for which the function raises
     holds_rows = True
 
     @property
@@ -197,7 +196,7 @@ class Applied:
 
 
 class AppliedWindows(HeldWindows):
-    """A user's function of the rows of each window."""
+    """Entries of windows with a user's function of their rows."""
 
     def __init__(self, operator: WindowOperator, content: Applied) -> None:
         super().__init__(operator)
@@ -239,7 +238,7 @@ class AppliedWindows(HeldWindows):
             results.add_all(self._applied(row_id, state_key, given), state_key)
 
     def _applied(self, row_id: int, state_key: StateKey, given: Callable[[], Any]) -> Iterator[Part]:
-        """`given`: gives the window's rows, as often as the function is called with them."""
+        """Yields the results of a window. `given`: returns the window's rows, at each call of the function."""
         keys, start_ms = state_key[:-1], state_key[-1]
         key = self.codec.user_key(keys) if keys else None
         span = (start_ms, self.window.last_ms(start_ms) + 1) if self.window.bounded else (None, None)
@@ -268,7 +267,7 @@ class AppliedWindows(HeldWindows):
         return list(self._results_for(key, window, given))
 
     def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: StateKey) -> None:
-        """Nothing goes out for this window, whose rows may be more than memory has room for: they are only counted."""
+        """Records a failed window, which emits nothing. Its rows may exceed memory, so only their number is kept."""
         *keys, start_ms = state_key
         end_ms, told = self.window.last_ms(start_ms) + 1, dict[str, Any]({"rows": self._held_rows.count_of(row_id)})
         if self.window.bounded:
@@ -279,7 +278,7 @@ class AppliedWindows(HeldWindows):
         failures.add(error, None, end_ms - 2 if self.operator.by_row else None, key, event_time_ms, told)
 
     def _in_parts(self, result: Any) -> Iterator[Part]:
-        """What the function gave: a table, a record batch, a row, or any number of them."""
+        """Yields the function's results: a table, a record batch, a row, or any number of these."""
         if result is None:
             return
         if isinstance(result, _ONE_RESULT):
@@ -311,7 +310,7 @@ class AppliedWindows(HeldWindows):
         try:
             return self._writer.batch([row for its, _ in rows for row in its])
         except InvalidJob:
-            for its, state_key in rows:  # whose it is
+            for its, state_key in rows:  # finds the window of the error
                 try:
                     self._writer.batch(its)
                 except InvalidJob as error:
@@ -330,7 +329,7 @@ class AppliedWindows(HeldWindows):
 
 
 class Results:
-    """Results of some windows, as few batches."""
+    """Collects results of some windows into few batches."""
 
     def __init__(self, windows: HeldWindows, emit: Emit) -> None:
         self._windows = windows
@@ -339,8 +338,8 @@ class Results:
 
     def _begin(self) -> None:
         self._batches: list[pa.RecordBatch] = []
-        self._rows: list[tuple[list[Row], StateKey]] = []  # behind the batches
-        self._starts: list[int] = []  # of the windows, and how many rows each has in each part
+        self._rows: list[tuple[list[Row], StateKey]] = []  # after the batches
+        self._starts: list[int] = []  # of the windows, and the number of rows of each in each part
         self._counts: list[int] = []
         self._count = 0
 
@@ -354,7 +353,7 @@ class Results:
             self._counted((state_key[-1],), (len(part),))
 
     def add(self, rows: pa.RecordBatch, starts: Sequence[int], counts: Sequence[int]) -> None:
-        """`counts`: how many are of the window with that start."""
+        """Adds rows of several windows. `counts`: number of rows of the window with each start."""
         self._write_rows()
         self._batches.append(rows)
         self._counted(starts, counts)
@@ -362,7 +361,7 @@ class Results:
     def flush(self) -> None:
         self._write_rows()
         if self._count:
-            # Event time just before the results of a window.
+            # event time directly before the results of a window
             reached = np.repeat(self._windows.window.ends(np.array(self._starts)) - 2, self._counts)
             self._windows.send(pa.concat_batches(self._batches), reached, self._emit)
         self._begin()

@@ -1,4 +1,4 @@
-"""The n rows of each window that are greatest, or least, by a column. While a window is open only those are held."""
+"""The n greatest or least rows of each window by a column. An open window holds only these rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from barrier_runtime.operators.windows.whole.apply import HeldWindows, Results
 from barrier_runtime.operators.windows.whole.window_rows import TAIL, Bools, WindowRows
 from barrier_runtime.state.columns.wide_columns import EMPTY, lengths
 
-RANK = "rank"  # column of the output: 1, 2, …
+RANK = "rank"  # output column: 1, 2, …
 
 
 @dataclass(frozen=True)
 class Top:
-    """The content of `top`: the `n` rows of each window that are greatest by a column, or least."""
+    """Content of `top`: the `n` greatest or least rows of each window by a column."""
 
     n: int
     by: str
@@ -65,7 +65,7 @@ class TopWindows(HeldWindows):
         results.add(self._told(rows, np.array(starts), counts), starts, counts.tolist())
 
     def _told(self, rows: pa.RecordBatch, starts: Ints, counts: Ints) -> pa.RecordBatch:
-        """The rows of windows, one behind the other, as they go out."""
+        """Returns the rows of consecutive windows in the form of the output."""
         ranks = pa.array(np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) + 1)
         beside = [ranks]
         if self.window.bounded:
@@ -75,7 +75,7 @@ class TopWindows(HeldWindows):
 
 
 class _TopRows(WindowRows):
-    """By rank: a tail, or one chunk."""
+    """Rows by rank, in a tail or a single chunk."""
 
     def __init__(self, content: Top, *rest: Any) -> None:
         super().__init__(*rest)
@@ -84,10 +84,10 @@ class _TopRows(WindowRows):
         self._sort: Any = "descending" if content.largest else "ascending"
 
     def _ranked(self, rows: pa.RecordBatch) -> npt.NDArray[np.intp]:
-        """The order of rows; of equal ones the older is first, NaN is the greatest number, nulls are last."""
+        """Returns the order of rows: of equal rows the older is first, NaN is the greatest number, nulls are last."""
         order: npt.NDArray[np.intp] = pc.sort_indices(rows, [(self._by, self._sort)]).to_numpy().astype(np.intp)
         values = rows.column(self._by)
-        if self._sort == "descending" and pa.types.is_floating(values.type):  # Arrow has NaN behind all numbers
+        if self._sort == "descending" and pa.types.is_floating(values.type):  # Arrow sorts NaN after all numbers
             known = len(values) - values.null_count
             numbers = known - int(np.isnan(values.drop_null().to_numpy(zero_copy_only=False)).sum())
             order = np.concatenate((order[numbers:known], order[:numbers], order[known:]))
@@ -102,7 +102,7 @@ class _TopRows(WindowRows):
         return order[ranks < self._n]
 
     def _kept(self, rows: pa.RecordBatch, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
-        """With the rows of tails, which are made anew."""
+        """Returns the rows to keep, together with the rows of tails, which are rewritten."""
         rows, row_ids = super()._kept(rows, row_ids)
         tails = self._windows.columns[TAIL]
         entries = row_ids[np.flatnonzero(np.diff(row_ids, prepend=-1))]
@@ -128,5 +128,5 @@ class _TopRows(WindowRows):
 
 
 def top_schema(schema: pa.Schema, bounded: bool) -> pa.Schema:
-    """The input's columns, `window_start` and `window_end` of windows that have them, `rank`."""
+    """Returns the input's columns, `window_start` and `window_end` of bounded windows, and `rank`."""
     return pa.schema([*schema, *(SPAN if bounded else ()), pa.field(RANK, pa.int64())])

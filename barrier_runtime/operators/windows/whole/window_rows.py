@@ -1,14 +1,14 @@
-"""The rows of windows, kept until they are over, so that memory holds a bounded part of them.
+"""Rows of windows, kept until the windows are over; memory holds a bounded part of them.
 
-A window's last rows are its *tail*: bytes in a column of its entry, as long as there are few (see `row_bytes`). So a
-million windows of one row each are one column, written and read without a step per window. What becomes more goes into
-a *chunk* in the key-value store, with the tail before it.
+A window's last rows are its *tail*: bytes in a column of its entry, up to `TAIL_BYTES` (see `row_bytes`). So a million
+windows of one row each are one column, read and written without a step per window. Larger tails go into a *chunk* in
+the key-value store.
 
-A chunk is the value of (keys, start of the window, its number), an Arrow record batch without its schema, ordered as
-the window's rows are to be. A column of the window's entry says of each chunk its first and last time and how many rows
-it has, so a window is read in the order of time without holding all of it. A chunk takes in the one before it while
-that has no more rows, so a window of n rows has about log2(n) small chunks, and each row is rewritten so often at most.
-Older releases wrote chunks alone.
+A chunk is the value of (keys, start of the window, number of the chunk): an Arrow record batch without schema, in the
+order of the window's rows. A column of the window's entry has first time, last time and number of rows of each chunk,
+so a window is read in the order of time without holding all of it. A chunk absorbs its predecessor if that has no more
+rows, so a window of n rows has about log2(n) small chunks, and each row is rewritten at most as often. Older releases
+wrote only chunks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,10 +27,10 @@ from barrier_runtime.state.columns.wide_columns import EMPTY, lengths
 from barrier_runtime.state.errors import Corrupt
 
 HELD_ROWS = "rows"  # the state with the chunks
-CHUNKS = "chunks"  # columns of state, of the window's entry
+CHUNKS = "chunks"  # state columns of the window's entry
 TAIL = "tail"
-TAIL_BYTES = 1 << 10  # at most
-CHUNK_BYTES = 1 << 18  # about, of what chunks become
+TAIL_BYTES = 1 << 10  # limit
+CHUNK_BYTES = 1 << 18  # approximate size up to which chunks grow
 _FIELDS = 3  # first time, last time, rows
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -38,13 +38,13 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class WindowRows:
-    """Rows of windows in the order of their time, those of one time as they came."""
+    """Rows of windows in the order of their time; rows of the same time in order of arrival."""
 
     def __init__(
         self, backend: KeyedBackend, table: ColumnTable, schema: pa.Schema, event_time: str | None, where: str
     ) -> None:
-        """`table`: of the windows, whose entries have the columns `CHUNKS` and `TAIL`. `event_time`: None for the order
-        in which rows come."""
+        """`table`: of the windows, whose entries have the columns `CHUNKS` and `TAIL`. `event_time`: None for order of
+        arrival."""
         self.schema = schema
         self._windows = table
         self._chunks = backend.table_of_bytes(HELD_ROWS, table.key_width)
@@ -53,7 +53,7 @@ class WindowRows:
         self._bytes = RowBytes(schema)
 
     def add(self, rows: pa.RecordBatch, row_ids: Ints) -> None:
-        """`row_ids`: the entry of the window of each row."""
+        """Adds rows. `row_ids`: the entry of each row's window."""
         rows, row_ids = self._kept(rows, row_ids)
         firsts = np.flatnonzero(np.diff(row_ids, prepend=-1))
         counts = np.diff(firsts, append=len(row_ids))
@@ -67,25 +67,25 @@ class WindowRows:
         self._windows.mark_dirty(entries)
 
     def are_small(self, row_ids: Ints) -> Bools:
-        """Which of these windows have all of their rows in memory."""
+        """Returns which of these windows have all of their rows in memory."""
         small: Bools = lengths(self._windows.columns[CHUNKS][row_ids]) == 0
         return small
 
     def of_small(self, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
-        """The rows of these windows, which are small, one window behind the other, each in order; how many each has."""
+        """Returns the rows of small windows, window by window in order, and the number of rows of each."""
         rows, counts = self._tails(row_ids)
         order = order_of_ints([np.repeat(np.arange(len(counts)), counts), self._times(rows)])
         return rows.take(pa.array(order)) if (np.diff(order) < 0).any() else rows, counts
 
     def all_of(self, row_id: int) -> pa.Table:
-        """The rows of a window, in order."""
+        """Returns the rows of a window, in order."""
         key = self._windows.keys_of(np.array([row_id]))[0]
         chunks = [self._read(key, number) for number in range(len(self._spans(row_id)))]
         tail = self._tail(row_id)
         return pa.Table.from_batches([self._merged([*chunks, tail] if len(tail) else chunks)], self.schema)
 
     def batches_of(self, row_id: int) -> Iterator[pa.RecordBatch]:
-        """The same in parts: memory holds those chunks alone whose times overlap."""
+        """Yields the same in parts; memory holds only chunks whose times overlap."""
         key = self._windows.keys_of(np.array([row_id]))[0]
         spans, tail = self._spans(row_id), self._tail(row_id)
         chunks = len(spans)
@@ -97,7 +97,7 @@ class WindowRows:
             if coming:
                 number = coming.pop(0)
                 opened[number] = self._read(key, number) if number < chunks else tail
-            before = spans[coming[0]][0] if coming else None  # of the rows that are not read yet
+            before = spans[coming[0]][0] if coming else None  # of the rows not yet read
             parts = []
             for number in sorted(opened):
                 rows = opened[number]
@@ -112,11 +112,11 @@ class WindowRows:
                 yield self._merged(parts)
 
     def count_of(self, row_id: int) -> int:
-        """How many rows a window has."""
+        """Returns the number of rows of a window."""
         return sum(rows for _, _, rows in self._spans(row_id)) + len(self._tail(row_id))
 
     def remove(self, row_ids: Ints) -> None:
-        """The rows of these windows, whose entries are still there, and go next."""
+        """Removes the rows of these windows, whose entries still exist."""
         row_ids = row_ids[~self.are_small(row_ids)]
         for row_id, key in zip(row_ids.tolist(), self._windows.keys_of(row_ids), strict=True):
             for number in range(len(self._spans(row_id))):
@@ -125,32 +125,32 @@ class WindowRows:
     # ---- for kinds of windows that keep rows in another order
 
     def _order(self, rows: pa.RecordBatch, row_ids: Ints) -> npt.NDArray[np.intp]:
-        """The rows to keep, by entry and then as they are to be."""
+        """Returns the rows to keep, by entry and in their final order."""
         return order_of_ints([row_ids, self._times(rows)])
 
     def _kept(self, rows: pa.RecordBatch, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
-        """The same, rows and their entries."""
+        """Returns these rows and their entries."""
         order = self._order(rows, row_ids)
         return rows.take(pa.array(order)), row_ids[order]
 
     def _may_grow_tails(self, entries: Ints) -> Bools:
-        """Whether rows may stay behind the tail of an entry."""
+        """Returns whether rows may be appended to the tail of an entry."""
         return np.ones(len(entries), np.bool_)
 
     def _merged(self, chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """`chunks`, the oldest first, as one."""
+        """Returns `chunks`, oldest first, as one."""
         rows = pa.concat_batches(chunks) if len(chunks) > 1 else chunks[0]
         times = self._times(rows)
         return rows.take(pa.array(np.argsort(times, kind="stable"))) if (np.diff(times) < 0).any() else rows
 
     def _takes_in(self, before: int, rows: pa.RecordBatch) -> bool:
-        """Whether a chunk of `before` rows and these become one."""
+        """Returns whether these rows absorb a chunk of `before` rows."""
         return before <= len(rows) and 2 * rows.nbytes <= CHUNK_BYTES
 
     # ---- inside
 
     def _behind_tails(self, entries: Ints, rows: pa.RecordBatch, counts: Ints) -> Bools:
-        """Rows go to the tails of `entries`, each of which has that many, where there is room; whether there is."""
+        """Appends rows to the tails of `entries` (`counts`: rows of each) that have room; returns which have."""
         starts, data = self._bytes.encode(rows)
         at = starts[np.concatenate([[0], np.cumsum(counts)])]
         tails = self._windows.columns[TAIL]
@@ -163,7 +163,7 @@ class WindowRows:
         return fit
 
     def _add_chunks(self, rows: pa.RecordBatch, entries: Ints, firsts: Ints, counts: Ints) -> None:
-        """Rows go to chunks of `entries`, each with the tail that is there; those of an entry begin at its `firsts`."""
+        """Moves rows and tails of `entries` into chunks. `firsts`: index of each entry's first row."""
         cells, tails = self._windows.columns[CHUNKS], self._windows.columns[TAIL]
         before, lying = self._tails(entries)
         tails[entries] = EMPTY
@@ -182,7 +182,7 @@ class WindowRows:
             cells[entry] = self._appended(key, cells[entry], its, self._times(its))
 
     def _tails(self, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
-        """The rows of the tails of these entries, each as they came, and how many each has."""
+        """Returns the rows of the tails of these entries in order of arrival, and the number of rows of each."""
         try:
             return self._bytes.decode(self._windows.columns[TAIL][row_ids].tolist())
         except (ValueError, OSError) as error:
@@ -191,7 +191,7 @@ class WindowRows:
             ) from error
 
     def _tail(self, row_id: int) -> pa.RecordBatch:
-        """The rows of one, in order."""
+        """Returns the rows of a tail, in order."""
         return self._merged([self._tails(np.array([row_id]))[0]])
 
     def _times(self, rows: pa.RecordBatch) -> Ints:
@@ -205,7 +205,7 @@ class WindowRows:
         return spans
 
     def _appended(self, key: tuple[Any, ...], cell: bytes, rows: pa.RecordBatch, times: Ints) -> bytes:
-        """What `CHUNKS` says with these rows, which are ordered."""
+        """Writes these ordered rows, and returns the new value of `CHUNKS`."""
         spans = np.frombuffer(cell, "<i8").reshape(-1, _FIELDS)
         number = len(spans)
         first_ms, last_ms = int(times.min()), int(times.max())
