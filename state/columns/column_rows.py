@@ -1,19 +1,16 @@
-"""The entries of a column table that are in memory: a row id per key, a row over numpy arrays, and marks per row.
+"""In-memory entries of a column table: a row id per key, a row over numpy arrays, and marks per row.
 
-It owns the index of keys, the columns, and of each row whether it was changed, whether the store may have it, and when
-it was last asked for; and the keys that were removed since the last freeze. Where rows come from and go to is
-`column_table`'s matter.
+`ColumnRows` holds the index of keys, the columns, and per row whether the row was changed, whether the store may have
+it, and the last call that used it. `column_table` decides where rows come from and go to.
 
-Keys of a columnar table that were removed, and whose removal is not frozen yet.
+`RemovedKeys` holds the keys that were removed since the last freeze. Ended windows are removed a million rows at a
+time, and no row comes for them any more. Their keys wait as arrays; the index, which costs a look-up per key, is made
+only when a key arrives that may be among them.
 
-Windows that are over are removed a million at a time, and no row comes for them any more: their keys wait as arrays,
-and the index, which asks for each key, is made of them only when a key comes that may be one of them.
-
-Which entries of a columnar table leave memory next: those that nobody asked for for long.
-
-A hand goes round the row ids, a part of them at a time, and takes those that were not asked for since the oldest eighth
-of all were; which call that is is judged by a sample. So no call looks at every entry. They are taken bit by bit, in
-the order of the store, which takes neighbours much faster; what was asked for since stays.
+`Victims` chooses the entries that leave memory next: the least recently used. A hand goes round the row ids, a part at
+a time, and takes entries that were not used since the oldest eighth of all entries; a sample shows which call that is.
+No call therefore looks at every entry. Victims are taken in small numbers, in the order of the store, which writes
+neighbours much faster; entries that were used meanwhile stay.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,20 +25,20 @@ from barrier_runtime.state.columns.segment import Keys, Segment, count
 from barrier_runtime.state.columns.wide_columns import EMPTY, CellBytes, is_wide
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys, int_key_batch, tuple_keys
 
-# What a table notes for a row id that is no entry's, in place of the number of the call that asked for it last.
+# Number of the last call for row ids without an entry.
 GONE = np.iinfo(np.int64).max
 
 _NO_ROWS: RowIds = np.empty(0, np.int64)
-_LOOKED_AT = 16_384  # row ids at a time
+_LOOKED_AT = 16_384  # row ids per step
 _SAMPLED = 2_048
-_OLDEST = 8  # the part of all that may go: one in so many
+_OLDEST = 8  # at most this part of all entries, 1/8, is chosen
 
 
 class Victims:
     def __init__(self, stored: EntryKeys) -> None:
         self._stored = stored
         self._row_ids = _NO_ROWS
-        self._newest = 0  # call that asked for one of them, when they were chosen
+        self._newest = 0  # latest call that used one of the victims, when they were chosen
         self._hand = 0  # row id
 
     @property
@@ -49,14 +46,14 @@ class Victims:
         return len(self._row_ids)
 
     def choose(self, keys: IntKeys | TupleKeys, used: npt.NDArray[np.int64], count: int) -> None:
-        """`count` of them, or some more, as long as so many are old."""
+        """Chooses about `count` victims, as far as there are that many old entries."""
         limit = keys.numbers.limit
         self._newest = _oldest_eighth(used[:limit])
         found: list[RowIds] = []
         looked_at, number, most = 0, 0, max(count, len(keys) // _OLDEST)
         while looked_at < limit and number < count:
             first = self._hand if self._hand < limit else 0
-            self._hand = min(limit, first + min(_LOOKED_AT, limit - looked_at))  # each once
+            self._hand = min(limit, first + min(_LOOKED_AT, limit - looked_at))  # each row id once
             old = first + np.flatnonzero(used[first : self._hand] <= self._newest)
             if len(old) > most - number:
                 old = old[: most - number]
@@ -71,14 +68,14 @@ class Victims:
         self._row_ids = row_ids
 
     def take(self, count: int, used: npt.NDArray[np.int64]) -> RowIds:
-        """Up to `count` of them."""
+        """Up to `count` victims that were not used meanwhile."""
         taken, self._row_ids = self._row_ids[:count], self._row_ids[count:]
         still: RowIds = taken[used[taken] <= self._newest]
         return still
 
 
 def _oldest_eighth(used: npt.NDArray[np.int64]) -> int:
-    """The call after which none of about the oldest eighth was asked for."""
+    """Latest call that used an entry of about the oldest eighth."""
     sample = used[:: max(1, len(used) // _SAMPLED)]
     sample = sample[sample != GONE]
     if not len(sample):  # nearly all row ids are free
@@ -88,42 +85,42 @@ def _oldest_eighth(used: npt.NDArray[np.int64]) -> int:
 
 
 class RemovedKeys:
-    """`index`: an empty one, as the table's."""
+    """Keys whose removal is not frozen yet. `index`: empty, of the table's kind."""
 
     def __init__(self, index: IntKeys | TupleKeys) -> None:
         self._index = index
-        self._waiting: list[Ints] = []  # none of the keys that come has a last field as low as the highest of theirs
-        self._many = 0  # of those that wait
+        self._waiting: list[Ints] = []  # keys that arrive now have a last field above the highest of these
+        self._many = 0  # number of waiting keys
         self._highest = 0
 
     def __len__(self) -> int:
-        """A key that was removed twice may count twice."""
+        """Number of keys; a key that was removed twice may count twice."""
         return len(self._index) + self._many
 
     def add(self, keys: Ints | Sequence[Key]) -> None:
         self.index.place(keys)  # type: ignore[arg-type]
 
     def add_by_last(self, keys: Ints) -> None:
-        """Of a table to which keys come in the order of their last fields, nearly. At least one."""
+        """Adds one or more keys of a table to which keys arrive nearly in the order of their last fields."""
         highest = int(keys[-1].max())
         self._highest = max(self._highest, highest) if self._waiting else highest
         self._waiting.append(keys)
         self._many += keys.shape[1]
 
     def may_have(self, lowest_last: Callable[[], int]) -> bool:
-        """Whether it may have a key with that last field, or a higher one."""
+        """True if the set may contain a key with that last field or a higher last field."""
         return len(self._index) > 0 or (bool(self._waiting) and lowest_last() <= self._highest)
 
     @property
     def index(self) -> IntKeys | TupleKeys:
-        """Of all of them, once each."""
+        """Index of all removed keys, each once."""
         for keys in self._waiting:
             self._index.place(keys)  # type: ignore[arg-type]
         self._waiting, self._many = [], 0
         return self._index
 
     def with_tuples(self) -> "RemovedKeys":
-        """The same, with an index of tuples."""
+        """The same keys, with an index of tuples."""
         return RemovedKeys(tuple_keys(self.index))
 
 
@@ -132,20 +129,20 @@ NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
 class ColumnRows:
-    """Of one `ColumnTable`. `columns`: name → (numpy dtype, initial value)."""
+    """Rows of one `ColumnTable`. `columns`: name → (numpy dtype, initial value)."""
 
     def __init__(self, columns: Mapping[str, tuple[str, Any]], key_width: int) -> None:
         self.initial = {column: value for column, (_, value) in columns.items()}
         self.wide = tuple(column for column, (kind, _) in columns.items() if is_wide(kind))
         self.keys: IntKeys | TupleKeys = IntKeys(key_width)
-        self.removed = RemovedKeys(IntKeys(key_width))  # to delete from what is stored
-        self.recent: dict[int, int] = {}  # key of a single int -> row id, of those asked for in small batches
+        self.removed = RemovedKeys(IntKeys(key_width))  # keys to delete from stored entries
+        self.recent: dict[int, int] = {}  # key of a single int -> row id, of keys used in small batches
         self._cells = CellBytes()
         self._capacity = 0
         self.columns: dict[str, npt.NDArray[Any]] = {name: np.empty(0, kind) for name, (kind, _) in columns.items()}
         self.dirty = np.empty(0, np.bool_)
-        self.stored = np.empty(0, np.bool_)  # the store may have this key
-        self.used = np.empty(0, np.int64)  # when last asked for, in calls; only kept if evictable, and while many are
+        self.stored = np.empty(0, np.bool_)  # True if the store may have the key
+        self.used = np.empty(0, np.int64)  # last call that used the row; in evictable tables with many entries
         self.grow(_FIRST_CAPACITY)
 
     @property
@@ -155,17 +152,17 @@ class ColumnRows:
     # ---- keys
 
     def key_batch(self, keys: Sequence[Key]) -> Any:
-        """`keys` as the index takes them; from the first one on that is not of ints alone, it takes tuples."""
+        """`keys` as the index takes them. The first key that is not all ints changes the index to tuples."""
         if isinstance(self.keys, IntKeys):
             key_batch = int_key_batch(keys, len(keys[0])) if keys and self.fits(len(keys[0])) else None
             if key_batch is not None or not keys:
                 return key_batch if key_batch is not None else np.empty((self.keys.fields, 0), np.int64)
-            self.keys, self.removed = tuple_keys(self.keys), self.removed.with_tuples()  # row ids stay what they are
+            self.keys, self.removed = tuple_keys(self.keys), self.removed.with_tuples()  # row ids stay the same
             self.recent.clear()
         return keys
 
     def fits(self, fields: int) -> bool:
-        """Whether the index takes keys of that many ints. An empty one can be made to."""
+        """True if the index takes keys of that many ints. An empty index is replaced to fit."""
         keys = self.keys
         if isinstance(keys, IntKeys) and keys.fields != fields and not len(keys) and not len(self.removed):
             self.keys, self.removed = IntKeys(fields), RemovedKeys(IntKeys(fields))
@@ -191,18 +188,18 @@ class ColumnRows:
             self._count_cells(row_ids)
 
     def mark_frozen(self, row_ids: RowIds) -> None:
-        """They are as the next snapshot has them."""
+        """Marks rows as equal to the next snapshot."""
         self.dirty[row_ids] = False
         self.stored[row_ids] = True
 
     def place(self, key_batch: Any) -> RowIds:
-        """Row ids of keys that are to have a row from now on."""
+        """Row ids of keys, which get new rows if necessary."""
         row_ids, _ = self.keys.place(key_batch)
         self.grow(self.keys.numbers.limit)
         return row_ids
 
     def begin(self, row_ids: RowIds, now: int) -> None:
-        """They are rows of new keys: initial values, asked for `now`."""
+        """Gives rows of new keys their initial values. `now`: number of the current call."""
         self.grow(self.keys.numbers.limit)
         for column, initial in self.initial.items():
             self.columns[column][row_ids] = initial
@@ -211,7 +208,7 @@ class ColumnRows:
         self.used[row_ids] = now
 
     def put_stored(self, row_ids: RowIds, numbers: npt.NDArray[np.void], cells: list[list[bytes]]) -> None:
-        """They are as the store has them: `numbers`, and the cells of each row of a table that has some."""
+        """Fills rows with stored values: `numbers`, and the cells of each row if the table has cells."""
         for column in self.columns:
             if column not in self.wide:
                 self.columns[column][row_ids] = numbers[column]
@@ -224,7 +221,7 @@ class ColumnRows:
         self.dirty[row_ids] = False
 
     def put_segment(self, segment: Segment, changed: bool) -> None:
-        """As the segment has them. `changed`: all are written again, and the next segment is a base."""
+        """Applies a segment. `changed`: all rows are written again, and the next segment is a base."""
         if segment.base:
             self.forget(self.keys.all())
         if count(segment.removed):
@@ -239,7 +236,7 @@ class ColumnRows:
             self._count_cells(row_ids)
 
     def forget(self, row_ids: RowIds) -> None:
-        """There are no rows of these keys in memory any more."""
+        """Drops the rows from memory."""
         self.keys.remove(row_ids)
         self.dirty[row_ids] = False
         self.stored[row_ids] = False
@@ -265,7 +262,7 @@ class ColumnRows:
         self._capacity = capacity
 
     def _own(self, keys: Keys) -> Any:
-        """As the index takes them."""
+        """The keys as the index takes them."""
         if isinstance(keys, np.ndarray) and self.fits(len(keys)):
             return keys
         return self.key_batch(tuples_of(keys))

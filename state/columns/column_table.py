@@ -1,20 +1,20 @@
 """Keyed state as columns: every key has a row id, and a value is one row over a few numpy arrays.
 
 For vectorised operators: `row_ids(keys)` once per batch, then plain numpy on `columns`, then `mark_dirty`. Keys of
-plain ints, of any number of fields, are held without Python objects (see `keys/row_index`) until a key comes that is no
-such thing. A freeze copies the dirty rows. Where they go:
+ints, of any number of fields, are held without Python objects (see `keys/row_index`) until a key of another type
+arrives. A freeze copies the dirty rows, which are written in one of two forms:
 
-    in segments    as long as all entries are in memory: a freeze gives one segment (see `segment`), which a worker
-                   writes; nothing runs once per entry
-    as entries     of the key-value store, one per key (see `stored_rows`), from the first eviction on, because single
-                   ones are looked up then; written in slices. With `last_first` they are in the order of the last
-                   field of their keys (see `entry_keys`), and can be asked for by it (`entries_of`)
+    segments   while all entries are in memory: a freeze makes one segment (see `segment`), which a worker writes;
+               no code runs once per entry
+    entries    of the key-value store, one per key (see `stored_rows`), from the first eviction on, because evicted
+               entries are looked up one by one; written in slices. With `last_first` the entries are in the order of
+               the last field of their keys (see `entry_keys`), and `entries_of` finds them by this field
 
-A column of dtype "O" holds bytes of any length (see `wide_columns`). The table has its rows in memory as `ColumnRows`,
-and what is stored as entries, or on its way there, as `StoredEntries`.
-The first eviction makes everything dirty, so that the next snapshot has all entries, and no segment of this table. A
-`last_first` table goes back to segments with the first freeze at which all that was evicted is gone and less than half
-of what may be in memory is there: that freeze gives a segment of everything, and the removal of what the store has.
+A column of dtype "O" holds bytes of any length (see `wide_columns`). `ColumnRows` are the rows in memory,
+`StoredEntries` the entries in the store or on their way there. The first eviction makes all rows dirty, so that the
+next snapshot has all of them as entries, and no segment of this table. A `last_first` table returns to segments at the
+first freeze at which no evicted entry is left and less than half of the memory limit is used: that freeze makes a
+segment of all rows, and removes the stored entries.
 """
 
 import sys
@@ -34,15 +34,15 @@ from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, Tup
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.kv.store import Entry
 
-_FEW_ROWS = 256  # below, remembering single keys is faster than the index
+_FEW_ROWS = 256  # for fewer rows, a dict of recent keys is faster than the index
 _REMEMBERED = 65_536
 SPILLED_AT_ONCE = 512
 _MOST_REMOVED = 4_096
-_FEWEST = 1_024  # entries that are held in any case
+_FEWEST = 1_024  # minimum number of entries in memory
 
 
 class ColumnTable:
-    """Made by `KeyedBackend.column_table`; used by one thread."""
+    """A columnar state, made by `KeyedBackend.column_table`; used by one thread."""
 
     most_cache_bytes = sys.maxsize
 
@@ -63,15 +63,19 @@ class ColumnTable:
         rekey: bool = False,
         held_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """`segments`: of this table, to begin with, oldest first. `stored`: the key-value store has entries of it.
-        `added`: the last of `columns`, which older releases did not write; they are 0 where they were not written.
-        `before`: the columns that what is stored has, name → numpy dtype in the order of its rows; None: the same (see
-        `changed_columns`). `rekey`: what is stored is not `last_first` yet. `held_bytes`: how many bytes the entries in
-        memory may take, if that is more than `cache_bytes`."""
+        """`segments`: the table's restored segments, oldest first.
+
+        `stored`: the key-value store has entries of the table.
+
+        `added`: the last of `columns`, which older releases did not write; they are 0 there. `before`: the stored
+        columns, name → numpy dtype in the order of the stored rows; None: the same columns. `rekey`: the stored entries
+        are not `last_first` yet. `held_bytes`: returns the memory limit of the entries, in bytes, if above
+        `cache_bytes`.
+        """
         self.name = name
         self.key_width = key_width
-        self.made = NO_ROWS  # row ids that the last call of `row_ids` and the like gave to keys that had none
-        self.loaded = 0  # entries that were read from the store since the table was made
+        self.made = NO_ROWS  # row ids of the keys that were new in the last call of `row_ids` and similar methods
+        self.loaded = 0  # number of entries read from the store since the table was made
         self._state_id = state_id
         self._shard = shard
         self._held_bytes = held_bytes
@@ -82,11 +86,11 @@ class ColumnTable:
         self._row_bytes = written.dtype.itemsize
         self.limit_cache(cache_bytes)
         self._evictable = evictable
-        self._complete = not stored  # every entry there is has a row id
-        self._came_back = False  # it has become so again
+        self._complete = not stored  # every entry has a row id
+        self._came_back = False  # `_complete` has become True again
         self._in_segments = True
         self._segments: list[FrozenSegment] = []  # frozen, not yet written
-        self._segments_end = False  # none of those written before is in the next snapshot
+        self._segments_end = False  # the next snapshot has no earlier segments
         self._tracks = False
         self._victims = Victims(self._store.keys)
         self._calls = 0
@@ -100,32 +104,32 @@ class ColumnTable:
             self._leave_segments()
             self._store.begin(rekey, before, self._rows.initial)
 
-    # ---- what operators use
+    # ---- for operators
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Sized to the capacity; read it again after each call of `row_ids`."""
+        """Arrays sized to the capacity; read `columns` again after each call of `row_ids`."""
         return self._rows.columns
 
     @property
     def entries(self) -> int:
-        """How many keys have a row id now."""
+        """Number of keys that have a row id now."""
         return len(self._rows.keys)
 
     def keys_of(self, row_ids: RowIds) -> list[Key]:
         return self._rows.keys.tuples(row_ids)
 
     def int_keys_of(self, row_ids: RowIds) -> Ints | None:
-        """`keys_of` as an array of shape (fields, keys); None if there are, or were, keys that are not all ints."""
+        """Keys as an array of shape (fields, keys); None if the table has had keys with other types than int."""
         keys = self._rows.keys
         return keys.key_batch(row_ids) if isinstance(keys, IntKeys) else None
 
     def mark_dirty(self, row_ids: RowIds) -> None:
-        """The rows of `row_ids` were changed and belong to the next snapshot."""
+        """Marks changed rows, which belong to the next snapshot."""
         self._rows.mark_dirty(row_ids)
 
     def mark_few_dirty(self, row_ids: list[int]) -> None:
-        """`mark_dirty` for a few rows."""
+        """As `mark_dirty`, for a few rows."""
         rows = self._rows
         if rows.wide:
             rows.mark_dirty(np.array(row_ids))
@@ -135,13 +139,12 @@ class ColumnTable:
             dirty[row_id] = True
 
     def row_ids(self, keys: Sequence[Key]) -> RowIds:
-        """The row ids of `keys`, loaded or made with initial values as needed. They stay valid as long as the entry
-        exists; in an evictable table only until the next call."""
+        """Row ids of `keys`, loaded or made; valid while the entry exists, if evictable until the next call."""
         self._begin_call()
         return self._placed(self._rows.key_batch(keys))
 
     def row_ids_int64(self, *fields: Ints) -> RowIds:
-        """The row id of each key, given as one int64 array per field; keys may repeat."""
+        """Row ids of keys given as one int64 array per field; keys may repeat."""
         self._begin_call()
         if not self._rows.fits(len(fields)):
             return self._placed(self._rows.key_batch(list(zip(*(field.tolist() for field in fields), strict=True))))
@@ -150,7 +153,7 @@ class ColumnTable:
         return self._placed(np.array(fields, np.int64))
 
     def new_row_ids_int64(self, *fields: Ints) -> RowIds:
-        """`row_ids_int64` of keys, each once, of which none has an entry: nobody looks for them."""
+        """As `row_ids_int64`, for distinct keys without entries: skips the look-up."""
         self._begin_call()
         fits, keys = self._rows.fits(len(fields)), self._rows.keys
         if not fits or not isinstance(keys, IntKeys):
@@ -160,7 +163,7 @@ class ColumnTable:
         return self.made
 
     def row_ids_of_few(self, keys: list[int]) -> list[int]:
-        """`row_ids_int64` of one field, for a few keys as a list."""
+        """As `row_ids_int64` with one field, for a few keys as a list."""
         self._begin_call()
         try:
             row_ids = list(map(self._rows.recent.__getitem__, keys))
@@ -182,7 +185,7 @@ class ColumnTable:
         return self._remembered(values).tolist()  # type: ignore[no-any-return]
 
     def remove(self, row_ids: RowIds) -> None:
-        """Delete the entries of `row_ids` (each once). The row ids may be used for other keys from now on."""
+        """Deletes the entries of `row_ids` (each once). Other keys may get these row ids."""
         stored = row_ids[self._rows.stored[row_ids]]
         if len(stored):
             keys = self._rows.keys.key_batch(stored)
@@ -195,7 +198,7 @@ class ColumnTable:
             self._relieve_removed()
 
     def load_all(self) -> RowIds:
-        """Give every entry a row id, and return all row ids. After a restore, for those who must see everything."""
+        """Loads every entry; returns all row ids. For operators that need all entries after a restore."""
         if not self._complete:
             self._load_stored()
         return self._rows.keys.all()
@@ -204,26 +207,26 @@ class ColumnTable:
 
     @property
     def is_whole(self) -> bool:
-        """Every entry there is has had a row id all the time. If not, row ids are good until the next call, and what is
-        there is asked for by `entries_of`."""
+        """True if every entry has always had a row id; otherwise row ids are valid until the next call."""
         return self._complete and not self._came_back
 
     @property
     def is_in_memory(self) -> bool:
-        """Every entry there is has a row id now: nothing is read from the store."""
+        """True if every entry has a row id now, so that nothing is read from the store."""
         return self._complete
 
     def lasts(self, first: int) -> Ints:
-        """The last fields of the keys of all entries, each once, rising; the store is asked for those from `first` on
-        (below, there must be none). Only with `last_first`."""
+        """Distinct last fields of all keys, ascending; none is below `first`. Only with `last_first`."""
         assert self._store.lasts is not None, "of a table whose entries are in this order"
         in_memory = self._rows.last_fields(self._rows.keys.all())
         return distinct_ints(np.concatenate([in_memory, self._store.lasts.all_from(first)]))
 
     def entries_of(self, last: int) -> Iterator[RowIds]:
-        """Row ids of all entries whose key ends with `last`, in parts: what is in memory, then what is not, by key
-        group and key. Those of a part are valid until the next one is asked for. An entry that the caller leaves may
-        be given twice. Meanwhile nobody may call `row_ids`."""
+        """Yields row ids of all entries whose key ends with `last`: entries in memory, then stored entries.
+
+        The stored entries come in parts, by key group and key. Row ids of a part are valid until the next part is
+        requested. An entry that the caller does not remove may be yielded twice. Do not call `row_ids` meanwhile.
+        """
         assert self._store.lasts is not None, "of a table whose entries are in this order"
         row_ids = self._rows.keys.all()
         yield row_ids[self._rows.last_fields(row_ids) == last]
@@ -239,13 +242,13 @@ class ColumnTable:
                 self._make_room()
 
     def none_of(self, last: int) -> None:
-        """No entry has a key that ends with `last` any more."""
+        """Records that no entry has a key that ends with `last`."""
         if self._store.lasts is not None:
             self._store.lasts.discard(last)
             if not self._complete and self._store.lasts.none_is_away:
                 self._complete = self._came_back = True
 
-    # ---- what the backend uses
+    # ---- for the backend
 
     def limit_cache(self, cache_bytes: int) -> None:
         self._cache_bytes = cache_bytes
@@ -268,14 +271,16 @@ class ColumnTable:
         return len(self._store.frozen) + sum(segment.left for segment in self._segments)
 
     def take(self, max_entries: int) -> list[Entry]:
-        """Up to `max_entries` frozen entries, to be written to the store at once, oldest freeze first. Makes that many
-        keys of segments ready meanwhile."""
+        """Up to `max_entries` frozen entries, oldest freeze first, to be written to the store at once.
+
+        Also encodes up to that many keys of each segment.
+        """
         for segment in self._segments:
             segment.encode_keys(max_entries)
         return self._store.frozen.take(max_entries)
 
     def take_segments(self) -> list[FrozenSegment]:
-        """Those of all freezes, oldest first, once nothing frozen is left. They are the caller's then."""
+        """Segments of all freezes, oldest first, once no frozen entry is left. The caller owns them."""
         taken, self._segments = self._segments, []
         return taken
 
@@ -317,7 +322,7 @@ class ColumnTable:
         return row_ids
 
     def _remembered(self, values: Ints) -> RowIds:
-        """A few single ints: looking them up in a dict beats a dozen passes of numpy."""
+        """Row ids of a few single ints: a dict is faster than a dozen passes of numpy."""
         recent, keys = self._rows.recent, values.tolist()
         self.made = NO_ROWS
         try:
@@ -333,7 +338,7 @@ class ColumnTable:
         return row_ids
 
     def _begin_entries(self, row_ids: RowIds) -> None:
-        """Stored values if the store has them, initial values otherwise."""
+        """Fills new rows with stored values, if the store has any, otherwise with initial values."""
         rows, fresh = self._rows, row_ids
         rows.begin(row_ids, self._calls)
         if rows.removed.may_have(lambda: int(rows.last_fields(row_ids).min())):
@@ -342,7 +347,7 @@ class ColumnTable:
             known = waiting >= 0
             removed.remove(waiting[known])
             rows.stored[row_ids[known]] = True
-            rows.dirty[row_ids[known]] = True  # the store has what was removed
+            rows.dirty[row_ids[known]] = True  # the store still has the removed entry
             fresh = row_ids[~known]
         if not self._complete:
             self.loaded += self._store.fill(rows, fresh)
@@ -365,7 +370,7 @@ class ColumnTable:
         dirty = np.flatnonzero(rows.dirty)
         if not len(dirty) and not len(rows.removed) and not self._segments_end:
             return
-        changed = len(dirty) + len(rows.removed) + sum(map(len, self._segments))  # with what aborted ones left
+        changed = len(dirty) + len(rows.removed) + sum(map(len, self._segments))  # with those of aborted checkpoints
         base = self._segments_end or 2 * changed > len(rows.keys)  # deltas would be about as large
         self._segments_end = False
         if base:
@@ -382,7 +387,7 @@ class ColumnTable:
         )
 
     def _leave_segments(self) -> None:
-        """From now on what is stored are entries. The store has none of what is in memory."""
+        """Changes the stored form to entries. The store has none of the entries in memory."""
         self._in_segments = False
         self._segments_end = True
         self._rows.none_removed()
@@ -390,8 +395,7 @@ class ColumnTable:
         self._rows.stored[:] = False
 
     def _may_enter_segments(self, lasts: Lasts) -> None:
-        """Everything is in memory. If it is little, what is stored are segments again: all of it is dirty, and what the
-        store has is removed."""
+        """Returns to segments if entries are few (all are in memory): removes stored ones, makes all dirty."""
         if 2 * len(self._rows.keys) > self._entry_limit:
             return
         stored = np.flatnonzero(self._rows.stored)
@@ -407,8 +411,7 @@ class ColumnTable:
     # ---- eviction
 
     def _make_room(self) -> None:
-        """Some of the entries that nobody asked for longest leave memory, about as many as came since the last time, so
-        that no call takes long. What is dirty among them is written first."""
+        """Evicts least recently used entries, as many as arrived, to keep calls short; writes dirty entries."""
         if self._in_segments:
             self._leave_segments()
         if self._store.frozen:
@@ -438,7 +441,7 @@ class ColumnTable:
         self._rows.forget(row_ids)
 
     def _relieve_removed(self) -> None:
-        """Many removals that wait for the next snapshot are written now."""
+        """Writes the removals that wait for the next snapshot, if they are many."""
         few = len(self._rows.removed) <= _MOST_REMOVED
         if few or self._in_segments or self._store.frozen or not self._store.may_write:
             return

@@ -1,7 +1,7 @@
-"""How the keys of a columnar table's entries are stored: key group, state id, and the fields of the key (`key_codec`).
+"""Stored keys of a columnar table's entries: key group, state id, and key fields (`key_codec`).
 
-Where the last field is what all entries are asked for by, as the start of a window is, it stands before the others
-(`last_first`). So the entries of one window lie together in each key group, in the order of their keys.
+If entries are always requested by the last field, such as the start of a window, the last field is stored first
+(`last_first`). The entries of a window are then adjacent in each key group, in the order of their keys.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from barrier_runtime.state.keys.row_index import Ints, Key
 from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
 
 _INT_SIGN = np.uint64(1 << 63)
-_INT_BYTES = 9  # of an int in a key
+_INT_BYTES = 9  # size of an int in a key
 
 
 class EntryKeys:
@@ -29,7 +29,7 @@ class EntryKeys:
     # ---- to bytes
 
     def groups_of_ints(self, key_batch: Ints) -> npt.NDArray[np.uint16]:
-        """Raises `ProtocolViolation` for a key of another subtask."""
+        """Key groups of the keys. Raises `ProtocolViolation` for a key of another subtask."""
         shard = self.shard
         groups = key_groups_of_int64(key_batch[0], shard.max_parallelism, *key_batch[1 : self.key_width])
         foreign = (groups < shard.key_group_first) | (groups > shard.key_group_last)
@@ -39,7 +39,7 @@ class EntryKeys:
         return groups
 
     def order_of_ints(self, key_batch: Ints, groups: npt.NDArray[np.uint16]) -> npt.NDArray[np.intp]:
-        """The order in which the store has them, nearly: by the first field stored."""
+        """Positions of the keys in nearly the order of the store: by the first stored field."""
         if self.last_first:
             return np.lexsort((key_batch[0], key_batch[-1], groups))
         return np.lexsort((key_batch[0], groups))
@@ -74,17 +74,17 @@ class EntryKeys:
         return (*fields[1:], fields[0]) if self.last_first else fields
 
     def ints(self, data_keys: Sequence[bytes], fields: int) -> Ints | None:
-        """The keys, if all of them are that many ints; None otherwise."""
+        """The keys if each consists of that many ints; None otherwise."""
         found = decoded_ints(data_keys, fields)
         return np.roll(found, -1, axis=0) if found is not None and self.last_first else found
 
-    # ---- the last field, where it stands first
+    # ---- the last field, stored first
 
     def range_of(self, group: int, last: int) -> tuple[bytes, bytes]:
-        """Where the entries of a group with that last field are in the store: from one key to before another."""
+        """Range of the stored entries of a group with that last field: first key, exclusive end."""
         prefix = self.shard.prefix(group, self.state_id)
         start = prefix + encode_key((last,))
-        return start, start + b"\xff"  # no key field begins with FF
+        return start, start + b"\xff"  # no field of a key begins with FF
 
     @staticmethod
     def last_of(data_key: bytes) -> int:
@@ -97,7 +97,7 @@ class EntryKeys:
 
 
 def int_key(fields: int, prefix: Sequence[str] = ("group", "state")) -> np.dtype[np.void]:
-    """How keys of that many ints are stored (see `key_codec`), behind their key group and state id."""
+    """Layout of stored keys of that many ints (see `key_codec`), after key group and state id."""
     parts = [(name, ">u2") for name in prefix]
     for number in range(fields):
         parts += [(f"tag{number}", "u1"), (f"field{number}", ">u8")]
@@ -105,14 +105,14 @@ def int_key(fields: int, prefix: Sequence[str] = ("group", "state")) -> np.dtype
 
 
 def put_ints(encoded: npt.NDArray[np.void], key_batch: Ints) -> None:
-    """The keys into an array of `int_key`."""
+    """Writes the keys into an array of `int_key`."""
     for number, field in enumerate(key_batch):
         encoded[f"tag{number}"] = INT_TAG
         encoded[f"field{number}"] = field.view(np.uint64) ^ _INT_SIGN
 
 
 def decoded_ints(data_keys: Sequence[bytes], fields: int) -> Ints | None:
-    """The keys behind stored ones, if all of them are that many ints; None otherwise."""
+    """Decodes stored keys if each consists of that many ints; returns None otherwise."""
     layout = int_key(fields)
     if set(map(len, data_keys)) != {layout.itemsize}:
         return None
@@ -125,5 +125,5 @@ def decoded_ints(data_keys: Sequence[bytes], fields: int) -> Ints | None:
 
 
 def int_fields(data_key: bytes) -> int:
-    """How many ints a stored key has if it has nothing else."""
+    """Number of ints of a stored key that consists of ints alone."""
     return (len(data_key) - PREFIX_BYTES) // _INT_BYTES

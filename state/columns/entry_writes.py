@@ -1,8 +1,8 @@
-"""Frozen rows of a columnar table on their way into the key-value store, some at a time, in the order of their keys
-there: RocksDB takes neighbours ten times faster than keys at random.
+"""Encodes frozen rows of a columnar table for the key-value store, in slices, in the store's order.
 
-A run is what one freeze found dirty (`rows` packed as they were then), or removed (`rows` is None). Nothing is sorted
-or encoded at the freeze: that happens step by step as entries are taken.
+RocksDB takes neighbours ten times faster than keys at random. A run has the rows that one freeze found dirty (`rows`,
+packed at the freeze) or removed (`rows` is None). A freeze sorts and encodes nothing; both happen step by step as
+entries are taken.
 """
 
 import struct
@@ -19,16 +19,16 @@ from barrier_runtime.state.kv.store import Entry
 
 Rows = npt.NDArray[np.void]
 
-_CHUNK = 2_048  # entries sorted and encoded at a time, at least
+_CHUNK = 2_048  # minimum number of entries that are sorted and encoded at a time
 
 
 class IntRun:
-    """Keys of int64 fields (an array of shape (fields, keys))."""
+    """A run of keys of int64 fields (an array of shape (fields, keys))."""
 
     def __init__(
         self, stored: EntryKeys, key_batch: Ints, rows: Rows | None, cells: Sequence[bytes] | None = None
     ) -> None:
-        """`cells`: what each entry has behind its row."""
+        """`cells`: bytes that follow each entry's row."""
         self.removes = rows is None
         self._cells = cells
         self._stored = stored
@@ -48,7 +48,7 @@ class IntRun:
     def _encoded(self) -> Iterator[Entry]:
         groups = self._stored.groups_of_ints(self._key_batch)
         order = np.argsort(groups, kind="stable")
-        ends = np.flatnonzero(np.diff(groups[order], append=-1)) + 1  # of the groups, in `order`
+        ends = np.flatnonzero(np.diff(groups[order], append=-1)) + 1  # ends of the groups in `order`
         start = 0
         for end in ends.tolist():
             if end - start >= _CHUNK or end == len(order):
@@ -73,7 +73,7 @@ class IntRun:
 
 
 class TupleRun:
-    """Keys of any kind: those of `row_ids`, which also keep what a key is in the store."""
+    """A run of keys of any kind: the keys of `row_ids`, which also cache their stored form."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class TupleRun:
         rows: Rows | None,
         cells: Sequence[bytes] | None = None,
     ) -> None:
-        """`cells`: what each entry has behind its row."""
+        """`cells`: bytes that follow each entry's row."""
         self.removes = rows is None
         self._cells = cells
         self._stored = stored
@@ -109,14 +109,14 @@ class TupleRun:
         return sorted(zip(data_keys, rows, strict=True))
 
     def take_keys(self, count: int) -> list[bytes]:
-        """The next `count` keys as they are in the store, in the order of `row_ids`."""
+        """The next `count` keys in stored form, in the order of `row_ids`."""
         start, end = self._taken, min(self._taken + count, len(self._key_batch))
         self._taken = end
         return self._data_keys(start, end)
 
     def _data_keys(self, start: int, end: int) -> list[bytes]:
         key_batch = self._key_batch[start:end]
-        if self._stored.last_first:  # segments, which have keys as they are, ask for what is remembered
+        if self._stored.last_first:  # the cache has keys in plain order, for segments
             return self._stored.of_tuples(key_batch)
         row_ids = self._row_ids[start:end].tolist()
         known = self._keys.known_data_keys(row_ids, key_batch)
@@ -130,14 +130,14 @@ class TupleRun:
 
 
 class FrozenRuns:
-    """Those of all freezes that are not written yet, oldest first."""
+    """Unwritten runs of all freezes, oldest first."""
 
     def __init__(self) -> None:
         self._runs: deque[IntRun | TupleRun] = deque()
         self._removals: list[tuple[IntRun | TupleRun, IntKeys | TupleKeys]] = []
 
     def __len__(self) -> int:
-        """Entries."""
+        """Number of unwritten entries."""
         return sum(map(len, self._runs))
 
     def __bool__(self) -> bool:
@@ -147,7 +147,7 @@ class FrozenRuns:
         self._runs.append(run)
 
     def add_removal(self, run: IntRun | TupleRun, keys: IntKeys | TupleKeys) -> None:
-        """Of `keys`: what the store has of them does not count any more."""
+        """Adds a run that removes `keys`: their stored entries are invalid from now on."""
         self._runs.append(run)
         self._removals.append((run, keys))
 
@@ -161,7 +161,7 @@ class FrozenRuns:
         return entries
 
     def removed(self, key_batch: Ints | Sequence[Key], count: int) -> npt.NDArray[np.bool_] | None:
-        """Which of the keys the store may still have, and are removed by what is not written yet; None: none can be."""
+        """True for each key whose stored entry an unwritten run removes; None if there is no such run."""
         self._removals = [(run, keys) for run, keys in self._removals if len(run)]
         if not self._removals:
             return None

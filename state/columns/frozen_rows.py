@@ -1,7 +1,7 @@
-"""What a freeze of a columnar table copied, on its way to a segment.
+"""Rows that a freeze of a columnar table copied, to be written as a segment.
 
-Columns and int keys are arrays already. Other keys are encoded step by step on the loop, as a table remembers how a key
-is stored only there. `segment` is for the worker that writes it.
+Columns and int keys are arrays already. Other keys are encoded step by step on the loop, where the table caches stored
+keys. A worker calls `segment` and writes the segment.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from barrier_runtime.state.keys.key_codec import decode_key
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys
 from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
 
-_KEY_BYTES = 50  # of a key that is not an int, encoded or waiting for it
+_KEY_BYTES = 50  # approximate size of a key other than ints, encoded or not
 
 
 class FrozenSegment:
@@ -35,7 +35,7 @@ class FrozenSegment:
         columns: Mapping[str, npt.NDArray[Any]],
         removed: IntKeys | TupleKeys,
     ) -> None:
-        """`columns`: of `row_ids`. All entries of `removed` are to be removed."""
+        """`columns`: values of `row_ids`. The segment removes all keys of `removed`."""
         self.state = state
         self.base = base
         self._shard = shard
@@ -58,13 +58,13 @@ class FrozenSegment:
 
     @property
     def nbytes(self) -> int:
-        """Held in memory, roughly."""
+        """Approximate size in memory."""
         keys = sum(each.nbytes if isinstance(each, np.ndarray) else each.count * _KEY_BYTES for each in self._both())
         return int(keys + self._cell_bytes + sum(column.nbytes for column in self._columns.values()))
 
     @property
     def left(self) -> int:
-        """Keys that are not ready yet."""
+        """Number of keys that are not encoded yet."""
         return sum(keys.left for keys in self._both() if isinstance(keys, _Encoded))
 
     def encode_keys(self, max_keys: int) -> None:
@@ -73,7 +73,7 @@ class FrozenSegment:
                 keys.encode(max_keys)
 
     def segment(self) -> Segment:
-        """Once nothing is `left`. Raises `ProtocolViolation` for a key of another subtask."""
+        """The segment, once no key is `left`. Raises `ProtocolViolation` for a key of another subtask."""
         keys, removed = (each if isinstance(each, np.ndarray) else each.ready() for each in self._both())
         for each in (keys, removed):
             self._refuse_foreign(each)
@@ -93,7 +93,7 @@ class FrozenSegment:
 
 
 class _Encoded:
-    """Keys of any kind, some of which are encoded already."""
+    """Keys of any kind, partly encoded."""
 
     def __init__(self, run: TupleRun) -> None:
         self._run = run

@@ -1,14 +1,16 @@
-"""Rows of a columnar table as bytes: a *segment*, the unit in which such a table is written at a checkpoint. Pure.
+"""Rows of a columnar table as bytes: a *segment*, the unit in which a checkpoint writes such a table.
 
-A segment is a *delta* (the rows that changed since the one before, and the keys that were removed) or a *base* (all
-rows: nothing before it counts). Read in order from the last base on, segments give the table. Everything is columns, so
-that no code runs once per row: keys of ints as int64 fields, all others as binary values of key group (2 bytes, big
-endian) and encoded key (`key_codec`).
+Pure.
+
+A segment is a *delta* (rows changed since the segment before, and removed keys) or a *base* (all rows: earlier segments
+do not count). The segments from the last base on, read in order, give the table. All content is in columns, so that no
+code runs once per row: keys of ints as int64 fields, all others as binary values of key group (2 bytes, big endian) and
+encoded key (`key_codec`).
 
     magic, length and CRC-32 of the header (4 bytes each, big endian), header (JSON, see `Header`), then per column its
     bytes by significance (all first bytes, all second bytes, …), as one LZ4 block; the header has their CRC-32
 
-A column of cells (`wide_columns`; its dtype is "binary" in the header) has two blocks: lengths, and all bytes.
+A column of cells (`wide_columns`; dtype "binary" in the header) has two blocks: lengths, and all bytes.
 """
 
 import struct
@@ -38,16 +40,16 @@ Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 _fixed = struct.Struct(">II")  # length and CRC-32 of the header
 FIXED_BYTES = len(MAGIC) + _fixed.size
-_CELLS = "binary"  # a column of cells, in a header
-_LZ4_AT_MOST = 255  # times the compressed bytes
+_CELLS = "binary"  # dtype of a column of cells, in a header
+_LZ4_AT_MOST = 255  # maximum size of a block, as a multiple of the compressed size
 
 
 @dataclass(frozen=True)
 class Segment:
-    """`columns`: name → value per key. `removed`: keys that are gone, none of `keys`, and none in a base."""
+    """Rows of a state. `columns`: name → value per key. `removed`: none of `keys`, and empty in a base."""
 
     state: str
-    key_width: int  # fields of a key that decide its group
+    key_width: int  # number of key fields that determine the key group
     base: bool
     keys: Keys
     columns: Columns
@@ -59,7 +61,10 @@ class Segment:
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a segment holds. `fields`: of int keys; 0 for binary ones. `level`: how often its rows were merged."""
+    """Description of a segment. `fields`: of int keys; 0 for binary keys.
+
+    `level`: number of merges of its rows.
+    """
 
     state: str
     key_width: int
@@ -69,8 +74,8 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: int
     removed: int
     columns: list[tuple[str, str]]  # name and numpy dtype, or "binary"
-    blocks: list[tuple[int, int]]  # bytes of each block: compressed and not
-    crc32: int  # of all blocks as they are stored
+    blocks: list[tuple[int, int]]  # size of each block in bytes: compressed, uncompressed
+    crc32: int  # of all blocks as stored
 
     @property
     def entries(self) -> int:
@@ -89,7 +94,10 @@ def count(keys: Keys) -> int:
 
 
 def encode(segment: Segment, level: int) -> list[bytes]:
-    """In parts. The large steps let go of the interpreter: a worker does this beside the loop."""
+    """Bytes of a segment, in parts.
+
+    The large steps release the interpreter's lock: a worker runs beside the loop.
+    """
     columns = [part for column in segment.columns.values() for part in _column_arrays(column)]
     arrays = [*_key_arrays(segment.keys), *columns, *_key_arrays(segment.removed)]
     blocks = [_by_significance(array) for array in arrays]
@@ -112,7 +120,10 @@ def encode(segment: Segment, level: int) -> list[bytes]:
 
 
 def header_bytes(fixed: bytes, where: str) -> int:
-    """Of a file that begins with these FIXED_BYTES. Raises `Corrupt` for anything else."""
+    """Size of the header of a file that begins with these FIXED_BYTES.
+
+    Raises `Corrupt` for any other file.
+    """
     check_magic(fixed, MAGIC, _FORMAT, where)
     if len(fixed) < FIXED_BYTES:
         raise _FORMAT.unreadable("it is too short", where)
@@ -120,7 +131,7 @@ def header_bytes(fixed: bytes, where: str) -> int:
 
 
 def decode_header(data: bytes, where: str) -> tuple[Header, int]:
-    """The header, and how many bytes come before the first block. Raises `Corrupt` for anything else."""
+    """The header, and the position of the first block. Raises `Corrupt` for bytes of another format."""
     end = FIXED_BYTES + header_bytes(data[:FIXED_BYTES], where)
     header = data[FIXED_BYTES:end]
     if zlib.crc32(header) != _fixed.unpack_from(data, len(MAGIC))[1]:
@@ -132,7 +143,10 @@ def decode_header(data: bytes, where: str) -> tuple[Header, int]:
 
 
 def decode(data: bytes, where: str, columns: Collection[str] | None = None) -> Segment:
-    """`columns`: only these. Raises `Corrupt` for bytes that `encode` never makes."""
+    """Decodes a segment; if `columns` is given, only these.
+
+    Raises `Corrupt` for bytes that `encode` never makes.
+    """
     header, at = decode_header(data, where)
     if len(data) != at + sum(small for small, _ in header.blocks) or _crc32([memoryview(data)[at:]]) != header.crc32:
         raise _FORMAT.unreadable("its rows are damaged", where)
@@ -155,7 +169,7 @@ def decode(data: bytes, where: str, columns: Collection[str] | None = None) -> S
 
 
 def _blocks_read(header: Header, wanted: Collection[tuple[str, str]]) -> list[bool]:
-    """Of each block, in order, whether it is one of keys or of a wanted column."""
+    """True for each block, in order, of keys or of a wanted column."""
     keys = [True] * (header.fields or 2)
     columns = [each in wanted for each in header.columns for _ in range(2 if each[1] == _CELLS else 1)]
     return [*keys, *columns, *keys]
@@ -176,7 +190,7 @@ def _key_arrays(keys: Keys) -> list[npt.NDArray[Any]]:
 
 
 def _decoded_keys(blocks: list[bytes], fields: int, keys: int) -> Keys:
-    """Takes what it needs from the front of `blocks`."""
+    """Keys, taken from the front of `blocks`."""
     if fields:
         return np.array([_of_significance(blocks.pop(0), "<i8", keys) for _ in range(fields)]).reshape(fields, keys)
     return _decoded_binary(blocks, keys)
@@ -191,7 +205,7 @@ def _column_arrays(column: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
 
 
 def _decoded_column(blocks: list[bytes], kind: str, keys: int) -> npt.NDArray[Any]:
-    """Takes what it needs from the front of `blocks`."""
+    """Values of a column, taken from the front of `blocks`."""
     if kind == _CELLS:
         return from_binary(_decoded_binary(blocks, keys))
     return _of_significance(blocks.pop(0), kind, keys)
@@ -219,7 +233,7 @@ def _of_significance(block: bytes, kind: str, values: int) -> npt.NDArray[Any]:
 
 
 def _buffers(keys: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Offsets that begin with 0, and the bytes."""
+    """Offsets, beginning with 0, and the bytes."""
     if not len(keys):
         return np.zeros(1, np.int64), np.empty(0, np.uint8)
     _, offsets_buffer, data_buffer = keys.buffers()
@@ -228,12 +242,14 @@ def _buffers(keys: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDAr
     return offsets - offsets[0], data[offsets[0] : offsets[-1]]
 
 
-# ---------------------------------------------------------------- several as one
+# ---------------------------------------------------------------- several segments as one
 
 
 def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Segment:
-    """One for all of `segments`, which follow each other: the last word on each key. As a base it leaves out what was
-    removed. A column that older ones lack is 0 there."""
+    """Merges consecutive segments: the latest version of each key counts.
+
+    A base omits removed keys. A column that older segments lack is 0 there.
+    """
     first = next((at for at in range(len(segments) - 1, -1, -1) if segments[at].base), 0)
     parts = segments[first:]
     last = parts[-1]
@@ -256,7 +272,7 @@ def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Seg
 
 
 def joined(segments: Sequence[Segment], max_parallelism: int) -> Segment:
-    """A base of `segments`, one or more, none of which has a key of another. What they removed is of no meaning."""
+    """A base of one or more segments without common keys. Their removed keys are ignored."""
     first, fields = segments[0], {len(each.keys) if isinstance(each.keys, np.ndarray) else 0 for each in segments}
     keys = [each.keys for each in segments]
     if len(fields) > 1 or 0 in fields:
@@ -279,12 +295,12 @@ def chosen(keys: Keys, positions: npt.NDArray[np.intp]) -> Keys:
 
 
 def part(keys: Keys, start: int, end: int) -> Keys:
-    """Without a copy."""
+    """A part of the keys, without a copy."""
     return keys[:, start:end] if isinstance(keys, np.ndarray) else keys[start:end]
 
 
 def within(segment: Segment, first: int, last: int, max_parallelism: int) -> Segment:
-    """What belongs to the key groups `first` to `last`."""
+    """Entries of the segment in the key groups `first` to `last`."""
 
     def inside(keys: Keys) -> npt.NDArray[np.intp]:
         groups = groups_of(keys, segment.key_width, max_parallelism)
@@ -297,7 +313,10 @@ def within(segment: Segment, first: int, last: int, max_parallelism: int) -> Seg
 
 
 def chunks(segment: Segment, entries: int) -> list[Segment]:
-    """The same in segments of at most `entries` rows each. Only the first is a base, and has the removed keys."""
+    """Splits a segment into segments of at most `entries` rows.
+
+    Only the first can be a base and has the removed keys.
+    """
     rows = count(segment.keys)
     cut = []
     for start in range(0, max(rows, 1), entries):
@@ -335,7 +354,7 @@ def _joined(runs: Sequence[Keys]) -> Keys:
 
 
 def _newest(keys: Keys) -> npt.NDArray[np.intp]:
-    """The last position of each key."""
+    """Last position of each key."""
     if isinstance(keys, np.ndarray):
         codes, _ = IntKeys(len(keys)).place(keys)
     else:

@@ -1,15 +1,15 @@
-"""When segments are merged: the decision alone. Pure.
+"""Decides when segments are merged. Pure.
 
-Deltas gather behind a base. When they hold as many entries as the base, all become a new base; so a row that changed is
-written twice at most besides the merges below. When many have gathered that were merged equally often, these become
-one, so that a restore never reads more than some dozens of files.
+Deltas accumulate after a base. When the deltas have as many entries as the base, all become a new base; a changed row
+is therefore written at most twice, besides the merges below. When many deltas with the same number of merges exist,
+they become one delta, so that a restore reads some dozens of files at most.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BOTTOM = 1_000_000  # the level of a base, and of what was cut from it
+BOTTOM = 1_000_000  # level of a base, and of its chunks
 _MANY = 24
 
 
@@ -20,7 +20,7 @@ class Size:
 
 
 def merge_from(sizes: Sequence[Size]) -> int | None:
-    """From which of a state's segments on, oldest first, all should become one; None: they stay."""
+    """Index in a state's segments, oldest first, from which all are merged into one; None: no merge."""
     below = list(itertools.takewhile(lambda size: size.level == BOTTOM, sizes))
     above = sizes[len(below) :]
     if not above:

@@ -1,10 +1,12 @@
-"""The segments of all columnar tables of one backend: files that are written once, linked into snapshots, and merged.
+"""The segments of all columnar tables of one backend.
 
-`write` and `link` are for whoever links a checkpoint's files, one at a time. `merge` takes longer, and may run beside
-them: it works on files that do not change, and what it made takes their place only if they are all still wanted. A file
-is listed when it is complete on disk; what could not be written waits for the next checkpoint. Number and name of a
-file are given once in the life of an incarnation, so that a name says which bytes they are; a restore reads them in the
-order of their numbers.
+Segments are files that are written once, linked into snapshots, and merged.
+
+The thread that links a checkpoint's files calls `write` and `link`, one call at a time. `merge` takes longer, and may
+run meanwhile: merging reads files that do not change, and the result replaces these files only if all of them are still
+in use. A file is listed once it is complete on disk; segments that could not be written wait for the next checkpoint.
+Numbers and names of files are never reused in the life of an incarnation, so that a name identifies the bytes; a
+restore reads files in the order of their numbers.
 """
 
 import os
@@ -31,7 +33,7 @@ from barrier_runtime.state.columns.segment_plan import BOTTOM, Size, merge_from
 from barrier_runtime.state.scratch import link_or_copy, segment_file, segment_number
 
 _CHUNK_ENTRIES = 1 << 20
-_SLICE_ENTRIES = 1 << 19  # of a state that is only read
+_SLICE_ENTRIES = 1 << 19  # per slice of a state that is only read
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class SegmentFile:
 
 @dataclass(frozen=True)
 class _Merge:
-    """The last files of a state, which shall become one; its files get numbers from `number` on."""
+    """The last files of a state, to be merged; the result gets numbers from `number` on."""
 
     state: str
     files: tuple[SegmentFile, ...]
@@ -56,17 +58,17 @@ class _Merge:
 
 
 class SegmentLog:
-    """In `directory`, which it makes when there is something to write, or takes over with the segments in it."""
+    """Segments in `directory`. Creates the folder for the first segment, or takes over existing segments."""
 
     def __init__(self, directory: Path, max_parallelism: int) -> None:
         self._directory = directory
         self._max_parallelism = max_parallelism
-        self._lock = threading.Lock()  # guards the three below; held while files are linked, not while they are written
+        self._lock = threading.Lock()  # guards the next three; held while files are linked, not written
         self._writing = False
         found = _files(directory, os.listdir(directory)) if directory.exists() else []
         self._live = _by_state(found)  # in the order of writing
         self._next = found[-1].number + 1 if found else 1
-        self._waiting: list[FrozenSegment] = []  # replaced, never changed, by whoever writes
+        self._waiting: list[FrozenSegment] = []  # the writing thread replaces this list, and never changes it
 
     def has(self, state: str) -> bool:
         return state in self._live
@@ -78,32 +80,32 @@ class SegmentLog:
 
     @property
     def waiting_bytes(self) -> int:
-        """Held in memory since it could not be written."""
+        """Size in memory of segments that could not be written."""
         return sum(segment.nbytes for segment in self._waiting)
 
     def write(self, frozen: Iterable[FrozenSegment]) -> None:
-        """They are part of what is linked from now on."""
+        """Writes segments, which are part of snapshots linked from now on."""
         self._waiting = _since_the_last_bases([*self._waiting, *frozen])
         while self._waiting:
             self._append(self._waiting[0].segment())
             self._waiting = self._waiting[1:]
 
     def link(self, directory: Path) -> None:
-        """All live segments into `directory`, as hard links where the file system has them."""
+        """Links all live segments into `directory`; copies them if the file system has no hard links."""
         with self._lock:
             for files in self._live.values():
                 for file in files:
                     link_or_copy(file.path, directory / file.path.name)
 
     def merge(self, wanted: Callable[[], bool]) -> None:
-        """What has gathered, as `segment_plan` says; given up when it is not `wanted` any more."""
+        """Merges segments as `segment_plan` decides; stops if `wanted` returns False."""
         for state in list(self._live):
             with self._lock:
                 plan = self._planned(state)
             if plan is not None and wanted():
                 self._carry_out(plan, wanted)
 
-    # ---- inside
+    # ---- internals
 
     def _append(self, segment: Segment) -> None:
         with self._lock:
@@ -119,8 +121,10 @@ class SegmentLog:
             self._writing = False
 
     def _planned(self, state: str) -> _Merge | None:
-        """With the lock held. Not while a segment is being written: what is merged would get a higher number, and come
-        after it in a restore."""
+        """Plans a merge, with the lock held, except while a segment is being written.
+
+        The merged segment would get a higher number than the segment being written, and a restore would read it later.
+        """
         files = self._live.get(state, [])
         start = merge_from([file.size for file in files])
         if start is None or self._writing:
@@ -140,7 +144,7 @@ class SegmentLog:
         except FileNotFoundError:
             if self._place_of(plan) is not None:
                 raise
-            return  # a new base came meanwhile
+            return  # replaced by a new base meanwhile
         with self._lock:
             start = self._place_of(plan)
             if start is not None:
@@ -150,13 +154,13 @@ class SegmentLog:
             _remove(written)
 
     def _place_of(self, plan: _Merge) -> int | None:
-        """Where the files of `plan` are in the list; None when they are not wanted any more."""
+        """Index of the plan's files in the list; None if they are no longer in use."""
         live = self._live.get(plan.state, [])
         start = next((at for at, file in enumerate(live) if file is plan.files[0]), None)
         return start if start is not None and tuple(live[start : start + len(plan.files)]) == plan.files else None
 
     def _replace(self, state: str, files: list[SegmentFile]) -> None:
-        """With the lock held."""
+        """Replaces the files of a state. Called with the lock held."""
         before = self._live.get(state, [])
         if files:
             self._live[state] = files
@@ -167,12 +171,12 @@ class SegmentLog:
 
 
 def _numbers(entries: int) -> int:
-    """How many files that many entries may take."""
+    """Maximum number of files for that many entries."""
     return 1 + entries // _CHUNK_ENTRIES
 
 
 def _since_the_last_bases(frozen: Sequence[FrozenSegment]) -> list[FrozenSegment]:
-    """Without those before a base of the same state: they do not count any more."""
+    """Drops segments that are followed by a base of the same state."""
     last = {segment.state: at for at, segment in enumerate(frozen) if segment.base}
     return [segment for at, segment in enumerate(frozen) if at >= last.get(segment.state, 0)]
 
@@ -208,7 +212,7 @@ def _by_state(files: Iterable[SegmentFile]) -> dict[str, list[SegmentFile]]:
 
 
 def _written(directory: Path, number: int, segment: Segment, level: int) -> list[SegmentFile]:
-    """In files with numbers from `number` on; all of them or, when one cannot be written, none."""
+    """Writes a segment to files with numbers from `number` on: all files or, on an error, none."""
     written: list[SegmentFile] = []
     try:
         for chunk in chunks(segment, _CHUNK_ENTRIES):
@@ -235,7 +239,7 @@ def _write(directory: Path, number: int, segment: Segment, level: int) -> Segmen
 
 
 def link_segments(source: Path, names: Iterable[str], target: Path) -> None:
-    """The segments among the files `names` of `source`, which stays as it is, into `target`."""
+    """Links the segments among the files `names` of `source` into `target`."""
     for name in names:
         if segment_number(name) is not None:
             target.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -243,8 +247,10 @@ def link_segments(source: Path, names: Iterable[str], target: Path) -> None:
 
 
 def rows_by_headers(headers: Sequence[Header]) -> int | None:
-    """How many rows the segments of one state, in the order of writing, have together; None where deltas may have
-    changed or removed some of them."""
+    """Number of rows in all segments of a state, given in the order of writing.
+
+    None if deltas may have changed or removed rows.
+    """
     first = next((at for at in range(len(headers) - 1, -1, -1) if headers[at].base), 0)
     whole = [each for at, each in enumerate(headers[first:]) if at == 0 or each.level == BOTTOM]
     return sum(each.keys for each in whole) if len(whole) == len(headers) - first else None
@@ -259,9 +265,12 @@ def segments_in(
     last: int,
     columns: Collection[str] | None = None,
 ) -> Iterator[Segment]:
-    """`state` among the segments of a snapshot, whose files `names` are in `directory`, in key groups `first` to
-    `last`: bases, and no key in two of them; of `columns` alone, if they are given. A large one comes in slices by key
-    group, so that memory stays bounded; each slice reads all files, one at a time."""
+    """Yields segments of `state` in key groups `first` to `last` of a snapshot.
+
+    The snapshot's files `names` are in `directory`. Each segment is a base, and no key is in two of them. `columns`:
+    only these are decoded. A large state is yielded in slices by key group, to bound memory; each slice reads all
+    files, one at a time.
+    """
     files = _by_state(_files(directory, names)).get(state)
     if not files:
         return
@@ -274,7 +283,7 @@ def segments_in(
 
 @dataclass(frozen=True)
 class SegmentsOf:
-    """Those among the files `names` of `directory`, of which the key groups `first` to `last` are wanted."""
+    """Wanted key groups, `first` to `last`, of the segments among the files `names` of `directory`."""
 
     directory: Path
     names: Sequence[str]
@@ -283,8 +292,10 @@ class SegmentsOf:
 
 
 def copy_segments(sources: Iterable[SegmentsOf], target: Path, max_parallelism: int) -> None:
-    """What is wanted of all `sources` into `target`: per state one base, and the deltas of all behind it. Nothing is
-    merged: that would take most of the time of a restore, and is done beside the work. No group may be wanted of two.
+    """Copies the wanted key groups of all `sources` into `target`: per state one base, then all deltas.
+
+    Nothing is merged: a merge would take most of the time of a restore, and runs later, during work. No key group may
+    be wanted of two sources.
     """
     bases: dict[str, list[Segment]] = {}
     deltas: dict[str, list[tuple[int, Segment]]] = {}  # with their levels
@@ -293,7 +304,7 @@ def copy_segments(sources: Iterable[SegmentsOf], target: Path, max_parallelism: 
             first = next((at for at in range(len(files) - 1, -1, -1) if files[at].header.base), 0)
             for at, file in enumerate(files[first:]):
                 own = within(_read(file), source.first, source.last, max_parallelism)
-                if at == 0 or file.header.level == BOTTOM:  # a large base is in several files
+                if at == 0 or file.header.level == BOTTOM:  # a large base has several files
                     bases.setdefault(state, []).append(own)
                 elif own.entries:
                     deltas.setdefault(state, []).append((file.header.level, own))
@@ -305,7 +316,7 @@ def copy_segments(sources: Iterable[SegmentsOf], target: Path, max_parallelism: 
 
 
 class SegmentsWritten:
-    """Bases written into the fresh folder `directory`, one per state."""
+    """Writes bases, one per state, into the new folder `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,10 +1,10 @@
-"""The entries of a column table that are in the key-value store, or frozen and on their way there.
+"""Entries of a column table that are in the key-value store, or frozen and on their way there.
 
-It owns how they are written (keys, rows), what waits to be written, and with `last_first` which last fields of keys the
-store has. What of it is in memory is a `ColumnRows`, which has the last word.
+`StoredEntries` encodes keys and rows, holds the unwritten runs and, with `last_first`, the last fields of stored keys.
+`ColumnRows` has the newest version of every entry in memory.
 
-Entries of a columnar table that lie in the store by the last field of their keys (`EntryKeys.last_first`): which
-last fields there are, and what lies under one of them.
+`Lasts` and `entries_under` are for entries that the store orders by the last field of their keys
+(`EntryKeys.last_first`): which last fields exist, and the entries with a given last field.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,30 +30,30 @@ _MOST = 2**63 - 1
 
 
 class Lasts:
-    """Last fields of the keys of entries that the store has, or had. There are few: windows, not keys."""
+    """Last fields of keys that the store has, or had. There are few: windows, not keys."""
 
     def __init__(self, stored: EntryKeys) -> None:
         self._stored = stored
         self._found: set[int] = set()
-        self._away: set[int] = set()  # of entries that may be in the store alone
-        self._looked = True  # into the store, since it was opened
+        self._away: set[int] = set()  # last fields of entries that may be in the store only
+        self._looked = True  # True if the store was searched since it was opened
         self._sorted: Ints | None = None
 
     def unknown(self) -> None:
-        """The store was opened with entries in it."""
+        """Records that the store was opened with entries."""
         self._looked = False
 
     def away(self, lasts: Ints) -> None:
-        """Of entries that have left memory."""
+        """Records last fields of entries that have left memory."""
         self._away |= set(distinct_ints(lasts).tolist())
 
     @property
     def none_is_away(self) -> bool:
-        """All entries are known to be in memory."""
+        """True if all entries are known to be in memory."""
         return self._looked and not self._away
 
     def none(self) -> None:
-        """The store has no entries any more."""
+        """Records that the store has no entries any more."""
         self._found, self._sorted = set(), None
 
     def add(self, lasts: Ints) -> None:
@@ -68,7 +68,7 @@ class Lasts:
         self._sorted = None
 
     def has(self, lasts: Ints) -> npt.NDArray[np.bool_]:
-        """Under which of these there may be an entry."""
+        """True for each last field that an entry of the store may have."""
         if not self._looked:
             return np.ones(len(lasts), np.bool_)
         return self._are_found(lasts)
@@ -84,7 +84,7 @@ class Lasts:
         return found
 
     def all_from(self, first: int) -> Ints:
-        """All of them, rising. Below `first` nobody needs to look: what was there may be a long row of deletions."""
+        """All last fields, ascending. The store is searched from `first` on, to skip deleted entries below."""
         if not self._looked:
             self._looked = True
             self._away |= set(self._in_store(first))
@@ -93,7 +93,7 @@ class Lasts:
         return np.array(sorted(self._found), np.int64)
 
     def _in_store(self, first: int) -> Iterator[int]:
-        """By one look per last field and key group."""
+        """Yields the last fields in the store, by one search per last field and key group."""
         stored, shard = self._stored, self._stored.shard
         group, last, end = shard.key_group_first, first, range_end(shard.key_group_last)
         while group <= shard.key_group_last:
@@ -115,8 +115,11 @@ class Lasts:
 
 
 def entries_under(stored: EntryKeys, last: int) -> Iterator[list[tuple[bytes, bytes]]]:
-    """What the store has under that last field, some entries at a time, by key group and key. None is read before it is
-    asked for: between two times entries may be deleted, and nobody would know of what was read before."""
+    """Yields stored entries with that last field, in lists, by key group and key.
+
+    A list is read only when requested: entries may be deleted between two requests, unnoticed by a list that was read
+    before.
+    """
     shard = stored.shard
     for group in range(shard.key_group_first, shard.key_group_last + 1):
         start, end = stored.range_of(group, last)
@@ -126,8 +129,10 @@ def entries_under(stored: EntryKeys, last: int) -> Iterator[list[tuple[bytes, by
 
 
 def rekeyed(shard: Shard, state_id: int, stored: EntryKeys) -> None:
-    """Entries of a release that stored keys as they are get the keys that they have now, once, when the table is
-    opened; the checkpoint stays as it is."""
+    """Rewrites entries of an older release, which stored keys in plain order, under their current keys.
+
+    Done once, when the table is opened; the checkpoint stays unchanged.
+    """
     rows = shard.scan_state(state_id)
     moved: list[Entry] = []
     while some := list(islice(rows, _REKEYED_AT_ONCE)):
@@ -143,7 +148,7 @@ _WRITTEN_AT_ONCE = 8_192
 
 
 class StoredEntries:
-    """Of one table; `written`: how its rows are."""
+    """Stored entries of one table. `written`: format of the rows."""
 
     def __init__(self, shard: Shard, state_id: int, key_width: int, last_first: bool, written: StoredRows) -> None:
         self._shard = shard
@@ -155,11 +160,11 @@ class StoredEntries:
 
     @property
     def may_write(self) -> bool:
-        """The store may be written now."""
+        """True if the store may be written now."""
         return self._shard.may_write()
 
     def begin(self, rekey: bool, before: Mapping[str, str] | None, initial: Mapping[str, Any]) -> None:
-        """The store was opened with entries; see `ColumnTable`."""
+        """Prepares a store that was opened with entries; parameters as in `ColumnTable`."""
         if rekey:
             rekeyed(self._shard, self._state_id, self.keys)
         if before is not None:
@@ -205,7 +210,7 @@ class StoredEntries:
     # ---- from the store
 
     def fill(self, rows: ColumnRows, fresh: RowIds) -> int:
-        """What the store has of `fresh`, which are new in memory. Gives how many it has."""
+        """Fills new rows with stored values; returns the number of rows found."""
         if self.lasts is not None:
             fresh = fresh[self.lasts.has(rows.last_fields(fresh))]
         if not len(fresh):
@@ -222,13 +227,13 @@ class StoredEntries:
         return len(at)
 
     def all(self) -> Iterator[list[tuple[bytes, bytes]]]:
-        """All that the store has, some at a time."""
+        """Yields all stored entries, in lists."""
         entries = self._shard.scan_state(self._state_id)
         while some := list(islice(entries, _LOAD_ROWS)):
             yield some
 
     def load(self, rows: ColumnRows, entries: list[tuple[bytes, bytes]]) -> RowIds:
-        """`entries` into memory, without those of which the store has not the last word. Gives their row ids."""
+        """Loads `entries`, except those in memory or with a pending removal; returns row ids."""
         data_keys, data = [key for key, _ in entries], [value for _, value in entries]
         key_batch: Any = None
         if rows.fits(fields := int_fields(data_keys[0])):

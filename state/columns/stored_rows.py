@@ -1,24 +1,21 @@
-"""Rows of a columnar table as values of the key-value store: a version byte and the row's numbers, packed, little
-endian, and its cells behind them (see `wide_columns`).
+"""Rows of a columnar table as values of the key-value store: version byte, packed numbers, cells.
+
+The numbers are little endian; cells follow the numbers (see `wide_columns`).
 
     version 1     numbers
-    version 2     numbers, of which rows of version 1 lack the last: they are 0 there
+    version 2     numbers; rows of version 1 lack the last numbers, which are 0 there
     version 3     numbers and cells
 
-A row does not name its columns, so those that the program has must be the ones it was written with, or all rows are
-made anew before the first is read (see `changed_columns`).
+A row does not name its columns. If the program's columns differ from the checkpoint's, all stored entries are therefore
+rewritten before the first is read: once, when the table is opened, in bounded memory. A crash meanwhile costs nothing,
+because the checkpoint stays unchanged.
 
-Rewrites the stored entries of a columnar table when the program's columns differ from the checkpoint's.
+    column                in the checkpoint     not in the checkpoint
+    in the program        keeps its value       begins with its initial value
+    not in the program    dropped               -
 
-Entries do not name their columns (see `stored_rows`), so all of them are rewritten before the first is read: once, when
-the table is opened, and in bounded memory. A crash on the way costs nothing, because the checkpoint stays as it is.
-
-    column            in the checkpoint     not in it
-    in the program    its value             its initial value
-    not in it         dropped               -
-
-A column that was dropped and comes back later so begins with its initial value, and never with what an old row had.
-Segments name their columns; what they have is read the same way, and their rows are written again as a whole.
+A column that was dropped and comes back therefore begins with its initial value, never with a value of an old row.
+Segments name their columns and follow the same table; all their rows are written again.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,17 +32,19 @@ from barrier_runtime.state.keys.row_index import RowIds
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.versioned import Format
 
-_ROWS = 8_192  # at a time
+_ROWS = 8_192  # rows at a time
 
 
 class OtherRow(Exception):
-    """An entry that is no row of these columns; its text says what it has instead."""
+    """The entry is no row of these columns; the text describes the entry."""
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How an entry has the columns `kinds`, name → numpy dtype: a version byte, the numbers in this order, little
-    endian, and then the cells."""
+    """Layout of an entry with the columns `kinds` (name → numpy dtype).
+
+    A version byte, the numbers in this order, little endian, then the cells.
+    """
 
     kinds: Mapping[str, str]
     version: int
@@ -59,7 +58,7 @@ class RowLayout:
         return [name for name, kind in self.kinds.items() if is_wide(kind)]
 
     def row(self, numbers: Sequence[str]) -> np.dtype[Any]:
-        """Of an entry that has the columns `numbers`, the first ones of `self.numbers`."""
+        """Layout of an entry with the columns `numbers`, the first of `self.numbers`."""
         return np.dtype([("", "u1")] + [(name, np.dtype(self.kinds[name]).newbyteorder("<")) for name in numbers])
 
 
@@ -71,8 +70,13 @@ def rewrite(
     initial: Mapping[str, Any],
     check_version: Callable[[int], None],
 ) -> None:
-    """Every entry of the state `state_id` from `before` to `now`; `initial` has the value of each column of `now`.
-    Raises `OtherRow` for an entry that is not as `before` says; `check_version` raises for one of a newer release."""
+    """Rewrites every entry of the state from layout `before` to `now`.
+
+    `initial`: value per column of `now`.
+
+    Raises `OtherRow` for an entry of another layout than `before`; `check_version` raises for an entry of a newer
+    release.
+    """
     rows = shard.scan_state(state_id)
     while chunk := list(islice(rows, _ROWS)):
         for version in sorted({value[0] for _, value in chunk}):
@@ -86,14 +90,14 @@ def rewrite(
 
 
 def _read(values: Sequence[bytes], layout: RowLayout) -> dict[str, np.ndarray[Any, Any]]:
-    """The columns of these entries. The last numbers may be missing in some: older releases did not write them."""
+    """Columns of these entries. Entries of older releases may lack the last numbers."""
     numbers, cells = layout.numbers, layout.cells
     columns: dict[str, np.ndarray[Any, Any]] = {
         name: np.zeros(len(values), kind) if not is_wide(kind) else np.full(len(values), EMPTY, np.object_)
         for name, kind in layout.kinds.items()
     }
     row = layout.row(numbers)
-    if not cells and all(len(value) == row.itemsize for value in values):  # nearly always
+    if not cells and all(len(value) == row.itemsize for value in values):  # the usual case
         found = np.frombuffer(b"".join(values), row)
         return {name: found[name] for name in numbers}
     of_width = {layout.row(numbers[:count]).itemsize: numbers[:count] for count in range(len(numbers) + 1)}
@@ -130,15 +134,15 @@ def _written(columns: Mapping[str, np.ndarray[Any, Any]], layout: RowLayout, cou
 
 VALUE_VERSION = 1
 ADDED_VERSION = 2  # of rows with columns that rows of version 1 lack
-WIDE_VERSION = 3  # of rows with cells behind their numbers
+WIDE_VERSION = 3  # of rows with cells after their numbers
 _FORMAT = Format("operator {}: a row of its state", WIDE_VERSION, damaged="restore from another checkpoint")
 
 
 class StoredRows:
-    """How the rows of one table are written, and what was written is read."""
+    """Encodes and decodes the stored rows of one table."""
 
     def __init__(self, operator: str, state: str, kinds: Mapping[str, str], added: Collection[str]) -> None:
-        """`kinds`: of the columns, name → numpy dtype. `added`: the last of them, which older releases lack."""
+        """`kinds`: name → numpy dtype. `added`: the last of the columns, which older releases lack."""
         self._operator = operator
         self._state = state
         self._kinds = dict(kinds)
@@ -149,7 +153,7 @@ class StoredRows:
         self._added_bytes = sum(self.dtype[column].itemsize for column in added)
 
     def pack(self, columns: Mapping[str, npt.NDArray[Any]], row_ids: RowIds) -> npt.NDArray[np.void]:
-        """The numbers of `row_ids`, as they are written."""
+        """The numbers of `row_ids` in stored form."""
         rows = np.empty(len(row_ids), self.dtype)
         rows[self.dtype.names[0]] = self._version  # type: ignore[index]
         for column in self.numbers:
@@ -157,7 +161,7 @@ class StoredRows:
         return rows
 
     def read(self, data: Sequence[bytes]) -> tuple[npt.NDArray[np.void], list[list[bytes]]]:
-        """The numbers of what was written, and the cells of each row of a table that has some."""
+        """The numbers of stored rows and, if the table has cells, the cells of each row."""
         width = self.dtype.itemsize
         cells = []
         if self.wide:
@@ -190,12 +194,12 @@ class StoredRows:
         raise self._other_columns(f"{len(value)} bytes a row instead of {width}")
 
     def check_kinds(self, before: Mapping[str, np.dtype[Any]]) -> None:
-        """A column that stays has its type."""
+        """Raises `InvalidJob` if a remaining column has another type."""
         if any(name in self._kinds and np.dtype(self._kinds[name]) != kind for name, kind in before.items()):
             raise self._other_kinds(before)
 
     def rewrite(self, shard: Shard, state_id: int, before: Mapping[str, str], initial: Mapping[str, Any]) -> None:
-        """All rows, which have the columns `before`, as they are written now; `initial`: of columns that came."""
+        """Rewrites all rows with the columns `before` in the current layout. `initial`: value per column."""
         wide = any(map(is_wide, before.values()))
         was = RowLayout(before, WIDE_VERSION if wide else VALUE_VERSION)
         try:
@@ -204,7 +208,7 @@ class StoredRows:
             raise self._other_columns(str(error)) from error
 
     def check_written(self, written: Mapping[str, np.dtype[Any]], added: Collection[str]) -> None:
-        """A segment has all columns, or all but those that were added since."""
+        """Raises `InvalidJob` unless a segment has all columns, or all except `added`."""
         now = {name: little(kind) for name, kind in self._kinds.items()}
         if written != now and written != {name: kind for name, kind in now.items() if name not in added}:
             raise self._other_kinds(written)

@@ -1,11 +1,11 @@
 """Columns of a columnar table whose values have no fixed width: cells of bytes.
 
-Such a column is a numpy array of objects. A cell is a `bytes` object that is replaced and never changed, so that a
-freeze copies references and what it copied stays as it was. Operators write cells as they write numbers; how many bytes
-there are is counted when rows are marked as changed, which is what eviction and the memory bound go by.
+Such a column is a numpy array of objects. A cell is a `bytes` object that is replaced, never changed, so that a freeze
+copies references and the copy stays valid. Operators write cells like numbers. The size of the cells is counted when
+rows are marked as changed; eviction and the memory limit depend on this count.
 
     in a segment    lengths, and all bytes one after the other (see `segment`)
-    in an entry     behind the row's numbers, per cell its length (4 bytes, little endian) and its bytes
+    in an entry     after the row's numbers, per cell its length (4 bytes, little endian) and its bytes
 """
 
 import struct
@@ -21,14 +21,14 @@ from barrier_runtime.state.keys.row_index import Ints, RowIds
 
 WIDE = "O"  # dtype of a column of cells
 EMPTY = b""
-_OBJECT_BYTES = 33  # of a `bytes` object besides its content
+_OBJECT_BYTES = 33  # size of a `bytes` object besides its content
 _length = struct.Struct("<I")
 
 Cells = npt.NDArray[np.object_]
 
 
 def is_wide(kind: Any) -> bool:
-    """`kind`: a numpy dtype, or what names one."""
+    """True if `kind`, a numpy dtype or its name, is that of cells."""
     return bool(np.dtype(kind).kind == WIDE)
 
 
@@ -49,19 +49,19 @@ def from_binary(array: pa.LargeBinaryArray) -> Cells:
 
 
 def memory(cells: Cells) -> int:
-    """Bytes that the cells take besides the references to them, roughly."""
+    """Approximate size of the cells in bytes, without the references to them."""
     return int(lengths(cells).sum()) + _OBJECT_BYTES * len(cells)
 
 
 def tails(columns: Mapping[str, npt.NDArray[Any]], names: Sequence[str], row_ids: RowIds) -> list[bytes]:
-    """The cells of each row as an entry has them."""
+    """The cells of each row in the format of an entry."""
     found = [columns[name][row_ids].tolist() for name in names]
     rows = zip(*found, strict=True)
     return [b"".join(part for cell in row for part in (_length.pack(len(cell)), cell)) for row in rows]
 
 
 def cells_of(value: bytes, start: int, count: int) -> list[bytes]:
-    """The cells of an entry, from `start` on. Raises `ValueError` when it has not that many, or more."""
+    """The cells of an entry, from `start` on. Raises `ValueError` unless there are exactly `count` cells."""
     found = []
     for _ in range(count):
         if start + _length.size > len(value):
@@ -76,7 +76,7 @@ def cells_of(value: bytes, start: int, count: int) -> list[bytes]:
 
 
 class CellBytes:
-    """How many bytes the cells of a table take."""
+    """Size of the cells of a table, in bytes."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -88,7 +88,7 @@ class CellBytes:
         self._of_row = grown
 
     def changed(self, row_ids: RowIds, columns: Sequence[Cells]) -> None:
-        """Cells of `row_ids` (which may repeat) have other values now."""
+        """Counts changed cells of `row_ids`, which may repeat."""
         distinct = distinct_ints(row_ids)
         now = np.full(len(distinct), _OBJECT_BYTES * len(columns), np.int64)
         for cells in columns:
@@ -97,6 +97,6 @@ class CellBytes:
         self._of_row[distinct] = now
 
     def gone(self, row_ids: RowIds) -> None:
-        """Rows of `row_ids`, each once, are no more."""
+        """Subtracts removed rows; each of `row_ids` occurs once."""
         self.total -= int(self._of_row[row_ids].sum())
         self._of_row[row_ids] = 0

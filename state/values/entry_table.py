@@ -1,19 +1,21 @@
-"""Many entries per key, each an entry of the key-value store of its own: what lists and maps of state are made of.
+"""Tables with many entries per key, for lists and maps of state.
 
-Layout, behind key group and state id (`kv/shard`), all of it `keys/key_codec`'s bytes
+Each entry is one of the key-value store.
+
+Layout, after key group and state id (`kv/shard`), encoded by `keys/key_codec`:
 
     user key · 0A · entry key  →  the entry's value        0A and 0B are False and True
     user key · 0B              →  C1 and the number of entries, 8 bytes, big endian
 
-The entry key of a list is the element's index (an int); of a map, the map's key. Bytes of entry keys have the order of
-their values, so a range of the store has the entries of one user key in order, and behind them the number. It is there
-as long as there are entries, so a scan ends there and does not read on through whatever neighbours have deleted; no
-MessagePack and no pickle begins with C1. The user key alone decides the key group. Where elements of a list have gone
-(they expired, see `expiry`), 16 bytes more say below which index there is none, and which is the next.
+The entry key of a list is the element's index (an int); of a map, the map's key. Encoded entry keys sort like their
+values, so a range of the store has the entries of one user key in order, followed by their number. The number exists as
+long as there are entries, so a scan ends there and does not read entries that neighbours have deleted; no MessagePack
+and no pickle begins with C1. The user key alone determines the key group. If elements of a list have expired (see
+`expiry`), 16 more bytes give an index below which there are no elements, and the next index.
 
-All of it is in one `StateTable`, by (*user key, False, entry key) and (*user key, True): caches, freezing, spilling and
-snapshots are the same. What is added is an index of the entries that are not in the store yet, by user key. A walk
-through the entries of a key merges it with a scan of the store.
+One `StateTable` holds all entries, by (*user key, False, entry key) and (*user key, True), with the usual caches,
+freezing, spilling and snapshots. `EntryTable` adds an index of unwritten entries by user key. A walk through the
+entries of a key merges this index with a scan of the store.
 """
 
 from bisect import bisect_right, insort
@@ -30,26 +32,28 @@ from barrier_runtime.state.values.watched_table import WatchedTable
 
 _ENTRY, _NUMBER = encode_key((False,)), encode_key((True,))
 _NUMBER_MARK = b"\xc1"
-_NUMBER_HEAD = b"\xc1\x00"  # of what 8 bytes count
+_NUMBER_HEAD = b"\xc1\x00"  # the first of the 8 bytes is always 0
 _NUMBER_BYTES = 9
-_STALE = 1_000  # entry keys of an order that are in the store by now
-_INDEX_BYTES = 120  # of an entry in the index
+_STALE = 1_000  # entry keys in an order that are already in the store
+_INDEX_BYTES = 120  # size of an entry in the index
 
 
 def is_number(data: bytes) -> bool:
-    """Whether it is the number of a key's entries: no value and no time begins so."""
+    """True if `data` is the number of a key's entries; no value and no time begins with these bytes."""
     return data[:2] == _NUMBER_HEAD
 
 
 class _Number(int):
-    """How many entries a key has: among the values of a table, told from them by its class."""
+    """Number of a key's entries, a class of its own among the values of a table."""
 
     __slots__ = ()
 
 
 class _Gapped(int):
-    """The number of entries of a list which has lost some. None has an index below `start`; that of the next one is
-    `end`."""
+    """Number of entries of a list that has lost some.
+
+    No entry has an index below `start`; the next entry gets the index `end`.
+    """
 
     start: int
     end: int
@@ -58,8 +62,8 @@ class _Gapped(int):
 class EntryTable(StateTable):
     """Made by `KeyedBackend.entry_table`; used by one thread.
 
-    The caller keeps the numbers of entries right: raises one before it puts entries, and lowers it after it has deleted
-    them. So wherever entries are in the store, their number is there, too, or on its way.
+    The caller updates the number of entries: before adding entries, and after deleting them. The number of stored
+    entries is therefore always stored as well, or on its way into the store.
     """
 
     def __init__(
@@ -74,28 +78,31 @@ class EntryTable(StateTable):
         cache_bytes: int,
         appended: bool = False,
     ) -> None:
-        """`appended`: entries are written once and walked through, as those of a list. Then they leave the cache when
-        they are written: else they would drive out the numbers, one of which each append asks for."""
+        """`appended`: entries are written once and read by walks, as in a list.
+
+        Such entries leave the cache when they are written; otherwise they would displace the numbers, which every
+        append reads.
+        """
         super().__init__(name, state_id, shard, _encoder(encode), _decoder(decode), key_width, immutable, cache_bytes)
         self._appended = appended
         self._pending: dict[Key, dict[Any, None]] = {}  # by user key: entry keys that are dirty or frozen
-        # Of user keys that were walked through since the last barrier: the same, encoded and sorted, perhaps with some
-        # that are in the store by now, or twice. Neither makes a difference to a walk.
+        # For user keys that were walked since the last barrier: the same entry keys, encoded and sorted. Some may be in
+        # the store already, or occur twice; walks allow both.
         self._orders: dict[Key, list[bytes]] = {}
-        self._writes = 0  # slices that went into the store
+        self._writes = 0  # number of slices written to the store
         self._known = KnownKeys(shard, state_id, key_width, lambda prefix, encoded: prefix + encoded)
 
-    # ---- what operators use
+    # ---- for operators
 
     def number(self, key: Key) -> int:
-        """How many entries `key` has."""
+        """Number of entries of `key`."""
         return self.get((*key, True)) or 0
 
     def set_number(self, key: Key, number: int) -> None:
         self.put((*key, True), _Number(number) if number else None)
 
     def extent(self, key: Key) -> tuple[int, int, int]:
-        """Of a list: how many elements it has, an index below which there is none, and the index of the next one."""
+        """Of a list: number of elements, an index below which there are none, and the next index."""
         number = self.get((*key, True)) or 0
         return (int(number), number.start, number.end) if type(number) is _Gapped else (int(number), 0, int(number))
 
@@ -110,7 +117,7 @@ class EntryTable(StateTable):
         return self.get((*key, False, entry))
 
     def has_entry(self, key: Key, entry: Any) -> bool:
-        """Whether there is such an entry; its value is not decoded, nor remembered."""
+        """True if the entry exists; its value is neither decoded nor cached."""
         whole = (*key, False, entry)
         if self._dirty.get(whole) is not None:  # the usual case of a key that is written often
             return True
@@ -120,13 +127,16 @@ class EntryTable(StateTable):
         return self._is_stored(whole)
 
     def put_entry(self, key: Key, entry: Any, value: Any) -> None:
-        """Set the value of one entry; None deletes it."""
+        """Sets the value of one entry; None deletes the entry."""
         self._index(key, entry)
         self.put((*key, False, entry), value)
 
     def put_counted(self, key: Key, entry: Any, value: Any) -> None:
-        """Set the value of one entry, not None; the number of entries is kept right here. As `has_entry`, `set_number`
-        and `put_entry`, with as few looks into the dicts as may be: each of them hashes the whole key."""
+        """Sets the value of one entry, not None, and updates the number of entries.
+
+        Same result as `has_entry`, `set_number` and `put_entry`, with as few dict look-ups as possible, since each
+        hashes the whole key.
+        """
         whole = (*key, False, entry)
         known = self._dirty.get(whole, MISSING)
         if known is MISSING or known is None:
@@ -138,17 +148,18 @@ class EntryTable(StateTable):
             if not is_there:
                 self.set_number(key, self.number(key) + 1)
             self._index(key, entry)
-        dirty = self._dirty  # another one, perhaps: a number may have been one too many
+        dirty = self._dirty  # maybe another dict now: `set_number` may have spilled
         dirty[whole] = value
         if len(dirty) > self._dirty_bound:
             self._relieve()
 
     def walk(self, key: Key, values: bool = True, start: int = 0) -> Iterator[tuple[Any, Any]]:
-        """(entry key, value) of the entries of `key` in the order of their keys; None for each value unless `values`.
-        `start`: of a list, an index below which there is none; what was deleted there is not read through.
+        """Yields (entry key, value) of the entries of `key` by entry key; value None unless `values`.
 
-        Each step goes to the next greater entry key that is there at that moment, with its value at that moment. So
-        what changes meanwhile is seen ahead and not behind, and where an entry is (cache or store) makes no difference.
+        `start`: of a list, an index below which there are no elements, so that deleted elements are not read.
+
+        Each step goes to the next greater entry key at that moment, with its value at that moment. Concurrent changes
+        are therefore visible ahead of the walk, not behind it, whether an entry is in the cache or in the store.
         """
         if not self.number(key):
             return
@@ -157,7 +168,7 @@ class EntryTable(StateTable):
         stored: Iterator[tuple[bytes, bytes]] = iter(())
         ahead: tuple[bytes, bytes] | None = None
         while True:
-            if writes != self._writes:  # what was read ahead may be older than what was written since
+            if writes != self._writes:  # the read-ahead may be older than recent writes
                 writes = self._writes
                 stored = self._stored_entries(key, prefix, last)
                 ahead = next(stored, None)
@@ -180,27 +191,27 @@ class EntryTable(StateTable):
             if value is not None:
                 yield entry, value if values else None
 
-    # ---- for who fills a table before any row comes
+    # ---- for filling a table before the first row
 
     def load_entries(self, keys: Sequence[Key], entries: Sequence[Any], values: Sequence[Any]) -> None:
-        """As `load`; how many entries each key has is to be told by `load_numbers`."""
+        """As `load`; the caller loads the numbers of entries by `load_numbers`."""
         self.load([(*key, False, entry) for key, entry in zip(keys, entries, strict=True)], values)
 
     def load_numbers(self, numbers: Mapping[Key, int]) -> None:
         self.load([(*key, True) for key in numbers], [_Number(number) for number in numbers.values()])
 
     def stored_numbers(self) -> Counter[Key]:
-        """How many entries of each key the store has."""
+        """Number of stored entries per key."""
         found: Counter[Key] = Counter()
         for whole, data in self._shard.scan_state(self._state_id):
             if not is_number(data):
                 found[entry_key(whole)[:-2]] += 1
         return found
 
-    # ---- inside
+    # ---- internals
 
     def _index(self, key: Key, entry: Any) -> None:
-        """An entry is about to be written."""
+        """Records that an entry is about to be written."""
         pending = self._pending.get(key)
         if pending is None:
             pending = self._pending[key] = {}
@@ -213,10 +224,10 @@ class EntryTable(StateTable):
                     del self._orders[key]
 
     def _stored_entries(self, key: Key, prefix: bytes, last: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Encoded entry key and data of what the store has of `key` behind `last`.
+        """Yields encoded entry key and data of the stored entries of `key` after `last`.
 
-        Where the number of entries is neither stored nor on its way into the store, the store has none but deleted
-        ones, and is not scanned: with nothing there, the scan would go on to the next key that has something.
+        If the number of entries is neither stored nor on its way into the store, the store has only deleted entries,
+        and is not scanned: without a number the scan would continue to the next key with entries.
         """
         number = (*key, True)
         if number in self._frozen or number in self._encoded or self._is_stored(number):
@@ -225,8 +236,10 @@ class EntryTable(StateTable):
                 yield data_key[len(prefix) :], data
 
     def _stored_value(self, whole: Key, data: bytes) -> Any:
-        """The value of an entry that is in the store. One that can be changed in place is remembered, so that all who
-        read it get the same object; others pass by the cache, which a long walk would empty."""
+        """The value of a stored entry. Mutable values are cached, so that all readers get the same object.
+
+        Other values bypass the cache, which a long walk would empty.
+        """
         if self._immutable:
             return self._fetched(whole, data)
         if whole not in self._young and whole not in self._old:
@@ -237,7 +250,7 @@ class EntryTable(StateTable):
         order = self._orders.get(key)
         if order is None:
             order = sorted([encode_key((entry,)) for entry in self._pending.get(key, ())])
-            if len(self._orders) >= _STALE:  # no barrier comes
+            if len(self._orders) >= _STALE:  # no barrier arrives
                 self._orders.clear()
             self._orders[key] = order
         return order
@@ -270,7 +283,7 @@ class EntryTable(StateTable):
     def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
         if self._appended:
             width, old = self.key_width + 1, self._old
-            if old:  # an index may be that of an element of before: of a list that was cleared, or stored anew
+            if old:  # an index may be that of an earlier element, of a list that was cleared or replaced
                 for key, _ in items:
                     old.pop(key, None)
             items = [item for item in items if len(item[0]) == width]
@@ -289,7 +302,7 @@ class EntryTable(StateTable):
 
 
 class WatchedEntryTable(EntryTable, WatchedTable):
-    """One that notices entries changed in place and not stored (`watched_table`)."""
+    """An `EntryTable` that notices entries changed in place and not stored (`watched_table`)."""
 
     _remedy = "store it again (state[key] = value of a map, update(list) of a list)"
 

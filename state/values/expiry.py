@@ -1,26 +1,26 @@
-"""Time to live of one keyed state: what is stored beside a value, and how it is judged. Pure.
+"""Time to live of one keyed state: the time stored with each value, and the rules of expiry. Pure.
 
 An entry of a state with TTL is stored as
 
     C1 · 45 ('E') or 50 ('P') · write time, 8 bytes, ms · value      clock "event" or "processing"
 
-and that of one without as the value alone, to the byte as if there were no TTL. No MessagePack and no pickle begins
-with C1, a number of entries (`entry_table`) goes on with 00 behind it and a value of a later version with 56 ('V'), so
-each entry says for itself what it is. An entry is expired once `write time + ttl <= now`.
+An entry of a state without TTL is stored as the value alone, as if TTLs did not exist. No MessagePack and no pickle
+begins with C1; a number of entries (`entry_table`) continues with 00, and a value of a later version with 56 ('V').
+Each entry thus shows its own format. An entry is expired once `write time + ttl <= now`.
 
-What becomes of old entries, by what the checkpoint says of the state and what the program declares (a ttl may also be
-shorter or longer than it was):
+Treatment of old entries, by the checkpoint's description of the state and the program's declaration (a ttl may also
+become shorter or longer):
 
-    checkpoint \\ program    no ttl       ttl by the clock of before                ttl by another clock
-    no times                 as ever      all count from the restore                the same
+    checkpoint \\ program    no ttl       ttl by the same clock                     ttl by another clock
+    no times                 unchanged    all count from the restore                all count from the restore
     a ttl                    times go     judged by their times                     all count from the restore
     times left behind        times go     by their times, others from the restore   all count from the restore
 
-"Times go": each entry that is written again is written without; until then its time is skipped when it is read, and
-the description in snapshots says that there are times left behind. "Count from the restore": such entries have no time
-that this clock can judge, so for all of them it is `since_ms`, which snapshots keep, so that a second restore does not
-begin anew: the wall clock, or event time at the restore, that is the subtask's watermark; where there was none yet, the
-first time at which a value is judged. Not always the latter, as a row is ahead of the watermark by chance.
+"Times go": a rewritten entry is stored without time; until then readers skip its time, and the description in snapshots
+says that there are times left behind. "Count from the restore": such entries have no time of this clock, so `since_ms`
+counts for all of them. Snapshots keep `since_ms`, so that a second restore does not start again. `since_ms` is the wall
+clock or, in event time, the subtask's watermark at the restore; if there is no watermark yet, the first time at which a
+value is judged. That time is not used in general, because a row may be ahead of the watermark by chance.
 """
 
 import struct
@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-Stamped: TypeAlias = tuple[int | None, Any]  # write time, ms, and value; None: no time that the state's clock can judge
+Stamped: TypeAlias = tuple[int | None, Any]  # write time, ms, and value; None: no time of the state's clock
 
 _MARKS = {"event": b"\xc1E", "processing": b"\xc1P"}
 _time = struct.Struct(">q")
@@ -37,43 +37,43 @@ _HEAD = 2 + _time.size
 
 
 class StoredTtl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Entries of a state have the time at which they were written; part of `StateDescription`."""
+    """Entries of a state have write times; part of `StateDescription`."""
 
-    ms: int  # 0: there is no time to live now, but entries may still have times of an earlier one
+    ms: int  # 0: no time to live now, but entries may still have times of an earlier TTL
     refresh: str = "on_write"  # or "on_read"
     clock: str = "event"  # or "processing"
-    since_ms: int | None = None  # entries without a time count from here; None: there are none, or none was judged yet
+    since_ms: int | None = None  # time of entries without a time; None: no such entries, or none was judged yet
 
 
 class StateClock(Protocol):
-    """What time it is to a state with TTL, ms."""
+    """The time for a state with TTL, in ms."""
 
     def now_ms(self) -> int:
-        """To the row or timer at hand."""
+        """Time of the current row or timer."""
         ...
 
     def passed_ms(self) -> int:
-        """No row and no timer of its key to come is judged earlier."""
+        """No later row or timer of the same key is judged at an earlier time."""
         ...
 
     def reached_ms(self) -> int:
-        """No row and no timer of the subtask to come is."""
+        """No later row or timer of the subtask is judged at an earlier time."""
         ...
 
     def opened_ms(self) -> int | None:
-        """When the state was restored, if that is known."""
+        """Time of the restore, if known."""
         ...
 
 
 class Expiry:
-    """How the entries of one state expire. `stored.ms` 0: not at all, and what is written has no time."""
+    """Expiry of one state's entries. `stored.ms` 0: entries do not expire, and are written without time."""
 
     def __init__(self, stored: StoredTtl, clock: StateClock, tell: Callable[[StoredTtl], None]) -> None:
-        """`tell`: hears of it when `since_ms` becomes known."""
+        """`tell` is called when `since_ms` becomes known."""
         self.stored = stored
         self.ttl_ms = stored.ms or None
         self.on_read = stored.refresh == "on_read"
-        self.keeps_latest = stored.clock == "event"  # rows come out of order: an earlier one takes no time away
+        self.keeps_latest = stored.clock == "event"  # rows arrive out of order: an earlier row does not shorten a life
         self.now_ms = clock.now_ms
         self.passed_ms = clock.passed_ms
         self.reached_ms = clock.reached_ms
@@ -81,7 +81,7 @@ class Expiry:
         self._tell = tell
 
     def since_ms(self, now_ms: int) -> int:
-        """The time of entries without."""
+        """The time of entries without a time."""
         since_ms = self.stored.since_ms
         if since_ms is None:
             since_ms = now_ms
@@ -90,7 +90,7 @@ class Expiry:
         return since_ms
 
     def time_in(self, data: bytes) -> int | None:
-        """The time of an encoded entry."""
+        """The time in an encoded entry."""
         return _time.unpack_from(data, 2)[0] if data[:2] == self.mark else None
 
     def encoder(self, encode: Callable[[Any], bytes]) -> Callable[[Stamped], bytes]:
@@ -114,20 +114,22 @@ class Expiry:
 
 
 def without_time(data: bytes) -> tuple[int | None, bytes]:
-    """The time of an encoded entry, of either clock (None: it has none), and its value."""
+    """The time in an encoded entry, of either clock (None: no time), and the encoded value."""
     return (_time.unpack_from(data, 2)[0], data[_HEAD:]) if is_timed(data) else (None, data)
 
 
 def is_timed(data: bytes) -> bool:
-    """Whether an encoded entry has a time of either clock."""
+    """True if an encoded entry has a time of either clock."""
     return data[:2] in (b"\xc1E", b"\xc1P")
 
 
 def continued(
     declared: StoredTtl | None, before: StoredTtl | None, restored: bool, opened_ms: int | None
 ) -> StoredTtl | None:
-    """What becomes of a state that the checkpoint describes with `before` and the program with `declared`: the table
-    above. None: it has no times. `restored`: the checkpoint has the state."""
+    """Times of a state that continues from a checkpoint, by the table above. None: entries have no times.
+
+    `before`: described by the checkpoint; `declared`: by the program; `restored`: the checkpoint has the state.
+    """
     if declared is None:
         return None if before is None else StoredTtl(0, clock=before.clock)
     if not restored:

@@ -1,7 +1,7 @@
-"""Deletes the expired entries of an operator's states, without access, in slices between which the loop goes on.
+"""Deletes expired, unread entries of an operator's states, in slices between turns of the loop.
 
-A slice looks at few entries of one table, and the next one comes after a pause: a large state is swept over many turns
-of the loop, whatever the rate of rows, watermarks and checkpoints.
+A slice reads a few entries of one table, and a pause follows: sweeping a large state takes many turns of the loop,
+whatever the rate of rows, watermarks and checkpoints.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,19 +9,19 @@ from collections.abc import Callable, Sequence
 from barrier_runtime.state.values.timed_table import Timed
 
 _AT_ONCE = 64  # entries
-_MOST_AT_ONCE = 4  # times that in one slice, unless it takes too long
+_MOST_AT_ONCE = 4  # batches of that size per slice, unless the slice takes too long
 _SLICE_S = 0.002
 _PAUSE_S = 0.003
-_RESTS = 9  # times the duration of a sweep
-_WORTH_COMPACTING = 1_000  # tombstones
+_RESTS = 9  # pause between sweeps, as a multiple of the duration of a sweep
+_WORTH_COMPACTING = 1_000  # minimum number of tombstones
 
 
 class ExpirySweep:
-    """Deletes what has expired in the tables of one operator, in slices of a millisecond or two with pauses between.
+    """Deletes expired entries of one operator's tables, in slices of a millisecond or two with pauses.
 
-    `look`, called at each barrier, begins a sweep when there may be something to find, though not before nine times the
-    time of the last one has passed, so that many live entries cost a few percent of the loop at most; where everything
-    has expired, at once.
+    `look`, called at each barrier, begins a sweep if there may be expired entries, but not before a pause of nine times
+    the duration of the last sweep. Many live entries thus cost a few percent of the loop at most. If all entries have
+    expired, there is no such pause.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ExpirySweep:
         call_later: Callable[[float, Callable[[], None]], None],
         mostly_deleted: Callable[[], None],
     ) -> None:
-        """`mostly_deleted`: called at the end of a sweep that found more to delete than to keep."""
+        """`mostly_deleted` is called after a sweep that deleted more entries than it kept."""
         self._tables: list[Timed] = list(tables)
         self._now_s = now_s
         self._call_later = call_later
@@ -43,7 +43,10 @@ class ExpirySweep:
         self.closed = False
 
     def look(self) -> None:
-        """Called at each barrier: what was not in the store at one sweep is there at the next."""
+        """Begins a sweep if one is due.
+
+        Called at each barrier: entries not yet stored at one sweep are at the next.
+        """
         if self._under_way or self.closed:
             return
         now_s = self._now_s()
@@ -57,7 +60,7 @@ class ExpirySweep:
             self._call_later(_PAUSE_S, self._slice)
 
     def _slice(self) -> None:
-        if self._in_slice:  # called at once and not later: by harnesses
+        if self._in_slice:  # harnesses call at once instead of later
             self._again = True
             return
         self._in_slice = True

@@ -1,19 +1,19 @@
 """One named keyed state of one subtask: a write-back cache of decoded values over the key-value store.
 
-Where the current value of a key may be, newest first
+The current value of a key is in the first of these that has the key:
+
     dirty    written since the last barrier, not yet in the store
     young    clean, used recently
-    frozen   written before the last barrier, on its way into the store (as value, or encoded already)
-    old      clean, not used for a while; thrown away bit by bit
+    frozen   written before the last barrier, on its way into the store (as a value, or encoded already)
+    old      clean, not used for a while; dropped step by step
     the store
-At a barrier `freeze` makes the dirty entries the frozen ones: two assignments. A frozen entry that is read again is
+
+At a barrier `freeze` makes the dirty entries the frozen entries: two assignments. A frozen entry that is read again is
 encoded first, so that user code that changes the value in place cannot reach the snapshot; tables of immutable values
-skip that. None is not a value: it means absent. Key fields keep one type each (1, 1.0 and True are one key here).
+skip this. None is not a value: it means absent. Key fields keep one type each (1, 1.0 and True are one key here).
 
-Values that are bytes of any size, written once and read about once; what waits to be written is bounded in bytes.
-
-A `StateTable` bounds what it caches by a number of entries and their usual size. Where sizes differ a thousand times
-that bounds nothing, so here each byte counts, and what is in the store is not cached again.
+`StateTable` bounds its cache by a number of entries and their usual size. `BytesTable` is for values whose sizes differ
+a thousandfold, written once and read about once: it counts the unwritten bytes, and does not cache stored values.
 """
 
 import itertools
@@ -31,24 +31,24 @@ Key = tuple[Any, ...]
 
 MISSING: Any = object()
 _FIRST_GUESS_BYTES = 400  # per cached entry, until values have been encoded
-_OVERHEAD_BYTES = 300  # of a key tuple, two dict slots and a small object
+_OVERHEAD_BYTES = 300  # size of a key tuple, two dict slots and a small object
 _EXPANSION = 3  # a Python value is about that much larger than its encoding
 _SPILL_SLICE = 128
-_SLICE_BYTES = 4 << 20  # written at once, about; one entry at least
-_LEAST_BYTES = 1 << 20  # of small entries so many are held even where the cache is tiny
-_FIRST_LOOK = 16  # dirty entries after which one of them is looked at; then twice as many, and so on
-_LARGER = 8  # times what was believed: then that is believed no more
+_SLICE_BYTES = 4 << 20  # approximate size of a slice; at least one entry
+_LEAST_BYTES = 1 << 20  # of small entries, even if the cache is tiny
+_FIRST_LOOK = 16  # number of dirty entries after which one of them is measured; then after twice as many, and so on
+_LARGER = 8  # a value of this multiple of the believed size corrects the belief
 _DROP_SLICE = 4_096
 
 
 class MadeNew:
-    """How many values a decoder has made of those of an earlier version of the program."""
+    """Counts values that a decoder has converted from an earlier version of the program."""
 
     count = 0
 
 
 class StateTable:
-    """Made by `KeyedBackend.table`; used by one thread."""
+    """A keyed state, made by `KeyedBackend.table`; used by one thread."""
 
     most_cache_bytes = sys.maxsize
     spilled_at_once = _SPILL_SLICE  # entries
@@ -76,11 +76,11 @@ class StateTable:
         self._old: dict[Key, Any] = {}
         self._frozen: dict[Key, Any] = {}
         self._encoded: dict[Key, bytes] = {}
-        self.made_new = MadeNew()  # by `decode`
+        self.made_new = MadeNew()  # counted by `decode`
         self._entry_bytes = float(_FIRST_GUESS_BYTES)
         self.limit_cache(cache_bytes)
 
-    # ---- what operators use
+    # ---- for operators
 
     def get(self, key: Key) -> Any:
         """The value of `key`, or None."""
@@ -95,9 +95,9 @@ class StateTable:
         return self._miss(key)
 
     def put(self, key: Key, value: Any) -> None:
-        """Set the value of `key`; None deletes it."""
+        """Sets the value of `key`; None deletes it."""
         dirty = self._dirty
-        if key in dirty:  # the usual case of a key that is written often: it is not among the young ones
+        if key in dirty:  # the usual case of a key that is written often, which is not young
             dirty[key] = value
             return
         dirty[key] = value
@@ -109,7 +109,7 @@ class StateTable:
         self.put(key, None)
 
     def scan(self) -> Iterator[tuple[Key, Any]]:
-        """All (key, value) of this subtask, each once, in no order. What changes meanwhile may or may not be seen."""
+        """Yields all (key, value) of this subtask, each once, in no order. Concurrent changes may be missed."""
         overlay = {**self._encoded, **self._frozen, **self._dirty}
         for data_key, data in self._shard.scan_state(self._state_id):
             key = entry_key(data_key)
@@ -122,41 +122,40 @@ class StateTable:
                 yield key, value
 
     def stored_behind(self, last: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries of the store (whole key, data) behind the whole key `last`, in their order; what is not written yet
-        is not among them, and see `unwritten`."""
+        """Yields stored entries (whole key, data) after the whole key `last`, without unwritten changes."""
         return self._shard.scan_state_behind(self._state_id, last)
 
     def unwritten(self, key: Key) -> tuple[bool, Any]:
-        """Whether the store has not the last word on `key`, and if so its value (None: it is deleted)."""
+        """True if an unwritten change of `key` exists, and then its value (None: deleted)."""
         for values in (self._dirty, self._frozen):
             if key in values:
                 return True, values[key]
         data = self._encoded.get(key)
         return data is not None or key in self._encoded, None if data is None else self._decode(data)
 
-    # ---- for who fills a table before any row comes
+    # ---- for filling a table before the first row
 
     def load(self, keys: Sequence[Key], values: Sequence[Any]) -> None:
-        """Entries straight into the store. None of the keys may have been asked for or put before."""
+        """Writes entries directly to the store. None of the keys may have been read or put before."""
         data = self._encode_all(list(zip(keys, values, strict=True)))
         self._shard.write(list(zip(self._kv_keys(keys), data, strict=True)))
 
     def stored_entries(self) -> int:
-        """How many the store has."""
+        """Number of stored entries."""
         return sum(1 for _ in self._shard.scan_state(self._state_id))
 
     def drop_stored(self) -> None:
-        """Delete all entries that the store has, before anything was asked for or put."""
+        """Deletes all stored entries, before any read or put."""
         entries = self._shard.scan_state(self._state_id)
         while slice := [(key, None) for key, _ in itertools.islice(entries, _DROP_SLICE)]:
             self._shard.write(slice)
 
-    # ---- what the backend uses
+    # ---- for the backend
 
     def freeze(self) -> None:
         if not self._frozen and not self._encoded:
             self._frozen, self._dirty = self._dirty, {}
-        else:  # left over from an aborted checkpoint or from a spill: older, so the dirty entries win
+        else:  # left by an aborted checkpoint or a spill: older than the dirty entries, which win
             self._merge_leftovers()
         self._dirty_bound = min(_FIRST_LOOK, self._dirty_limit)
 
@@ -174,7 +173,7 @@ class StateTable:
         return entries
 
     def limit_cache(self, cache_bytes: int) -> None:
-        """Approximate bound of everything held in memory."""
+        """Sets an approximate bound of everything in memory."""
         self._cache_bytes = cache_bytes
         self._fit_limits()
         self._dirty_bound = min(_FIRST_LOOK, self._dirty_limit)
@@ -183,7 +182,7 @@ class StateTable:
         entries = len(self._dirty) + len(self._young) + len(self._old) + self.frozen_entries
         return int(entries * self._entry_bytes)
 
-    # ---- inside
+    # ---- internals
 
     def _kv_key(self, key: Key) -> bytes:
         return self._shard.kv_key(self._state_id, self.key_width, key)
@@ -192,7 +191,7 @@ class StateTable:
         return self._shard.kv_keys(self._state_id, self.key_width, keys)
 
     def _written(self, keys: Sequence[Key]) -> None:
-        """These frozen entries go into the store now."""
+        """Called with frozen entries that are about to be written."""
 
     def _shown(self, key: Key) -> str:
         return shown(key)
@@ -214,8 +213,10 @@ class StateTable:
         return value
 
     def _fetched(self, key: Key, data: bytes) -> Any:
-        """The value that the store has. One that was made new is written again, so that no other read has to do it; it
-        is what it was at the last barrier, and so among the frozen."""
+        """The stored value. A converted value is written again, so that no later read converts it.
+
+        Such a value has not changed since the last barrier, and is therefore frozen.
+        """
         made = self.made_new.count
         value = self._decode(data)
         if self.made_new.count != made:
@@ -228,7 +229,7 @@ class StateTable:
             self._shard.write(self.take(self.spilled_at_once))
 
     def _remember(self, key: Key, value: Any) -> None:
-        """Make a clean value the youngest. For each that comes, up to two old ones go: no long pauses, no bursts."""
+        """Makes a clean value the youngest. Each call drops up to two old values, so that no call takes long."""
         old = self._old
         if old:
             old.popitem()
@@ -258,11 +259,11 @@ class StateTable:
         return list(zip(data_keys, data, strict=True))
 
     def _encode_all(self, items: list[tuple[Key, Any]]) -> list[Any]:
-        """Raises `InvalidJob` that names state and key for a value that cannot be written: trying again is no use."""
+        """Encoded values. Raises `InvalidJob` with state and key for a value that cannot be written."""
         encode = self._encode
         try:
             return [None if value is None else encode(value) for _, value in items]
-        except Exception as failed:  # of a codec or of the value's own class
+        except Exception as failed:  # from a codec or from the value's own class
             for key, value in items:
                 if value is None:
                     continue
@@ -301,8 +302,10 @@ class StateTable:
         self._slice = max(1, int(_SLICE_BYTES / self._entry_bytes))
 
     def _relieve(self) -> None:
-        """Too much is dirty: write older entries behind, in small slices, unless a snapshot must be linked first. Or
-        so much that it is time to look how large they are."""
+        """Writes older dirty entries in small slices, unless a snapshot must be linked first.
+
+        With few dirty entries only measures the newest of them.
+        """
         if not self.frozen_entries and len(self._dirty) <= self._dirty_limit:
             self._look_at_size()
             if len(self._dirty) <= self._dirty_limit:
@@ -314,13 +317,15 @@ class StateTable:
         if not self.frozen_entries:
             self._frozen, self._dirty = self._dirty, {}
         self._shard.write(self.take(self.spilled_at_once))
-        # While older ones are left, some more with every half as many that come.
+        # While older entries are left, half a slice of new entries causes the next write.
         some = max(1, min(self.spilled_at_once, self._slice) // 2)
         self._dirty_bound = len(self._dirty) + some if self.frozen_entries else min(_FIRST_LOOK, self._dirty_limit)
 
     def _look_at_size(self) -> None:
-        """Of the entry that was put last. Sizes are learned of what is written, and a few values of some megabytes
-        would fill the memory before."""
+        """Measures the entry that was put last.
+
+        Sizes are learned when entries are written; a few values of some megabytes would fill the memory before.
+        """
         key, value = next(reversed(self._dirty.items()))
         if value is not None:
             (data,) = self._encode_all([(key, value)])
@@ -343,13 +348,13 @@ class StateTable:
 
 
 class Cached(Protocol):
-    most_cache_bytes: int  # more is of no use to it
+    most_cache_bytes: int  # a larger cache is useless
 
     def limit_cache(self, cache_bytes: int) -> None: ...
 
 
 def share_cache(tables: Iterable[Cached], cache_bytes: int) -> None:
-    """Each has an equal part, or as much as is of use to it, and the others what it leaves."""
+    """Divides the cache equally; a table that needs less leaves the remainder to the others."""
     least_first = sorted(tables, key=lambda each: each.most_cache_bytes)
     for number, table in enumerate(least_first):
         share = min(table.most_cache_bytes, cache_bytes // (len(least_first) - number))
@@ -362,7 +367,7 @@ def shown(key: Key) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
-_MOST_BYTES = 8 << 20  # waiting; a quarter of the cache, if that is less
+_MOST_BYTES = 8 << 20  # maximum of unwritten bytes, or a quarter of the cache if that is less
 _AT_ONCE = 64
 _ENTRY_BYTES = 300
 _encode = msgspec.msgpack.Encoder().encode
@@ -370,7 +375,7 @@ _decode = msgspec.msgpack.Decoder(bytes).decode
 
 
 class BytesTable(StateTable):
-    """Made by `KeyedBackend.table_of_bytes`; used by one thread."""
+    """A state of bytes, made by `KeyedBackend.table_of_bytes`; used by one thread."""
 
     def __init__(self, name: str, state_id: int, shard: Shard, key_width: int, cache_bytes: int) -> None:
         self._waiting_bytes = 0
@@ -388,11 +393,11 @@ class BytesTable(StateTable):
 
     def freeze(self) -> None:
         super().freeze()
-        self._waiting_bytes = 0  # what is frozen goes soon
+        self._waiting_bytes = 0  # frozen entries are written soon
 
     def _write_behind(self) -> None:
-        """All that waits, unless a snapshot must be linked first."""
-        for _ in range(2):  # what is frozen first, then what is dirty
+        """Writes all unwritten entries, unless a snapshot must be linked first."""
+        for _ in range(2):  # frozen entries first, then dirty entries
             if not self._shard.may_write():
                 return
             if not self.frozen_entries:
@@ -402,7 +407,7 @@ class BytesTable(StateTable):
         self._waiting_bytes = 0
 
     def _remember(self, key: Key, value: Any) -> None:
-        """It is read once."""
+        """Caches nothing: a value is read once."""
 
     def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
-        """They are read once, if at all."""
+        """Caches nothing: values are read once, if at all."""

@@ -1,18 +1,18 @@
-"""Tables of a state with TTL: what an expired entry is to whoever reads, and how it goes away.
+"""Tables of a state with TTL: how readers see expired entries, and how these are deleted.
 
-A `TimedTable` (one value per key) and a `TimedEntries` (many entries per key) lie over a table that holds, in its
-caches too, `(write time, value)` in place of each value; so nothing that was read or restored can lose its time.
+A `TimedTable` (one value per key) and a `TimedEntries` (many entries per key) use a table that holds, in its caches
+too, `(write time, value)` in place of each value, so that no value ever loses its time.
 
-    at now          expired: not given, as if it was not there; live: given, and `on_read` written again with time now
-    at passed       no row of the key to come is judged earlier: what is expired there is deleted by who reads it
-    at reached      the same of all keys of the subtask: what is expired there is deleted by a sweep
+    at now          expired: hidden, as if absent; live: returned, and with `on_read` written again with the time now
+    at passed       no later row of the key is judged earlier: a reader deletes entries that are expired here
+    at reached      the same for all keys of the subtask: a sweep deletes entries that are expired here
 
-An entry between the two (expired to this row, live to one of an earlier time that may come yet) is not given and stays.
-A late row is judged at the watermark, so whether a sweep was there already is never seen. A write does not take time
-away in event time: after rows of 10:05 and 10:01 an entry lives on from 10:05, in whichever order they came.
+An entry that is expired for the current row, but live for an earlier time that may still arrive, is hidden and stays. A
+late row is judged at the watermark, so the results do not show whether a sweep has run. In event time a write never
+shortens a life: after rows of 10:05 and 10:01, in either order, an entry counts from 10:05.
 
-A sweep goes through what is in the store, in slices, each from where the last one ended. What is not written yet is
-looked up before anything is deleted, so an entry that was just refreshed stays; it is in the store for the next sweep.
+A sweep reads the stored entries in slices, each from the end of the slice before. Unwritten changes are looked up
+before a deletion, so a refreshed entry stays; the next sweep finds it in the store.
 """
 
 from collections.abc import Iterator
@@ -29,16 +29,16 @@ NEVER_MS = 1 << 62
 
 
 class Timed:
-    """What both have in common."""
+    """Common part of both tables."""
 
     def __init__(self, table: StateTable, expiry: Expiry) -> None:
         self.expiry = expiry
         self._held = table
-        self._last: bytes | None = None  # whole key at which the sweep under way is; None: there is none
+        self._last: bytes | None = None  # whole key that the running sweep has reached; None: no sweep
         self._written_ms = NEVER_MS  # earliest write time since the last sweep began
-        self._seen_ms = NEVER_MS  # earliest that the sweep under way leaves
-        self.least_ms = -NEVER_MS  # earliest write time that may be there; -NEVER: not known
-        self.most_ms = -NEVER_MS  # latest
+        self._seen_ms = NEVER_MS  # earliest time that the running sweep leaves
+        self.least_ms = -NEVER_MS  # lower bound of all write times; -NEVER: unknown
+        self.most_ms = -NEVER_MS  # latest write time
         if isinstance(table, WatchedTable):
             table.unwrapped = _unwrapped
 
@@ -47,14 +47,14 @@ class Timed:
         return isinstance(self._held, WatchedTable)
 
     def own(self, key: Key, value: Any) -> None:
-        """See `WatchedTable`."""
+        """As `WatchedTable.own`."""
         assert isinstance(self._held, WatchedTable)
         self._held.own(key, value)
 
-    # ---- judging
+    # ---- expiry
 
     def _judge(self, stamped: Stamped, now_ms: int) -> tuple[bool, int]:
-        """(whether it is live at `now_ms`, its time)."""
+        """True if the value is live at `now_ms`, and its time."""
         expiry = self.expiry
         ms = stamped[0]
         if expiry.ttl_ms is None:
@@ -64,7 +64,7 @@ class Timed:
         return ms + expiry.ttl_ms > now_ms, ms
 
     def _is_past(self, ms: int) -> bool:
-        """Of an expired entry: whether it is so to all rows to come."""
+        """True if an expired entry is expired for all later rows, too."""
         ttl_ms = self.expiry.ttl_ms
         return ttl_ms is not None and ms + ttl_ms <= self.expiry.passed_ms()
 
@@ -72,7 +72,7 @@ class Timed:
         return self.expiry.now_ms() if self.expiry.ttl_ms is not None else 0
 
     def _stamp(self, before: Stamped | None, now_ms: int, value: Any) -> Stamped:
-        """What is stored for `value`."""
+        """The stored form of `value`."""
         if self.expiry.ttl_ms is None:
             return None, value
         if before is not None and before[0] is not None and before[0] > now_ms and self.expiry.keeps_latest:
@@ -83,32 +83,32 @@ class Timed:
             self.most_ms = now_ms
         return now_ms, value
 
-    # ---- sweeping
+    # ---- sweeps
 
     def may_have_expired(self) -> bool:
-        """Whether a sweep could find anything."""
+        """True if a sweep could find expired entries."""
         ttl_ms = self.expiry.ttl_ms
         if ttl_ms is None:
             return False
         return min(self.least_ms, self._written_ms) + ttl_ms <= self.expiry.reached_ms()
 
     def all_expired(self) -> bool:
-        """Whether it would find everything expired, as far as is known."""
+        """True if a sweep would find all entries expired, as far as is known."""
         ttl_ms = self.expiry.ttl_ms
         return ttl_ms is not None and self.most_ms > -NEVER_MS and self.most_ms + ttl_ms <= self.expiry.reached_ms()
 
     def begin_sweep(self) -> None:
-        # What was written before the last sweep began, and had not reached the store, is in it by now.
+        # Entries that were unwritten when the last sweep began are in the store by now.
         self._seen_ms, self._written_ms = self._written_ms, NEVER_MS
         self._last = b""
 
     @property
     def swept(self) -> bool:
-        """No sweep is under way."""
+        """True if no sweep is running."""
         return self._last is None
 
     def sweep(self, most: int) -> tuple[int, int]:
-        """Go on with up to `most` entries: how many were looked at, and how many of them deleted."""
+        """Sweeps up to `most` more entries; returns the numbers of entries read and deleted."""
         if self._last is None:
             return 0, 0
         reached_ms, ttl_ms = self.expiry.reached_ms(), self.expiry.ttl_ms
@@ -151,7 +151,7 @@ class Timed:
 
 
 class TimedTable(Timed):
-    """One value per key: what a `StateTable` does, by time."""
+    """One value per key, with expiry."""
 
     def __init__(self, table: StateTable, expiry: Expiry) -> None:
         super().__init__(table, expiry)
@@ -179,7 +179,7 @@ class TimedTable(Timed):
         self._table.delete(key)
 
     def lend(self, key: Key, default: Any) -> Any:
-        """See `WatchedTable`."""
+        """As `WatchedTable.lend`."""
         assert isinstance(self._table, WatchedTable)
         self._table.lend(key, (None, default))
         return default
@@ -189,8 +189,11 @@ class TimedTable(Timed):
 
 
 class TimedEntries(Timed):
-    """Many entries per key. Unlike an `EntryTable` it keeps the numbers of entries itself: they count what is there,
-    also what has expired and is not deleted yet. `is_list`: entry keys are indices, and the next one is remembered."""
+    """Many entries per key, with expiry. Updates the numbers of entries itself, unlike `EntryTable`.
+
+    The numbers include expired entries that are not deleted yet. `is_list`: entry keys are indices, and the next index
+    is stored.
+    """
 
     def __init__(self, table: EntryTable, expiry: Expiry, is_list: bool) -> None:
         super().__init__(table, expiry)
@@ -198,7 +201,7 @@ class TimedEntries(Timed):
         self._is_list = is_list
 
     def bound(self, key: Key) -> None:
-        """Raises as any use does, where no key is at hand."""
+        """Raises, as every use does, if there is no current key."""
         self._table.number(key)
 
     def get_entry(self, key: Key, entry: Any) -> Any:
@@ -226,7 +229,7 @@ class TimedEntries(Timed):
         table.put_entry(key, entry, stamped)
 
     def append(self, key: Key, values: list[Any]) -> None:
-        """At the end of a list."""
+        """Appends to a list."""
         table, now_ms = self._table, self._now()
         number, start, end = table.extent(key)
         if values:
@@ -235,11 +238,11 @@ class TimedEntries(Timed):
             table.put_entry(key, index, self._stamp(None, now_ms, value))
 
     def end(self, key: Key) -> int:
-        """The index of the next element of a list."""
+        """Index of the next element of a list."""
         return self._table.extent(key)[2]
 
     def pop(self, key: Key, entry: Any) -> bool:
-        """Remove an entry; whether there was a live one."""
+        """Removes an entry; returns True if it was live."""
         stamped: Stamped | None = self._table.get_entry(key, entry)
         if stamped is None:
             return False
@@ -249,7 +252,7 @@ class TimedEntries(Timed):
         return live
 
     def remove(self, key: Key, entry: Any) -> None:
-        """Of an entry that is there, whether live or not."""
+        """Removes an existing entry, live or expired."""
         table = self._table
         table.put_entry(key, entry, None)
         if self._is_list:
@@ -265,7 +268,10 @@ class TimedEntries(Timed):
         table.set_number(key, 0)
 
     def walk(self, key: Key, reads: bool = True) -> Iterator[tuple[Any, Any]]:
-        """(entry key, value) of the live entries in order, as `EntryTable.walk`. `reads`: it counts as reading them."""
+        """Yields (entry key, value) of the live entries in order, as `EntryTable.walk`.
+
+        `reads`: counts as reading.
+        """
         start = self._table.extent(key)[1] if self._is_list else 0
         for entry, stamped in self._table.walk(key, start=start):
             now_ms = self._now()

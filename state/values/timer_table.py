@@ -1,26 +1,26 @@
-"""The timers of one operator subtask in the store, in the order in which they fire.
+"""The timers of one operator subtask in the store, in firing order.
 
-Layout, behind key group and state id (`kv/shard`), all of it `keys/key_codec`'s bytes
+Layout, after key group and state id (`kv/shard`), encoded by `keys/key_codec`:
 
     time (ms, an int) · user key  →  01
 
-So a scan of one key group gives its timers by time and key, and can begin anywhere. The user key alone decides the key
-group, which comes first: a rescaled job takes its ranges as of any other state. There is no second index by key. To
-set, delete or fire a timer takes its time and key, which the caller has; only a list of one key's timers reads those of
-its key group, and no row needs it.
+A scan of one key group thus yields its timers by time and key, and can begin anywhere. The user key alone determines
+the key group, which comes first, so that rescaling treats timers like any other state. There is no second index by key:
+setting, deleting or firing a timer needs its time and key, which the caller has. Only a list of one key's timers reads
+the timers of its key group, and rows never need such a list.
 
-What is not written yet is in the dicts of `StateTable`, by (time, user key). Nothing is read before it is written (a
-timer that is set twice is one entry), and nothing that was written stays cached, except how the keys of recent timers
-are stored (`known_keys`): a key has many timers. The last ones that were set, and that nobody holds in memory, may be
-in two lists, `times` and `keys`, and are written from there, unless a timer of that time and key is in the dicts.
-Setting others leaves them there, because twice set is once; whatever else the table is asked or told brings them into
-the dicts first (`_fold`). So no timer is in the lists that was deleted later.
+Unwritten timers are in the dicts of `StateTable`, by (time, user key). Nothing is read before a write, since setting a
+timer twice makes one entry. Written timers are not cached, except the stored form of recent user keys (`KnownKeys`): a
+key has many timers. The last timers that were set, and that nobody holds in memory, may be in two lists, `times` and
+`keys`, and are written from there, unless the dicts have a timer of that time and key. Setting other timers leaves the
+lists unchanged, because setting twice is harmless. All other methods first move the lists into the dicts (`_fold`), so
+that the lists never contain a timer that was deleted later.
 
-Releases before this layout kept timers under the same name as values by (*user key, time), which no snapshot described.
-`convert` moves them when the state is opened: once, and in bounded memory.
+Releases before this layout stored timers like values, by (*user key, time), without a description in snapshots.
+`convert` moves them when the state is opened: once, in bounded memory. See docs/design/timers.md.
 
-How the keys of recent entries begin in the store: their key group, and they themselves. Where a user's key has many
-entries, finding that out costs more than all else of a write.
+`KnownKeys` caches the encoded beginning of recent stored keys: key group and user key. For user keys with many entries,
+encoding costs more than the rest of a write.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +41,7 @@ _MOST_BYTES = 8 << 20
 
 
 class KnownKeys:
-    """Of one state. `make`: (key group and state id, encoded user key) -> what is remembered of the user key."""
+    """Encoded user keys of one state. `make`: (key group and state id, encoded user key) -> cached value."""
 
     def __init__(self, shard: Shard, state_id: int, key_width: int, make: Callable[[bytes, bytes], Any]) -> None:
         self._shard = shard
@@ -52,7 +52,7 @@ class KnownKeys:
         self._bytes = 0
 
     def of(self, keys: list[Key]) -> list[Any]:
-        """In the order of these user keys."""
+        """Cached values in the order of these user keys."""
         known = self._known
         try:
             return [known[key] for key in keys]
@@ -73,14 +73,14 @@ class KnownKeys:
             self._bytes += 2 * len(encoded)  # the key itself is about as large
 
 
-LAYOUTS = 1  # of snapshots' descriptions: the newest one that this release reads
+LAYOUTS = 1  # newest layout in snapshots' descriptions that this release reads
 _TIME_BYTES = len(encode_key((0,)))
-_MOST_WAITING = 16_384  # who fires looks at all of them now and then
-_TIMER_BYTES = 500  # in memory
+_MOST_WAITING = 16_384  # firing timers reads all of them now and then
+_TIMER_BYTES = 500  # size in memory
 _TAG = bytes((INT_TAG,))
 _SIGN = np.uint64(1 << 63)
 _SET = b"\x01"
-_LOOKED_AT = 16  # keys of one state are about as long
+_LOOKED_AT = 16  # keys of one state are about equally long
 
 Timer = tuple[int, Key]  # time in ms, user key
 
@@ -89,24 +89,24 @@ class TimerTable(StateTable):
     """Made by `KeyedBackend.timer_table`; used by one thread. The keys of its entries are `Timer`s."""
 
     most_cache_bytes = 2 * _MOST_WAITING * _TIMER_BYTES
-    spilled_at_once = 512  # less than a millisecond; sorted, those of a key group are neighbours then
+    spilled_at_once = 512  # less than a millisecond; once sorted, timers of a key group are neighbours
 
     def __init__(self, name: str, state_id: int, shard: Shard, key_width: int, cache_bytes: int, stored: bool) -> None:
-        """`stored`: the store may hold timers already."""
+        """`stored`: the store may already have timers."""
         super().__init__(name, state_id, shard, encode_timer, decode_timer, key_width, True, cache_bytes)
         self.stored = stored
         self._known = KnownKeys(shard, state_id, key_width, lambda prefix, encoded: (prefix + _TAG, encoded))
         self.times: list[int] = []
         self.keys: list[Key] = []
-        self._deleted_ms = -1 << 63  # none that is deleted, and whose deletion is in the dicts, is later
+        self._deleted_ms = -1 << 63  # latest time of deleted timers whose deletion is in the dicts
 
     @property
     def key_groups(self) -> tuple[int, int]:
-        """First and last (inclusive)."""
+        """First and last key group (inclusive)."""
         return self._shard.key_group_first, self._shard.key_group_last
 
     def write_listed(self) -> None:
-        """There are `spilled_at_once` in the lists. They go into the store, unless something older has to go first."""
+        """Writes the `spilled_at_once` timers of the lists, unless older changes must be written first."""
         if not self._shard.may_write() or (min(self.times) <= self._deleted_ms and self._any_listed_waits()):
             self._fold()
             return
@@ -117,17 +117,17 @@ class TimerTable(StateTable):
         self.keys.clear()
 
     def is_unwritten(self, timer: Timer) -> bool:
-        """Whether the store has not the last word on it."""
+        """True if an unwritten change of the timer exists."""
         if self.times:
             self._fold()
         return timer in self._dirty or timer in self._frozen
 
     def is_deleted(self, timer: Timer) -> bool:
-        """Whether it is deleted, and the store does not know that yet."""
+        """True if the timer is deleted, and its deletion is unwritten."""
         return self.unwritten(timer) == (True, None)
 
     def waiting(self) -> list[Timer]:
-        """Timers that are set and not in the store yet, each once."""
+        """Timers that are set and unwritten, each once."""
         if self.times:
             self._fold()
         dirty = self._dirty
@@ -135,11 +135,11 @@ class TimerTable(StateTable):
         return older + [timer for timer, is_set in dirty.items() if is_set]
 
     def behind(self, position: bytes, first: int, last: int, most: int) -> tuple[list[Timer], bytes, int]:
-        """Timers in the store, of one key group, behind `position` (see `position_of`), in their order.
+        """Stored timers of one key group after `position` (see `position_of`), in order.
 
-        The group is `first`, or, when nothing is there, none. Returns up to `most` timers; the position of the last one
-        when there may be more behind it, else empty; and the next key group up to `last` that may have any, or
-        `last + 1`. One seek passes over all groups between that have no state.
+        The group is `first`; if there are no timers, none is returned. Returns up to `most` timers; the position of the
+        last timer if more may follow, else empty; and the next key group up to `last` that may have timers, or `last +
+        1`. One seek skips all key groups without state.
         """
         found: list[Timer] = []
         for data_key, _ in self._shard.state_behind(self._state_id, first, last, position):
@@ -152,7 +152,10 @@ class TimerTable(StateTable):
         return found, b"", last + 1
 
     def of_key(self, key: Key, from_ms: int) -> list[int]:
-        """Times of the timers of one key. None is before `from_ms`. Reads those of all keys of its key group."""
+        """Times of the timers of one key, none of which is before `from_ms`.
+
+        Reads all timers of the key group.
+        """
         group, encoded = key_group(key, self._shard.max_parallelism), encode_key(key)
         stored = self._shard.state_behind(self._state_id, group, group, position_of(from_ms))
         times = {at_ms for at_ms, other in self.waiting() if other == key}
@@ -166,7 +169,7 @@ class TimerTable(StateTable):
         return sorted(times)
 
     def scan(self) -> Iterator[tuple[Key, Any]]:
-        """All timers, each once, in no order."""
+        """Yields all timers, each once, in no order."""
         waiting = self.waiting()
         for data_key, _ in self._shard.scan_state(self._state_id):
             timer = _timer_of(data_key)
@@ -177,13 +180,13 @@ class TimerTable(StateTable):
                 yield timer, True
 
     def convert(self, older: StateTable) -> None:
-        """Take over what a release before this layout has stored."""
+        """Moves the timers of a release before this layout."""
         for key, _ in older.scan():
             self.put((key[-1], key[:-1]), True)
             older.delete(key)
 
     def put(self, key: Key, value: Any) -> None:
-        """`StateTable.put` of what is never cached: every event of a stream may set a timer."""
+        """As `StateTable.put`, without caching: every event of a stream may set a timer."""
         if value is None:
             if self.times:
                 self._fold()
@@ -212,10 +215,10 @@ class TimerTable(StateTable):
     def memory_bytes(self) -> int:
         return super().memory_bytes() + int(len(self.times) * self._entry_bytes)
 
-    # ---- inside
+    # ---- internals
 
     def _any_listed_waits(self) -> bool:
-        """Whether one of those in the lists is in the dicts, too."""
+        """True if a timer of the lists is also in the dicts."""
         for timers in (self._dirty, self._frozen):
             if not timers.keys().isdisjoint(zip(self.times, self.keys, strict=True)):
                 return True
@@ -237,7 +240,7 @@ class TimerTable(StateTable):
         return self._packed([at_ms for at_ms, _ in keys], [key for _, key in keys])
 
     def _packed(self, times: list[int], keys: list[Key]) -> list[bytes]:
-        """Of the timers' times and user keys."""
+        """Stored keys of timers with these times and user keys."""
         packed = (np.array(times, np.int64).view(np.uint64) ^ _SIGN).astype(">u8").tobytes()
         starts = range(0, 8 * len(times), 8)
         return [
@@ -251,33 +254,33 @@ class TimerTable(StateTable):
         data_keys = self._kv_keys([timer for timer, _ in items])
         self._learn_sizes(data_keys[:_LOOKED_AT], [_SET] * min(count, _LOOKED_AT))
         data = [_SET if is_set else None for _, is_set in items]
-        # The store takes neighbours one after the other in half the time.
+        # The store takes adjacent keys in half the time.
         if None not in data:
             data_keys.sort()
             return list(zip(data_keys, data, strict=True))
         return sorted(zip(data_keys, data, strict=True), key=_key_of)
 
     def _look_at_size(self) -> None:
-        """There are no values."""
+        """Measures nothing: timers have no values."""
 
     def _fit_limits(self) -> None:
         super()._fit_limits()
         self._dirty_limit = min(self._dirty_limit, _MOST_WAITING)
 
     def _remember(self, key: Key, value: Any) -> None:
-        """A timer is rarely asked for twice."""
+        """Caches nothing: a timer is rarely read twice."""
 
     def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
-        """A timer that was written is in the store, or in the memory of who fires it."""
+        """Caches nothing: written timers are in the store, or held by the firing code."""
 
 
 def position_of(from_ms: int) -> bytes:
-    """Before all timers of that time."""
+    """Position before all timers of that time."""
     return encode_key((from_ms,))
 
 
 def encode_timer(value: Any) -> bytes:
-    """A timer is its time and key; there is nothing to store."""
+    """Encoded value of a timer, which has only time and key."""
     return _SET
 
 

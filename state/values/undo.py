@@ -1,11 +1,11 @@
-"""What a call of a user's function has changed in tables of state, put back before the call is repeated.
+"""Undoes the changes of a user's function to state tables before the call is repeated.
 
-    table.get    of a value that can be changed in place    its encoding is kept, at the first time in a call
-    table.put    of any key                                 what it had is kept, if nothing is yet
-    put_back     all that was kept is stored again; a value that can be changed in place is another object then
+    table.get    of a mutable value    its encoding is kept, at the first read in a call
+    table.put    of any key            the value before is kept, unless one is kept already
+    put_back     stores all kept values again; a mutable value is then another object
 
-A table that takes part is made with an `Undo` (`made`). Other tables pay nothing. What a call has come upon
-is held in memory until the next one begins.
+A table that takes part is made with an `Undo` (`made`). Other tables pay nothing. The kept values are in memory until
+the next call begins.
 """
 
 from typing import Any, Protocol, TypeVar, cast
@@ -19,14 +19,14 @@ T = TypeVar("T", bound=StateTable)
 
 class Undoable(Protocol):
     def begin(self) -> None:
-        """A call begins."""
+        """Begins a call."""
 
     def put_back(self) -> None:
-        """It has failed: all is as it was when it began."""
+        """Restores everything to the beginning of the failed call."""
 
 
 class Undo:
-    """Of one operator."""
+    """The undoable parts of one operator."""
 
     def __init__(self) -> None:
         self._parts: list[Undoable] = []
@@ -83,7 +83,7 @@ class _UndoableEntries(_UndoableTable, EntryTable):
         super().put_counted(key, entry, value)
 
     def _store_again(self, key: Key, value: Any) -> None:
-        if len(key) == self.key_width + 2:  # else it is how many entries there are
+        if len(key) == self.key_width + 2:  # otherwise the number of entries
             self._index(key[: self.key_width], key[-1])
         super()._store_again(key, value)
 

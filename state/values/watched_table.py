@@ -1,11 +1,10 @@
-"""A table that notices values changed in place and not stored, and objects that several keys share: a debugging aid, at
-the price of encoding what is read.
+"""A debugging table that notices values changed in place and not stored, and shared objects.
 
-Such a change lives in the cache of this process alone: it works until a restart, an eviction or a rescaling forgets it.
-So a value that is handed out while it is clean (or made anew as a default) is remembered with its encoding until the
-key is written or the next barrier comes, which compares.
+The price is an encoding of every value that is read. An unstored change exists only in the cache of this process, and
+is lost at a restart, an eviction or a rescaling. A clean value that is handed out (or made as a default) is therefore
+kept with its encoding until the key is written or the next barrier arrives, which compares the two.
 
-One object that is stored for two keys is refused: what changes for one would change for the other, until a restart.
+One object that is stored for two keys is refused: until a restart, a change for one key would change the other.
 """
 
 from collections.abc import Callable
@@ -14,20 +13,20 @@ from typing import Any
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.values.table import Key, StateTable
 
-_MOST_LENT = 10_000  # values held here; then all are compared at once, and forgotten
-_MOST_OWNED = 10_000  # the same of stored ones
+_MOST_LENT = 10_000  # values kept; then all are compared at once, and forgotten
+_MOST_OWNED = 10_000  # stored values kept
 
 
 class WatchedTable(StateTable):
-    """Made by `KeyedBackend.table` for values that may be changed in place, and whose encoding tells that."""
+    """Made by `KeyedBackend.table` for mutable values whose encoding shows changes."""
 
     _remedy = "call update(value)"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._lent: dict[Key, tuple[Any, bytes]] = {}
-        self.unwrapped: Callable[[Any], Any] = lambda held: held  # what was given for storing, of what is held
-        self._owned: dict[int, tuple[Key, Any]] = {}  # by identity, which holds as long as the object is held
+        self.unwrapped: Callable[[Any], Any] = lambda held: held  # the user's value of a held value
+        self._owned: dict[int, tuple[Key, Any]] = {}  # by identity, which is valid as long as the object is held
 
     def get(self, key: Key) -> Any:
         value = super().get(key)
@@ -40,7 +39,10 @@ class WatchedTable(StateTable):
         super().put(key, value)
 
     def own(self, key: Key, value: Any) -> None:
-        """`value`, which can be changed, is about to be stored for `key`. Raises `InvalidJob` if another key has it."""
+        """Records that the mutable `value` is about to be stored for `key`.
+
+        Raises `InvalidJob` if another key has it.
+        """
         owner, _ = self._owned.get(id(value), (key, value))
         if owner != key and self.unwrapped(super().get(owner)) is value:
             raise InvalidJob(
@@ -53,14 +55,16 @@ class WatchedTable(StateTable):
         self._owned[id(value)] = (key, value)
 
     def lend(self, key: Key, default: Any) -> Any:
-        """`default` was made for `key`, which has no value, and is handed out. One that was handed out before and
-        not stored is compared now: each look makes another."""
+        """Records that `default` is handed out for `key`, which has no value.
+
+        A default that was handed out before and not stored is compared now, since each read makes another default.
+        """
         before = self._lent.pop(key, None)
         if before is not None:
             self._compare_one(key, *before)
         try:
             encoded = self._encode(default)
-        except InvalidJob:  # said if it is ever stored
+        except InvalidJob:  # raised when the value is stored
             return default
         self._lend(key, default, encoded)
         return default
@@ -81,7 +85,7 @@ class WatchedTable(StateTable):
 
     def _compare_one(self, key: Key, value: Any, encoded: bytes) -> None:
         now = self._encode(value)
-        # The bytes of a set depend on its past, too.
+        # The bytes of a set depend on its history, too.
         if now != encoded and self._decode(now) != self._decode(encoded):
             raise InvalidJob(
                 f"{self._place(key)}: its value was changed in place but not stored, so it would be lost at "
