@@ -1,4 +1,4 @@
-"""Append of one record to a job's log by a process that is no coordinator. Blocking; used by one thread.
+"""Append of a record to a job's log by a process that is no coordinator. Blocking; used by one thread.
 
 The put is repeated until the outcome is known.
 """

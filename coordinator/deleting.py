@@ -30,8 +30,7 @@ def delete_in_order(
     """Deletes `keys` in order: manifests one by one, files in large requests, never both in one.
 
     `check` is called before each request and raises if nothing more may be deleted. Returns why some objects are left,
-    if
-    so: leaks are allowed, the next sweep finds them. Retryable errors are retried a few times; others are raised.
+    if so: leaks are allowed, the next sweep finds them. Retryable errors are retried a few times; others are raised.
     """
     left = len(keys)
     for chunk in _chunks(paths, keys):

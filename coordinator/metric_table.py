@@ -27,7 +27,7 @@ class Metric:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels of one metric's figures. A slot runs one subtask of every operator: subtask = slot."""
+        """Labels of a metric's figures. A slot runs one subtask of every operator: subtask = slot."""
         return ("operator", "slot") if self.of == "operator" else ("slot",)
 
     def key(self, operator: str = "") -> str:
@@ -95,7 +95,7 @@ TRANSACTION_TIMEOUT_MS = Gauge("transaction_timeout_ms", "ms", "sinks: how long 
 PROCESSED = Histogram("processed", "ms", "sinks: from the time a row was due at the source until the sink has taken it")
 VISIBLE = Histogram("visible", "ms", "sinks: from the time a row was due at the source until readers can see it")
 
-# Of a chain of operators, under the name of the first one. All restart with each generation.
+# Of a chain of operators, under the name of the first. All restart with each generation.
 ROWS_IN = Counter("rows_in", "rows", "rows that the chain took; of a source, that it read (again, after a failure)")
 ROWS_OUT = Counter("rows_out", "rows", "rows that the chain sent to others, for each of them")
 WORK_S = Counter("work_s", "s", "time in which the chain worked on rows")

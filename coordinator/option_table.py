@@ -2,8 +2,7 @@
 
 Sources of the row: checks of driver and coordinator, flags of the command line, `explain`, and signatures in notebooks
 read the table; `tests/options_table.py` writes `coordinator/option_types.py` and `docs/options.md` from the table. A
-new
-option is a new row, then `make tables`. Names, and the fields under which options are stored, never change.
+new option is a new row, then `make tables`. Names, and the fields under which options are stored, never change.
 """
 
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ class Option:
     """A row. `low` and `high` are in the unit. Times are seconds (unit "s") for users, stored as milliseconds.
 
     `where`: "spark" for options that a local run would ignore, and so refuses; "daemon": no option of a run. `shown`:
-    output
-    of `explain`; text is printed only if the row says so, because it may hold a secret.
+    output of `explain`; text is printed only if the row says so, because it may hold a secret.
     """
 
     name: str

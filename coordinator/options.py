@@ -29,11 +29,9 @@ def validated(options: CheckpointOptions) -> CheckpointOptions:
     """Returns `options` with implied values. Raises `InvalidJob` naming the option and its bounds.
 
     As in Flink, a minimum pause makes checkpoints sequential (`max_concurrent` is 1), and raises a shorter interval to
-    the
-    length of the pause. A timeout may be shorter or longer than the interval: pending checkpoints delay the next one as
-    `max_concurrent` says. Unaligned checkpoints are for exactly-once jobs, one at a time; without them
-    `aligned_timeout_ms`
-    has no meaning and is 0.
+    the length of the pause. A timeout may be shorter or longer than the interval: pending checkpoints delay the next
+    one as `max_concurrent` says. Unaligned checkpoints are for exactly-once jobs, one at a time; without them
+    `aligned_timeout_ms` has no meaning and is 0.
     """
     _check("checkpoint option", options)
     if options.min_pause_ms > 0:
@@ -114,7 +112,7 @@ def effective(spec: JobSpec) -> dict[str, str | float | bool | None]:
 
 
 def describe_restart(options: RestartOptions) -> str:
-    """Returns one line for people, with the fields that the strategy uses."""
+    """Returns a line for people, with the fields that the strategy uses."""
     attempts = "restarts without end" if options.max_attempts is None else f"{options.max_attempts} restarts"
     if options.strategy == "fixed_delay":
         return f"fixed_delay: {attempts}, {options.initial_ms / 1000:g} s before each"

@@ -12,7 +12,7 @@ files.
 
 | what happens                           | then                                                                      |
 |----------------------------------------|---------------------------------------------------------------------------|
-| the reader ends                        | it deletes its pin; held deletions follow with the next one               |
+| the reader ends                        | it deletes its pin; held deletions follow with the next                 |
 | the reader dies                        | the pin expires; the coordinator deletes the pin                          |
 | the coordinator dies                   | the successor's sweep, which reads pins too, finds the objects            |
 | pins cannot be listed                  | nothing is deleted now                                                    |
@@ -101,8 +101,7 @@ class PinnedDeletions:
         """Returns the keys that may be deleted now, in order: `keys`, and those that waited. Others wait.
 
         `newest`: the newest checkpoint dropped with `keys`; 0: the names show that. No lock is held during requests to
-        the
-        store, and keys that arrive meanwhile may be younger than the pins found.
+        the store, and keys that arrive meanwhile may be younger than the pins found.
         """
         with self._lock:
             if keys:

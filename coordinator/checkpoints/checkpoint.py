@@ -84,7 +84,7 @@ class Checkpoint:
         self.history.append((now_ms, to))
 
     def ack(self, ack: Ack, now_ms: int) -> AckEffect:
-        """Takes one subtask's snapshot."""
+        """Takes a subtask's snapshot."""
         if self.phase is not CheckpointPhase.TRIGGERED:
             return AckEffect.DUPLICATE if ack.subtask in self.acks else AckEffect.LATE
         if ack.subtask not in self.expected:

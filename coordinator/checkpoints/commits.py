@@ -40,8 +40,8 @@ manifests list everything invisible.
 | the clock was set back | waits for `commit_every` from then on |
 
 Another process (a start, a takeover) does not know when a commit was last due, and begins with a commit of the decided
-checkpoints. A job in a crash loop therefore makes at most one commit per start, and the restart's back-off bounds
-the rate of starts.
+checkpoints. A job in a crash loop therefore makes at most one commit per start, and the restart's back-off bounds the
+rate of starts.
 """
 
 from collections import deque
@@ -91,7 +91,7 @@ class HeldCommits:
         return sink in self._sinks
 
     def completed(self) -> None:
-        """Counts one more complete checkpoint."""
+        """Counts another complete checkpoint."""
         for held in self._sinks.values():
             held.count += 1
 
@@ -340,8 +340,8 @@ class CommitTracker:
     def _forget(self) -> None:
         """Forgets decisions that every global committer has committed, and superfluous ones.
 
-        The oldest stays, because a lagging sink needs that one first, and so does the one that a global committer is
-        committing. Any of the others may go, because a manifest lists everything invisible.
+        The oldest stays, because a lagging sink needs the oldest first, and so does the decision that a global
+        committer is committing. Any of the others may go, because a manifest lists everything invisible.
         """
         done = min(self._through[sink_key(sink, GLOBAL_COMMITTER)] for sink in self._global_sinks)
         for old in [number for number in self._decided if number <= done and number != max(self._decided)]:

@@ -1,4 +1,4 @@
-"""Pending checkpoints of one generation: triggers, acks, and timeouts.
+"""Pending checkpoints of a generation: triggers, acks, and timeouts.
 
 Each generation has an instance, so an ack of an older token never meets a checkpoint of this generation. Late,
 duplicate and unknown acks are ordinary: they are counted, and have no other effect.
@@ -16,7 +16,7 @@ _ABORTED_KNOWN = 256
 
 class Triggering(enum.Enum):
     PERIODIC = "periodic"
-    ON_REQUEST = "on request"  # only requested checkpoints: a final or a stopping one
+    ON_REQUEST = "on request"  # only requested checkpoints: final or stopping
     HELD = "held"  # none: the sources are ending early, and a half-ended input is no restore point
 
 

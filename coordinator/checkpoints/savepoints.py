@@ -14,10 +14,10 @@
 
 (+) The client requests the savepoint again under the same id; the earlier copy has no savepoint.json.
 (*) A savepoint that the job stops with is WAITING again, even when DONE: the next generation reads on from that
-checkpoint until it is stopped, and the savepoint must be the state at that stop.
+    checkpoint until it is stopped, and the savepoint must be the state at that stop.
 (**) A savepoint that the job stops with is in the log: the successor has it, WAITING (`job/phases/stopping`).
 (***) If sinks take longer than a checkpoint's interval to make rows visible, the newest checkpoint is never visible
-when the next one completes. A savepoint that the job stops with is then covered by the newer checkpoint.
+    when the next completes. A savepoint that the job stops with is then covered by the newer checkpoint.
 
 The checkpoint of a savepoint in COVERED or COPYING is held: retention drops it later (`held`). If a process that does
 not lead any more still copies, the successor's retention may delete the files; then the copy fails, and no
@@ -57,7 +57,7 @@ class SavepointRequest:
 
 @dataclass
 class SavepointEntry:
-    """One request and its progress. Times are wall-clock milliseconds."""
+    """A request and the progress. Times are wall-clock milliseconds."""
 
     request: SavepointRequest
     asked_ms: int

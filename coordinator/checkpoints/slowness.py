@@ -11,9 +11,9 @@
 | has made a commit in time, and nothing waits too long        | no            | no       |
 | has had nothing to commit for as long as the limit           | no            | no       |
 
-So a sink whose every second commit is late is one report and one line in the log. A checkpoint waits too long when it
-was decided more than `INTERVALS` checkpoint intervals and more than `REPORT_AFTER_MS` ago. For decisions before a
-restart the wait begins when the job runs again: a restore commits them.
+So a sink whose every second commit is late yields a single report and log line. A checkpoint waits too long when it was
+decided more than `INTERVALS` checkpoint intervals and more than `REPORT_AFTER_MS` ago. For decisions before a restart
+the wait begins when the job runs again: a restore commits them.
 
 **Uploads** are a subtask's work for a checkpoint off its loop: writing state, and staging rows of a sink. An upload is
 slow if it takes longer than the interval between checkpoints; checkpoints then follow each other more slowly, and rows
@@ -22,11 +22,11 @@ become visible later:
 | the uploads of a chain for the newest complete checkpoint | are remembered          | are shown |
 |---|---|---|
 | all in time, as those for the checkpoint before           | no                      | no        |
-| one took longer than the interval, and `REPORT_AFTER_MS`  | from now on             | yes       |
+| an upload exceeded the interval, and `REPORT_AFTER_MS`    | from now on             | yes       |
 | all in time, but not for the checkpoint before            | yes                     | no        |
 | none is known: the job does not run                       | as before               | no        |
 
-So a chain whose every second upload is slow is one report and one line in the log.
+So a chain whose every second upload is slow yields a single report and log line.
 """
 
 from collections.abc import Iterable
@@ -121,7 +121,7 @@ class SlowUpload(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class SubtaskUpload:
-    """Upload of one subtask for the newest complete checkpoint. `operator`: the one whose part took longest."""
+    """Upload of a subtask for the newest complete checkpoint. `operator`: that with the longest part."""
 
     chain: int
     slot: int

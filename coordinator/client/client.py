@@ -59,7 +59,7 @@ class UnknownJob(InvalidJob):
 
 
 class CoordinatorClient:
-    """Client of one daemon. Raises `Unavailable` without an answer, `InvalidJob` for a refusal.
+    """Client of a daemon. Raises `Unavailable` without an answer, `InvalidJob` for a refusal.
 
     `url`: e.g. `http://127.0.0.1:8080`.
     """
@@ -151,7 +151,7 @@ class CoordinatorClient:
         return f"{self.url.rstrip('/')}{path}&to=/jobs/{check_job_id(job)}"
 
     def report(self, job: str, run_id: str = "") -> bytes:
-        """Returns the page's content as one HTML file, with secrets masked."""
+        """Returns the page's content as an HTML file, with secrets masked."""
         path = _path(job, "/report", run_id)
         status, data = self._exchange("GET", path, b"", _NO_HEADERS)
         if status != 200:

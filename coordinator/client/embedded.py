@@ -36,7 +36,7 @@ _LIFE = "life.lock"
 
 
 class PrivateDirectory:
-    """Temporary directory with a lock, made at once; `remove()` may be repeated. `prefix` marks one kind."""
+    """Temporary directory with a lock, made at once; `remove()` may be repeated. `prefix` marks a kind."""
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())

@@ -67,8 +67,8 @@ class ReplaceAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Request to replace the program, or the answer with a loaded program. Never code.
 
     `id`: the same for the same request, however often a client repeats it. With `spec` the program is loaded; otherwise
-    the
-    program that runs the job loads `flow` ("app.py:flow"), and answers with the same id and `spec`, or with `error`.
+    the program that runs the job loads `flow` ("app.py:flow"), and answers with the same id and `spec`, or with
+    `error`.
     """
 
     id: str

@@ -1,1 +1,1 @@
-"""Checkpoint protocol of one job: events and the time in, effects out. Pure."""
+"""Checkpoint protocol of a job: events and the time in, effects out. Pure."""

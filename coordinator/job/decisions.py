@@ -1,6 +1,6 @@
 """Decisions of phases about the next phase, as values.
 
-`transitions` lists the legal decisions of each phase and makes the next phase, so no phase knows another one.
+`transitions` lists the legal decisions of each phase and makes the next phase, so no phase knows another.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class BeginGeneration:
 
 @dataclass(frozen=True)
 class Restart:
-    """End the generation; the next one begins after the restart policy's delay.
+    """End the generation; the next begins after the restart policy's delay.
 
     `unavailable`: a server does not answer. Not `counted`: nothing failed, so the policy is not involved.
     """

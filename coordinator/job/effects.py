@@ -1,9 +1,9 @@
 """Effects of a job: values that `JobProtocol.handle` returns. The edge carries them out in order and answers.
 
 Answers: `ReadLog` → `LogRead` · `Append` → `AppendResult` · `ReadRecord` → `RecordRead` · `ReadManifest` →
-`ManifestRead` · `WriteManifest` → `ManifestWritten`/`ManifestFailed` · `ListForSweep` → `Listed` · `Delete` →
-`Deleted` · `DeleteAll` → `DeletedAll` · `CopySavepoint` → `SavepointCopied`/`SavepointNotCopied`. Instead of each of
-these, the answer may be `StoreRefused`.
+`ManifestRead` · `WriteManifest` → `ManifestWritten`/`ManifestFailed` · `ListForSweep` → `Listed` · `Delete` → `Deleted`
+· `DeleteAll` → `DeletedAll` · `CopySavepoint` → `SavepointCopied`/`SavepointNotCopied`. Instead of each of these, the
+answer may be `StoreRefused`.
 """
 
 from dataclasses import dataclass

@@ -136,7 +136,7 @@ class DeletedAll:
 
 @dataclass(frozen=True)
 class SavepointCopied:
-    """Answer to `CopySavepoint`. `checkpoint`: the copied one."""
+    """Answer to `CopySavepoint`. `checkpoint`: the copied checkpoint."""
 
     id: str
     checkpoint: int
@@ -173,7 +173,7 @@ class UserSavepoint:
 
 @dataclass(frozen=True)
 class ProgramLoaded:
-    """The driver's answer about a program to load: its description, or the error."""
+    """The driver's answer about a program to load: the description, or the error."""
 
     id: str  # of the request
     spec: JobSpec | None

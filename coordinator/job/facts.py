@@ -1,4 +1,4 @@
-"""Facts of one running job, and the few steps that every phase needs. Makes no decisions.
+"""Facts of a running job, and the few steps that every phase needs. Makes no decisions.
 
 The phases (`phases/`) decide; `JobProtocol` brings events to the present phase.
 """
@@ -56,7 +56,7 @@ from barrier_runtime.state.store.paths import Paths
 
 class Origin(enum.Enum):
     SUBMITTED = "submitted"  # the driver submitted this run
-    ADOPTED = "adopted"  # found in the log when one of the run's slots connected
+    ADOPTED = "adopted"  # found in the log when a slot of the run connected
 
 
 class NotLeading(enum.Enum):
@@ -66,7 +66,7 @@ class NotLeading(enum.Enum):
 
 @dataclass(frozen=True)
 class Leadership:
-    """This process leads a generation, by its newest record."""
+    """This process leads a generation, by the newest own record."""
 
     permit: Permit
     lineage: str
@@ -188,8 +188,7 @@ class Job:
         """Continues as `spec`, which the newest FENCE has: superfluous slots leave, standbys become slots.
 
         Commits of the new slots' sinks are unknown so far. `keep`: slots of the previous program stand by, in case the
-        new
-        program does not start.
+        new program does not start.
         """
         before, self.spec = self.spec, spec
         self.rescales.fallback_spec = before if keep else None
@@ -264,7 +263,7 @@ class Job:
 
     @property
     def stop_reached(self) -> bool:
-        """Whether the checkpoint to stop with, or a later one, is decided."""
+        """Whether the checkpoint to stop with, or a later checkpoint, is decided."""
         return self.stop_checkpoint is not None and self.last_completed >= self.stop_checkpoint
 
     @property
@@ -316,12 +315,12 @@ class Job:
         )
 
     def mark_ended(self, slot: RegisteredSlot, subtasks: Iterable[SubtaskId]) -> None:
-        """Marks ended subtasks; a slot reports only its own."""
+        """Marks ended subtasks; a slot reports only own subtasks."""
         own = (subtask for subtask in subtasks if subtask in self._subtasks and subtask.index == slot.index)
         self.generation.ended.update(own)
 
     def mark_committed(self, slot: RegisteredSlot, message: Committed) -> None:
-        """Marks commits; a slot reports only its own sinks, slot 0 also the global committers."""
+        """Marks commits; a slot reports only own sinks, slot 0 also the global committers."""
         by_global = message.subtask == GLOBAL_COMMITTER and slot.index == 0
         if message.subtask != slot.index and not by_global:
             self.record.ignored["commit of another slot's sink"] += 1

@@ -1,9 +1,9 @@
-"""Facts of one generation, made anew with each generation. Pure.
+"""Facts of a generation, made anew with each generation. Pure.
 
 `ReachedEventTimes` holds the event time of all slots, for jobs whose splits wait for slower splits (`max_drift`). Each
-slot reports its sources' event time, and the answer is the lowest of all slots. So nothing is broadcast, and a lost
+slot reports the sources' event time, and the answer is the lowest of all slots. So nothing is broadcast, and a lost
 message only costs the time until the next one. A slot without a report may have the slowest split, so no split proceeds
-before all slots have reported. The next generation starts without reports, because its sources begin at the checkpoint.
+before all slots have reported. The next generation starts without reports, because sources begin at the checkpoint.
 """
 
 from collections import deque
@@ -55,7 +55,7 @@ class Generation:
     swept_ms: int | None = None
     # reported before this process led; a slot reports a failure once per connection
     reported_failure: SubtaskFailed | None = None
-    written: DecidedManifest | None = None  # its decision is in flight
+    written: DecidedManifest | None = None  # the manifest whose decision is in flight
     appended: deque[tuple[frozenset[str], int]] = field(default_factory=lambda: deque(maxlen=_APPENDED_KNOWN))
     # New objects of each decision of this process, and the highest checkpoint triggered until then; newest last.
     event_times: ReachedEventTimes = field(default_factory=ReachedEventTimes)

@@ -1,4 +1,4 @@
-"""Collects the facts by which `progress` judges a job. Reads only."""
+"""Collects the facts by which `status/health` judges a job. Reads only."""
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.slowness import REPORT_AFTER_MS, CheckpointUploads, SubtaskUpload
@@ -84,7 +84,7 @@ def what_opens(slot: RegisteredSlot) -> list[str]:
 def _expects_checkpoint(job: Job) -> bool:
     """Whether a further checkpoint is due.
 
-    False after the last one (all input has ended, or a stop only waits for the sinks), and while the job drains.
+    False after the last checkpoint (all input has ended, or a stop only waits for the sinks), and while the job drains.
     """
     draining = isinstance(job.stop, Drain) and not job.all_ended
     return job.generation.final is None and not job.stop_reached and not draining

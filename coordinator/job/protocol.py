@@ -1,4 +1,4 @@
-"""Checkpoint protocol of one job: events and the time in, effects out. No sockets, clocks, threads or stores.
+"""Checkpoint protocol of a job: events and the time in, effects out. No sockets, clocks, threads or stores.
 
     protocol = JobProtocol(spec, identity, Origin.SUBMITTED)
     effects = protocol.handle(Begin(), now_ms)         # carry them out in order, report each answer as an event
@@ -317,7 +317,7 @@ class JobProtocol:
         return self._phase.on_rescale(self._job, now_ms)
 
     def _on_tick(self, now_ms: int) -> Decision | None:
-        """Handles a tick. The first late tick only resets waiting times; the next one does everything overdue."""
+        """Handles a tick. The first late tick only resets waiting times; the next tick does everything overdue."""
         self._forgave = False
         if self._is_late(now_ms) and not self._stood_still:
             self._stood_still = True

@@ -1,9 +1,9 @@
 """Changes of a running job's parallelism (a rescale) or program (a replace), and their progress. Pure.
 
     LOADING ─ the driver has described the new program ─► STARTING
-    STARTING ─ every new slot is there, and has fetched its key groups, as have those that get more ─► STOPPING
+    STARTING ─ every new slot is there, and has fetched key groups, as have those that get more ─► STOPPING
     STOPPING ─ checkpoint m is decided ─► COMMITTING ─ all of m is visible ─► MOVING
-    MOVING ─ FENCE with the new description is appended, its slots run ─► DONE
+    MOVING ─ FENCE with the new description is appended, the new slots run ─► DONE
         └────────────────────┴──────────────────────────┴─ the job goes on as it was ─► FAILED
 
 Sources read nothing after the barrier of checkpoint m (`Trigger.pause`). So the generation that restores m continues
@@ -40,8 +40,8 @@ long restore costs nothing of it. Until this process leads, the job may have oth
 submitted; the log's description then decides (`know_description`).
 
 **Fetching ahead** (`FetchingAhead`). Slots that get key groups fetch them in STARTING, in rounds, while the job works.
-A round names a checkpoint, and ends when every receiving slot has fetched its files of that checkpoint, and no present
-slot merges or compacts databases. The first round has no time limit; each later one fetches only newer files, and is
+A round names a checkpoint, and ends when every receiving slot has fetched the files of that checkpoint, and no present
+slot merges or compacts databases. The first round has no time limit; later rounds fetch only newer files, and is
 shorter. The pause is left with files newer than the last round, fetched while sinks commit m and during the restore.
 
 | the slots have answered for …    | then                                                                     |
@@ -49,10 +49,10 @@ shorter. The pause is left with files newer than the last round, fetched while s
 | less than the round's checkpoint | wait                                                                     |
 | less than the newest             | another round, to the newest                                             |
 | the newest, or that of the fifth | a last round, to a checkpoint that begins now, which writes databases    |
-|                                  | compacted until now in full, so that the one to move with does not       |
+|                                  | compacted until now in full, so that the move's checkpoint need not       |
 | the checkpoint of the last round | the sources may stop: little is new                                      |
 
-Once the checkpoint of the last round is decided, only the one to move with follows (`holds_others`), so that its new
+Once the checkpoint of the last round is decided, only the one to move with follows (`holds_others`), so that the new
 files date from after the last round. A timeout ends any round: in the first the change fails, in any later one the
 sources stop.
 """
@@ -80,7 +80,7 @@ class Next(enum.Enum):
 class FetchingAhead:
     rounds: int = 0  # begun
     checkpoint: int = 0  # of the round
-    is_last: bool = False  # whether the round is the last one
+    is_last: bool = False  # whether the round is the last
 
     def next(self, fetched: int, newest: int, late: bool = False) -> Next:
         """`fetched`: the checkpoint that every slot has answered for. `newest`: decided."""
@@ -130,7 +130,7 @@ class RescaleState(enum.Enum):
 class RescaleRequest:
     id: str  # the same for the same request, however often a client repeats it
     parallelism: int  # of a rescale; a replace keeps the job's
-    timeout_ms: int = 60_000  # for new slots, the last checkpoint, its commits, a new program to run: each
+    timeout_ms: int = 60_000  # for new slots, the last checkpoint, commits, a new program to run: each
     replacement: JobSpec | None = None  # the next program; None: unchanged, or still to be loaded
     flow: str = ""  # "app.py:flow", which the driver loads
     allow_non_restored: bool = False  # of a replace: state that the new program lacks may be dropped
@@ -165,13 +165,13 @@ class RescaleRequest:
 
 @dataclass
 class Rescale:
-    """One request and its progress. Times are wall-clock milliseconds."""
+    """A request and the progress. Times are wall-clock milliseconds."""
 
     request: RescaleRequest
     before: JobSpec
     asked_ms: int
     state: RescaleState = RescaleState.STARTING
-    waits_since_ms: int | None = None  # since when a generation runs, if one was restoring at the request
+    waits_since_ms: int | None = None  # since when a generation runs, if restoring at the request
     barrier: int | None = None  # the lowest checkpoint with which sources stop
     paused_ms: int | None = None  # trigger of that checkpoint
     decided_ms: int | None = None
@@ -215,7 +215,7 @@ class Rescale:
         return None
 
     def holds_checkpoints(self, decided: int) -> bool:
-        """Whether no checkpoint may follow the one to move with, which is imminent, pending or decided.
+        """Whether no checkpoint may follow the checkpoint to move with, which is imminent, pending or decided.
 
         `decided`: the newest decided checkpoint.
         """
@@ -251,7 +251,7 @@ class Rescales:
     def __init__(self) -> None:
         self._entries: OrderedDict[str, Rescale] = OrderedDict()
         self._earlier: tuple[RescaleStatus, ...] = ()
-        self.fallback_spec: JobSpec | None = None  # the previous program, until the present one has run
+        self.fallback_spec: JobSpec | None = None  # the previous program, until the present program has run
 
     def remember(self, earlier: tuple[RescaleStatus, ...], *, same_run: bool) -> None:
         """Takes predecessors' rescales. A request of this run that ended under a predecessor is not repeated."""
@@ -396,7 +396,7 @@ class Rescales:
 
 
 def unlike(program: JobSpec | None, spec: JobSpec) -> str:
-    """Returns why `program` cannot replace the running one, regardless of state; "" if it can."""
+    """Returns why `program` cannot replace the running program, regardless of state; "" if it can."""
     if program is None:
         return ""
     if program.job != spec.job:

@@ -1,9 +1,8 @@
-"""Slots of a job in the coordinator: one per index, with process, connection and state.
+"""Slots of a job in the coordinator, by index, with process, connection and state.
 
 A link is a connection, a uuid is a process, a task attempt is Spark's number for the process's task. A higher attempt
-of
-an index replaces a lower one; the same uuid on a new link is a survivor. A process that was fenced for silence is never
-accepted again: the coordinator orders it to leave, so that a stalled process ends itself when it wakes up.
+of an index replaces a lower attempt; the same uuid on a new link is a survivor. A process that was fenced for silence
+is never accepted again: the coordinator orders it to leave, so that a stalled process ends itself when it wakes up.
 """
 
 import enum
@@ -93,7 +92,7 @@ class Reconnected:
 
 @dataclass(frozen=True)
 class Refused:
-    """The slot must leave; `reason` is for its log. `unneeded`: the job has fewer slots, so no other process comes."""
+    """The slot must leave; `reason` is for the log. `unneeded`: the job has fewer slots, so no other process comes."""
 
     reason: str
     unneeded: bool = False
@@ -132,7 +131,7 @@ class SlotTable:
         return iter(tuple(self._slots.values()))
 
     def is_first_answer(self, slot: RegisteredSlot) -> bool:
-        """Whether the slot's Register on its present connection was not answered before."""
+        """Whether the slot's Register on the present connection was not answered before."""
         connection = f"{slot.uuid} {slot.link}"
         before, self._answered[_place(slot.register)] = self._answered.get(_place(slot.register)), connection
         return before != connection
@@ -273,7 +272,7 @@ class SlotTable:
     def expect(self, known: KnownSlot, until_ms: int) -> None:
         """Adds a process that a predecessor knew. Without a registration by `until_ms` the process counts as lost.
 
-        The leader may then request the end of its task.
+        The leader may then request the end of the task.
         """
         if known.program != self._program or not 0 <= known.slot < self._parallelism or known.slot in self._slots:
             return
@@ -352,13 +351,13 @@ class SlotTable:
                 slot.lost_ms = max(now_ms, slot.lost_ms)
 
     def give_up(self, slot: RegisteredSlot, reason: str) -> None:
-        """Fences a silent process: its messages are ignored and its return is refused."""
+        """Fences a silent process: messages are ignored and a return is refused."""
         self._given_up[slot.uuid] = reason
 
     def to_be_killed(self) -> tuple[tuple[RegisteredSlot, int], ...]:
         """Returns unreachable slots (and since when) without a requested kill.
 
-        Kill only while leading: a coordinator that stalled sees every slot gone, to its successor.
+        Kill only while leading: a coordinator that stalled sees every slot gone, to the successor.
         """
         return tuple(
             (slot, 0 if slot.uuid in self._given_up else slot.lost_ms or 0)

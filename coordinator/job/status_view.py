@@ -1,4 +1,4 @@
-"""Builds the `JobStatus` of a job from its facts."""
+"""Builds the `JobStatus` of a job."""
 
 from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
 from barrier_runtime.coordinator.job.effects import Outcome
@@ -129,9 +129,8 @@ def savepoint_statuses(job: Job) -> tuple[SavepointStatus, ...]:
 def standbys_wanted(job: Job) -> StandbysWanted | None:
     """Returns the slots that the driver has to start.
 
-    A restarted coordinator may have dismissed its predecessor's standbys, so the request is new; the driver leaves
-    running
-    slots alone.
+    A restarted coordinator may have dismissed the predecessor's standbys, so the request is new; the driver leaves
+    running slots alone.
     """
     rescale = job.rescales.open
     if rescale is None or not job.leads or rescale.state is RescaleState.LOADING:

@@ -15,9 +15,8 @@
     EndJob           Ended     Ended     Ended            Ended            Ended            Ended      Ended    Ended
 
 Of two phases, the restart policy chooses for `Restart`, and the user's wish about checkpoints for `Cancel`. A job
-begins
-in Loading. `EndJob` in Ended reports damage found after the end. Until a program that replaced another one has run,
-WaitingForSlots falls back to the old program (`HandOver`) instead of restarting or failing.
+begins in Loading. `EndJob` in Ended reports damage found after the end. Until a program that replaced another one has
+run, WaitingForSlots falls back to the old program (`HandOver`) instead of restarting or failing.
 """
 
 from collections.abc import Mapping
@@ -116,7 +115,7 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
 
 
 def _taken_back(job: Job, wanted: Restart | Fail) -> Restart | Fail | HandOver:
-    """Falls back to the previous program, if the new one has never run and the previous one is available."""
+    """Falls back to the previous program, if the new program has never run and the previous is available."""
     if job.rescales.fallback_spec is None:
         return wanted
     why = wanted.reason if isinstance(wanted, Restart) else wanted.error

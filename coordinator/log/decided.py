@@ -1,36 +1,36 @@
 """Place of a decided checkpoint's manifest, and how long the checkpoint may be restored. Pure.
 
-A small manifest is inside its COMPLETE record: one put stores both the decision and the manifest, so neither exists
-without the other (I2). A larger manifest is an object, stored before the record that names its hash. Records are never
+A small manifest is inside the COMPLETE record: one put stores decision and manifest, so neither exists without the
+other (I2). A larger manifest is an object, stored before the record that names the manifest's hash. Records are never
 deleted, so a manifest inside a record proves nothing about the snapshot files that the manifest names. The log itself
 says which decisions are kept: each FENCE and COMPLETE lists their positions (`kept`). A decision that the newest of
-these records does not list is dropped for every reader, whether or not its manifest can still be read.
+these records does not list is dropped for every reader, even if the manifest can still be read.
 
-| state of checkpoint n | what says so                             | restored by | its files                           |
+| state of checkpoint n | shown by                                 | restored by | files of n                          |
 |-----------------------|------------------------------------------|-------------|-------------------------------------|
-| under way             | nothing in the log                       | nobody      | swept once the checkpoint has ended |
+| pending               | nothing in the log                       | nobody      | swept once the checkpoint has ended |
 | decided, kept         | the newest FENCE or COMPLETE is n's, or  | any start   | stay                                |
 |                       | lists n's position                       |             |                                     |
-| dropped               | that record does not list it             | nobody      | go when no slot can build on them   |
-| discarded             | FINISH with `discarded`                  | nobody      | go at once                          |
+| dropped               | that record does not list n's position   | nobody      | deleted once no slot can use them   |
+| discarded             | FINISH with `discarded`                  | nobody      | deleted at once                     |
 
 | move             | made by                         | a crash right before       | a crash right after                |
 |------------------|---------------------------------|----------------------------|------------------------------------|
-| under way → kept | the put of COMPLETE n           | n never was                | the successor restores n from it   |
-| kept → dropped   | the put of a later COMPLETE or  | n is kept, all its files   | the successor does not restore n,  |
-|                  | FENCE, and nothing else         | are there                  | and sweeps its files as orphans    |
+| pending → kept   | the put of COMPLETE n           | n never existed            | the successor restores n           |
+| kept → dropped   | the put of a later COMPLETE or  | n is kept, with all files  | the successor does not restore n,  |
+|                  | FENCE, and nothing else         |                            | and sweeps the files as orphans    |
 | files deleted    | the leader, after the answer to | dropped, with files: the   | dropped, some files gone: the same |
 |                  | that put, with a permit that is | sweep finds them           |                                    |
 |                  | checked again                   |                            |                                    |
 
 A list only loses positions and gains the record's own, so a dropped checkpoint never comes back, even if a later run
 retains more. A put with an unknown outcome drops nothing yet (I9): deletions wait for the answer. A replaced
-coordinator drops nothing, because its record is not in the log.
+coordinator drops nothing, because the log does not contain the record.
 
 A reader of state tables that pinned a checkpoint (`pins`) while the checkpoint was kept may continue to read the
 checkpoint; no job starts from that checkpoint any more.
 
-Records of earlier releases list nothing: their checkpoints are kept as long as the manifests are in the store. An
+Records of earlier releases list nothing: those checkpoints are kept as long as the manifests are in the store. An
 earlier release refuses a log with newer records (`Format`), so no record without a list follows a record with a list.
 """
 
@@ -46,7 +46,7 @@ _UNPACKED_BYTES = 256 << 10  # of that manifest decompressed: less than a messag
 
 
 def packed(data: bytes) -> bytes:
-    """Returns a manifest's bytes as its record holds them; empty if the manifest is too large for a record."""
+    """Returns a manifest's bytes as a record holds them; empty if the manifest is too large for a record."""
     if len(data) > _UNPACKED_BYTES:
         return b""
     compressed = zlib.compress(data)
@@ -100,7 +100,7 @@ def decided_data(record: Complete, read: Callable[[str], bytes | None]) -> tuple
 def kept_after(position: int, record: Record) -> tuple[int, ...] | None:
     """Returns the positions of the decisions kept after `record`, the last FENCE or COMPLETE of a log.
 
-    None: an earlier release wrote the record, and the store shows which manifests still exist.
+    None: an earlier release wrote the record, and the store shows which manifests exist.
     """
     if not record.lists_kept:
         return None
@@ -128,7 +128,7 @@ def kept_by_fence(known: Sequence[int], restored: int, retained: int) -> tuple[i
 
 
 def kept_by_complete(known: Sequence[int], retained: int) -> tuple[int, ...]:
-    """Returns the positions of `known` that the next decision keeps besides its own."""
+    """Returns the positions of `known` that the next decision keeps besides the new position."""
     return tuple(known)[len(known) - min(len(known), retained - 1) :]
 
 

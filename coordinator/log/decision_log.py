@@ -1,4 +1,4 @@
-"""Decision log of a job for its single writer: derived facts, and one append at a time. Sans-io.
+"""Decision log of a job for the single writer: derived facts, and one append at a time. Sans-io.
 
 An append is a small state machine, because a put has three outcomes:
 
@@ -42,7 +42,7 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class LogView:
-    """Facts of one reading of the log. All None or empty: there is no log, and only then is there no state."""
+    """Facts of a reading of the log. All None or empty: there is no log, and only then is there no state."""
 
     head: LogEntry | None = None
     fence: LogEntry | None = None  # FENCE of the head's generation
@@ -210,7 +210,7 @@ class DecisionLog:
         return kept_by_fence(self._kept, restored, retained)
 
     def kept_by_complete(self, retained: int) -> tuple[int, ...]:
-        """Returns the positions that the next decision keeps besides its own."""
+        """Returns the positions that the next decision keeps besides the new position."""
         return kept_by_complete(self._kept, retained)
 
     @property
@@ -260,8 +260,7 @@ class DecisionLog:
         """Interprets the record found at the in-flight position.
 
         Also takes the answer to a leader's read of the next position while no put is in flight: a record there is
-        another
-        writer's.
+        foreign.
         """
         flight = self._in_flight
         if flight is None:
@@ -290,7 +289,7 @@ class DecisionLog:
         return Foreign(LogEntry(position, record, sha256_hex(data)))
 
     def accept(self, foreign: Foreign) -> None:
-        """Makes the record of a faster predecessor the head; the next append follows it. Not for the leader."""
+        """Makes the record of a faster predecessor the head; the next append follows. Not for the leader."""
         if foreign.entry.position != self.next_position or self._in_flight is not None:
             raise ProtocolViolation(
                 f"job {self._job}: log record {foreign.entry.position} is not the next one: file a bug"
@@ -347,7 +346,7 @@ class DecisionLog:
         )
 
     def _checkpoint_at(self, position: int) -> int | None:
-        """None: the record was not read, or is not remembered."""
+        """Returns the checkpoint that a known record decides; None: not read, or not remembered."""
         known = (self._last_complete, self._restored, self._chosen, *self._kept_at_start)
         return next((_checkpoint_of(each) for each in known if each is not None and each.position == position), None)
 
@@ -366,11 +365,10 @@ class DecisionLog:
         self._check_parent(position, record)
 
     def _check_foreign(self, position: int, record: Record) -> None:
-        """Checks another writer's record, its parent first.
+        """Checks a foreign record, the parent first.
 
-        If a record was removed, this writer's record fills the hole; the record after the hole follows another parent,
-        which is
-        no bug of its writer.
+        If a record was removed, this writer's record fills the hole; the record after the hole follows another parent
+        without any error of the foreign writer.
         """
         self._check_parent(position, record)
         self._check(position, record)

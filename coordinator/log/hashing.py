@@ -10,7 +10,7 @@ def sha256_hex(data: bytes) -> str:
 
 
 def stamp_of(data: bytes, stamp: str) -> str:
-    """Returns the sha256 of a record's bytes without its `stamp`, the value of the field `check`.
+    """Returns the sha256 of a record's bytes without `stamp`, the value of the field `check`.
 
     Takes the bytes as stored: a release with fewer fields may have written them.
     """

@@ -3,7 +3,7 @@
 The hint decides nothing. A missing, old or wrong hint costs requests: `find_head` reads the log itself from the hint
 upwards until a record is absent, and the next put-if-absent decides. The hint also names the FENCE of the generation;
 readers fetch that FENCE together with those records, and another FENCE later. The writer of a log rewrites the hint
-every few records, after the record and off its critical path; a failed write is harmless.
+every few records, after the record and off the critical path; a failed write is harmless.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _DECODER = msgspec.json.Decoder(Hint)
 
 
 class HeadHint:
-    """Hint of one log, stored under `key`. Blocking."""
+    """Hint of a log, stored under `key`. Blocking."""
 
     def __init__(self, store: ObjectStore, key: str) -> None:
         self._store = store
@@ -40,7 +40,7 @@ class HeadHint:
         return max(NO_RECORD, self.found().position)
 
     def found(self) -> Hint:
-        """Returns the stored hint; `NO_HINT` if it is missing or invalid."""
+        """Returns the stored hint; `NO_HINT` if the hint is missing or invalid."""
         try:
             data = get_or_none(self._store, self._key)
             return NO_HINT if data is None else _DECODER.decode(data)

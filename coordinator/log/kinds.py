@@ -3,16 +3,16 @@
 Every snapshot of a manifest names the kind of step that wrote it (`KIND`), and a sink's snapshot also names the target
 (`TARGET`). The code that makes a manifest adds both (`with_kinds`), so no operator can forget them.
 
-| the snapshot's kind                    | the job's step of that name          | what is done                        |
+| the snapshot's kind                    | the job's step of that name          | result                              |
 |----------------------------------------|--------------------------------------|-------------------------------------|
-| the same kind                          |                                      | goes on                             |
-| not known: an earlier release wrote    | keeps state                          | goes on (definitions, keys and      |
-| it, and nothing in it tells the kind   |                                      | states are compared all the same)   |
-| not known                              | keeps none, such as a map            | refused                             |
-| a source that does not say of what     | any source                           | goes on, as far as its splits allow |
-| a sink                                 | a sink of another kind or target     | goes on if no transaction may still |
-|                                        |                                      | have to be committed and the sink   |
-|                                        |                                      | keeps no row; refused otherwise     |
+| the same kind                          |                                      | continues                           |
+| unknown: an earlier release wrote the  | keeps state                          | continues (definitions, keys and    |
+| snapshot, and no value shows the kind  |                                      | states are compared all the same)   |
+| unknown                                | keeps none, such as a map            | refused                             |
+| a source without the name of a system  | any source                           | continues, as far as splits allow   |
+| a sink                                 | a sink of another kind or target     | continues if no transaction may     |
+|                                        |                                      | still have to be committed and the  |
+|                                        |                                      | sink keeps no row; else refused     |
 | any other                              | another kind                         | refused                             |
 """
 
@@ -73,7 +73,7 @@ def _has_state(snapshot: OperatorSnapshot) -> bool:
 
 @dataclass(frozen=True)
 class ChangedKind:
-    """Kinds `before` and `now`, for people. `pending`: refused because transactions may still have to be committed."""
+    """Kinds `before` and `now`, for people. `pending`: refused because transactions may have to be committed."""
 
     before: str
     now: str
@@ -130,7 +130,7 @@ def _changed_target(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, set
 
 
 def changed_column(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot) -> tuple[str, str, str] | None:
-    """Returns a column that the state depends on, with its types before and now, if both are known and differ.
+    """Returns a column that the state depends on, and the types before and now, if both are known and differ.
 
     State without rows, and so without keys, depends on no column.
     """

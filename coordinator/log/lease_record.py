@@ -18,7 +18,7 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     version: int = LEASE_VERSION
     job: str
     run_id: str
-    leader: str  # daemon id: the same after a restart of the daemon at its address
+    leader: str  # daemon id: the same after a restart of the daemon at the same address
     control: str  # "host:port" for slots
     http: str  # URL of the REST interface
     position: int

@@ -1,6 +1,6 @@
-"""Manifest of one checkpoint: every operator's snapshot, and the manifest's place in the log. Canonical JSON.
+"""Manifest of a checkpoint: every operator's snapshot, and the manifest's place in the log. Canonical JSON.
 
-A manifest only counts if a COMPLETE record names its key and sha256; a manifest alone is an orphan.
+A manifest only counts if a COMPLETE record names the key and sha256; a manifest alone is an orphan.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     parent_position: int  # head of the log when the manifest was written
     parent_sha256: str
     options: CheckpointOptions = CheckpointOptions()
-    drained: str | msgspec.UnsetType = msgspec.UNSET  # run that had ended its sources early; see `drained_by`
+    drained: str | msgspec.UnsetType = msgspec.UNSET  # run that had ended the sources early; see `drained_by`
 
     @property
     def drained_by(self) -> str:
@@ -45,12 +45,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 @dataclass(frozen=True)
 class DecidedManifest:
-    """A manifest whose bytes hash to the value in its COMPLETE record."""
+    """A manifest whose bytes hash to the value in the COMPLETE record."""
 
     key: str
     sha256: str
     manifest: Manifest
-    inside: str = ""  # key of the log record that holds the manifest; "": the manifest is an object of its own
+    inside: str = ""  # key of the log record that holds the manifest; "": the manifest is an object
 
     @property
     def ref(self) -> ManifestRef:
@@ -98,7 +98,7 @@ def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
 
 
 def _with_names_checked(snapshot: OperatorSnapshot) -> Iterator[tuple[FileRef, bool]]:
-    """Yields each file of the snapshot, and whether its name is valid for its content."""
+    """Yields each file of the snapshot, and whether the name is valid for the content."""
     for ref in () if snapshot.keyed is None else snapshot.keyed.files:
         yield ref, is_snapshot_file(ref.name)
     for each in snapshot.in_flight:

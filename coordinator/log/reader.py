@@ -1,4 +1,4 @@
-"""Reading a job's log: find the head, then read only the records that the facts derive from.
+"""Reading a job's log: find the head, then read only the records behind the facts.
 
 Positions are contiguous and immutable, so galloping and bisecting over `get` finds the head: from a known position,
 from the hint beside the log (`hint`), or from the beginning (about 2·log2(n) reads). LIST is never called. Back links
@@ -69,7 +69,7 @@ def read_log(
 
 
 class LogReader:
-    """Reads one job's log, repeatedly if needed. Not thread-safe."""
+    """Reads a job's log, repeatedly if needed. Not thread-safe."""
 
     def __init__(self, store: ObjectStore, paths: Paths) -> None:
         self._store = store
@@ -82,8 +82,7 @@ class LogReader:
         """Returns the facts of the log. Raises `Corrupt` for an unreadable or inconsistent log.
 
         Reads the `completes` newest decisions (and back to checkpoint `restore` if given), and the earlier runs' fences
-        back to
-        `run_id`; with `kept` also every kept decision and the hash of the first record.
+        back to `run_id`; with `kept` also every kept decision and the hash of the first record.
         """
         reading = _Reading(self._store, self._paths.log_record, self._known)
         known = max(self._known, default=NO_RECORD)

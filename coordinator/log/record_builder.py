@@ -1,4 +1,4 @@
-"""Builder of one process's log records, with writer, back links and unique put ids."""
+"""Builder of a process's log records, with writer, back links and unique put ids."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from barrier_runtime.state.errors import ProtocolViolation
 
 @dataclass(frozen=True)
 class Predecessor:
-    """The process that this process replaces. `ended`: its name and end, as "process 71 died of SIGKILL".
+    """The process that this process replaces. `ended`: name and end, as "process 71 died of SIGKILL".
 
     `ended_ms`: time of the end by the wall clock.
     """
@@ -73,7 +73,7 @@ class RecordBuilder:
     def fence(
         self, log: DecisionLog, choice: RestoreFrom, reason: str, floor: int, now_ms: int, spec: JobSpec | None = None
     ) -> Fence:
-        """`floor`: the highest checkpoint id ever seen. `spec`: that of the new generation; None: unchanged."""
+        """Builds a FENCE. `floor`: the highest checkpoint id ever seen. `spec`: None if unchanged."""
         head = self._head(log, log.next_position, now_ms, RECORD_VERSION)
         previous = log.fence
         if choice.lineage is Lineage.SAME and previous is not None:
@@ -118,7 +118,7 @@ class RecordBuilder:
         now_ms: int,
         inline: bytes = b"",
     ) -> Complete:
-        """`inline`: the packed manifest; empty: the manifest is stored under the key that `manifest` names."""
+        """Builds a COMPLETE. `inline`: the packed manifest; empty: the manifest is the object `manifest.key`."""
         return Complete(
             **self._head(log, self._token(log), now_ms, RECORD_VERSION),
             checkpoint=checkpoint,
@@ -141,7 +141,7 @@ class RecordBuilder:
         return Finish(**self._head(log, self._token(log), now_ms), outcome=outcome, reason=reason, discarded=discarded)
 
     def _head(self, log: DecisionLog, token: int, now_ms: int, version: int = 1) -> _Head:
-        """`version`: the lowest version that has the record's fields."""
+        """Builds the common fields. `version`: the lowest version that has the record's fields."""
         self._put_ids += 1
         stop = self._stop()
         return _Head(

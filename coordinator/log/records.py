@@ -1,9 +1,9 @@
 """Records of the decision log and their canonical bytes.
 
-Every record carries a unique `put_id` (so that a writer recognises its record after a lost answer), the sha256 of its
-predecessor's bytes (so that the log is a chain) and back links that let a reader derive all facts from a few reads:
-`token` is the position of the generation's FENCE, `prior_complete` that of the last COMPLETE before, `prior_run` that
-of the last FENCE of an earlier run. Bytes are canonical JSON; wall times are for people only.
+Every record carries a unique `put_id` (so that a writer recognises the own record after a lost answer), the sha256 of
+the previous record's bytes (so that the log is a chain) and back links that let a reader derive all facts from a few
+reads: `token` is the position of the generation's FENCE, `prior_complete` that of the last COMPLETE before, `prior_run`
+that of the last FENCE of an earlier run. Bytes are canonical JSON; wall times are for people only.
 
 While a job is to stop with a savepoint, every record says so (`stop`); a record without `stop` revokes the request. The
 head alone decides.
@@ -68,7 +68,7 @@ class Fence(_Record, frozen=True, tag="FENCE", kw_only=True):
     reason: str
     restored_checkpoint: int  # 0: nothing
     restored_position: int = NO_RECORD  # position of the COMPLETE record of `restored_checkpoint`
-    lineage: str  # shared by all state that grew from one start; a replay of older state begins a new lineage
+    lineage: str  # shared by all state that grew from the same start; a replay of older state begins a new lineage
     prior_run: int = NO_RECORD
     checkpoint_floor: int  # every checkpoint id of this generation is higher, so that ids of a job always rise
     spec: JobSpec
@@ -77,28 +77,28 @@ class Fence(_Record, frozen=True, tag="FENCE", kw_only=True):
 
 
 class Lead(_Record, frozen=True, tag="LEAD", kw_only=True):
-    """A restarted coordinator continues generation `token`; the previous leader process loses its next append."""
+    """A restarted coordinator continues generation `token`; the next append of the previous leader fails."""
 
     leader: str
 
 
 class Stop(_Record, frozen=True, tag="STOP", kw_only=True):
-    """Carries only `stop`, when no other record can carry it."""
+    """Carries only `stop`, if no other record is due."""
 
 
 class Complete(_Record, frozen=True, tag="COMPLETE", kw_only=True):
-    """The decision: checkpoint `checkpoint` is complete, and its manifest has this hash."""
+    """The decision: checkpoint `checkpoint` is complete, and the manifest has this hash."""
 
     checkpoint: int
     lineage: str
-    manifest: str  # key; no object is stored under it if the manifest is `inline`
+    manifest: str  # key; if the manifest is `inline`, no such object exists
     sha256: str  # of the manifest's bytes
-    inline: bytes = b""  # the manifest's compressed bytes; empty: the manifest is an object of its own
+    inline: bytes = b""  # the manifest's compressed bytes; empty: the manifest is an object
     kept: tuple[int, ...] = ()  # as in FENCE, besides this decision, which is dropped last
 
 
 class Finish(_Record, frozen=True, tag="FINISH", kw_only=True):
-    """The job is over. `discarded`: the user dropped its checkpoints, and a later run starts empty."""
+    """The job is over. `discarded`: the user dropped the checkpoints, and a later run starts empty."""
 
     outcome: Literal["finished", "cancelled", "failed"]
     reason: str = ""  # error of a failed job
@@ -118,7 +118,7 @@ _DECODER = VersionedDecoder(_FORMAT, _JSON)
 
 
 def stamped(record: Record) -> tuple[Record, bytes]:
-    """Returns the record with its `check`, and its bytes."""
+    """Returns the record with `check`, and the record's bytes."""
     unstamped = _ENCODER.encode(msgspec.structs.replace(record, check=""))
     record = msgspec.structs.replace(record, check=sha256_hex(unstamped))
     return record, _ENCODER.encode(record)

@@ -5,17 +5,16 @@ would show rows twice, so it needs `allow_replay`.
 
 Meaning of `restore=<savepoint>` for a job, by the job's log:
 
-| the job's log                                                    | what is done                                     |
+| the job's log                                                    | result                                           |
 |------------------------------------------------------------------|--------------------------------------------------|
-| no completed checkpoint                                          | the savepoint becomes its first one              |
-| its newest checkpoint is the one that was copied                 | it goes on from that: nothing has to be copied   |
-| its newest checkpoint grew from this savepoint                   | it goes on from its newest checkpoint: a         |
-|                                                                  | supervisor starts a program again by the same    |
-|                                                                  | command                                          |
-| … and the user allows a replay, and it has moved on since        | the savepoint becomes its newest checkpoint      |
-|                                                                  | again, as `restore=<number>` would do            |
-| anything else, also a job that began with this savepoint and was | refused, unless the user allows a replay: rows   |
-| put on another state since                                       | since would be written again                     |
+| no completed checkpoint                                          | the savepoint becomes the first one              |
+| the newest checkpoint is the copied one                          | the job continues from it, without a copy        |
+| the newest checkpoint grew from this savepoint                   | the job continues from the newest checkpoint: a  |
+|                                                                  | supervisor repeats the command of a program      |
+| … and the user allows a replay, and newer checkpoints exist      | the savepoint becomes the newest checkpoint      |
+|                                                                  | again, as with `restore=<number>`                |
+| anything else, also a job that began with this savepoint and     | refused, unless the user allows a replay: later  |
+| later restored another state                                     | rows would be written again                      |
 
 The lineage of the newest checkpoint identifies the savepoint that the checkpoint grew from: each import begins a
 lineage, whose id carries a mark of the savepoint. So neither the number of later runs nor an earlier import matters.
@@ -118,7 +117,7 @@ def not_kept(job: str, checkpoint: int) -> str:
 
 
 def _check_program(spec: JobSpec, view: LogView) -> None:
-    """Refuses a program that was replaced while the job ran, so that a restart of a machine does not bring it back."""
+    """Refuses a program that was replaced while the job ran, such as one that a machine's restart brings back."""
     fence = None if view.fence is None else view.fence.record
     if isinstance(fence, Fence) and spec.fingerprint in outdated_after(fence.spec, spec):
         raise InvalidJob(
@@ -135,8 +134,9 @@ def outdated_after(before: JobSpec, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _is_settled(view: LogView) -> bool:
-    """A finished job has made all rows of its last checkpoint visible in every sink. A job that was stopped, failed or
-    killed may have left transactions to commit.
+    """Whether the last run finished, so that every sink shows all rows of the last checkpoint.
+
+    A job that was stopped, failed or killed may have left transactions to commit.
     """
     return view.head is not None and isinstance(view.head.record, Finish) and view.head.record.outcome == "finished"
 
@@ -158,8 +158,7 @@ def check_manifest(
 
 
 def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> tuple[OperatorSnapshot, ...]:
-    """Returns the snapshots of `manifest` that the job restores. Raises `InvalidJob` if the job cannot continue with
-    them.
+    """Returns the snapshots of `manifest` that the job restores. Raises `InvalidJob` if the job cannot use them.
 
     `what`: name of the checkpoint or savepoint in messages.
     """
@@ -278,8 +277,7 @@ def snapshots_for_slot(
 
     With unchanged parallelism these are the slot's own snapshots, otherwise all. Small state (positions of sources,
     committables) always includes all subtasks, because a changed list of splits moves splits. Of other subtasks with
-    keyed
-    state the slot gets their shared values (`SHARED`), and never the values that one subtask alone continues with
+    keyed state the slot gets their shared values (`SHARED`), and never the values that one subtask alone continues with
     (`OWN`).
     """
     wanted: list[OperatorSnapshot] = []
@@ -321,7 +319,7 @@ class Import:
 
 @dataclass(frozen=True)
 class GoOn:
-    """The job continues from its newest checkpoint."""
+    """Continue from the job's newest checkpoint."""
 
     why: str
 
@@ -332,7 +330,7 @@ def import_run_id(savepoint_id: str) -> str:
 
 
 def import_leader(savepoint_id: str, random: str) -> str:
-    """Returns the id of the process that imports the savepoint; the new lineage is named after it.
+    """Returns the id of the process that imports the savepoint, after which the new lineage is named.
 
     `random`: hex, never the same twice.
     """
@@ -361,7 +359,7 @@ def grew_from_any(view: LogView) -> bool:
 
 
 def savepoint_choice(spec: JobSpec, savepoint: Savepoint, view: LogView) -> Import | GoOn:
-    """Returns the decision of the table above. Raises `InvalidJob` if rows would be written again.
+    """Chooses by the module's table. Raises `InvalidJob` if rows would be written again.
 
     `view`: read back to the run `import_run_id`.
     """
@@ -391,7 +389,7 @@ def _newest(view: LogView) -> Complete | None:
 
 
 def _moved_on(newest: Complete) -> bool:
-    """Whether another process than the import, which began the lineage, wrote the newest checkpoint."""
+    """Whether a later process than the import wrote the newest checkpoint. The import began the lineage."""
     return newest.put_id.rpartition("-")[0] != newest.lineage.rpartition("-")[0]
 
 

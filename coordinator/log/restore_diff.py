@@ -12,7 +12,7 @@ from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, OperatorSnapshot
 
 
 class RestoreDiff:
-    """`lines`: one per operator and state. `refused`: why `run` would not start; empty if it would."""
+    """Effect of a restore. `lines`: one per operator and state. `refused`: why `run` would not start; else empty."""
 
     def __init__(self, spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> None:
         """`settled`: all transactions of the checkpoint are visible."""

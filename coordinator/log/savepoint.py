@@ -4,14 +4,13 @@
     <savepoint>/savepoint.json                              written last: without it there is no savepoint
 
 File names are relative to that folder, so a copy of the folder is a copy of the savepoint. The savepoint shares nothing
-with the job, so neither can harm the other. The job's own recovery never restores it, and it commits nothing.
+with the job, so neither can harm the other. The job's own recovery never restores a savepoint.
 
-A savepoint is taken of a checkpoint whose rows are all visible, so it holds no transactions on which the job, a
+A savepoint is taken of a checkpoint whose rows are all visible, so there are no transactions on which the job, a
 successor or a fork would have to agree.
 
-A job that starts from a savepoint imports it as a checkpoint of its own, copied into its own folder (`imported`),
-before the first generation. After that, recovery, retention and rescaling treat it like any other checkpoint, and the
-savepoint may be deleted.
+A job that starts from a savepoint first copies it to the job's folder as a checkpoint (`imported`). After that,
+recovery, retention and rescaling treat that checkpoint like any other, and the savepoint may be deleted.
 """
 
 import re
@@ -34,12 +33,12 @@ _OBJECT = re.compile(r"data/[0-9]+-[0-9]+-[A-Za-z0-9][A-Za-z0-9_.-]{0,127}/[0-9]
 
 
 class Savepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`taken`: the checkpoint, with file names relative to the savepoint's folder."""
+    """A savepoint. `taken`: the checkpoint, with file names relative to the savepoint's folder."""
 
     version: int = SAVEPOINT_VERSION
     id: str  # of the request that the savepoint answers; never used twice
     taken: Manifest
-    final: bool = False  # the job stopped with this savepoint: it read nothing afterwards
+    final: bool = False  # the job stopped with this savepoint, and read nothing afterwards
     drained: bool | msgspec.UnsetType = msgspec.UNSET  # written by the first releases; now the manifest has it
 
 
@@ -47,8 +46,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Owner of a savepoint: the job `job` whose checkpoints are in `store`.
 
     `savepoint`: id of the savepoint, by which the job's log shows whether the job began with it. Earlier releases
-    stored the
-    job's name alone.
+    stored the job's name alone.
     """
 
     version: int = 1
@@ -121,7 +119,7 @@ def decode_savepoint(where: str, data: bytes) -> Savepoint:
 
 
 def savepoint_copy(manifest: Manifest, sinks: Collection[str], id: str, *, final: bool = False) -> SavepointCopy:
-    """`manifest`: of a completed checkpoint whose rows are all visible. `sinks`: the operators that commit."""
+    """Plans the copy. `manifest`: of a complete checkpoint with all rows visible. `sinks`: operators that commit."""
     settled = tuple(_settled(snapshot) if snapshot.operator in sinks else snapshot for snapshot in manifest.operators)
     keys = sorted({ref.key for snapshot in settled for ref in snapshot.files if ref.key is not None})
     folder = f"{DATA_PREFIX}{manifest.checkpoint}-{manifest.token}-{id}/"  # another attempt has other names
@@ -163,7 +161,7 @@ def with_keys(snapshot: OperatorSnapshot, objects: Mapping[str, str]) -> Operato
 
 
 def in_savepoint(key: str) -> bool:
-    """Whether a savepoint can have an object of this name in its folder."""
+    """Whether a savepoint's folder can have an object of this name."""
     return key in (SAVEPOINT_FILE, CLAIM_FILE) or _OBJECT.fullmatch(key) is not None
 
 

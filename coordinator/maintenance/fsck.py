@@ -3,8 +3,7 @@
 `LogWalk` takes every record of the decision log, in order, and judges each by the writer's laws (`log/laws`) and by the
 hash chain. The walk also follows which checkpoints coordinators kept: `must_exist` holds in every possible course,
 `in_reach` is the most that they may still keep. A missing checkpoint of `must_exist` is damage; neither set is ever
-left
-over. Records of this release list kept checkpoints; for earlier releases they are inferred.
+left over. Records of this release list kept checkpoints; for earlier releases they are inferred.
 
 `retention` classifies left-over objects, as in the job's own sweep; this package only explains the verdicts.
 """
@@ -45,7 +44,7 @@ State = Literal["orphan", "deleted", "kept", "unknown"]
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """One damaged or missing object."""
+    """A damaged or missing object."""
 
     object: str
     expected: str
@@ -69,7 +68,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     records: int  # of the log
     generation: int
-    checkpoint: int  # the newest complete one; 0: none
+    checkpoint: int  # the newest complete checkpoint; 0: none
     verified: tuple[int, ...] = ()  # checkpoints
     files: int = 0  # number of hashed ranges of objects, and of files inside manifests
     bytes: int = 0
@@ -195,7 +194,7 @@ class LogWalk:
         self._follow(position, record)
 
     def _before(self, position: int, seen: bool) -> Before:
-        """`seen`: the previous record was readable. After an unreadable record, the next one is accepted once."""
+        """`seen`: the previous record was readable. After an unreadable record, the next record is accepted once."""
         kept = frozenset(each.position for each in self._kept) if self._lists and seen else None
         return Before(
             job=self._paths.job,

@@ -77,9 +77,8 @@ def check_store(
 ) -> list[CheckedJob]:
     """Checks every job below the store's root, or one.
 
-    Raises `InvalidJob` if there is none, or a newer release wrote the requested one; `Unavailable` if the store does
-    not
-    answer: then no object is judged.
+    Raises `InvalidJob` if there is none, or a newer release wrote the requested job; `Unavailable` if the store does
+    not answer: then no object is judged.
     """
     listed = _listed(store, job, progress)
     jobs = {name: objects for name, objects in listed.items() if _is_job(name, objects)}

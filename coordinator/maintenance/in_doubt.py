@@ -2,10 +2,8 @@
 
 Dropped transactions must be out of reach of every process. Therefore the resolution begins with a FENCE after the log
 that was read, like every generation. An unnoticed leader of the job loses the next append; a process that starts the
-job
-takes a higher token, or was faster, and then nothing is resolved. The resolution is a run of its own, and continues
-from
-the last run's restore point: no coordinator adopts the run, and a start of the job restores the same checkpoint as
+job takes a higher token, or was faster, and then nothing is resolved. The resolution is a run of its own, and continues
+from the last run's restore point: no coordinator adopts the run, and a start of the job restores the same checkpoint as
 before.
 
 A FINISH follows. Dying before FINISH only changes the text for people: "the job was killed", which is true as well.
@@ -53,7 +51,7 @@ class InDoubtResolution:
         self._sleep = sleep
 
     def begin(self) -> int:
-        """Fences every earlier generation, and returns the token of this one.
+        """Fences every earlier generation, and returns the new token.
 
         Raises `InvalidJob` if another process has the log's next record, `Unavailable` if that is unknown.
         """

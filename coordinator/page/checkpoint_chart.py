@@ -1,4 +1,4 @@
-"""SVG charts of checkpoints: the strip of the last ones, one checkpoint's subtasks, and the job's timeline. Pure.
+"""SVG charts of checkpoints: the strip of the last ones, a checkpoint's subtasks, and the job's timeline. Pure.
 
 **Strip**: a bar per checkpoint, of stacked stages. The stages are those of the subtask that acknowledged last, because
 the worst durations of several subtasks do not add up; the rest of the time until the last ack is drawn as `acks`,
@@ -38,7 +38,7 @@ COMPLETE = "complete"
 
 
 def phases_of(checkpoint: CheckpointStatus) -> list[tuple[str, float]]:
-    """Returns (class, milliseconds) in order, without empty stages. A failed checkpoint has one: `failed`."""
+    """Returns (class, milliseconds) in order, without empty stages. A failed checkpoint has only `failed`."""
     if checkpoint.outcome != COMPLETE:
         return [("failed", max(1.0, checkpoint.duration_ms))]
     acks = checkpoint.ack_duration_ms
@@ -66,7 +66,7 @@ def _of_subtask(subtask: SubtaskPhases) -> Iterator[tuple[str, float]]:
 
 
 def told(checkpoint: CheckpointStatus) -> str:
-    """Returns one line for the tooltip and for screen readers."""
+    """Returns a line for the tooltip and for screen readers."""
     return _told(checkpoint, phases_of(checkpoint))
 
 
@@ -144,7 +144,7 @@ def _marks(shown: Sequence[CheckpointStatus], events: Sequence[EventView], step:
 
 
 def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float) -> Iterator[Markup]:
-    """Yields one path per stage over all bars: a hundred bars of eight rectangles each would be most of the page."""
+    """Yields a path per stage over all bars: a hundred bars of eight rectangles each would be most of the page."""
     paths: dict[str, list[str]] = {}
     for index, parts in enumerate(phases):
         x, y = _LEFT + (index + 0.1) * step, float(_BASE)

@@ -109,8 +109,7 @@ class EventView:
     """An event of the job. `kind`: a key of `KINDS`.
 
     `gap_ms`: time without visible rows, from the last completed checkpoint before the event to the first after it; None
-    if
-    one of them is unknown.
+    if one of them is unknown.
     """
 
     kind: str
@@ -145,7 +144,7 @@ def events(status: JobStatus) -> list[EventView]:
 
 
 def _generations(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[EventView]:
-    first = status.generations <= len(status.recoveries)  # the oldest known one is the job's first
+    first = status.generations <= len(status.recoveries)  # the oldest known generation is the job's first
     moved = {each.ended_ms for each in status.rescales if each.state == "done"}
     for index, each in enumerate(status.recoveries):
         if each.running_ms is not None and each.running_ms in moved:

@@ -1,9 +1,8 @@
 """HTML of every page and of the report, from plain facts. No clock, no network: callers pass `now_ms`.
 
 Templates escape everything. Characters that only change the display of others (directions, controls) are written out,
-so
-that no name can imitate another. `masked` and `masked_reason` remove possible secrets from all texts. Pure, except for
-the files of this package.
+so that no name can imitate another. `masked` and `masked_reason` remove possible secrets from all texts. Pure, except
+for the files of this package.
 """
 
 import re
@@ -54,7 +53,7 @@ class CommandLine:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """Facts behind the page of one job.
+    """Facts behind the page of a job.
 
     `reasons`: explanations of slow or failed checkpoints, by number. `of_job`: problems of the whole job, the gravest
     first.
@@ -66,7 +65,7 @@ class JobFacts:
     of_job: tuple[Reason, ...] = ()
     command: CommandLine = CommandLine()
     read_only: str = ""  # why no change is possible here
-    leader: str = ""  # address of the daemon that leads the job, if another one does
+    leader: str = ""  # address of the daemon that leads the job, if that is another daemon
 
 
 def explained(
@@ -195,7 +194,7 @@ def checkpoint_page(facts: JobFacts, checkpoint: int, first: int = 0) -> str | N
 
 
 def report(facts: JobFacts) -> str:
-    """Returns one file for a bug report: no script, nothing fetched, secrets masked.
+    """Returns a file for a bug report: no script, nothing fetched, secrets masked.
 
     The last ten checkpoints that failed, or were slow for a known reason, include their subtasks.
     """

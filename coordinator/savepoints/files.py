@@ -39,9 +39,8 @@ def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
     """Copies `copy.objects` of `store` to the folder `url`, and completes the savepoint there.
 
     Returns the savepoint's size in bytes. While the job continues, its slots have priority on the machine. Repeating
-    the
-    same savepoint is no error. Raises `InvalidJob` if the folder has another savepoint, `ObjectNotFound` if a file is
-    gone.
+    the same savepoint is no error. Raises `InvalidJob` if the folder has another savepoint, `ObjectNotFound` if a file
+    is gone.
     """
     return make_savepoint(url, copy.savepoint, [(store, copy.objects)], beside_work=not copy.savepoint.final)
 

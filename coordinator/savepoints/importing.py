@@ -81,8 +81,7 @@ def begin_with_savepoint(
     """Makes the savepoint in `url` the newest checkpoint of job `spec`. Returns text for people.
 
     `fits`: raises if the program does not fit the state. Raises `InvalidJob` if the job does not fit the savepoint
-    (before
-    any write), or if rows of the job would be written again.
+    (before any write), or if rows of the job would be written again.
     """
     wanted = wanted_savepoint(store, url, spec)
     savepoint = wanted.savepoint

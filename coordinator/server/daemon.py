@@ -1,8 +1,8 @@
 """Coordinator process, `python -m barrier_runtime.coordinator.server.daemon`.
 
-Opens two ports, runs every job on one loop, and stores everything in the object store: kill it at any time. Several
-daemons with the same storage and token stand by for each other (`--lease`). Exit deletes nothing and ends no job. REST
-modules are imported after slots can connect.
+Opens two ports, runs every job on one loop, and stores everything in the object store: killing the process is always
+safe. Several daemons with the same storage and token stand by for each other (`--lease`). Exit deletes nothing and ends
+no job. REST modules are imported after slots can connect.
 
 HTTP connections have limits that uvicorn lacks and that hold before any token is checked (behaviours G5, H3):
 
@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-# Options for programs that start a daemon for their own job (`client/process`), not for people.
+# Options for programs that start a daemon for their own job (`client/embedded`), not for people.
 _FOR_LAUNCHERS: dict[str, dict[str, Any]] = {
     "--control-fd": {"type": int},  # an inherited listening socket instead of --listen
     "--http-fd": {"type": int},  # the same instead of --http
@@ -243,7 +243,7 @@ def _leases(lease_s: float, store: ObjectStore, control: socket.socket, web: soc
     if lease_s == 0:
         return None
     for_slots = _shown(control)
-    # The name stays the same after a restart at the same address, so that a daemon takes its jobs back at once.
+    # The name stays the same after a restart at the same address, so that a daemon takes jobs back at once.
     name = f"{for_slots} on {socket.gethostname()}"
     return Leases(store, Holder(name, for_slots, f"http://{_shown(web)}", round(lease_s * 1000)))
 

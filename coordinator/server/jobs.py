@@ -1,8 +1,8 @@
-"""Jobs of one daemon: submitted by drivers, or adopted from the log when one of their slots connects.
+"""Jobs of a daemon: submitted by drivers, or adopted from the log when a slot connects.
 
-Each run has a `JobRunner`. A new run of a job is led beside the old run until the log fences the old one; this module
+Each run has a `JobRunner`. A new run of a job is led beside the old run until the log fences the old run; this module
 does not decide who may write. If several daemons share a storage, leases keep a daemon from taking over a job with a
-healthy leader: a run is taken over only when its lease is free.
+healthy leader: a run is taken over only when the lease is free.
 """
 
 import asyncio
@@ -66,8 +66,7 @@ class JobDirectory:
         store.
 
         None: the store was probed before. `leases`: None for a daemon that shares its storage with no other. `clock`
-        and
-        `sleep`: see `JobRunner`.
+        and `sleep`: see `JobRunner`.
         """
         self._store = store
         self._daemon_key = daemon_key
@@ -123,7 +122,7 @@ class JobDirectory:
         return known if known is not None else self._start(spec, Origin.SUBMITTED)
 
     async def for_slot(self, job: str, run_id: str) -> JobRunner | NotHere:
-        """Returns the runner of a slot's run, adopted if the run is the log's newest and its lease is free."""
+        """Returns the runner of a slot's run, adopted if the run is the log's newest and the lease is free."""
         known = self._live(job, run_id)
         if known is not None and not self._displaced(known):
             return known
@@ -250,7 +249,7 @@ class JobDirectory:
             if lease is not None:
                 raise LedElsewhere(lease)
         submitted = self._live(job, run_id)
-        if submitted is not None:  # submitted meanwhile: two runners of one run would fence each other
+        if submitted is not None:  # submitted meanwhile: two runners of a run would fence each other
             return submitted
         log.info("job %s: adopted from the log, generation %d", job, fence.token)
         return self._start(validated_spec(fence.spec), Origin.ADOPTED, position)

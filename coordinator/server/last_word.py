@@ -3,8 +3,8 @@
 | when the job breaks                                  | what is done                                                |
 |------------------------------------------------------|-------------------------------------------------------------|
 | before this process led                              | nothing: another process owns the log                       |
-| another FENCE or LEAD follows the own one            | nothing: its writer owns the job, which may be well there   |
-| an append has no answer yet                          | the log is read: FINISH follows that record or replaces it  |
+| another FENCE or LEAD follows the own one            | nothing: that writer owns the job, which may be well there  |
+| an append has no answer yet                          | the log is read: FINISH follows or replaces that record     |
 | the log does not answer, or the log is broken        | some attempts, then none: the next daemon breaks again,     |
 |                                                      | and writes then                                             |
 | the process dies in between                          | the same                                                    |

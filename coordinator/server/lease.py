@@ -1,9 +1,9 @@
 """Lease of a job: the daemon that is expected to lead, judged without comparing clocks. For liveness only.
 
-The decision log alone decides who leads. The lease keeps a standby from fencing a healthy leader because one slot lost
-its connection. The leader rewrites the lease, one object, every third of the term; a missing, damaged or wrong lease
-costs time, never state. A daemon measures another daemon's silence with its own steady clock, from when it first saw
-the present content.
+The decision log alone decides who leads. The lease keeps a standby from fencing a healthy leader because a slot lost
+the connection. The leader rewrites the lease, one object, every third of the term; a missing, damaged or wrong lease
+costs time, never state. A daemon measures another daemon's silence with the own steady clock, from when the daemon
+first saw the present content.
 
 Judgement of a lease (`LeaseWatch`)
 
@@ -11,13 +11,13 @@ Judgement of a lease (`LeaseWatch`)
 |----------------------------------------|----------|----------------------------------------------------|
 | nothing, or a released lease           | FREE     | is served: the daemon takes the job over           |
 | its own name, also from before a crash | OURS     | is served at once                                  |
-| another's, changed within its term     | HELD     | is sent to the leader                              |
+| another's, changed within the term     | HELD     | is sent to the leader                              |
 | another's, unchanged for a whole term  | FREE     | is served                                          |
 | something unreadable                   | as another's of our own term                                  |
-| one that a newer release wrote         | HELD     | waits: only that release knows for how long        |
+| a lease of a newer release             | HELD     | waits: only that release knows for how long        |
 
-If the log names a run and no lease does, another daemon may just be starting it, because the first lease follows the
-FENCE: the run is taken over only after a whole term of the daemon's own in that state (`may_take`).
+If the log names a run and no lease does, another daemon may just be starting that run, because the first lease follows
+the FENCE: the run is taken over only after a whole term of the daemon's own in that state (`may_take`).
 
 Work of a leader every third of the term (`LeaseKeeper`)
 
@@ -29,7 +29,7 @@ Work of a leader every third of the term (`LeaseKeeper`)
 | any                                               | none for a whole term       | let it lapse|
 
 `position` is the newest log record that the writer put (or intends to put): positions are totally ordered, so a leader
-whose lease its predecessor overwrote knows that it is newer.
+whose lease a predecessor overwrote knows that the own record is newer.
 """
 
 import enum
@@ -43,7 +43,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 @dataclass(frozen=True)
 class Holder:
-    """Identity of a daemon in its leases."""
+    """Identity of a daemon in leases."""
 
     daemon: str
     control: str
@@ -61,11 +61,11 @@ class LeaseState(enum.Enum):
 class Judgement:
     state: LeaseState
     lease: Lease | None = None  # None: missing or unreadable
-    trouble: str = ""  # why it cannot be read
+    trouble: str = ""  # why the lease is unreadable
 
 
 class LeaseWatch:
-    """One daemon's view of a job's lease. All times are of the daemon's own steady clock."""
+    """A daemon's view of a job's lease. All times are of the daemon's own steady clock."""
 
     def __init__(self, name: str, holder: Holder) -> None:
         self._name = name
@@ -78,8 +78,7 @@ class LeaseWatch:
         """Judges `data`, found by a read between these times.
 
         Content counts as new from the end of the read that found it, and as unchanged up to the beginning of the last
-        read:
-        both estimates make expiry later.
+        read: both estimates make expiry later.
         """
         if self._since_ms is None or data != self._data:
             self._data, self._since_ms = data, answered_ms
@@ -111,7 +110,7 @@ class LeaseWatch:
 
 
 class LeaseKeeper:
-    """Leases that the leader of one run writes, and the end of writing."""
+    """Leases that the leader of a run writes, and the end of writing."""
 
     def __init__(self, holder: Holder, job: str, run_id: str) -> None:
         self._holder = holder

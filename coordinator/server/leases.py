@@ -1,4 +1,4 @@
-"""Leases of one daemon in the object store: judged, claimed, kept while a job is led, released in an orderly shutdown.
+"""Leases of a daemon in the object store: judged, claimed, kept while a job is led, released in an orderly shutdown.
 
 The edge around `lease`, whose tables decide. Errors of the store are logged and cost the lease, never the job.
 """
@@ -19,7 +19,7 @@ from barrier_runtime.state.store.paths import Paths
 log = logging.getLogger("coordinator.leases")
 
 _RENEWALS = 3  # per term
-_SOON_S = 0.1  # interval of checks until a run leads and needs its first lease
+_SOON_S = 0.1  # interval of checks until a run leads and needs the first lease
 _STORE_THREADS = 2
 
 Result = TypeVar("Result")
@@ -87,9 +87,9 @@ class Leases:
         return self._watches.setdefault(job, LeaseWatch(Paths(job).lease, self._holder))
 
     async def claim(self, job: str, run_id: str, position: int, found: Judgement) -> Judgement:
-        """Writes a free lease and judges the result: of two concurrent claims, the later one wins.
+        """Writes a free lease and judges the result: of two concurrent claims, the later claim wins.
 
-        A rare double claim costs a generation; the log resolves it.
+        A rare double claim costs a generation; the log decides.
         """
         keeper = self._keeper(job, run_id)
         lease = keeper.renewal(found, position, 1, _now_ms())
@@ -98,7 +98,7 @@ class Leases:
         return await self.judge(job)
 
     async def keep(self, led: Led, claimed: int | None, ended: asyncio.Event) -> None:
-        """Renews the lease until `ended`, then releases it.
+        """Renews the lease until `ended`, then releases the lease.
 
         `claimed`: position in the lease until the run leads by a record of its own.
         """

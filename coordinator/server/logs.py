@@ -1,4 +1,4 @@
-"""Log output of the daemon and of its jobs, with fields for programs (`coordinator/json_lines`).
+"""Log output of the daemon and the jobs, with fields for programs (`coordinator/json_lines`).
 
 Standard error gets plain lines, or one JSON object per line. Possible secrets are masked. The answer to a request that
 met a defect names the place (`place_of`); the log has the stack.

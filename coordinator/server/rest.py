@@ -163,7 +163,7 @@ class Api:
         ]
 
     async def job(self, request: Request) -> Response:
-        """Returns the status; with `unless=` and `wait=` (seconds), when its version differs, or after that time.
+        """Returns the status; with `unless=` and `wait=` (seconds), when the version differs, or after that time.
 
         Omits the subtasks of past checkpoints, which are large and rarely needed.
         """
@@ -198,7 +198,7 @@ class Api:
         return _json((await self.status(*_job_and_run(request))).savepoints)
 
     async def savepoint(self, request: Request) -> Response:
-        """Begins a savepoint; `GET` returns its progress."""
+        """Begins a savepoint; `GET` returns the progress."""
         runner = await self._runner(request)
         try:
             asked = _SAVEPOINT.decode(await _body(request))
@@ -211,7 +211,7 @@ class Api:
         return _json(TriggerReply("accepted", ""), 202)
 
     async def rescale(self, request: Request) -> Response:
-        """Begins a rescale; the job's status shows its progress."""
+        """Begins a rescale; the job's status shows the progress."""
         runner = await self._runner(request)
         try:
             asked = _RESCALE.decode(await _body(request))
@@ -438,7 +438,7 @@ def application(
 
 
 def _job_and_run(request: Request) -> tuple[str, str | None]:
-    """Returns the job, and the run if given: a program names its own run, a person means the last one."""
+    """Returns the job, and the run if given: a program names a run, a person means the last run."""
     run = request.query_params.get("run")
     return check_job_id(request.path_params["job"]), None if run is None else check_job_id(run)
 

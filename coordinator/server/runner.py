@@ -1,9 +1,8 @@
-"""Runs one `JobProtocol` on an asyncio loop: carries out effects, and feeds back answers and time.
+"""Runs a `JobProtocol` on an asyncio loop: carries out effects, and feeds back answers and time.
 
 All methods belong to the loop's thread. `store_effects` executes store effects and `history_writer` writes figures,
-both
-on threads. A `SlotLink` hides the connection of a slot: TCP or, in local mode, an object of the same process. Retryable
-errors of the store are retried forever with back-off and shown in the status; they never end the process.
+both on threads. A `SlotLink` hides the connection of a slot: TCP or, in local mode, an object of the same process.
+Retryable errors of the store are retried forever with back-off and shown in the status; they never end the process.
 """
 
 import asyncio
@@ -61,7 +60,7 @@ _LAST_WORD_S = 15.0  # time after which a broken job ends, whatever the store do
 
 
 class SlotLink(Protocol):
-    """A connection to one slot. Neither method blocks; errors appear as `slot_disconnected`."""
+    """A connection to a slot. Neither method blocks; errors appear as `slot_disconnected`."""
 
     def send(self, message: ToSlot) -> None: ...
 
@@ -69,7 +68,7 @@ class SlotLink(Protocol):
 
 
 class SteadyClock:
-    """Wall-clock milliseconds that never jump: one reading of the wall clock, then monotonic time."""
+    """Wall-clock milliseconds that never jump: a reading of the wall clock, then monotonic time."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
@@ -79,7 +78,7 @@ class SteadyClock:
 
 
 class JobRunner:
-    """Runner of one job. `leader`: unique to this process start.
+    """Runner of a job. `leader`: unique to this process start.
 
     Use: `task = create_task(runner.run())`, then the slot methods.
     """
@@ -140,7 +139,7 @@ class JobRunner:
 
     @property
     def lead_position(self) -> int | None:
-        """Position of the log record that made this runner leader; None if it does not lead."""
+        """Position of the log record that made this runner leader; None if another process leads."""
         return None if self._broken else self._protocol.lead_position
 
     @property
@@ -163,11 +162,11 @@ class JobRunner:
     # ------------------------------------------------------------ life
 
     async def run(self) -> JobEnded:
-        """Leads the job to its end. Cancelling stops leading, without messages to slots."""
+        """Leads the job to the end. Cancelling stops leading, without messages to slots."""
         self._ended = asyncio.get_running_loop().create_future()
         if self.outcome is None:
             self._post(Begin())
-        else:  # stopped before it began
+        else:  # stopped before the begin
             self._ended.set_result(self.outcome)
         try:
             outcome = await asyncio.shield(self._ended)
@@ -204,7 +203,7 @@ class JobRunner:
 
     @property
     def condition(self) -> Condition:
-        """Condition of the job as of its last event."""
+        """Condition of the job as of the last event."""
         known = self._protocol.condition
         if self._broken:
             return Condition("FAILED", self._broken, known.since_ms)
@@ -226,7 +225,7 @@ class JobRunner:
         self._post(UserStop(mode, savepoint))
 
     def savepoint(self, request: SavepointRequest) -> None:
-        """Takes a savepoint; the status shows its progress. A repeated request changes nothing.
+        """Takes a savepoint; the status shows the progress. A repeated request changes nothing.
 
         Raises `InvalidJob` if the savepoint is impossible.
         """

@@ -1,4 +1,4 @@
-"""Store effects of a job: each effect runs on a thread, and is answered with one event.
+"""Store effects of a job: each effect runs on a thread, and is answered with an event.
 
 Reads and writes of manifests are retried with back-off until the store answers; the job receives each failure and the
 final answer. A put into the log happens exactly once per effect: the protocol interprets an unknown outcome. A deletion
@@ -70,7 +70,7 @@ Result = TypeVar("Result")
 
 
 class StoreThreads:
-    """Few threads on which one job calls its store."""
+    """Few threads on which a job calls the store."""
 
     def __init__(self, job: str) -> None:
         self._pool = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix=f"store-{job}")

@@ -34,8 +34,7 @@ class Tile:
     """A tile of the page.
 
     `name`: the page's elements request the figure by this name, and the unit determines the format. A tile with a
-    `label`
-    stands alone; `under` is the smaller figure below: its label and name.
+    `label` stands alone; `under` is the smaller figure below: label and name.
     """
 
     name: str
@@ -381,7 +380,7 @@ class Buckets:
 
 
 def is_exported(status: JobStatus, now_ms: int) -> bool:
-    """Whether the run is exported; not after another run replaced it, or an hour after the end."""
+    """Whether the run is exported; not after a replacement by another run, or an hour after the end."""
     if status.outcome in ("fenced", "replaced"):
         return False
     return status.outcome is None or now_ms - status.condition_since_ms < FORGOTTEN_MS

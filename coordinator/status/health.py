@@ -14,14 +14,14 @@
 | WAITING_RESTORE    | the slots have restored for the timeout, and are not done                                     |
 | BLOCKED            | recently a step of the program blocked a slot for seconds                                     |
 | FINISHING          | the last record is being written                                                              |
-| FENCED FINISHED FAILED CANCELLED | how it ended                                                                    |
+| FENCED FINISHED FAILED CANCELLED | the job has ended                                                               |
 
 The reason of RUNNING names sinks that commit more slowly than checkpoints complete (`slow_commits`), and operators
 whose uploads take longer than the interval (`slow_uploads`). Once slow commits have delayed checkpoints, the state is
 WAITING_SINK until the sink has caught up, also while checkpoints are taken.
 
-The state decides nothing about the job: it is for people and their alarms. After the cause of a wait is gone, RUNNING
-returns by itself. Time without a checkpoint is summed over generations: a job in a restart loop must not look healthy.
+The state is for people and their alarms, and decides nothing. After the cause of a wait is gone, RUNNING returns by
+itself. Time without a checkpoint is summed over generations: a job in a restart loop must not look healthy.
 """
 
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ def described(state: str, reason: str) -> str:
 
 
 def what_died(reason: str) -> str:
-    """Returns the death of a process in a recovery's reason, if its replacement reported one; else the first report."""
+    """Returns a process's death from a recovery's reason, if the replacement reported that; else the first report."""
     parts = [part for part in reason.split("; ") if " died of " in part]
     return "; ".join(parts) or reason.removeprefix("PeerLost: ")
 
@@ -152,7 +152,7 @@ class Facts:
     completed: int = 0  # the last completed checkpoint
     expects_checkpoint: bool = True  # False: no checkpoint is due any more, only commits
     checkpoint: OpenCheckpoint | None = None
-    last_failure: str = ""  # of a checkpoint, since the last completed one
+    last_failure: str = ""  # of a checkpoint, since the last complete checkpoint
     store: tuple[StoreRetry, ...] = ()
     undecided: StoreWait | None = None
     appending: str = ""  # the record whose put has no answer
@@ -226,7 +226,7 @@ class ProgressWatch:
         self._since = {trouble: self._since.get(trouble, now_ms) for trouble in known}
 
     def _over(self, since_ms: int, after_ms: int, now_ms: int) -> bool:
-        """Whether that time is over; if not, includes its end in `next_ms`."""
+        """Whether that time is over; if not, `next_ms` includes the end."""
         at_ms = since_ms + after_ms
         if at_ms > now_ms and (self.next_ms is None or at_ms < self.next_ms):
             self.next_ms = at_ms

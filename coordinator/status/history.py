@@ -1,7 +1,7 @@
 """History of a job across coordinators and runs: counters, checkpoints, recoveries, slots, the end of a run.
 
-One object per job, which the leader writes after the events. The history decides nothing: losing it loses figures.
-Pure: the bytes, their meaning, and how they agree with the decision log.
+One object per job, which the leader writes after the events. The history decides nothing: a loss costs figures. Pure:
+the bytes, their meaning, and how they agree with the decision log.
 """
 
 from typing import Literal

@@ -1,15 +1,15 @@
 """Latency histograms of all slots, merged for display: since each process began, and over the last minute. Pure.
 
-A slot sends the whole encoded histogram of its process, so a time span is the difference of two histograms:
+A slot sends the whole encoded histogram of the process, so a time span is the difference of two histograms:
 `ToldHistograms` keeps some of a minute per process. Clients request the status more often than slots send, on the
 coordinator's loop; therefore results are cached by their inputs, and percentiles come from running totals.
 
 `LatencyHour` holds both latencies of each sink over the last hour: a point per minute, kept in the job's history.
 
 Histograms have the layout and encoding of HdrHistogram: 1 µs to 1 h, three significant digits. The text is V2
-(compressed, base64), so other releases and common tools can read it. HdrHistogram's Python library is not used, because
-it installs packages that no job needs, and a program `dump_hdrh`. Only nonzero counts are kept: mostly a few hundred of
-23,552.
+(compressed, base64), so other releases and common tools can read histograms. HdrHistogram's Python library is not used,
+because the package installs others that no job needs, and a program `dump_hdrh`. Only nonzero counts are kept: mostly a
+few hundred of 23,552.
 
 Value `v` has the index `(b << 10) + (v >> b)`, `b` being the bits of `v` above eleven; up to 2,047 that is `v` itself.
 """
@@ -97,7 +97,7 @@ def _encoded_counts(body: bytes) -> Counts:
 
 
 def summed(histograms: Iterable[Counts]) -> list[int]:
-    """Returns the summed counts by index, up to the highest nonzero one."""
+    """Returns the summed counts by index, without trailing zeros."""
     every = [each for each in histograms if each]
     counts = [0] * (1 + max((max(each) for each in every), default=-1))
     for each in every:
@@ -114,11 +114,10 @@ Encoded: TypeAlias = Mapping[str, str]  # "<sink>:processed" or "<sink>:visible"
 
 
 class ToldHistograms:
-    """Histograms of one process: the newest, and of the last minute one per step.
+    """Histograms of a process: the newest, and a few of the last minute.
 
-    `began_empty`: the process is known since before its first count; else the first report's counts do not belong to
-    the
-    last minute.
+    `began_empty`: the process is known since before the first count; else the first report's counts do not belong to
+    the last minute.
     """
 
     def __init__(self, began_empty: bool) -> None:
@@ -148,12 +147,12 @@ class ToldHistograms:
 
 
 def merged(encoded: Iterable[Encoded]) -> dict[str, LatencyStatus]:
-    """Returns one status per name over all processes. Invalid histograms are left out: this is for display only."""
+    """Returns a status per name over all processes. Invalid histograms are left out: this is for display only."""
     return _statuses(_by_name(encoded), {})
 
 
 def last_minute(processes: Iterable[ToldHistograms], now_ms: int) -> dict[str, LatencyStatus]:
-    """Returns one status per name, of the counts within the last minute."""
+    """Returns a status per name, of the counts within the last minute."""
     processes = list(processes)
     newest = _by_name(told.newest for told in processes)
     return _statuses(newest, _by_name(told.before(now_ms) for told in processes))
@@ -187,7 +186,7 @@ def _status_of(newest: tuple[str, ...], before: tuple[str, ...]) -> LatencyStatu
 
 @lru_cache(maxsize=32)  # entries of 200 kB; for the status of the last minute, whose `before` changes rarely
 def _counts(texts: tuple[str, ...]) -> list[int] | None:
-    """Returns rows by the index of their latency, up to the highest nonzero one."""
+    """Returns rows by the index of their latency, without trailing zeros."""
     decoded = [counts for counts in map(_decoded, texts) if counts is not None]
     if not decoded:
         return None

@@ -1,7 +1,7 @@
 """Busy, backpressured and idle shares of each operator chain in the last 10 s, from slots' heartbeats. Pure.
 
 Slots report sums that only rise; a share is the difference of two sums over the time between. A new generation starts
-its sums at 0, so no difference spans its beginning.
+sums at 0, so no difference spans the beginning of a generation.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ _IDLE_TOLD = 8  # splits of a source
 
 
 class ToldFigures:
-    """Reports of one slot process within the last 10 s, a heartbeat per second."""
+    """Reports of a slot process within the last 10 s, a heartbeat per second."""
 
     def __init__(self) -> None:
         self._token = 0
@@ -85,7 +85,7 @@ class _OfChain:
 
     @property
     def largest(self) -> tuple[float | None, int]:
-        """Largest rate, and its slot."""
+        """Largest rate, and the slot of it."""
         if not self.rates:
             return None, -1
         at = max(range(len(self.rates)), key=self.rates.__getitem__)

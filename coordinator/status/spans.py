@@ -1,7 +1,7 @@
 """Spans of a job's history: one trace per checkpoint, per recovery, and per rescale. Pure.
 
 Ids are hashes of the job, the generation and the checkpoint, so every process makes the same ids without communication:
-a successor's addition (the commit) is in the trace that its predecessor began.
+a successor's addition (the commit) is in the predecessor's trace.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ MOST_SUBTASKS = 160  # per look: five spans each, 25 µs a span, on the loop tha
 
 @dataclass(frozen=True)
 class Span:
-    """One span. Times are wall-clock milliseconds. `parent_id` 0: the root of its trace."""
+    """A span. Times are wall-clock milliseconds. `parent_id` 0: the root of a trace."""
 
     name: str
     trace_id: int  # 128 bits
@@ -106,7 +106,7 @@ def _subtask_spans(trace: _Trace, root: str, record: CheckpointStatus, subtask: 
 
 
 def commit_spans(job: str, record: CheckpointStatus) -> list[Span]:
-    """Returns one span from the decision to the last sink's commit; none while commits are open."""
+    """Returns a span from the decision to the last sink's commit; none while commits are open."""
     if record.commit_duration_ms is None:
         return []
     decided_ms = record.triggered_ms + record.duration_ms
@@ -131,7 +131,7 @@ def recovery_spans(job: str, recovery: RecoveryStatus) -> list[Span]:
 def rescale_spans(job: str, rescale: RescaleStatus) -> list[Span]:
     """Returns the spans of an ended rescale or replace; none before the end.
 
-    Parts: start of new slots, last checkpoint of the old ones, its commit, and the move, as far as reached.
+    Parts: start of new slots, last checkpoint of the old ones, the commit, and the move, as far as reached.
     """
     if rescale.ended_ms is None:
         return []
@@ -163,7 +163,7 @@ def _root(record: CheckpointStatus) -> str:
 
 
 class NewSpans:
-    """New entries of one job's history since the last look; at first, none, because a predecessor exported old ones."""
+    """New entries of a job's history since the last look; at first, none, because a predecessor exported old ones."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, int, int]] | None = None

@@ -1,7 +1,7 @@
 """Statistics of a job, for people: counters, the last checkpoints, the recoveries. Decides nothing.
 
 The job's history (`history`) keeps them across coordinators. Decisions that the history lacks are counted from the log.
-`over_slots` merges the slots' heartbeats into one figure per metric.
+`over_slots` merges the slots' heartbeats into a figure per metric.
 """
 
 from collections import Counter, deque
@@ -41,7 +41,7 @@ SAVEPOINTS = 50
 SUBTASKS = 16  # per checkpoint, in full; `phases` has durations of the others
 _MISSING = 64
 _FAILURES = 20
-_FAILURES_OF_A_GENERATION = 3  # the first is the cause; further ones are mostly connections that break with it
+_FAILURES_OF_A_GENERATION = 3  # the first is the cause; further ones are mostly broken connections
 LONGEST_ERROR = 4_000  # characters
 
 

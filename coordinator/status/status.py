@@ -1,4 +1,4 @@
-"""Public status of a job: one frozen snapshot of everything worth seeing. Plain data, JSON through msgspec.
+"""Public status of a job: a frozen snapshot of everything worth seeing. Plain data, JSON through msgspec.
 
 Times named `_ms` without further words are wall-clock milliseconds; durations end in `duration_ms`.
 
@@ -34,28 +34,28 @@ class KillRequest(msgspec.Struct, frozen=True):
 
 
 class SubtaskPhases(msgspec.Struct, frozen=True, array_like=True):
-    """One subtask's part of a checkpoint. An array in JSON, in this order, because a history keeps many of them.
+    """A subtask's part of a checkpoint. An array in JSON, in this order, because a history keeps many of them.
 
-    Later fields come last, with a default. Milliseconds; "since the last snapshot" is since the subtask's own last one.
+    Later fields come last, with a default. Milliseconds; "since the last snapshot" refers to the same subtask.
     """
 
     chain: int
     subtask: int  # runs in the slot of this number
     ack_ms: int  # trigger -> arrival of the ack at the coordinator
-    start_delay_ms: float = 0.0  # trigger -> first barrier; of a source: until it takes the trigger
+    start_delay_ms: float = 0.0  # trigger -> first barrier; of a source: until the trigger is taken
     alignment_ms: float = 0.0  # first barrier -> last barrier
     sync_ms: float = 0.0  # on the slot's loop
     async_ms: float = 0.0  # all after that, until the ack was sent
     precommit_ms: float = 0.0  # of `async_ms`: the longest blocking work of an operator (a pre-commit)
-    upload_ms: float = 0.0  # of `async_ms`: the longest write of one operator's state
+    upload_ms: float = 0.0  # of `async_ms`: the longest write of an operator's state
     slowest: str = ""  # operator of the longer of these two
     new_bytes: int = 0  # uploaded, with rows in flight
-    full_bytes: int = 0  # of its state
+    full_bytes: int = 0  # of all state
     in_flight_bytes: int = 0
     rows: int = 0  # taken since the last snapshot
     busy_ms: float = 0.0  # work on rows since the last snapshot
     blocked_ms: float = 0.0  # receivers gave no credit, since the last snapshot
-    held_ms: float = 0.0  # an own operator was full (it waits for a server), since the last snapshot
+    held_ms: float = 0.0  # an operator of the chain was full (waits for a server), since the last snapshot
     step_ms: float = 0.0  # the longest step of any subtask in this slot, since the last snapshot
     step_chain: int = -1  # chain of that step
     starved_ms: float = 0.0  # the slot's loop was ready to run and got no processor, since the last snapshot
@@ -80,11 +80,11 @@ class StoreUseStatus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint that ended, or the last completed one."""
+    """A checkpoint that ended, or the last complete checkpoint."""
 
     checkpoint: int
     token: int
-    outcome: str  # a value of `checkpoint.Phase`
+    outcome: str  # a value of `checkpoint.CheckpointPhase`
     reason: str = ""
     triggered_ms: int
     duration_ms: int  # trigger to end
@@ -117,7 +117,8 @@ DURATION_BOUNDS_MS = (50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60
 class DurationCounts(msgspec.Struct, frozen=True):
     """Histogram of all completed checkpoints' durations.
 
-    Counts per bucket of `DURATION_BOUNDS_MS` (not cumulative), then those above all bounds; () before the first one.
+    Counts per bucket of `DURATION_BOUNDS_MS` (not cumulative), then those above all bounds; () before the first
+    checkpoint.
     """
 
     counts: tuple[int, ...] = ()
@@ -154,9 +155,8 @@ class RecoveryStatus(msgspec.Struct, frozen=True):
 class TakeoverStatus(msgspec.Struct, frozen=True):
     """Another coordinator process began to lead, and the slots continued.
 
-    `ended`: end of the previous process, if the starter of both reported it, as "process 71 died of SIGKILL";
-    `away_ms`:
-    time since then.
+    `ended`: end of the previous process, if the starter of both reported the end, as "process 71 died of SIGKILL";
+    `away_ms`: time since then.
     """
 
     token: int
@@ -204,13 +204,11 @@ class LatencyPoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One operator chain: a node of the job's graph, with its subtasks' work in the last 10 s.
+    """An operator chain: a node of the job's graph, with the work of subtasks in the last 10 s.
 
-    Shares are of one slot's time, 0 to 1, the mean over the slots; None: unknown yet. Chains of a slot share its loop,
-    so
-    their busy shares add up to 1 at most. Shares do not exclude each other: a chain that waits for its receivers may be
-    busy
-    in between.
+    Shares are of a slot's time, 0 to 1, the mean over the slots; None: unknown yet. Chains of a slot share a loop, so
+    their busy shares add up to 1 at most. Shares do not exclude each other: a chain that waits for receivers may be
+    busy in between.
     """
 
     chain: int
@@ -220,15 +218,15 @@ class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_source: bool = False
     busy: float | None = None
     backpressured: float | None = None  # receivers give no credit
-    held: float | None = None  # an own operator is full: it waits for a server
+    held: float | None = None  # an operator of the chain is full, and waits for a server
     idle: float | None = None  # none of these
-    busiest: float | None = None  # the highest busy share of one slot
+    busiest: float | None = None  # the highest busy share of a slot
     busiest_slot: int = -1
     rows_in_per_s: float | None = None  # of a source: rows read; all slots together
     rows_out_per_s: float | None = None
     rows_in: int = 0  # since the generation began
     rows_out: int = 0
-    busiest_rows: float | None = None  # the largest share of the rows in one slot, 0 to 1
+    busiest_rows: float | None = None  # the largest share of the rows in a slot, 0 to 1
     starved: float | None = None  # the slots' loops were ready to run, and got no processor
 
 
@@ -277,7 +275,7 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: int | None = None  # the checkpoint to move with
     paused_ms: int | None = None  # when sources had to stop
     decided_ms: int | None = None  # when the checkpoint was decided
-    moved_ms: int | None = None  # when all rows were visible: the new slots restore it from now on
+    moved_ms: int | None = None  # when all rows were visible: from now on the new slots restore
     pause_ms: int | None = None  # from `paused_ms` until the new slots ran; None: failed, or there was nothing to do
     error: str = ""
     kind: Literal["rescale", "replace"] = "rescale"
@@ -298,7 +296,7 @@ class StandbysWanted(msgspec.Struct, frozen=True):
 
 
 class ProgramWanted(msgspec.Struct, frozen=True):
-    """Request to the driver to reload `flow` ("app.py:flow") and describe it as `id`, once for each `request`."""
+    """Request to the driver to reload `flow` ("app.py:flow"), and describe the flow as `id`, once per `request`."""
 
     request: str
     id: str
@@ -322,9 +320,8 @@ class CommitsStatus(msgspec.Struct, frozen=True):
 class Room(msgspec.Struct, frozen=True):
     """Report of the program that runs a job's slots about free cores.
 
-    `cores`: of its cluster, 0 if unknown. `held_by`: cores that others occupy, by name. `starting`: slots of the job
-    with a
-    core, registered or not, while none of them fails.
+    `cores`: of the cluster, 0 if unknown. `held_by`: cores that others occupy, by name. `starting`: slots of the job
+    with a core, registered or not, while none of them fails.
     """
 
     cores: int = 0
@@ -338,8 +335,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     submitter: str
     phase: str  # loading, resuming, fencing, waiting (for all slots), restoring, running, finishing, or the outcome
-    outcome: str | None  # finished, failed, cancelled, fenced, replaced; None while it lives
-    condition: str = ""  # a value of `progress.State`: progress of the job, or the cause of its wait
+    outcome: str | None  # finished, failed, cancelled, fenced, replaced; None while the job lives
+    condition: str = ""  # a value of `health.State`: progress of the job, or the cause of a wait
     condition_reason: str = ""  # names the object, sink or subtasks
     condition_since_ms: int = 0
     reason: str  # of the present phase
@@ -352,7 +349,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
-    room: Room | None = None  # while slots are missing, if the program has reported it
+    room: Room | None = None  # while slots are missing, if the program has reported cores
     absent_slots: tuple[int, ...] = ()  # did not register within the resource wait timeout, so that the job failed
     checkpoints: CheckpointsStatus
     recoveries: tuple[RecoveryStatus, ...]

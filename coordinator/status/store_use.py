@@ -1,6 +1,6 @@
 """Requests to the job's object store per checkpoint, and their price on S3. Pure.
 
-Slots report sums with their heartbeats, the coordinator knows its own.
+Slots report sums with their heartbeats, the coordinator adds own requests.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ OWN = ""  # in place of a slot's process
 class StoreUseBetween:
     """Last reported sums by process, and the part that belongs to a checkpoint.
 
-    Requests of a slot's process before its first report here are not counted: the process may have worked for another
+    Requests of a slot's process before the first report here are not counted: the process may have worked for another
     coordinator.
     """
 
@@ -88,12 +88,12 @@ def prices_of(status: JobStatus) -> Prices:
 
 
 def store_rate(history: Sequence[CheckpointStatus], prices: Prices) -> StoreRate | None:
-    """Returns the rate; None if it is known of too few checkpoints."""
+    """Returns the rate; None if too few checkpoints have figures."""
     known = [each for each in history if each.store is not None]
     first = next((each for each in history if each.store is not None), None)
     if first is None or len(known) <= _FEW:
         return None
-    # Requests for the first one precede its trigger.
+    # Requests for the first checkpoint precede the trigger.
     uses = [each.store for each in known[1:] if each.store is not None]
     span_ms = max(1, known[-1].triggered_ms + known[-1].duration_ms - first.triggered_ms - first.duration_ms)
     count = len(uses)

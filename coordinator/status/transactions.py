@@ -1,6 +1,6 @@
 """Transactions of each sink's subtasks: open, pre-committed, or decided and invisible. Pure.
 
-A sink reports for how long its target remembers pre-committed transactions (`transaction_timeout_ms`). When the oldest
+A sink reports for how long the target remembers pre-committed transactions (`transaction_timeout_ms`). When the oldest
 transaction has used half of that time, a person should look.
 """
 
@@ -24,7 +24,7 @@ OWN_METRICS = frozenset(
 
 @dataclass(frozen=True)
 class SinkTransactions:
-    """Transactions of one subtask of a sink. None: unknown."""
+    """Transactions of a subtask of a sink. None: unknown."""
 
     sink: str  # "<operator>/<subtask>", or "<operator>/global"
     through: int  # everything up to this checkpoint is visible
@@ -37,7 +37,7 @@ class SinkTransactions:
     attempts: int = 0  # of a failing commit
     error: str = ""
     failing_since_ms: int = 0  # 0: unknown
-    slow_since_ms: int = 0  # since when the sink commits more slowly than checkpoints complete; 0: it keeps up
+    slow_since_ms: int = 0  # since when the sink commits more slowly than checkpoints complete; 0: the sink keeps up
 
     @property
     def spent(self) -> float:

@@ -5,10 +5,9 @@ raise a `ProtocolViolation` that names the error; nothing is ever executed.
 
 Single snapshots are small, because large values are objects that the snapshot names. But a checkpoint has many
 snapshots with many files, so messages are bounded: up to `MAX_CARRIED_BYTES` a message carries the snapshots
-themselves;
-above that it names the manifest and hash, and the slot reads the manifest from the store. So every decided checkpoint
-can be deployed at any parallelism, if a slot can hold the manifest: a checkpoint beyond `MAX_MANIFEST_BYTES` is never
-decided, and an ack beyond `MAX_ACK_BYTES` becomes a decline.
+themselves; above that the message names manifest and hash, and the slot reads the manifest from the store. So every
+decided checkpoint can be deployed at any parallelism, if a slot can hold the manifest: a checkpoint beyond
+`MAX_MANIFEST_BYTES` is never decided, and an ack beyond `MAX_ACK_BYTES` becomes a decline.
 """
 
 from collections.abc import Iterable
@@ -38,7 +37,7 @@ _TO_SLOT: msgspec.msgpack.Decoder[ToSlot] = msgspec.msgpack.Decoder(ToSlot)
 
 
 def encode(message: ToCoordinator | ToSlot) -> bytes:
-    """Returns the bytes of one message. Raises `ProtocolViolation` above the limit."""
+    """Returns the bytes of a message. Raises `ProtocolViolation` above the limit."""
     data = _VERSION + _ENCODER.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolViolation(
@@ -94,7 +93,7 @@ def encoded_size(snapshots: Iterable[OperatorSnapshot]) -> int:
 
 
 def too_large_ack(snapshots: tuple[OperatorSnapshot, ...]) -> str:
-    """Returns why no ack can carry these snapshots; "" if one can."""
+    """Returns why no ack can carry these snapshots; "" if an ack can."""
     size = encoded_size(snapshots)
     if size <= MAX_ACK_BYTES:
         return ""

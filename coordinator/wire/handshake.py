@@ -8,11 +8,10 @@
 
 Both ends know the job's secret, which is never sent. Every MAC covers both nonces, all fields and the free `claims`, so
 nothing can be replayed, and no peer can claim another slot's identity. Before the proof a peer gets no memory beyond
-one
-small hello. Control and data connections use the same handshake.
+one small hello. Control and data connections use the same handshake.
 
-Each handshake message is `length u16 BE · MessagePack`; each frame is
-`length u32 BE · sequence u64 BE · MAC 16 · payload`.
+Each handshake message is `length u16 BE · MessagePack`; each frame is `length u32 BE · sequence u64 BE · MAC 16 ·
+payload`.
 """
 
 import hashlib
@@ -40,12 +39,12 @@ FRAME_OVERHEAD = _HEADER.size
 
 
 def job_secret(daemon_key: bytes, job: str, run_id: str) -> bytes:
-    """Returns the secret of one run of a job, derived so that a restarted coordinator needs only its own key."""
+    """Returns the secret of a run, derived so that a restarted coordinator needs only one key."""
     return hmac.digest(daemon_key, f"job-secret:{job}:{run_id}".encode(), "sha256")
 
 
 class HandshakeFailed(ProtocolViolation):
-    """The peer failed to prove its identity. Close the connection and ignore all its bytes."""
+    """The peer failed to prove who it is. Close the connection and ignore all bytes."""
 
 
 class FrameRejected(ProtocolViolation):
@@ -261,7 +260,7 @@ def _small_frame(message: Hello | _Challenge | _Proof) -> bytes:
 
 
 def _take(buffer: bytearray, decoder: msgspec.msgpack.Decoder[_Small]) -> _Small | None:
-    """Removes one whole handshake message from the front of `buffer`; None if incomplete."""
+    """Removes a whole handshake message from the front of `buffer`; None if incomplete."""
     if len(buffer) < _SMALL.size:
         return None
     (size,) = _SMALL.unpack_from(buffer)

@@ -23,21 +23,21 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One operator chain, as far as the coordinator needs it. Every chain has `parallelism` subtasks."""
+    """An operator chain, as far as the coordinator needs it. Every chain has `parallelism` subtasks."""
 
     chain: int
     operators: tuple[str, ...]  # names, in order
     stateful: tuple[str, ...] = ()  # operators whose snapshots a restore must assign
     sinks: tuple[str, ...] = ()  # operators that commit
-    global_sinks: tuple[str, ...] = ()  # those `sinks` with one global committer, in subtask 0
+    global_sinks: tuple[str, ...] = ()  # those `sinks` with a global committer, in subtask 0
     is_source: bool = False
-    definitions: dict[str, str] = {}  # operator -> definition of its state, see `state.snapshots.snapshot.DEFINITION`
-    keys: dict[str, str] = {}  # operator -> columns of its keys, with types, if known
+    definitions: dict[str, str] = {}  # operator -> definition of the state, see `state.snapshots.snapshot.DEFINITION`
+    keys: dict[str, str] = {}  # operator -> columns of the keys, with types, if known
     states: dict[str, dict[str, StateDescription]] = {}  # operator -> declared state -> description
-    inputs: tuple[int, ...] = ()  # chains that send rows to this one; for people
+    inputs: tuple[int, ...] = ()  # chains that send rows here; for people
     kinds: dict[str, str] = {}  # operator -> kind of step, see `state.snapshots.snapshot.KIND`
     targets: dict[str, str] = {}  # sink -> target, if known
-    columns: dict[str, dict[str, str]] = {}  # operator -> columns that its state depends on, if known -> type
+    columns: dict[str, dict[str, str]] = {}  # operator -> columns that the state depends on, if known -> type
     commit_every_ms: dict[str, int] = {}  # `global_sinks` with held commits -> interval
 
 
@@ -45,7 +45,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Submitted description of a job, without code and secrets. The FENCE record stores it."""
 
     job: str
-    run_id: str  # one run of the user's program; another run of the same job fences this one
+    run_id: str  # of a run of the user's program, which another run of the same job fences
     submitter: str  # "user@host pid 123", for people
     parallelism: int
     max_parallelism: int
@@ -60,12 +60,14 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resume_timeout_ms: int = 3_000  # wait of a restarted coordinator for running slots
     reconnect_grace_ms: int = 500  # for a slot with a broken connection to return without a restart
     restart: RestartOptions = RestartOptions()
-    progress_timeout_ms: int = 0  # without checkpoint or commit for this long, the status reports it; 0: see `options`
+    progress_timeout_ms: int = (
+        0  # without checkpoint or commit for this long, the status reports that; 0: see `options`
+    )
     store_write_price: float = 5.0  # US dollars for a million requests, for display
     store_read_price: float = 0.4
-    program: str = ""  # the run's present program; "": the first one, else id of the request to replace
+    program: str = ""  # the run's present program; "": the first program, else id of the request to replace
     fingerprint: str = ""  # of the program's code and structure, equal for equal source files; "": unknown
-    outdated: tuple[str, ...] = ()  # fingerprints of replaced programs: a run with one of them is refused
+    outdated: tuple[str, ...] = ()  # fingerprints of replaced programs: runs of them are refused
     allow_outdated: bool = False  # … unless allowed
 
 
@@ -81,7 +83,7 @@ class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid
 
 
 class SlotClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Claims that a slot binds into the handshake of its control connection; its Register must repeat them."""
+    """Claims that a slot binds into the handshake of a control connection; Register must repeat them."""
 
     slot: int
     uuid: str
@@ -100,16 +102,16 @@ class Register(Message, frozen=True, omit_defaults=True):
     token: int  # 0: never deployed
     phase: Literal["idle", "restoring", "running", "paused"]  # paused: running, with stopped sources
     highest_checkpoint: int = 0  # of all barriers and triggers seen
-    committed: dict[str, int] = {}  # `sink_key` -> all its transactions up to this checkpoint are committed
+    committed: dict[str, int] = {}  # `sink_key` -> all transactions up to this checkpoint are committed
     ended: tuple[SubtaskId, ...] = ()  # subtasks that reached the end of their input in generation `token`
     died: dict[int, str] = {}  # processes of this host that a signal killed recently: pid -> "SIGSEGV"
-    drained: bool = False  # its sources were ended early in generation `token`
-    program: str = ""  # of the program that it runs, as in `JobSpec`
-    broken: str = ""  # why it cannot run its program; then it is never deployed
+    drained: bool = False  # the sources were ended early in generation `token`
+    program: str = ""  # of the slot's program, as in `JobSpec`
+    broken: str = ""  # why the slot cannot run the program; then it is never deployed
 
 
 class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Split that holds back the event time of one source in one slot.
+    """Split that holds back the event time of a source in a slot.
 
     `split`: shortened id of the slowest unfinished split; "" if there is none.
     """
@@ -170,13 +172,13 @@ class Decline(Message, frozen=True):
 
 
 class SubtaskEnded(Message, frozen=True):
-    """The subtask read (or, a source, emitted) its last element. It continues to answer triggers."""
+    """The subtask read (or, a source, emitted) the last element. The subtask continues to answer triggers."""
 
     token: int
     subtask: SubtaskId
 
 
-GLOBAL_COMMITTER = -1  # the "subtask" of a sink's global committer in reports; it runs in subtask 0
+GLOBAL_COMMITTER = -1  # the "subtask" of a sink's global committer, which runs in subtask 0, in reports
 
 
 class Committed(Message, frozen=True):
@@ -264,18 +266,18 @@ class Deploy(Message, frozen=True, omit_defaults=True):
     checkpoint: int  # 0: start without state
     peers: tuple[Peer, ...]
     operators: tuple[OperatorSnapshot, ...] = ()
-    lineage: str = ""  # of all state that grew from one start: a target's memory of another lineage does not count
+    lineage: str = ""  # of all state that grew from the same start: a target's memory of another lineage does not count
     settled: bool = False  # all listed transactions are visible: sinks need not check
     manifest: ManifestRef | None = None
-    drained: bool = False  # this run has ended its sources early: they read nothing more
-    reopened: bool = False  # another run had, and this one reads on: ended event time begins anew
+    drained: bool = False  # this run has ended the sources early: they read nothing more
+    reopened: bool = False  # another run had, and this run reads on: ended event time begins anew
     first_sha256: str = ""  # of the log's first record, unique to the log; empty: unknown
 
 
 class Prefetch(Message, frozen=True):
     """Fetch missing files of this checkpoint, and stop compacting databases.
 
-    The job may continue from this checkpoint, or a later one, with `parallelism` slots. May be repeated for later ones;
+    The job may continue from this checkpoint or later with `parallelism` slots. May be repeated for later ones;
     answered by `Heartbeat.prefetched`.
     """
 
@@ -296,9 +298,9 @@ class Trigger(Message, frozen=True, omit_defaults=True):  # omitted defaults sui
     checkpoint: int
     triggered_at_ms: int
     aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned without a time limit
-    stop: bool = False  # the job stops with it: the slot's last figures precede its acks and commits
-    pause: bool = False  # sources read nothing after it, unless it is aborted: the job moves or stops
-    overtakes_timers: bool = False  # aligned, but its barriers do not wait for many due timers
+    stop: bool = False  # the job stops with this checkpoint: the slot's last figures precede acks and commits
+    pause: bool = False  # sources read nothing after an unaborted checkpoint: the job moves or stops
+    overtakes_timers: bool = False  # aligned, but barriers do not wait for many due timers
 
 
 class EndSources(Message, frozen=True):
@@ -311,7 +313,7 @@ class EndSources(Message, frozen=True):
 
 
 class CheckpointComplete(Message, frozen=True, tag="Complete"):  # the name on the wire
-    """The decision for `checkpoint` is in the log: commit every transaction up to it. May be repeated."""
+    """The decision for `checkpoint` is in the log: commit every transaction up to that checkpoint. May be repeated."""
 
     token: int
     checkpoint: int
@@ -321,8 +323,7 @@ class CommitGlobally(Message, frozen=True):
     """To slot 0: all subtasks of sink `operator` have committed up to `checkpoint`; make everything visible.
 
     `snapshots`: the sink's part of that checkpoint's manifest; `manifest`: place of the manifest, if the part is too
-    large
-    for a message. May be repeated.
+    large for a message. May be repeated.
     """
 
     token: int

@@ -17,7 +17,7 @@ def after_commit(job: Job, now_ms: int) -> None:
 
 
 def send_visible(job: Job, slot: RegisteredSlot) -> None:
-    """Repeats messages that the slot may have missed while its connection was lost."""
+    """Repeats messages that the slot may have missed while the connection was lost."""
     for sink, checkpoint in job.commits.visible():
         job.outbox.send(slot, Visible(job.led.token, checkpoint, sink))
 
@@ -26,7 +26,7 @@ def send_visible(job: Job, slot: RegisteredSlot) -> None:
 
 
 def commit_globally(job: Job, now_ms: int) -> None:
-    """Sends slot 0 the commits that its global committers may make now, each once per connection."""
+    """Sends slot 0 the commits that global committers may make now, each once per connection."""
     job.commits.look(job.last_completed, now_ms, at_once=_commits_at_once(job))
     slot, asked = job.slots.at(0), job.generation.asked
     if slot is None or slot.link is None:
@@ -89,7 +89,7 @@ def copy_visible(job: Job) -> None:
 def attach_to_last(job: Job) -> None:
     """Takes a savepoint requested after the stop's checkpoint from that checkpoint.
 
-    With a later one, the job would have shown rows that its last checkpoint does not cover.
+    With a later checkpoint, the job would have shown rows that the last checkpoint does not cover.
     """
     decided = job.decided
     if job.stop_checkpoint is not None and decided is not None and decided.manifest.checkpoint >= job.stop_checkpoint:

@@ -117,8 +117,7 @@ class Failing(Phase):
     """Permanent error, if this process still leads.
 
     A fenced process sees false errors, such as missing files of a checkpoint that the successor dropped. Therefore the
-    log
-    decides: the append of FINISH succeeds or fails.
+    log decides: the append of FINISH succeeds or fails.
     """
 
     name = "failing"

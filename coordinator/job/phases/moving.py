@@ -91,7 +91,7 @@ def _give_up_move(job: Job, rescale: Rescale, now_ms: int) -> None:
 def _knows_what_moves(job: Job) -> bool:
     """Whether a decided checkpoint is at hand, to check a new program and to fetch files.
 
-    A restarted coordinator has none before its first decision.
+    A restarted coordinator has none before a first decision.
     """
     if job.decided is not None or job.last_completed == 0:
         return True
@@ -189,7 +189,7 @@ def _why_not_started(rescale: Rescale, missing: tuple[int, ...], slow: Sequence[
 
 
 def why_not_run(job: Job) -> str:
-    """Returns why the deployed new program is not running at the end of its time."""
+    """Returns why the deployed new program is not running at the end of the time limit."""
     rescale = job.rescales.open
     within = "" if rescale is None else f" within {rescale.request.timeout_ms / 1000:g} s"
     away = [f"{key}: {each.error}" for key, each in sorted(job.generation.waiting.items())]

@@ -100,7 +100,7 @@ def _files_in(ack: Ack) -> Iterator[FileRef]:
 
 
 def _retention_from(job: Job, unsorted: Unsorted, listed: Listed) -> Retention | None:
-    """Returns the kept checkpoints from manifests that the log names; None if one is unreadable: no deletions (S10)."""
+    """Returns kept checkpoints from manifests that the log names; None, so no deletions, if one is unreadable (S10)."""
     found = dict(listed.manifests)
     kept: list[Kept] = []
     for entry in reversed(job.log.kept_at_start(job.spec.checkpoints.retained)):

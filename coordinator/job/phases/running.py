@@ -130,8 +130,7 @@ class Running(Phase):
         """Rereads the log: the slot has heard of checkpoints of another leader, which led while this process stalled.
 
         The slot gets no answer, because ids of both leaders' checkpoints may coincide. When the slot reconnects, the
-        log has
-        been read.
+        log has been read.
         """
         link = slot.link
         assert link is not None

@@ -1,4 +1,4 @@
-"""Way to leadership: read the log, then take over the living generation or begin a new one.
+"""Way to leadership: read the log, then take over the living generation or begin a new generation.
 
 Loading ─ log ─► Resuming (same run, slots may be alive) ─ all running ─► LEAD is appended ─► Running
              └─► Fencing (a new generation) ─ FENCE is appended ─► WaitingForSlots
@@ -239,7 +239,7 @@ class Fencing(Phase):
         return Gather(self.reason, now_ms + self._wait_ms)
 
     def _move(self, job: Job, spec: JobSpec, now_ms: int) -> None:
-        for slot in job.slots:  # before any slot leaves, so that no slot misses its connections
+        for slot in job.slots:  # before any slot leaves, so that no other slot misses the connections
             job.cancel_generation_of(slot)
         if job.rescales.fallback_spec is not None:
             job.rescales.fail(self.reason, now_ms)

@@ -15,7 +15,7 @@ A stop with a savepoint survives the death of the coordinator that received the 
 | the copy              | -                | -                               | FENCE without the  | -                 |
 |                       |                  |                                 | stop: it runs on   |                   |
 
-A drained job does not run on: if its savepoint could not be copied, FINISH names none. Until a record names the stop,
+A drained job does not run on: if the savepoint could not be copied, FINISH names none. Until a record names the stop,
 no checkpoint is triggered and no source ends: a successor would find a half-ended job without the reason.
 """
 

@@ -37,7 +37,7 @@ class WaitingForSlots(Phase):
         self._deploy_from_ms = deploy_from_ms
         self._deployed = False
         self._waiting_since_ms: int | None = None  # for an unavailable server
-        self._give_back_ms: int | None = None  # when a program that replaced another one must be running
+        self._give_back_ms: int | None = None  # when a program after a replace must be running
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -186,8 +186,7 @@ class WaitingForSlots(Phase):
 
     def _complete_until_ms(self, job: Job) -> int:
         """Returns the limit for all slots to register. Slots with cores wait for no resource: their processes are
-        starting,
-        which takes minutes on a busy machine.
+        starting, which takes minutes on a busy machine.
         """
         waits_ms = job.spec.resource_wait_timeout_ms
         return self._deploy_from_ms + (waits_ms * _STARTS if _all_have_cores(job) else waits_ms)

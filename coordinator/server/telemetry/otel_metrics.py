@@ -47,7 +47,7 @@ def interval_s(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def metrics_of(environment: Mapping[str, str] = os.environ) -> "OpenTelemetryMetrics | None":
-    """Returns None without a named collector. Raises `InvalidJob` if the packages for a named one are missing."""
+    """Returns None without a named collector. Raises `InvalidJob` if packages for a named collector are missing."""
     endpoint = next((name for name in ENDPOINTS if environment.get(name)), None)
     off = environment.get("OTEL_METRICS_EXPORTER", "otlp").lower() == "none"
     if endpoint is None or off or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -62,7 +62,7 @@ def metrics_of(environment: Mapping[str, str] = os.environ) -> "OpenTelemetryMet
 
 
 class CounterStarts:
-    """Start times of counters: a value less than the previous one starts anew (with a generation)."""
+    """Start times of counters: a value below the previous value starts anew (with a generation)."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Attributes], tuple[int, float]] = {}

@@ -45,7 +45,7 @@ def rest_s(failures: int) -> float:
 
 
 def endpoint_of(variables: Sequence[str]) -> str:
-    """Returns the endpoint; empty if unset. `variables`: OpenTelemetry's, the most general one first."""
+    """Returns the endpoint; empty if unset. `variables`: OpenTelemetry's, the most general first."""
     return next((os.environ[name] for name in reversed(variables) if os.environ.get(name)), "")
 
 

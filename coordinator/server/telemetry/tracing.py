@@ -34,7 +34,7 @@ class SpanSender(Protocol):
 
 
 def sender_of(environment: Mapping[str, str] = os.environ) -> SpanSender | None:
-    """Returns None without a named collector. Raises `InvalidJob` if the packages for a named one are missing."""
+    """Returns None without a named collector. Raises `InvalidJob` if packages for a named collector are missing."""
     named = next((name for name in ENDPOINTS if environment.get(name)), None)
     if named is None or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None

@@ -6,7 +6,7 @@
 | a GET for HTML (or for a stream) without `Authorization` | the page; without a session: to `/login` |
 | everything else | the REST interface, which checks token or session |
 
-The page and its library are loaded on a thread at the first request; until then they cost nothing.
+The page and the library are loaded on a thread at the first request; until then they cost nothing.
 """
 
 import asyncio

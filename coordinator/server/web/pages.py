@@ -81,7 +81,7 @@ class _Topic:
     page_s: float = 0.0  # last rise of `page`
     changes: str = ""
     # Done with the next tick, which sets another future. No Condition: a reader that is cancelled twice, as anyio does,
-    # would release the lock that another reader holds, or leave it locked.
+    # would release the lock that another reader holds, or leave a lock held.
     fresh: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -98,7 +98,7 @@ class Ticker:
         return sum(topic.readers for topic in self._topics.values())
 
     async def follow(self, name: str, until_s: float) -> AsyncIterator[bytes]:
-        """Yields events for one reader, until the reader leaves or the clock reaches `until_s`."""
+        """Yields events for a reader, until the reader leaves or the clock reaches `until_s`."""
         topic = self._topics.setdefault(name, _Topic())
         topic.readers += 1
         try:
@@ -166,7 +166,7 @@ class PageSource:
     status: Callable[[str, str | None], Awaitable[JobStatus]]
     stored: Callable[[Lease], Awaitable[JobStatus | None]]
     known: Callable[[str], JobStatus | None]
-    store: ObjectStore  # of the jobs: its address is shown, and used login links are recorded there
+    store: ObjectStore  # of the jobs: the address is shown, and used login links are recorded there
 
 
 class Pages:
@@ -281,7 +281,7 @@ class Pages:
     async def job(self, request: Request) -> Response:
         job, run = _job_and_run(request)
         key = f"{job} {run or ''}"
-        async with self._rendering:  # of concurrent requests, one makes the page for all
+        async with self._rendering:  # the first of concurrent requests makes the page for all
             made_s, html = self._rendered.get(key, (0.0, ""))
             if not html or time.monotonic() - made_s > _RENDERED_S:
                 # On a thread: a page takes milliseconds, and must not delay a barrier.
@@ -313,7 +313,7 @@ class Pages:
         return await asyncio.to_thread(self._explained, *await self._status(*_job_and_run(request)))
 
     async def _status(self, job: str, run: str | None) -> tuple[JobStatus, str, str]:
-        """Returns the status; if another daemon leads the job, also why it is read-only, and that daemon's address."""
+        """Returns the status; if another daemon leads, also why the page is read-only, and that daemon's address."""
         try:
             return await self._source.status(job, run), "", ""
         except LedElsewhere as error:

@@ -1,16 +1,15 @@
 """Logins at the page: sessions in a cookie, links that log in once, and a delay after wrong tokens.
 
 Except for `use`, pure: callers pass `now_ms` and random text. A session is signed with a key made from the daemon's
-token
-and kept only by the browser, so it survives a killed daemon and is valid at each daemon with the same token. It names
-no
-user and cannot be revoked; it ends after its time, or when the daemon gets another token. Links are signed likewise.
+token and kept only by the browser, so a session survives a killed daemon and is valid at each daemon with the same
+token. It names no user and cannot be revoked; it ends after twelve hours, or when the daemon gets another token. Links
+are signed likewise.
 
 `use` records used links in the store, so each link works once, whichever daemon is asked or was killed:
 
 | the store's answer to the put | the link |
 |---|---|
-| created | logs in: it was unused |
+| created | logs in: was unused |
 | exists | opens nothing |
 | unknown, or no answer | opens nothing, and may be used now; try again, or use another link |
 
@@ -33,7 +32,7 @@ PREFIX = "_logins/"
 
 
 def use(store: ObjectStore, mark: str, now_ms: int) -> bool:
-    """Records the use of a link. False: it was used before. Blocks. Raises `Unavailable` if the store is unclear."""
+    """Records the use of a link. False: used before. Blocks. Raises `Unavailable` if the store is unclear."""
     try:
         outcome = store.put_if_absent(f"{PREFIX}{mark}", b"used")
     except OSError as error:
@@ -66,7 +65,7 @@ FREE_ATTEMPTS = 5
 _FIRST_DELAY_MS = 1_000
 _LONGEST_DELAY_MS = 60_000
 _FORGOTTEN_MS = 15 * 60 * 1000
-_CLOCKS_APART_MS = 5 * 60 * 1000  # of two daemons, or of one daemon before and after its clock was set back
+_CLOCKS_APART_MS = 5 * 60 * 1000  # of two daemons, or of one daemon before and after the clock was set back
 _CLIENTS_KEPT = 1_000
 
 
@@ -101,7 +100,7 @@ class PageSessions:
     def __init__(self, token: bytes) -> None:
         key = hmac.digest(token, b"barrier-runtime page session", "sha256")
         self._signed = _Signed(key, SESSION_MS)
-        # Browsers send cookies to every port of a host, so each daemon's cookie needs its own name.
+        # Browsers send cookies to every port of a host, so each daemon's cookie needs a name of its own.
         self.cookie = f"barrier-runtime-{hmac.digest(key, b'name', 'sha256').hex()[:8]}"
 
     def begin(self, nonce: str, now_ms: int) -> str:
@@ -151,8 +150,7 @@ class LoginThrottle:
     """Delays after wrong tokens, by client address.
 
     From the fifth wrong token on, each doubles the wait for the next, up to a minute. A right token, which never waits,
-    or
-    a quarter of an hour without an attempt resets the delay.
+    or a quarter of an hour without an attempt resets the delay.
     """
 
     def __init__(self) -> None:

@@ -1,15 +1,15 @@
 """Operator chain that limits a job, from the shares of the last 10 s. Pure.
 
-Chains of a slot share its loop, so a slot is at its limit when their busy shares add up to nearly one. Causes, in the
+Chains of a slot share a loop, so a slot is at the limit when their busy shares add up to nearly one. Causes, in the
 order of the checks:
 
 | cause         | when                                                                                             |
 |---------------|--------------------------------------------------------------------------------------------------|
-| `server`      | a chain waits half of its time for a server                                                      |
-| `skew`        | one slot is at its limit in a chain, and the others are far from it                              |
+| `server`      | a chain waits half of the time for a server                                                      |
+| `skew`        | a slot is at the limit in a chain, and   the others are far from that                            |
 | `starved`     | the slots are at their limit only because they wait for a processor much of their time           |
 | `busy`        | the slots are at their limit: the chain that takes most of their time, or all of them together   |
-| `slow_output` | a chain waits for its receivers, and none of them is busy: the last one of those that do not wait|
+| `slow_output` | a chain waits for receivers, and none of them is busy: the last of those that do not wait        |
 | `input`       | nothing waits and nobody is busy: the sources bring no more                                      |
 
 Slots are at their limit when they work nearly all of their time, or most of it while a chain waits for another. A

@@ -1,26 +1,26 @@
 """Explanation of a slow or failed checkpoint: a sentence with evidence and a remedy, from the history alone. Pure.
 
-    reason = why_checkpoint(record, history, chains)   # None: it was neither
+    reason = why_checkpoint(record, history, chains)   # None: neither slow nor failed
 
 A checkpoint is slow if it took three times as long as those before it, and at least 300 ms; or 10 s in any case. The
-subtask that acknowledged last is examined, because all others waited for it: the largest part of its time says where to
-look, and its figures say why:
+subtask that acknowledged last is examined, because all others waited for it: the largest part of the time shows where
+to look, and the figures of that subtask show why:
 
 | largest part            | cause          | when                                                                    |
 |-------------------------|----------------|-------------------------------------------------------------------------|
 | manifest and log record | `store`        | always                                                                  |
 | any                     | `large_state`  | much more was uploaded than usual, and writing it took a quarter        |
-|                         | `skew`         | rows are spread much less evenly than usual, and that keeps one busy    |
-|                         | `starved`      | the slot got no processor nearly all the time until its snapshot        |
-| writing                 | `precommit`    | most of it was an operator's own blocking work                          |
-|                         | `store`        | most of it was the upload, of no more than usual                        |
-| any other               | `starved`      | the slot's loop was ready to run for most of it, and got no processor   |
-|                         | `step`         | one step of a subtask took most of it                                   |
+|                         | `skew`         | rows are spread much less evenly than usual, which keeps a slot busy    |
+|                         | `starved`      | the slot got no processor nearly all the time until the snapshot        |
+| writing                 | `precommit`    | most of that was an operator's own blocking work                        |
+|                         | `store`        | most of that was the upload, of no more than usual                      |
+| any other               | `starved`      | the slot's loop was ready to run most of the time, without a processor  |
+|                         | `step`         | a step of a subtask took most of the time                               |
 |                         | `stalled`      | a heartbeat was late in the slot itself                                 |
 |                         | `partition`    | the slot was silent, or its messages were late, and it did not stall    |
-|                         | `skew`         | a busy subtask got far more rows than others of its chain               |
+|                         | `skew`         | a busy subtask got far more rows than others of the chain               |
 |                         | `server`       | an operator waited for a server                                         |
-|                         | `backpressure` | a busy subtask, or senders that waited for it                           |
+|                         | `backpressure` | a busy subtask, or senders that waited for that subtask                 |
 |                         | `unclear`      | none of these: the reason lists the parts                               |
 """
 

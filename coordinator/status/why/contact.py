@@ -8,12 +8,12 @@ from collections import deque
 from barrier_runtime.coordinator.status.status import SlotDuring
 
 _KEPT = 32
-_STALL_MS = 150.0  # shorter delays of a heartbeat in its slot are not kept
+_STALL_MS = 150.0  # shorter delays of a heartbeat in the slot are not kept
 _SPARE_MS = 500  # beyond the interval of heartbeats; shorter times are not reported
 
 
 class Contact:
-    """Contact to one slot process. `heartbeat_ms`: interval of its heartbeats."""
+    """Contact to a slot process. `heartbeat_ms`: interval of heartbeats."""
 
     def __init__(self, heartbeat_ms: int, now_ms: int) -> None:
         self._notable_ms = heartbeat_ms + _SPARE_MS

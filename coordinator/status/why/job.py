@@ -1,4 +1,4 @@
-"""Explanations of a job that does not start, shows nothing or has a high latency, from its status alone. Pure.
+"""Explanations of a job that does not start, shows nothing or has a high latency, from the status alone. Pure.
 
 `why_job` examines these in that order, then the bottleneck; inapplicable ones yield nothing.
 """
@@ -24,7 +24,7 @@ _WAITS_LONG_MS = 60_000  # a watermark this far behind the clock holds windows b
 
 
 def why_job(status: JobStatus, now_ms: int) -> tuple[Reason, ...]:
-    """Returns all applicable reasons, the gravest first. An ended job has one: its end."""
+    """Returns all applicable reasons, the gravest first. For an ended job: the end."""
     if status.outcome is not None:
         return (_ended(status),)
     if status.phase != "running":
@@ -245,7 +245,7 @@ def _nearly_forgotten(sink: SinkTransactions) -> Reason:
 
 
 def _held_back(status: JobStatus, last: CheckpointStatus) -> Reason | None:
-    """Explains event time that stalls because of one split, so that windows do not fire."""
+    """Explains event time that stalls because of a split, so that windows do not fire."""
     emitted = any(chain.rows_in for chain in status.chains if chain.sinks)
     for source in status.sources:
         behind = source.watermark_ms is None or (source.lag_ms or 0) >= _WAITS_LONG_MS

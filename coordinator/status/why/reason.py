@@ -1,4 +1,4 @@
-"""Explanation for people: one sentence, evidence, and a remedy. Shown by the command line, the page and REST."""
+"""Explanation for people: a sentence, evidence, and a remedy. Shown by the command line, the page and REST."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ _LONGEST_LINE = 300  # characters
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """One explanation. `cause` is one word for programs (see `why.CAUSES`); the rest is plain text for people."""
+    """An explanation. `cause` is a word for programs (see `checkpoint.CAUSES`); the rest is text for people."""
 
     cause: str
     sentence: str
