@@ -172,7 +172,7 @@ MUTANTS = (
         "who wakes a slot has put first what it wakes it for",
         "barrier_runtime/connectors/kafka/source/partition_queue.py",
         "        self._items.append(fetched)\n"
-        "        if len(self._items) == 1:  # of more the loop knows, or has been told and will look\n"
+        "        if len(self._items) == 1:  # with earlier entries the loop was woken before, and takes all\n"
         "            self._wake()\n",
         "        if not self._items:\n            self._wake()\n        self._items.append(fetched)\n",
         ("tests/barrier_runtime/runtime/sources/test_waking_sources.py",),

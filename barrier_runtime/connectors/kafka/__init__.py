@@ -1,1 +1,1 @@
-"""Kafka topics. The only folder that knows confluent_kafka."""
+"""Kafka topics. Only this folder imports confluent_kafka."""

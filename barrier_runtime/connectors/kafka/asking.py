@@ -1,8 +1,8 @@
-"""A Kafka client for questions, replaced when its answers are not to be trusted any more; and what clients log.
+"""Replaces clients whose answers are no longer reliable, and throttles the clients' log.
 
-librdkafka remembers the epochs of the partitions' leaders. After a broker was killed and started again a client may go
-on with an old one and hear FENCED_LEADER_EPOCH for ever, from a broker that answers any other client. So a client that
-hears an error of leadership is put away, and the next question goes to a new one.
+librdkafka remembers the epochs of the partitions' leaders. After a broker was killed and restarted, a client may keep
+an old epoch and get FENCED_LEADER_EPOCH for ever, while the broker answers other clients. After an error of leadership,
+the next request therefore uses a new client.
 """
 
 import logging
@@ -18,15 +18,15 @@ from barrier_runtime.connectors.kafka.errors import Kind, kind_of
 
 T = TypeVar("T")
 
-_IN_VAIN_S = 5.0  # all questions for so long
+_IN_VAIN_S = 5.0  # of failed requests
 _SAY_AGAIN_S = 60.0
-_OVERDUE_S = 1.0  # beyond the time in which a client should have given up by itself
-_SERVER = re.compile(r"[\w.\-\]]+:\d+(?=/)")  # a broker is called host:port/number, or host:port/bootstrap
+_OVERDUE_S = 1.0  # beyond the client's own timeout
+_SERVER = re.compile(r"[\w.\-\]]+:\d+(?=/)")  # a broker's name is host:port/number or host:port/bootstrap
 _NUMBERS = re.compile(r"\d+")
 
 
 class Asker:
-    """`make`: a new client (`Consumer`, `AdminClient`). One thread at a time."""
+    """Sends requests through a replaceable client. `make`: makes a `Consumer` or `AdminClient`. For one thread."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -40,8 +40,11 @@ class Asker:
         return self._client
 
     def ask(self, question: Callable[[Any], T]) -> T:
-        """Raises `KafkaException`, which `question` must do also for errors inside an answer (see `raised`). It may be
-        asked again then: of another client, if this one may have been to blame."""
+        """Returns the answer of `question`, called with the client.
+
+        Raises `KafkaException`; `question` must raise it for errors inside an answer as well (see `raised`). The caller
+        may retry: a client that may have caused the error has been replaced.
+        """
         from confluent_kafka import KafkaException
 
         client, began_s = self.client, time.monotonic()
@@ -56,7 +59,7 @@ class Asker:
         return answer
 
     def replace(self) -> None:
-        """The next question goes to a new client."""
+        """Makes the next request use a new client."""
         self._in_vain_since_s = None
         put_away(self._client)
         self._client = None
@@ -68,7 +71,7 @@ class Asker:
 
 
 def put_away(client: Any) -> None:
-    """End a client without waiting for it: it may block. The caller must keep no reference to it."""
+    """Closes a client in a thread, because closing may block. The caller must drop all references to the client."""
     if client is not None:
         threading.Thread(target=_end, args=([client],), name="kafka-client-ends", daemon=True).start()
 
@@ -80,7 +83,7 @@ def _end(last: list[Any]) -> None:
 
 
 def answered(answer: Future[Any], within_s: float, kafka: Any) -> Any:
-    """Raises `KafkaException` also where the client never says how a question ended that it had so long for."""
+    """Returns the result of `answer`; raises `KafkaException` also if the client does not answer in time."""
     try:
         return answer.result(within_s + _OVERDUE_S)
     except NoResult as error:
@@ -89,7 +92,7 @@ def answered(answer: Future[Any], within_s: float, kafka: Any) -> Any:
 
 
 def raised(answers: list[Any]) -> list[Any]:
-    """`answers`, if none of them is an error."""
+    """Returns `answers`. Raises `KafkaException` if one of them is an error."""
     from confluent_kafka import KafkaException
 
     for answer in answers:
@@ -99,7 +102,7 @@ def raised(answers: list[Any]) -> list[Any]:
 
 
 class OncePerMinute(logging.Filter):
-    """Lets through what clients say of one server once in a minute, with the number of what was kept back."""
+    """Passes one message per server and minute, with the number of suppressed messages."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -121,7 +124,7 @@ class OncePerMinute(logging.Filter):
 
 
 def client_log() -> logging.Logger:
-    """For all clients of a process."""
+    """Returns the logger for all clients of a process."""
     log = logging.getLogger("barrier_runtime.kafka.client")
     if not any(isinstance(each, OncePerMinute) for each in log.filters):
         log.addFilter(OncePerMinute())

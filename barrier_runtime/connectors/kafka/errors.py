@@ -1,17 +1,17 @@
-"""What Kafka's errors mean, for source and sink alike: by the names that the client library gives them. Pure.
+"""Kinds of Kafka's errors, for source and sink, by the names in the client library. Pure.
 
-A broken handshake or refused credentials may be a broker that is just starting, or a wrong certificate or password.
-Only time tells: `Refusals`.
+A failed handshake or refused credentials may come from a starting broker, or from a wrong certificate or password. Only
+the duration shows which: see `Refusals`.
 """
 
 import enum
 
 
 class Kind(enum.Enum):
-    LEADERSHIP = "leadership"  # waiting may not cure it: a client may keep the epoch of a leader from before a restart
-    PASSING = "passing"  # waiting may cure it
-    REFUSED = "refused"  # waiting may cure it; if it lasts, a person must
-    MISSING = "missing"  # a topic or partition is not there
+    LEADERSHIP = "leadership"  # waiting may not help: a client may keep a leader's epoch from before a restart
+    PASSING = "passing"  # waiting may help
+    REFUSED = "refused"  # waiting may help; if the error lasts, an operator must act
+    MISSING = "missing"  # a topic or partition does not exist
     FOR_A_PERSON = "for a person"
     UNKNOWN = "unknown"
 
@@ -42,29 +42,32 @@ _NAMES = {
     ),
 }
 _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
-CURABLE = frozenset({Kind.LEADERSHIP, Kind.PASSING, Kind.REFUSED})  # waiting may cure it
+CURABLE = frozenset({Kind.LEADERSHIP, Kind.PASSING, Kind.REFUSED})  # waiting may help
 COORDINATOR = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "_WAIT_COORD"})
-SILENCE = frozenset({"_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT"})  # says nothing of the reason
+SILENCE = frozenset({"_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT"})  # without a reason
 FENCED = frozenset({"_FENCED", "_FATAL", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})  # of a producer, by a newer one
-REFUSED_S = 25.0  # the client repeats itself every thirty seconds only
+REFUSED_S = 25.0  # the client repeats an error only every 30 seconds
 
 
 def kind_of(error: object) -> Kind:
-    """`error`: a `KafkaError`, or its name."""
+    """Returns the kind of `error`, a `KafkaError` or its name."""
     name = error if isinstance(error, str) else error.name()  # type: ignore[attr-defined]
     return _KINDS.get(name, Kind.UNKNOWN)
 
 
 class Refusals:
-    """Which brokers refuse, and since when. `lasting` is what the last of them said, once one has refused for so long
-    that it is not a broker just starting: without another error of the same broker or an answer of any in between."""
+    """Brokers that refuse a client, and since when.
+
+    `lasting`: the last refusal, once a broker has refused for longer than a start takes, without other errors of that
+    broker or answers of any broker in between.
+    """
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}  # by broker, as the client calls it
         self.lasting = ""
 
     def heard(self, error: object, now_s: float) -> None:
-        """Every error that a client tells."""
+        """Records an error that the client reports."""
         text = error.str()  # type: ignore[attr-defined]
         broker = text.partition(": ")[0]
         kind = kind_of(error)

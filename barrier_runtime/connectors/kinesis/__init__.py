@@ -1,1 +1,1 @@
-"""Streams of Amazon Kinesis, and of what speaks its interface, as a source."""
+"""Source of streams of Amazon Kinesis and of servers with the same interface."""

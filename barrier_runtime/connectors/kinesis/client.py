@@ -1,6 +1,6 @@
-"""Kinesis as the source asks it: shards, iterators, records. The only file of the connector that knows boto3.
+"""Kinesis client of the source: shards, iterators, records. Only this file of the connector imports boto3.
 
-Credentials come from boto3's default chain only. botocore's own retries are off: who asks decides how long to go on.
+Credentials come from boto3's default chain only. botocore's retries are off: the caller decides how long to retry.
 """
 
 import datetime
@@ -14,7 +14,7 @@ from barrier_runtime.connectors.kinesis.position import KinesisSplit
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.outside_errors import must_be_mended, told
 
-MOST_RECORDS = 10_000  # that one answer may have
+MOST_RECORDS = 10_000  # in an answer
 _TIMEOUT_S = 10.0
 _THROTTLED = {"ProvisionedThroughputExceededException", "LimitExceededException", "KMSThrottlingException"}
 _REFUSED = {
@@ -36,22 +36,22 @@ _WRONG_SETTINGS = {
     "ParamValidationError",
 }
 
-_MAKING = threading.Lock()  # boto3 makes clients on one thread at a time; they serve any number
+_MAKING = threading.Lock()  # boto3 makes clients on one thread at a time; a client serves any number of threads
 
 T = TypeVar("T")
 
 
 class IteratorExpired(BarrierRuntimeError):
-    """An iterator lives five minutes: the place is to be looked up again."""
+    """An iterator expired after five minutes; request another."""
 
 
 class Throttled(Unavailable):
-    """The shard's or the account's limit of requests or bytes: the same request is granted later."""
+    """Limit of requests or bytes of the shard or account; a later retry succeeds."""
 
 
 @dataclass(frozen=True)
 class KinesisRecord:
-    """`arrived_ms`: when Kinesis took it, in milliseconds since 1970."""
+    """Record of a shard. `arrived_ms`: arrival at Kinesis, in milliseconds since 1970."""
 
     sequence: str
     key: str
@@ -61,8 +61,11 @@ class KinesisRecord:
 
 @dataclass(frozen=True)
 class ShardAnswer:
-    """One answer. `iterator`: of the next one; None: the shard was closed, and this is its end. `behind_ms`: how far
-    the answer's end is behind the newest record of the shard; 0: nothing is left."""
+    """Answer to a request for records.
+
+    `iterator`: of the next request; None at the end of a closed shard. `behind_ms`: how far the answer's end is behind
+    the newest record of the shard; 0: no record is left.
+    """
 
     records: Sequence[KinesisRecord]
     iterator: str | None
@@ -70,8 +73,10 @@ class ShardAnswer:
 
 
 class KinesisClient:
-    """One stream. Travels to the slots without its connection. Every call may block for some ten seconds, and raises
-    `Unavailable`, or `InvalidJob` when a person must change something."""
+    """Client of a stream. Travels to the slots without its connection.
+
+    Calls may block for about ten seconds, and raise `Unavailable`, or `InvalidJob` if an operator must act.
+    """
 
     def __init__(self, stream: str, region: str | None, endpoint: str | None, where: str) -> None:
         self.stream = stream
@@ -84,7 +89,7 @@ class KinesisClient:
         return {**self.__dict__, "_made": None}
 
     def shards(self) -> list[str]:
-        """Ids of all shards whose records are retained, in their order."""
+        """Returns the sorted ids of all shards with retained records."""
         found: list[str] = []
         more: dict[str, Any] = {"StreamName": self.stream}
         while more:
@@ -98,7 +103,7 @@ class KinesisClient:
         return int(summary["StreamDescriptionSummary"]["RetentionPeriodHours"]) * 3_600_000
 
     def iterator(self, split: KinesisSplit, after: str | None) -> str:
-        """Where to go on: behind a record, or where the split begins."""
+        """Returns an iterator from after the record `after`, or from the split's beginning."""
         place: dict[str, Any] = {"ShardIteratorType": "TRIM_HORIZON"}
         if after is not None:
             place = {"ShardIteratorType": "AFTER_SEQUENCE_NUMBER", "StartingSequenceNumber": after}
@@ -111,7 +116,7 @@ class KinesisClient:
         return str(answer["ShardIterator"])
 
     def records(self, iterator: str) -> ShardAnswer:
-        """Raises `IteratorExpired` and `Throttled`, too."""
+        """Returns the records at `iterator`. Also raises `IteratorExpired` and `Throttled`."""
         answer = self._asked(lambda client: client.get_records(ShardIterator=iterator, Limit=MOST_RECORDS))
         records = [
             KinesisRecord(
@@ -136,7 +141,7 @@ class KinesisClient:
             raise self._trouble(error) from error
 
     def _trouble(self, error: Exception) -> BarrierRuntimeError:
-        """What an exception of boto3 means. Keeps request headers and credentials out of the message."""
+        """Converts an exception of boto3. Keeps request headers and credentials out of the message."""
         response = getattr(error, "response", None) or {}
         code = str(response.get("Error", {}).get("Code", "")) or type(error).__name__
         place = f"{self._where}, stream {self.stream!r}"
@@ -178,7 +183,7 @@ def _client(region: str | None, endpoint: str | None) -> Any:
 
 @cache
 def _session() -> Any:
-    """One per process: each reads a megabyte of descriptions of services."""
+    """Session of the process: each session reads a megabyte of service descriptions."""
     import boto3
 
     return boto3.session.Session()

@@ -1,4 +1,4 @@
-"""The thread that fetches one shard: it stays ahead of the reader by a bounded number of bytes, and wakes the slot.
+"""Thread that fetches a shard: keeps a bounded number of bytes ahead of the reader, and wakes the slot.
 
 | state    | does                                    | goes on                                                      |
 |----------|-----------------------------------------|--------------------------------------------------------------|
@@ -9,8 +9,8 @@
 | waiting  | backs off: throttled, or no answer      | what it did before; no answer for long: ended, with an error |
 | ended    | the reader takes what is held           |                                                              |
 
-An iterator that expired, as behind a job that stood still, means locating again; nothing is fetched twice, because the
-place is the last record that was handed to the queue. `close` ends every state, a request under way when it returns.
+An expired iterator, as after the job stood still, leads to locating again. Nothing is fetched twice, because the place
+is the last record in the queue. `close` ends every state; a running request ends when it returns.
 """
 
 import threading
@@ -33,8 +33,8 @@ from barrier_runtime.connectors.kinesis.client import (
 from barrier_runtime.connectors.kinesis.position import KinesisPosition, KinesisSplit, shown_time
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-HELD_BYTES = 16 << 20  # one answer, of up to 10 MB, may come on top
-GIVE_UP_S = 60.0  # without an answer: the job's restart= decides then
+HELD_BYTES = 16 << 20  # an answer of up to 10 MB may exceed it
+GIVE_UP_S = 60.0  # without an answer; then the job's restart= decides
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 5.0
 _SHORTEST_RETENTION_MS = 24 * 3_600_000
@@ -45,8 +45,10 @@ T = TypeVar("T")
 
 @dataclass
 class ShardRows:
-    """Rows of one answer, and the records they were made of. `at_ns`: on the monotonic clock, when it came.
-    `complete_ms`: of a `KinesisPosition`, once all rows are out."""
+    """Rows of an answer, and their records.
+
+    `at_ns`: arrival on the monotonic clock. `complete_ms`: of a `KinesisPosition` after all rows.
+    """
 
     rows: pa.RecordBatch | None
     records: Sequence[KinesisRecord]
@@ -55,7 +57,7 @@ class ShardRows:
 
 
 class ShardFetcher:
-    """`convert` makes rows of records, in the thread; it raises `InvalidJob` for a record that is bad."""
+    """Fetches a shard. `convert`: makes rows of records in the thread; raises `InvalidJob` for a bad record."""
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class ShardFetcher:
         threading.Thread(target=self._run, name=f"kinesis-{split.shard}", daemon=True).start()
 
     def take(self) -> ShardRows | None:
-        """The next rows; None when there are none now, or no more. Raises what ended the thread."""
+        """Returns the next rows; None if there are none now, or no more. Raises the error that ended the thread."""
         with self._changed:
             if self._held:
                 chunk = self._held.popleft()
@@ -94,7 +96,7 @@ class ShardFetcher:
 
     @property
     def over(self) -> bool:
-        """Every row was taken, and there will be no more."""
+        """True if every row was taken and no more rows follow."""
         with self._changed:
             return self._ended and not self._held and self._error is None
 
@@ -110,7 +112,7 @@ class ShardFetcher:
         try:
             self._check_retained()
             self._fetch()
-        except BaseException as raised:  # `take` raises it again
+        except BaseException as raised:  # `take` raises the exception again
             error = raised
         with self._changed:
             self._error = error
@@ -118,7 +120,7 @@ class ShardFetcher:
         self._wake()
 
     def _check_retained(self) -> None:
-        """A position may be older than what the stream retains: then rows may be gone that nobody has read."""
+        """Raises `InvalidJob` for a position older than the stream's retention: unread rows may be gone."""
         complete_ms = self._begin.complete_ms
         now_ms = time.time_ns() // 1_000_000
         if complete_ms is None or now_ms - complete_ms < _SHORTEST_RETENTION_MS:
@@ -155,7 +157,7 @@ class ShardFetcher:
                 return
 
     def _wanted(self, fetched: ShardAnswer) -> tuple[Sequence[KinesisRecord], bool]:
-        """The records before the end of the split, and whether that was reached."""
+        """Returns the records before the end of the split, and True if the end was reached."""
         until = self._split.until_ms
         if until is None:
             return fetched.records, False
@@ -179,7 +181,7 @@ class ShardFetcher:
             self._wake()
 
     def _may_go_on(self, *, rest: bool) -> bool:
-        """Waits for room, and at the tip of the shard for `every`. False: closed."""
+        """Waits for room, and at the newest record also for `every`. Returns False after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._held_bytes < HELD_BYTES)
             if rest:
@@ -187,7 +189,7 @@ class ShardFetcher:
             return not self._closed
 
     def _answered(self, ask: Callable[[], T]) -> T | None:
-        """The answer, asked for again and again; None: closed. Throttling is waited for as long as it lasts."""
+        """Returns the answer after retries; None after `close`. Throttled requests are retried without limit."""
         wait_s, trouble_since = _FIRST_WAIT_S, time.monotonic()
         while True:
             try:

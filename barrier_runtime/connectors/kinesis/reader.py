@@ -1,4 +1,4 @@
-"""The reader of one shard: a position, and the rows that its fetcher has ahead."""
+"""Reader of a shard: a position, and the rows that its fetcher has ahead."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +12,7 @@ from barrier_runtime.connectors.kinesis.fetcher import ShardFetcher, ShardRows
 from barrier_runtime.connectors.kinesis.position import POSITION, KinesisPosition, KinesisSplit
 from barrier_runtime.connectors.source import Polled
 
-_LOOK_NS = 1_000_000_000  # without being woken
+_LOOK_NS = 1_000_000_000  # between polls without a wake-up
 
 
 class KinesisReader:
@@ -27,8 +27,8 @@ class KinesisReader:
         self._convert = convert
         self._every_s = every_s
         self._fetcher: ShardFetcher | None = None
-        self._chunk: ShardRows | None = None  # of which rows are given now
-        self._taken = 0  # of these
+        self._chunk: ShardRows | None = None  # rows that are being returned
+        self._taken = 0  # rows of `_chunk` that were returned
         self._position = KinesisPosition()
         self._wake: Callable[[], None] = _nothing
         self._due_ns: int | None = None
@@ -41,7 +41,7 @@ class KinesisReader:
         self._wake = wake
 
     def prepare(self) -> None:
-        """Begin to fetch."""
+        """Begins fetching."""
         if self._fetcher is None:
             self._fetcher = self._make_fetcher(self._position, self._convert, self._every_s, self._wake)
 
@@ -79,10 +79,10 @@ class KinesisReader:
         self._position = POSITION.decode(position)
 
     def close(self) -> None:
-        """Does not wait for a request under way: the thread ends when it returns."""
+        """Does not wait for a running request: the thread ends when the request returns."""
         if self._fetcher is not None:
             self._fetcher.close()
 
 
 def _nothing() -> None:
-    """Nobody waits to be woken."""
+    """Used until `wake_by`."""

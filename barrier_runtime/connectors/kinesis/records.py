@@ -1,4 +1,4 @@
-"""Kinesis records as Arrow batches: the columns of the payload, then those of the record."""
+"""Converts Kinesis records to Arrow batches: the columns of the payload, then those of the record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ METADATA: dict[str, pa.DataType] = {
 
 @dataclass(frozen=True)
 class KinesisColumns:
-    """What a record becomes."""
+    """Columns of a record."""
 
     value: Value
     payload: pa.Schema
@@ -34,7 +34,7 @@ class KinesisColumns:
 
 
 def record_columns(value: str, schema: pa.Schema | None, metadata: Sequence[str], where: str) -> KinesisColumns:
-    """Checks names and types. Raises `InvalidJob`."""
+    """Returns the columns after a check of names and types. Raises `InvalidJob`."""
     if value not in ("bytes", "string", "json"):
         raise InvalidJob(f'{where}: value={value!r}: use "bytes", "string" or "json"')
     if value == "json" and schema is None:
@@ -57,7 +57,7 @@ def record_columns(value: str, schema: pa.Schema | None, metadata: Sequence[str]
 
 
 class KinesisRows:
-    """In the slot; used by the threads of all shards."""
+    """Converts records in the slot, for the threads of all shards."""
 
     def __init__(self, columns: KinesisColumns, where: str) -> None:
         self._columns = columns
@@ -68,7 +68,7 @@ class KinesisRows:
         )
 
     def convert(self, shard: str, records: Sequence[KinesisRecord]) -> pa.RecordBatch:
-        """At least one record. Raises `InvalidJob` that names the first one that cannot be decoded."""
+        """Converts one or more records. Raises `InvalidJob` that names the first undecodable record."""
         arrays, bad = decoded(self._decoder, [record.data for record in records], records)
         if bad:
             first = min(bad)

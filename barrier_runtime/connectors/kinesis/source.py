@@ -1,10 +1,10 @@
-"""Kinesis streams as a source: one split per shard, its position a sequence number in the checkpoint.
+"""Source of Kinesis streams: one split per shard, with a sequence number as its position in the checkpoint.
 
     driver: shards ──► splits ──► slot: KinesisReader per shard ──► a ShardFetcher each
     slot: discovery, in a thread ──► splits of shards that came by splitting and merging, from their first record
 
-Records of a partition key are in order within a shard. When a stream is resharded, a key goes on in another shard,
-which is read as soon as it is found, beside what is left of the old one.
+Records of a partition key are in order within a shard. After resharding, a key continues in another shard, which is
+read as soon as it is found, in parallel with the rest of the old shard.
 """
 
 import datetime
@@ -35,28 +35,29 @@ from barrier_runtime.state.errors import InvalidJob
 
 Start: TypeAlias = Literal["earliest", "latest"] | datetime.datetime
 
-_ONCE_S = 1e9  # "again after 30 years": a listing at the start and no other
+_ONCE_S = 1e9  # about 30 years: only the listing at the start
 
 
 @kinds_checked
 @dataclass(frozen=True)
 class KinesisSource(EventTimeOfSource):
-    """A stream of Amazon Kinesis; one split per shard. Sequence numbers are kept in checkpoints. Credentials, and the
-    region unless `region` is given, come from boto3's default chain (environment, ~/.aws, role); `endpoint`: of a
-    server that speaks the interface, instead of Amazon's.
+    """A stream of Amazon Kinesis; one split per shard. Checkpoints contain sequence numbers.
 
-    `start` counts where no checkpoint does: "earliest" (what is retained), "latest" (what arrives from now on) or a
-    datetime. `until="latest"`: what has arrived by the start is the stream. Shards that come by splitting and merging
-    are looked for every `discover` (None: only at a restart), and read from their first record.
+    Credentials, and the region unless `region` is given, come from boto3's default chain (environment, ~/.aws, role).
+    `endpoint`: another server with the same interface.
 
-    Columns: `value` (bytes, or text with `value="string"`), or with `value="json"` those of `schema`; then those of
-    `metadata`: partition_key, shard, sequence_number, arrived_at. A record that cannot be decoded ends the job with its
-    place. Records that Amazon's producer library has aggregated come as they are, as one.
+    `start` applies without a checkpoint: "earliest" (all retained records), "latest" (records that arrive from now on)
+    or a datetime. `until="latest"`: the stream ends with the records that had arrived at the start. Shards from splits
+    and merges are searched every `discover` (None: only at a restart), and read from their first record.
 
-    A shard is asked every `every` while nothing is left of it, and at once otherwise; Kinesis allows five requests a
+    Columns: `value` (bytes, or text with `value="string"`), or with `value="json"` the columns of `schema`; then those
+    of `metadata`: partition_key, shard, sequence_number, arrived_at. A record that cannot be decoded ends the job, and
+    the error names its place. Records that Amazon's producer library has aggregated stay aggregated in one row.
+
+    A shard is polled every `every` after its newest record, and at once otherwise; Kinesis allows five requests a
     second per shard, of all readers together.
 
-    A job that was away for longer than the stream retains its records does not start: records may be gone.
+    A job that was stopped for longer than the stream's retention does not start: records may be gone.
 
     >>> clicks = KinesisSource("clicks", value="json", schema={"page": str, "user": int})
     >>> flow.source("clicks", clicks, event_time="arrived_at")
@@ -75,7 +76,7 @@ class KinesisSource(EventTimeOfSource):
     discover: datetime.timedelta | None = datetime.timedelta(minutes=1)
 
     def named(self, name: str) -> "KinesisStream":
-        """Checks the settings without asking the service. Raises `InvalidJob`."""
+        """Returns the source after a check of its settings, without requests to the service. Raises `InvalidJob`."""
         where = f"source {name!r}"
         if not isinstance(self.stream, str) or not self.stream.strip():
             raise InvalidJob(f"{where}: stream={self.stream!r}: give the name of a stream")
@@ -96,7 +97,7 @@ class KinesisSource(EventTimeOfSource):
 
 
 class KinesisStream:
-    """A `KinesisSource` with its name."""
+    """`KinesisSource` with its name."""
 
     exactly_once = True
 
@@ -122,7 +123,7 @@ class KinesisStream:
 
     @property
     def positions_in(self) -> str:
-        """Shards of different streams have the same names."""
+        """Name with the stream, because shards of different streams have the same names."""
         return f"Kinesis stream {self._client.stream}"
 
     def __repr__(self) -> str:
@@ -157,7 +158,7 @@ class KinesisStream:
         return [KinesisSplit(shard).split() for shard in self._client.shards()]
 
     def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
-        """Shards that were read to a time that the stream does not retain any more."""
+        """Lists shards whose positions are older than the stream's retention."""
         oldest_ms = time.time_ns() // 1_000_000 - self._client.retention_ms()
         read_to = {shard: POSITION.decode(at).complete_ms for shard, at in positions.items() if at is not None}
         return [

@@ -1,7 +1,7 @@
-"""How a RabbitMQ broker is addressed and reached, and what its refusals mean.
+"""Address of and connection to a RabbitMQ broker, and its errors.
 
-Credentials come from the environment of the driver and of the slots (RABBITMQ_USERNAME, RABBITMQ_PASSWORD; the broker's
-own default, guest, without them). A URL may name a user but no password: URLs end up in logs and error texts.
+Credentials come from the environment of driver and slots (RABBITMQ_USERNAME, RABBITMQ_PASSWORD; default: the broker's
+own default, guest). A URL may contain a user but no password: URLs appear in logs and error messages.
 """
 
 import logging
@@ -23,7 +23,7 @@ _HEARTBEAT_S = 30  # after two of these a broker gives a dead consumer's message
 
 @dataclass(frozen=True)
 class Broker:
-    """`url` without user and password; `user` is empty when the environment names it."""
+    """Address of a broker. `url`: without user and password; `user`: empty if the environment names the user."""
 
     url: str
     user: str
@@ -53,7 +53,7 @@ class Broker:
         return self.user or os.environ.get(_USER, "guest")
 
     def connect(self) -> Any:
-        """A `pika.BlockingConnection`. Raises what pika raises; see `explained`."""
+        """Returns a `pika.BlockingConnection`. Raises pika's errors; see `explained`."""
         pika = imported(str(self))
         parameters = pika.URLParameters(self.url)
         parameters.credentials = pika.PlainCredentials(self.login, os.environ.get(_PASSWORD, "guest"))
@@ -72,13 +72,13 @@ def imported(where: str) -> Any:
     except ImportError as error:
         raise missing_extra(f"{where}: reading RabbitMQ", "rabbitmq", error) from None
     noisy = logging.getLogger("pika")
-    if noisy.level == logging.NOTSET:  # a dozen errors with stacks for each lost connection; ours is one line
+    if noisy.level == logging.NOTSET:  # a dozen errors with stacks per lost connection; the consumer logs one line
         noisy.setLevel(logging.CRITICAL)
     return pika
 
 
 def check_queue(broker: Broker, queue: str, where: str) -> None:
-    """The broker answers, lets us in, and has the queue. Raises `InvalidJob` or `Unavailable`. Blocks."""
+    """Checks broker, credentials and queue. Raises `InvalidJob` or `Unavailable`. Blocks."""
     try:
         connection = broker.connect()
         try:
@@ -91,13 +91,13 @@ def check_queue(broker: Broker, queue: str, where: str) -> None:
 
 
 def explained(error: Exception, broker: Broker, queue: str, where: str) -> BarrierRuntimeError:
-    """What an error of pika means: `InvalidJob` for what a person must put right, `Unavailable` for the rest."""
+    """Converts an error of pika: `InvalidJob` if an operator must act, otherwise `Unavailable`."""
     if isinstance(error, BarrierRuntimeError):
         return error
     amqp = imported(where).exceptions
     code = getattr(error, "reply_code", 0)
     said = str(getattr(error, "reply_text", "") or error) or repr(error)
-    if "down" in said:  # a virtual host or a queue's node that is still starting
+    if "down" in said:  # a virtual host or a queue's node that is starting
         return Unavailable(f"{where}: {broker} is not ready: {said}")
     of_connection = isinstance(error, amqp.AMQPConnectionError)
     if isinstance(error, amqp.ProbableAuthenticationError | amqp.AuthenticationError) or (

@@ -1,11 +1,10 @@
-"""One consumer of a queue: a connection on a thread of its own, a buffer of messages, and acknowledgements in order.
+"""Consumer of a queue: a connection in its own thread, a buffer of messages, and acknowledgements in order.
 
-The broker gives out at most `prefetch` messages that are not acknowledged, so the buffer is bounded by that. A lost
-connection is made again, with a growing pause, for as long as it takes. What was not acknowledged on it comes again
-then; delivery tags count per connection, so each goes with the number of its connection, and one of an earlier
-connection acknowledges nothing.
+The broker delivers at most `prefetch` unacknowledged messages, which bounds the buffer. A lost connection is reopened,
+with growing pauses, without limit. Its unacknowledged messages are then delivered again. Delivery tags count per
+connection, so each tag has the number of its connection, and tags of earlier connections acknowledge nothing.
 
-The thread alone touches pika's objects. `take`, `acknowledge` and `reject` are for the loop: they never wait.
+Only the thread uses pika's objects. `take`, `acknowledge` and `reject` are for the loop and never wait.
 """
 
 import contextlib
@@ -21,13 +20,13 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 log = logging.getLogger("barrier_runtime.rabbitmq")
 
-_WAIT_S = 1.0  # for events; a call of the loop ends it at once
+_WAIT_S = 1.0  # for events; a call of the loop ends the wait at once
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Where a message came: connection number and delivery tag. Ordered as delivered."""
+    """Place of a message: connection number and delivery tag. Ordered as delivered."""
 
     connection: int
     tag: int
@@ -43,14 +42,16 @@ class ReceivedMessage:
 
 
 class Consumer:
-    """Connects at once; `close` ends it. `where` is for messages. `wake` is called when there are messages where none
-    were, and when it gives up."""
+    """Consumer that connects at once; `close` ends it. `where`: for messages.
+
+    `wake` is called for the first message of an empty buffer, and after a final error.
+    """
 
     def __init__(
         self, broker: Broker, queue: str, prefetch: int, where: str, wake: Callable[[], None] = lambda: None
     ) -> None:
-        self.failed: InvalidJob | None = None  # why it gave up
-        self.connection = 0  # how many there have been
+        self.failed: InvalidJob | None = None  # the final error
+        self.connection = 0  # number of connections so far
         self.connected = False
         self._broker = broker
         self._queue = queue
@@ -67,7 +68,7 @@ class Consumer:
     # ------------------------------------------------------------ for the loop
 
     def take(self, max_messages: int, max_bytes: int) -> list[ReceivedMessage]:
-        """The oldest messages there are; those of a connection that was lost are not given out any more."""
+        """Returns the oldest messages; messages of a lost connection are dropped."""
         taken: list[ReceivedMessage] = []
         size = 0
         while len(taken) < max_messages and size < max_bytes:
@@ -81,24 +82,24 @@ class Consumer:
 
     @property
     def waiting(self) -> bool:
-        """There are messages to take."""
+        """True if there are messages to take."""
         return bool(self._messages)
 
     def acknowledge(self, delivery: Delivery) -> None:
-        """This message and all before it."""
+        """Acknowledges this message and all earlier messages."""
         self._order(delivery, lambda channel, tag: channel.basic_ack(tag, multiple=True))
 
     def reject(self, delivery: Delivery) -> None:
-        """Hand this message to the queue's dead-letter exchange (without one, the broker drops it)."""
+        """Sends this message to the queue's dead-letter exchange (without one, the broker drops the message)."""
         self._order(delivery, lambda channel, tag: channel.basic_reject(tag, requeue=False))
 
     def close(self) -> None:
-        """The thread carries out what was ordered, then closes the connection. Does not wait for it."""
+        """Makes the thread execute earlier orders and close the connection. Does not wait."""
         self._closing.set()
         self._wake()
 
     def join(self, timeout_s: float) -> bool:
-        """After `close`: wait until the connection is closed. False if it still is not."""
+        """Waits after `close` until the connection is closed. Returns False after `timeout_s`."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -109,7 +110,7 @@ class Consumer:
     def _wake(self) -> None:
         connection = self._pika
         if connection is not None:
-            with contextlib.suppress(Exception):  # it was closed this moment: the thread knows
+            with contextlib.suppress(Exception):  # just closed: the thread knows
                 connection.add_callback_threadsafe(_nothing)
 
     # ------------------------------------------------------------ on the thread
@@ -134,7 +135,7 @@ class Consumer:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _consume(self) -> None:
-        """One connection, until it is lost (raises) or `close` was called."""
+        """Consumes by one connection until the connection is lost (raises) or `close` was called."""
         pika_connection = self._broker.connect()
         number = self.connection + 1
         cancelled = threading.Event()
@@ -142,7 +143,7 @@ class Consumer:
         def received(channel: Any, method: Any, properties: Any, body: bytes) -> None:
             delivery = Delivery(number, method.delivery_tag)
             self._messages.append(ReceivedMessage(delivery, body, properties, method.routing_key, method.redelivered))
-            if len(self._messages) == 1:  # of more the loop knows, or has been told and will look
+            if len(self._messages) == 1:  # with earlier messages the loop was woken before, and takes all
                 self._tell()
 
         try:
@@ -153,7 +154,7 @@ class Consumer:
             self._pika = pika_connection
             self.connection, self.connected = number, True
             while True:
-                closing = self._closing.is_set()  # looked at first: what was ordered before it is still carried out
+                closing = self._closing.is_set()  # read first: earlier orders are still executed
                 self._carry_out(channel, number)
                 if closing:
                     return
@@ -165,7 +166,7 @@ class Consumer:
             self._pika = None
             self._messages.clear()
             if pika_connection.is_open:
-                with contextlib.suppress(Exception):  # what matters of it is that the messages are free again
+                with contextlib.suppress(Exception):  # closing only releases the messages
                     pika_connection.close()
 
     def _carry_out(self, channel: Any, number: int) -> None:
@@ -176,4 +177,4 @@ class Consumer:
 
 
 def _nothing() -> None:
-    """To wake `process_data_events` is all."""
+    """Only wakes `process_data_events`."""

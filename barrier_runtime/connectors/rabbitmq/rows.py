@@ -1,7 +1,7 @@
-"""Messages as rows: the body as bytes, or its JSON object as typed columns, then what the broker says of the message.
+"""Converts messages to rows: the body as bytes, or its JSON object as typed columns, then the message's properties.
 
 Columns beside the body's: `message_id` (string), `timestamp` (ms, UTC; AMQP has whole seconds), `routing_key`,
-`redelivered` (true: the broker gave it to somebody before) and `headers` (JSON text). Null where a message lacks it.
+`redelivered` (true: delivered before) and `headers` (JSON text). Null if the message lacks the property.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,16 @@ METADATA = {
     "headers": pa.string(),
 }
 HEADER_PREFIX = "headers."
-_LAST_SECOND = 253_402_300_799  # of year 9999; more is milliseconds by mistake
+_LAST_SECOND = 253_402_300_799  # of the year 9999; greater values are milliseconds by mistake
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What a row is made of. `json`: the columns of the body, None for bytes. `id_from`: "message_id" (the property) or
-    "headers.<name>". `id_needed`: a message without id is bad."""
+    """Columns of a row.
+
+    `json`: the columns of the body; None for bytes. `id_from`: "message_id" (the property) or "headers.<name>".
+    `id_needed`: a message without id is bad.
+    """
 
     json: pa.Schema | None
     metadata: tuple[str, ...]
@@ -54,7 +57,7 @@ def columns_of(
     id_needed: bool,
     where: str,
 ) -> Columns:
-    """Raises `InvalidJob` for a choice that makes no rows."""
+    """Returns the columns. Raises `InvalidJob` for impossible choices."""
     if value not in ("bytes", "json"):
         raise InvalidJob(f'{where}: value={value!r}: use "bytes" or "json"')
     if value == "json" and json is None:
@@ -62,7 +65,7 @@ def columns_of(
     if value != "json" and json is not None:
         raise InvalidJob(f'{where}: schema= goes with value="json": pass that, or leave schema= out')
     if json is not None:
-        json_row(json, where)  # it refuses types that JSON is not read as
+        json_row(json, where)  # refuses types that JSON cannot give
     if message_id != MESSAGE_ID and (not message_id.startswith(HEADER_PREFIX) or message_id == HEADER_PREFIX):
         raise InvalidJob(f'{where}: message_id={message_id!r}: use "message_id" (the property) or "headers.<name>"')
     for name in metadata:
@@ -85,7 +88,7 @@ class MessageRows:
         self._decoder = None if columns.json is None else JsonPayloads(columns.json, where)
 
     def batch(self, messages: Sequence[ReceivedMessage]) -> tuple[pa.RecordBatch, list[tuple[ReceivedMessage, str]]]:
-        """Rows of the good messages, in their order, and the bad ones, each with what is wrong."""
+        """Returns the rows of the good messages in order, and the bad messages, each with the reason."""
         bad: list[tuple[ReceivedMessage, str]] = []
         good: list[ReceivedMessage] = []
         ids: list[str | None] = []
@@ -115,7 +118,7 @@ class MessageRows:
         return ""
 
     def _bodies(self, messages: Sequence[ReceivedMessage]) -> tuple[list[pa.Array], dict[int, str]]:
-        """The columns of the bodies, and by index what is wrong with a body."""
+        """Returns the columns of the bodies, and by index the reasons of bad bodies."""
         bodies = [message.body for message in messages]
         if self._decoder is None:
             return [pa.array(bodies, pa.binary())], {}

@@ -1,12 +1,12 @@
-"""A RabbitMQ queue as a source: it gives messages again, but has no positions.
+"""Source of a RabbitMQ queue: the broker delivers messages again, but has no positions.
 
-A message is acknowledged when a checkpoint that covers it is completed, not before. Whatever happens until then (a
-killed slot, a lost connection, a broker that restarts) makes the broker deliver it again, to any consumer. So the
-stream has redelivered messages twice, and is exactly-once only with `deduplicate` behind it, whose state belongs to
-the same checkpoints: an id is in the state that is restored, or its message was not acknowledged.
+A message is acknowledged after a covering checkpoint is completed. After any earlier failure (a killed slot, a lost
+connection, a restarted broker) the broker delivers the message again, to any consumer. The stream then repeats the
+message, and is exactly-once only with a following `deduplicate`, whose state belongs to the same checkpoints: either
+the restored state contains an id, or its message was not acknowledged.
 
-The splits are consumers that compete for the queue: any number of them will do, so a job may be rescaled freely; the
-order of a queue is kept with one consumer only (and not for messages that were delivered again).
+Splits are consumers that compete for the queue. Any number of them works, so a job may be rescaled freely. The order of
+a queue holds with one consumer only (and not for redelivered messages).
 """
 
 import datetime
@@ -25,37 +25,38 @@ from barrier_runtime.connectors.source import DeduplicateBy, Discovery, EventTim
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
-_POLL_NS = 100_000_000  # how often an empty buffer is looked at; messages wake the slot
+_POLL_NS = 100_000_000  # period of polls at an empty buffer; messages wake the slot
 _BATCH_BYTES = 16 << 20
-_MAX_PREFETCH = 65_535  # AMQP's field for it
-_PAYLOAD = b"consumer"  # a consumer of an earlier, larger parallelism is made again by it: one more does no harm
+_MAX_PREFETCH = 65_535  # AMQP's maximum
+_PAYLOAD = b"consumer"  # recreates a consumer of an earlier, larger parallelism; an additional consumer is harmless
 
 
 @kinds_checked
 @dataclass(frozen=True)
 class RabbitMQSource(EventTimeOfSource):
     """Messages of an existing, durable queue of RabbitMQ at `amqp://host:port/vhost`; one consumer per subtask.
-    RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots say who reads it.
 
-    A message is acknowledged when a checkpoint that covers it is completed; the broker gives it again after a failure
-    before that. `deduplicate` drops such redeliveries by message id (the property `message_id`, or
-    `"headers.<name>"`), and publishers must give each message an id of its own. An id is forgotten once the watermark
-    has advanced by that much since it was seen (this takes `event_time`), with "forever" never. Choose it longer than a
-    publisher or broker may take to send a message again. With None redelivered messages come twice, so sinks can only
-    be at-least-once.
+    RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots are the credentials.
 
-    Columns: `body` (bytes), or with `value="json"` those of `schema`; then those of `metadata`. `timestamp` is the
-    publisher's, in whole seconds, null if it gave none. `headers` is JSON text.
+    A message is acknowledged when a covering checkpoint is completed; after an earlier failure the broker delivers it
+    again. `deduplicate` drops such redeliveries by message id (the property `message_id`, or `"headers.<name>"`);
+    publishers must give each message its own id. An id is forgotten once the watermark has advanced by that duration
+    since the id was seen (this needs `event_time`), with "forever" never. Choose a longer duration than a publisher or
+    broker may take to send a message again. With None redelivered messages are repeated, so sinks can only be
+    at-least-once.
 
-    `prefetch`: messages a consumer may hold without acknowledgement (at most 65,535). The stream waits for the next
-    checkpoint when it has read so many, so it should cover what comes between two completed checkpoints; `prefetch`
-    messages should fit in a slot's memory. Between checkpoints must be less time than the broker's consumer_timeout (30
-    minutes), or it takes the messages back and gives them again. A quorum queue gives up on messages that came back too
-    often: its delivery-limit must outlast the restarts of a job.
+    Columns: `body` (bytes), or with `value="json"` the columns of `schema`; then those of `metadata`. `timestamp` is
+    the publisher's, in whole seconds, null if missing. `headers` is JSON text.
 
-    `bad_records`: "fail" stops the job at a message without id or whose body does not fit; "reject" hands it to the
-    queue's dead-letter exchange (a queue without one loses it). `until_idle`: end when the queue gave nothing for so
-    long. Messages keep the queue's order with parallelism 1 and before the first redelivery only.
+    `prefetch`: messages that a consumer may hold without acknowledgement (at most 65,535). After that many, the stream
+    waits for the next checkpoint, so `prefetch` should cover the messages between two completed checkpoints; `prefetch`
+    messages should fit into a slot's memory. The time between checkpoints must be below the broker's consumer_timeout
+    (30 minutes), otherwise the broker takes the messages back and delivers them again. A quorum queue drops messages
+    that were returned too often: its delivery-limit must exceed the restarts of a job.
+
+    `bad_records`: "fail" stops the job at a message without id or with an unfitting body; "reject" sends it to the
+    queue's dead-letter exchange (a queue without one loses the message). `until_idle`: end after the queue delivered
+    nothing for that duration. Messages keep the queue's order only with parallelism 1 and before the first redelivery.
     """
 
     url: str
@@ -71,7 +72,7 @@ class RabbitMQSource(EventTimeOfSource):
     until_idle: datetime.timedelta | None = None
 
     def named(self, name: str) -> "RabbitMQQueue":
-        """Checks the settings without asking the broker. Raises `InvalidJob`."""
+        """Returns the source after a check of its settings, without requests to the broker. Raises `InvalidJob`."""
         where = f"source {name!r}"
         repeats = _repeats(self.deduplicate, where)
         if self.bad_records not in ("fail", "reject"):
@@ -138,7 +139,7 @@ class RabbitMQQueue:
     def splits(self, parallelism: int) -> Sequence[Split]:
         imported(self._where)
         check_queue(self._broker, self._queue, self._where)
-        # A consumer that ended when the queue was idle has ended for good: the next run has others.
+        # A consumer that ended because the queue was idle stays ended: the next run uses other ids.
         run = f"-{uuid.uuid4().hex[:8]}" if self._idle_ns is not None else ""
         return [Split(f"consumer-{i}{run}", _PAYLOAD) for i in range(parallelism)]
 
@@ -155,7 +156,7 @@ class RabbitMQQueue:
 
 
 class RabbitReader:
-    """One consumer. `idle_ns`: it has finished when the queue gave nothing for so long."""
+    """Reader of a consumer. `idle_ns`: the reader is finished after the queue delivered nothing for that duration."""
 
     def __init__(
         self,
@@ -175,12 +176,12 @@ class RabbitReader:
         self._where = where
         self._rows = MessageRows(columns, where)
         self._consumer: Consumer | None = None
-        self._handed = Delivery(0, 0)  # the last message that was returned
+        self._handed = Delivery(0, 0)  # the last returned message
         self._acknowledged = Delivery(0, 0)
         self._covered: deque[tuple[int, Delivery]] = deque()  # by checkpoint: the last message before it
         self._wake: Callable[[], None] = lambda: None
         self._polled_ns = 0
-        self._active_ns: int | None = None  # when there last was a reason not to be idle
+        self._active_ns: int | None = None  # last time of an event that prevents idleness
         self._connection = 0
         self._finished = False
 
@@ -226,7 +227,7 @@ class RabbitReader:
         return b"null"
 
     def seek(self, position: bytes) -> None:
-        """The broker alone knows what is still to be read."""
+        """Does nothing: only the broker knows the unread messages."""
 
     def snapshotted(self, checkpoint: int) -> None:
         self._covered.append((checkpoint, self._handed))
@@ -244,8 +245,10 @@ class RabbitReader:
             self._consumer.close()
 
     def _look_for_the_end(self, consumer: Consumer, now_ns: int) -> None:
-        """Not idle: without a connection, or when as many messages as the broker gives at once wait for their
-        checkpoint."""
+        """Detects an idle queue.
+
+        Never idle: without a connection, or while `prefetch` messages wait for their checkpoint.
+        """
         if self._idle_ns is None:
             return
         same = self._handed.connection == consumer.connection

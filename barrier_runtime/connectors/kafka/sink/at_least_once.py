@@ -1,8 +1,8 @@
-"""The at-least-once Kafka sink: rows are sent before the decision, and a checkpoint waits until the brokers have them.
+"""At-least-once Kafka sink: rows are sent before the decision, and a checkpoint waits until the brokers have them.
 
-Rows are handed to the client off the loop, a few hundred KiB at a time, the rest at a barrier; what readers see may be
-seen again after a restart. A row that the brokers refuse for good breaks this instance: the job starts again from its
-last checkpoint, and all that was sent since is sent anew.
+Rows go to the client off the loop, some hundred KiB at a time, and the rest at a barrier. Readers may see rows again
+after a restart. A row that the brokers refuse for good breaks this instance: the job restarts from its last checkpoint
+and sends all later rows again.
 """
 
 import threading
@@ -41,7 +41,7 @@ class KafkaDirect(TwoPhaseCommitSink):
         self._format.open(where, limits, lambda name: limits_of_chosen(self._cluster, name, limits))
         self._schema_checked = False
         self._buffers: InOrder[int] = InOrder()
-        self._sending = threading.Lock()  # rows of the next checkpoint wait while this one's are flushed
+        self._sending = threading.Lock()  # rows of the next checkpoint wait while this checkpoint is flushed
         self._refused: InvalidJob | Unavailable | None = None
         self._producer = self._cluster.producer(
             {
@@ -84,7 +84,7 @@ class KafkaDirect(TwoPhaseCommitSink):
         return send
 
     def pre_commit(self, transaction: RowBuffer[int], checkpoint: int) -> None:
-        """Every row up to here is on the brokers, or this raises."""
+        """Waits until the brokers have every row; raises an error otherwise."""
         self._buffers.stage(transaction, self._send, closed=True)
         with self._sending:
             waiting = self._producer.flush(_FLUSH_S)
@@ -98,10 +98,10 @@ class KafkaDirect(TwoPhaseCommitSink):
         self._cluster.answers()
 
     def commit(self, committable: bytes) -> None:
-        """Never called: pre-commit has nothing to hand over."""
+        """Never called: pre-commit returns no committable."""
 
     def abort(self, committable: bytes) -> None:
-        """Nothing can be taken back."""
+        """Does nothing: rows cannot be unsent."""
 
     def close(self) -> None:
         if getattr(self, "_producer", None) is not None:

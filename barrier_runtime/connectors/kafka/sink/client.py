@@ -1,6 +1,6 @@
-"""What all of the Kafka sink's clients share: settings, and what an error of the client library means for the job.
+"""Settings and errors of all clients of the Kafka sink.
 
-The library (`confluent_kafka`) is imported on first use: who has no Kafka need not install it.
+The library (`confluent_kafka`) is imported on first use, so that jobs without Kafka need not install it.
 """
 
 import time
@@ -12,7 +12,7 @@ from barrier_runtime.connectors.kafka.asking import client_log
 from barrier_runtime.connectors.kafka.errors import COORDINATOR, FENCED, SILENCE, Kind, Refusals, kind_of
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 
-ANSWER_S = 10.0  # the longest wait for one answer of the broker
+ANSWER_S = 10.0  # the longest wait for an answer of the broker
 _AGAIN_S = 0.02
 _OURS = {
     "bootstrap.servers": "give bootstrap_servers",
@@ -26,7 +26,7 @@ _OURS = {
     "message.timeout.ms": "rows are tried until the transaction, or the job, ends",
 }
 _DEFAULTS = {"retry.backoff.ms": 20, "retry.backoff.max.ms": 500, "log.connection.close": False}
-_SHOWN = {  # settings without secrets, kept with each snapshot
+_SHOWN = {  # settings without secrets, which every snapshot keeps
     *("security.protocol", "sasl.mechanism", "sasl.mechanisms", "ssl.ca.location", "client.id", "client.rack"),
     *("compression.type", "compression.codec", "linger.ms", "batch.size", "message.max.bytes", "partitioner"),
     *("transaction.timeout.ms", "socket.timeout.ms", "request.timeout.ms", "retry.backoff.ms"),
@@ -44,7 +44,7 @@ def library() -> Any:
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's own client settings. Raises `InvalidJob` for those that the sink must set itself."""
+    """Returns the user's client settings. Raises `InvalidJob` for settings that the sink must set itself."""
     for name, reason in _OURS.items():
         if name in config:
             raise InvalidJob(f"KafkaSink: config={{{name!r}: …}} cannot be set: {reason}; remove it")
@@ -52,13 +52,15 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Those settings that may be seen: an allow-list, because a list of secrets is never complete."""
+    """Returns the settings that may be shown: an allow-list, because a list of secrets is never complete."""
     return {name: value for name, value in config.items() if name in _SHOWN and isinstance(value, str | int | float)}
 
 
 class KafkaCluster:
-    """A cluster, and how to reach it. `where` names job, sink and subtask for messages. Heard errors are remembered:
-    the library only says "timed out" when, say, the password is wrong."""
+    """A cluster and its client settings. `where`: job, sink and subtask, for messages.
+
+    Keeps reported errors: the library only raises "timed out" if, for example, the password is wrong.
+    """
 
     def __init__(self, bootstrap_servers: str, config: Mapping[str, Any], where: str) -> None:
         self.bootstrap_servers = bootstrap_servers
@@ -94,17 +96,17 @@ class KafkaCluster:
 
     @property
     def refused(self) -> bool:
-        """Does a broker refuse credentials or handshake at present?"""
+        """True while a broker refuses credentials or handshake."""
         return self._refusals.present
 
     def answers(self) -> None:
-        """A broker has answered: what was refused before says nothing any more."""
+        """Forgets earlier errors and refusals after an answer of a broker."""
         self._heard = ""
         self._refusals.answered()
 
     @contextmanager
     def trouble(self, doing: str) -> Iterator[None]:
-        """Errors of the library inside come out as `InvalidJob`, when a person must do something, or `Unavailable`."""
+        """Turns the library's errors into `InvalidJob` if an operator must act, else into `Unavailable`."""
         kafka = library()
         try:
             yield
@@ -130,7 +132,7 @@ class KafkaCluster:
         return Unavailable(f"{said}{heard}: it is tried again; are the brokers up, and is the address right?")
 
     def answered(self, ask: Callable[[float], T], doing: str) -> T:
-        """`ask(timeout)`, again while the broker is only looking for whom to ask."""
+        """Returns `ask(timeout)`; retries while the broker is looking for the coordinator."""
         kafka = library()
         deadline = time.monotonic() + ANSWER_S
         while True:

@@ -1,24 +1,24 @@
-"""The exactly-once Kafka sink: a write-ahead sink whose deliveries are short Kafka transactions with a marker.
+"""Exactly-once Kafka sink: write-ahead, delivered by short Kafka transactions with a marker.
 
-No Kafka transaction is open while rows are collected: they are staged beside the checkpoint, and only after the
-decision written, with a marker that moves in the same transaction. However long the brokers are away, and however short
-they keep transactions open, nothing that was decided can expire.
+No Kafka transaction is open while rows are collected: rows are staged beside the checkpoint and written after the
+decision, with a marker in the same transaction. Decided rows cannot expire, however long the brokers are away and
+however short their transaction timeout is.
 
-The rows of one subtask and checkpoint go in one transaction, and with them those of the checkpoints that were decided
-meanwhile, as long as they are less than 16 MiB and are sent in a third of the transaction's time; the rest follows in
-further ones, each a prefix of what is left, and the marker counts. So a marker speaks for all checkpoints up to its
-own, and however short checkpoints are, commits do not fall behind them by more than one transaction.
+A transaction takes the rows of a subtask and checkpoint, and of checkpoints decided meanwhile, up to 16 MiB and a third
+of the transaction timeout. Further transactions write the rest, each a prefix of the remaining rows, and the marker
+counts rows. A marker thus covers all checkpoints up to its own, and commits fall behind by at most one transaction,
+however short checkpoints are.
 
-A marker that must be there and is not (it expired, or the topic was made anew) stops the commit: nobody can say whether
-the rows are in the topic, so a person must say it (`kafka/sink/lost_marker`). That it must be there says a note in the
-job's store (`kafka/sink/marker_notes`). A marker that gets old is written again, also without rows.
+A note in the job's store (`kafka/sink/marker_notes`) records that a marker exists. If a recorded marker is missing (it
+expired, or the topic was recreated), the commit stops: the sink cannot know whether the topic holds the rows, so an
+operator must decide (`kafka/sink/lost_marker`). Old markers are rewritten, also without rows.
 
-A topic that refuses rows by their age (`message.timestamp.before.max.ms`) is refused itself when the sink gives rows
-their time: a decided row would become too old while the brokers are away. Rows with too late a time, without the key
-that a compacted topic wants, or too large are refused when they are staged.
+If the sink sets rows' timestamps, a topic that refuses old rows (`message.timestamp.before.max.ms`) is refused: a
+decided row could become too old while the brokers are away. Rows that are too large, too far in the future, or without
+the key that a compacted topic needs are refused at staging.
 
-Rows that choose their topic go with the same transactions and the same marker, which stays on partition 0 of the sink's
-own topic: Kafka's transactions span topics.
+Rows with a chosen topic use the same transactions, which span topics, and the same marker on partition 0 of the sink's
+own topic.
 """
 
 import itertools
@@ -41,7 +41,7 @@ from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
 
 
 class KafkaWriteAhead(WriteAheadSink):
-    delivers_from_memory = True  # the successor of this subtask has refused its producer before it delivers
+    delivers_from_memory = True  # this subtask's successor fences its producer before delivering
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class KafkaWriteAhead(WriteAheadSink):
         self._producers: dict[tuple[str, int], MarkedProducer] = {}  # by (lineage, origin subtask)
         self._notes_of_markers = MarkerNotes(context, self._where)
         self._noted: set[tuple[str, int]] = set()  # origins whose marker is known to have a note
-        self._said: dict[tuple[str, int], int] = {}  # by a person, and not in a marker yet
-        self._decided: dict[tuple[str, int], int] = {}  # last checkpoint of each origin that was to be written
+        self._said: dict[tuple[str, int], int] = {}  # checkpoints that an operator reported and no marker contains yet
+        self._decided: dict[tuple[str, int], int] = {}  # last checkpoint to write, by origin
         self._own = (context.lineage, context.subtask)
         self._marked_at = time.monotonic()
         self._fenced: Fenced | None = None
@@ -75,18 +75,19 @@ class KafkaWriteAhead(WriteAheadSink):
             if known is None:
                 raise
             self._limits = known
-        # Staged rows are safe. What tells that they were written is a marker, which brokers keep this long at least.
+        # Staged rows are safe. Their marker proves that they were written; brokers keep it at least this long.
         self.transaction_timeout_ms = _MARKER_KEPT * self._limits.refresh_marker_s * 1000
         check_waiting(self._limits, self._where, self._topic, self._format.timestamp)
         self._format.open(self._where, self._limits, self._limits_of)
 
     def close(self) -> None:
         if hasattr(self, "_producers"):
-            self._fenced = Fenced(f"{self._where}: closed")  # a commit may still be waiting for its turn
+            self._fenced = Fenced(f"{self._where}: closed")  # a commit may still wait for its turn
             self.check_again()
 
     def _limits_of(self, topic: str) -> KafkaLimits:
-        """Of a topic that a row has chosen. Asked before the decision, so `Unavailable` fails a checkpoint only."""
+        """Returns the limits of a topic that a row has chosen. Called before the decision: `Unavailable` only fails a
+        checkpoint."""
         limits = limits_of_chosen(self._cluster, topic, self._limits)
         check_waiting(limits, self._where, topic, self._format.timestamp)
         return limits
@@ -123,7 +124,7 @@ class KafkaWriteAhead(WriteAheadSink):
         self.deliver_together(iter([(token, batches)]))
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
-        """What follows each other from one origin goes in one transaction, with the marker of the last."""
+        """Writes consecutive checkpoints of an origin in one transaction, with the marker of the last checkpoint."""
         for each in map(self._decoded, committables):
             origin = each.lineage, each.subtask
             self._decided[origin] = max(each.checkpoint, self._decided.get(origin, 0))
@@ -163,7 +164,7 @@ class KafkaWriteAhead(WriteAheadSink):
 
     def recover(self, decided: Sequence[bytes]) -> None:
         super().recover(decided)
-        # All that is decided has been written, so no transaction can be in doubt about a marker that is not there now.
+        # All decided rows are written, so no transaction is in doubt if the marker is missing now.
         self._connected(*self._own, None)
         for origin in [origin for origin in self._producers if origin != self._own]:
             self._producers.pop(origin).close()
@@ -172,7 +173,8 @@ class KafkaWriteAhead(WriteAheadSink):
         return Marker(token.checkpoint, token.token, rows, self._context.token)
 
     def _connected(self, lineage: str, subtask: int, in_doubt: DeliveryToken | None) -> MarkedProducer:
-        """The producer of this origin, connected, with a marker. `in_doubt`: what may have been written before."""
+        """Returns the connected producer of an origin, with a marker. `in_doubt`: rows that may have been written
+        before."""
         if self._fenced is not None:
             raise self._fenced
         producer = self._producers.get((lineage, subtask))
@@ -225,7 +227,7 @@ class KafkaWriteAhead(WriteAheadSink):
             self._noted.add((lineage, subtask))
 
 
-_A_PERSON = 0  # in place of the generation that staged rows: somebody said that they are in the topic
+_A_PERSON = 0  # instead of the staging generation: an operator reported that the rows are in the topic
 _ALL_ROWS = 2**62
 _CHUNK_ROWS = 4_096
 _MARKER_KEPT = 4  # times `refresh_marker_s`: see `topic_limits`

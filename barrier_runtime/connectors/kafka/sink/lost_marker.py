@@ -1,8 +1,8 @@
-"""What a person says when a marker is gone that must be there: how far the rows of one subtask are in the topic.
+"""An operator's answer about a lost marker: how far the rows of a subtask are in the topic.
 
-Each loss has a name: whose marker it was, and with which generation it began. An answer is for one loss only. The note
-of the generation that acts on it (`kafka/sink/marker_notes`) is written before the marker, so a later loss has another
-name: an answer that stays in the program says nothing about that one.
+The name of a loss contains the marker's origin and the generation that began the marker, so an answer is valid for one
+loss only. The generation that uses an answer writes its note (`kafka/sink/marker_notes`) before the marker, so a later
+loss has another name, and old answers may stay in the program.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
-LostMarkers: TypeAlias = Mapping[str, int]  # by the name of a loss: the last checkpoint whose rows are in the topic
+LostMarkers: TypeAlias = Mapping[str, int]  # by name of a loss: the last checkpoint whose rows are in the topic
 
 
 def checked_answers(given: Any) -> dict[str, int]:
-    """Raises `InvalidJob` for what is no `LostMarkers`."""
+    """Returns `given` as a dict. Raises `InvalidJob` unless it is a `LostMarkers`."""
     right = isinstance(given, Mapping) and all(
         isinstance(name, str) and type(checkpoint) is int and checkpoint >= 0 for name, checkpoint in given.items()
     )
@@ -28,8 +28,10 @@ def checked_answers(given: Any) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Loss:
-    """`generation`: with which the marker began. `asked`: the checkpoint to be written, `last`: the latest one decided
-    of this origin."""
+    """A lost marker. `generation`: the generation that began the marker.
+
+    `asked`: the checkpoint to be written; `last`: the latest decided checkpoint of this origin.
+    """
 
     lineage: str
     subtask: int
@@ -42,8 +44,11 @@ class Loss:
         return f"{self.lineage}/{self.subtask}/{self.generation}"
 
     def answer(self, answers: LostMarkers, where: str, topic: str, group: str) -> int:
-        """The last checkpoint whose rows are in the topic. Raises `Corrupt` when nobody has said, and `InvalidJob` for
-        one that is not decided: rows yet to come would be taken for written."""
+        """Returns the last checkpoint whose rows are in the topic.
+
+        Raises `Corrupt` without an answer, and `InvalidJob` for an undecided checkpoint, whose later rows would count
+        as written.
+        """
         checkpoint = answers.get(self.name)
         if checkpoint is None:
             several = f", {self.last} if all up to checkpoint {self.last} are" if self.last > self.asked else ""

@@ -1,17 +1,17 @@
-"""What later generations must know of an origin subtask without its marker: that there must be one, and the limits.
+"""Notes about the markers of origin subtasks: that a marker must exist, and the topic's limits.
 
-Each marker that is begun, the first one and each that replaces a lost one, has a *note*: an object with the next number
-and the generation that put it. The first note is put between the first marker and the first rows, every other one
-before the marker. Notes are created and never changed, and they are asked for by name, from the first number on: a
-listing may lack them, and then a lost marker would be taken for one that never was, or for one whose loss somebody has
-explained already. There are as many as markers were lost.
+Each new marker, the first as well as each replacement of a lost marker, has a *note*: an object with the next number
+and the generation that wrote it. The first note is written between the first marker and the first rows, each other note
+before its marker. Notes never change and are read by name from number 1 on. A listing may lack notes; a lost marker
+would then look like a marker that never existed, or like a loss that an operator has already explained. The number of
+notes grows only with lost markers.
 
-What is cancelled leaves its notes behind: a name that can be asked for says nothing of the generation, by which the
-coordinator tells what it may delete. A later run has another lineage.
+Notes of cancelled jobs are never deleted: their names lack the generation by which the coordinator finds objects to
+delete. A later run has another lineage.
 
-Earlier builds put one note per generation, with the limits in it. These are found by a listing alone, and deleted once
-there is a note of ours. The limits are an object of their own now, which each generation overwrites: a sink that starts
-while the brokers are away goes on with them.
+Earlier builds wrote a note per generation that contained the limits. They are found by a listing only, and deleted once
+a note of this form exists. The limits are now a separate object that each generation overwrites, so that a sink can
+start while the brokers are away.
 """
 
 import msgspec
@@ -23,7 +23,7 @@ from barrier_runtime.state.store.object_store import PutOutcome, get_or_none
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-NOTE_VERSION = 3  # 1 and 2 are the limits that notes of earlier builds held
+NOTE_VERSION = 3  # versions 1 and 2 are the limits in notes of earlier builds
 
 
 class _Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,12 +33,12 @@ class _Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _FORMAT = Format("{}", NOTE_VERSION, damaged="restore it from a backup", oldest=NOTE_VERSION)
 _NOTE = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Note))
-_NO_GENERATION = 0  # in names: they are known without it, and no earlier build used it
-_LIMITS = 0  # in place of a note's number
+_NO_GENERATION = 0  # in names, which must be known without the generation; unused by earlier builds
+_LIMITS = 0  # instead of a note's number
 
 
 class MarkerNotes:
-    """Blocking. `where` names job, sink and subtask for messages."""
+    """Notes in the job's store. Blocks. `where`: job, sink and subtask, for messages."""
 
     def __init__(self, context: SinkContext, where: str) -> None:
         self._context = context
@@ -49,24 +49,24 @@ class MarkerNotes:
     # ------------------------------------------------------------ markers
 
     def generation(self, lineage: str, subtask: int) -> int | None:
-        """With which generation the last marker of this origin began. None: there never was one."""
+        """Returns the generation that began the last marker of this origin; None if there never was a marker."""
         noted = [self._last(lineage, subtask)[1], *self._of_earlier_builds(lineage, subtask)]
         return max(noted) or None
 
     def first(self, lineage: str, subtask: int) -> None:
-        """A marker is there, and must be from now on."""
+        """Records that the first marker exists."""
         if self._read(lineage, subtask, 1) is None:
             self._put(lineage, subtask, 1)
 
     def another(self, lineage: str, subtask: int) -> None:
-        """A lost marker is about to be replaced: another loss shall have another name. Repeated, it does nothing."""
+        """Records a replacement of a lost marker, which changes the name of a later loss. Idempotent."""
         number, generation = self._last(lineage, subtask)
         if generation != self._context.token:
             self._refuse_if_later(generation)
             self._put(lineage, subtask, number + 1)
 
     def _last(self, lineage: str, subtask: int) -> tuple[int, int]:
-        """Number and generation of the last note; zeros if there is none."""
+        """Returns number and generation of the last note; zeros if there is none."""
         number = generation = 0
         while (found := self._read(lineage, subtask, number + 1)) is not None:
             number, generation = number + 1, found
@@ -97,7 +97,7 @@ class MarkerNotes:
         return self._paths.delivery_note(self._context.sink, lineage, subtask, number, _NO_GENERATION)
 
     def _of_earlier_builds(self, lineage: str, subtask: int) -> dict[int, str]:
-        """Keys by the generation that put them."""
+        """Returns keys of notes of earlier builds, by the generation that wrote them."""
         prefix = self._paths.delivery_notes_prefix(self._context.sink, lineage, subtask)
         keys = [info.key for info in self._store.list(prefix)]
         named = [(said[1], key) for key in keys if (said := self._paths.delivery_of(key)) is not None]
@@ -109,7 +109,7 @@ class MarkerNotes:
         self._store.put(self._key(lineage, subtask, _LIMITS), encode_limits(limits))
 
     def limits(self, lineage: str, subtask: int) -> KafkaLimits | None:
-        """What the latest generation knew of the topic."""
+        """Returns the limits that the latest generation stored."""
         key = self._key(lineage, subtask, _LIMITS)
         data = get_or_none(self._store, key)
         if data is None and (earlier := self._of_earlier_builds(lineage, subtask)):

@@ -1,9 +1,9 @@
-"""Rows → what Kafka stores: key, value, headers and time of one record per row.
+"""Converts rows to Kafka records: key, value, headers and time per row.
 
-Done before the decision, off the loop. What does not fit is refused then, and the bytes that are staged are the bytes
-that are written, whoever writes them: columns `key` and `value` (binary), `timestamp` (ms), one `header:<name>` each,
-and `topic` where rows choose it. What topics rows may choose is known only when the rows are there; each is asked about
-once, when its first row is staged.
+Conversion runs before the decision, off the loop. Unfitting rows are refused then, and the staged bytes are the bytes
+that any process writes later: columns `key` and `value` (binary), `timestamp` (ms), a `header:<name>` each, and `topic`
+if rows choose it. Topics that rows choose are known only from the rows; the brokers are asked once per topic, when its
+first row is staged.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,14 +27,17 @@ LimitsOf: TypeAlias = Callable[[str], KafkaLimits]
 _HEADER = "header:"
 _TOPIC = "topic"
 _CHUNK = 256  # rows; then another thread gets the interpreter
-_RECORD_OVERHEAD = 32  # bytes; every header costs some, too
-_CLOCKS_MS = 10_000  # ours and the brokers' may differ by so much
+_RECORD_OVERHEAD = 32  # bytes; also per header
+_CLOCKS_MS = 10_000  # allowed difference of this clock and the brokers' clocks
 
 
 class RecordFormat:
-    """`key`, `value`: a column, "json" (value only: the whole row), or a factory of the client's own serialisers.
-    `headers`: header -> column. `timestamp`: a timestamp column, or an integer one in ms since 1970. `topic_column`:
-    text, the topic of each row; null: `topic`."""
+    """Form of the records of a topic.
+
+    `key`, `value`: a column, "json" (value only: the whole row), or a factory of a serialiser of the client. `headers`:
+    header -> column. `timestamp`: a timestamp column, or an integer column in ms since 1970. `topic_column`: text
+    column with the topic of each row; null: `topic`.
+    """
 
     def __init__(
         self,
@@ -58,8 +61,10 @@ class RecordFormat:
         return self._timestamp
 
     def open(self, where: str, limits: KafkaLimits, limits_of: LimitsOf) -> None:
-        """`limits_of`: asks the brokers about a topic that a row has chosen, and raises `InvalidJob` or `Unavailable`.
-        Raises `InvalidJob` when the topic would take no row."""
+        """Prepares the conversion. Raises `InvalidJob` if the topic would accept no row.
+
+        `limits_of`: returns the limits of a topic that a row has chosen; raises `InvalidJob` or `Unavailable`.
+        """
         self._where = where
         self._limits = limits
         self._limits_of = limits_of
@@ -77,7 +82,7 @@ class RecordFormat:
             )
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Raise `InvalidJob` for columns that are not there or that no record can hold."""
+        """Raises `InvalidJob` for columns that are missing or that no record can hold."""
         plain = [self._key, *self._headers.values(), None if self._value == "json" else self._value]
         for name in [*plain, self._timestamp, self._topic_column]:
             if isinstance(name, str) and name not in schema.names:
@@ -105,7 +110,7 @@ class RecordFormat:
                 )
 
     def records(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """One record per row, in order. Raises `InvalidJob` for a row that the topic would refuse."""
+        """Returns a record per row, in order. Raises `InvalidJob` for a row that the topic would refuse."""
         together = _together(batches)
         if self._topic_column is not None:
             for batch in together:
@@ -121,7 +126,7 @@ class RecordFormat:
         return [records for _, records in made]
 
     def _meet_topics(self, batch: pa.RecordBatch) -> None:
-        """Ask about the topics that no row has chosen before."""
+        """Reads the limits of newly chosen topics."""
         names = _texts(batch.column(self._topic_column))
         for name in pc.unique(names).drop_null().to_pylist():
             if name not in self._known:
@@ -138,7 +143,7 @@ class RecordFormat:
     def _by_topic(
         self, rows: pa.RecordBatch, records: pa.RecordBatch
     ) -> Iterator[tuple[str, pa.RecordBatch, pa.RecordBatch]]:
-        """Topic, its rows, and their records."""
+        """Yields each topic with its rows and their records."""
         if self._topic_column is None:
             yield self._topic, rows, records
             return
@@ -170,7 +175,7 @@ class RecordFormat:
         library()
         from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
-        # Anything else, such as a registry that does not answer, may pass.
+        # Other errors, such as an unavailable registry, may pass.
         refusals = (SerializationError, ValueError, TypeError, LookupError, AttributeError)
         field = getattr(MessageField, part)
         contexts = {name: SerializationContext(name, field) for name in self._known}
@@ -215,7 +220,7 @@ class RecordFormat:
             )
 
     def _check_times(self, topic: str, rows: pa.RecordBatch, times: pa.Array, now_ms: int) -> None:
-        """Time 0 is no time to the client, which would write its own instead."""
+        """Refuses times outside the topic's limits, and time 0, which the client would replace by the current time."""
         limits = self._known[topic]
         oldest, newest = limits.oldest_ms, limits.newest_ms
         least = 1 if oldest is None else max(1, now_ms - oldest + min(_CLOCKS_MS, oldest // 2))
@@ -242,7 +247,7 @@ class RecordFormat:
 
 
 def produced(records: pa.RecordBatch, topic: str) -> Iterator[list[dict[str, Any]]]:
-    """Keyword arguments of `produce`, in lists of a few hundred. `topic`: of rows that have chosen none."""
+    """Yields keyword arguments of `produce` in lists of some hundred. `topic`: for rows without a chosen topic."""
     chosen = _TOPIC in records.schema.names
     headers = [name for name in records.schema.names if name.startswith(_HEADER)]
     timed = "timestamp" in records.schema.names

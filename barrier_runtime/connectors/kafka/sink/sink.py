@@ -3,9 +3,8 @@
     KafkaSink("broker:9092", "orders", key="customer")
     KafkaSink("broker:9092", "orders", key="customer", value=lambda: AvroSerializer(registry, schema))
 
-Exactly once means: readers with `isolation.level=read_committed` see every row once, in order per key, after the
-checkpoint that covers it. How: `kafka/sink/exactly_once`. Two jobs must not share both job and sink name on one
-cluster.
+Exactly once: readers with `isolation.level=read_committed` see every row once, in order per key, after the checkpoint
+that covers the row. See `kafka/sink/exactly_once`. Two jobs on a cluster must not share both job name and sink name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,21 +25,23 @@ from barrier_runtime.state.errors import InvalidJob
 
 @kinds_checked
 class KafkaSink(TwoPhaseCommitSink):
-    """`topic` must exist. Text columns are written as UTF-8, binary ones as they are, numbers and times as text.
+    """Records of an existing Kafka topic, exactly once or at least once.
+
+    Text columns are written as UTF-8, binary columns unchanged, numbers and times as text.
 
     - `key`: a column, or a factory of a serialiser `(row, SerializationContext) -> bytes`, such as the client's own for
       Avro, Protobuf and JSON Schema. Rows of one key go to one partition, in order.
-    - `value`: "json" (the whole row as an object), a column, or such a factory. None from it is a tombstone.
-    - `headers`: columns, or header name -> column. `timestamp`: a column with the record's time (null: when sent).
-      Exactly once, the topic must then have no limit to a row's age (`message.timestamp.before.max.ms`).
-    - `topic_column`: a text column with the topic of each row, null: `topic`. Each must exist and take rows as large as
-      those of `topic`, or the row is refused; about each one the brokers are asked once. The column stays in the value:
-      `value=` may leave it out.
-    - `config`: settings of the client (librdkafka's names), credentials among them: they are never shown or stored.
-      `transaction.timeout.ms` may be at most the brokers' `transaction.max.timeout.ms`, and is chosen if left out.
-    - `max_bytes_in_memory`: Arrow bytes per subtask before rows of an open checkpoint are staged early.
-    - `lost_marker`: how far rows are in the topic whose marker is gone: see the error that asks for it. An answer is
-      good for that loss only, and may stay.
+    - `value`: "json" (the whole row as an object), a column, or such a factory. None from a serialiser is a tombstone.
+    - `headers`: columns, or header name -> column. `timestamp`: a column with the record's time (null: sending time).
+      With exactly once, the topic must not limit the age of rows (`message.timestamp.before.max.ms`).
+    - `topic_column`: a text column with the topic of each row; null: `topic`. Each topic must exist and accept rows as
+      large as `topic` does, else the row is refused; the brokers are asked once per topic. The column stays in the
+      value; `value=` may omit it.
+    - `config`: client settings (librdkafka's names), including credentials, which are never shown or stored.
+      `transaction.timeout.ms` may be at most the brokers' `transaction.max.timeout.ms`; default: chosen by the sink.
+    - `max_bytes_in_memory`: Arrow bytes per subtask above which rows of an open checkpoint are staged early.
+    - `lost_marker`: how far rows with a lost marker are in the topic; the error about the marker shows the value to
+      pass. An answer is valid for that loss only, and may stay.
     """
 
     kind: ClassVar[str] = "kafka"
@@ -86,7 +87,7 @@ class KafkaSink(TwoPhaseCommitSink):
         return f"topic {self._topic}"
 
     def settings(self) -> dict[str, Any]:
-        """Without the serialisers: what is pending is serialised already."""
+        """Keyword arguments without the serialisers: pending rows are serialised already."""
         return {
             "bootstrap_servers": self._bootstrap_servers,
             "topic": self._topic,

@@ -1,7 +1,6 @@
-"""What a Kafka sink must know of its topic before it takes a row: does it exist, how large may a row be, must it have a
-key, which times may it have, how long may a transaction last, and how long does the broker remember the marker.
+"""Limits of a Kafka topic: existence, size of rows, keys, times, transaction timeout, and retention of the marker.
 
-Read when the sink opens: after the decision it would be too late to refuse anything.
+Read when the sink opens: after the decision, rows can no longer be refused.
 """
 
 import logging
@@ -18,13 +17,13 @@ from barrier_runtime.connectors.kafka.sink.client import KafkaCluster, library
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-LIMITS_VERSION = 2  # 1 had no keys and times
-_LIBRARY_MESSAGE_BYTES = 1_000_000  # the client's own limit, where the topic's cannot be read
+LIMITS_VERSION = 2  # version 1 lacks keys and times
+_LIBRARY_MESSAGE_BYTES = 1_000_000  # the client's own limit, if the topic's limit cannot be read
 _LIBRARY_TRANSACTION_MS = 60_000
 _REFRESH_S = 12 * 3_600
 _AGAIN_S = 0.5
 _WAIT_S = 2.0
-_FEW_BYTES = 200  # of a row's size are left to the protocol
+_FEW_BYTES = 200  # of a row's size, reserved for the protocol
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NO_LIMIT = 2**63 - 1
 _BEFORE = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")  # the latter until Kafka 4
@@ -34,15 +33,15 @@ _log = logging.getLogger("barrier_runtime.kafka")
 
 
 class KafkaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Kept in the job's store, so that a subtask that starts while the brokers are away can go on staging."""
+    """Limits of a topic, also kept in the job's store for subtasks that start while the brokers are away."""
 
     version: int
-    message_max_bytes: int  # of one row, and of a batch of rows
+    message_max_bytes: int  # of a row, and of a batch of rows
     transaction_timeout_ms: int
-    refresh_marker_s: int  # the marker is written again when it is older
-    keyed: bool = False  # a compacted topic takes no row without a key
-    oldest_ms: int | None = None  # the age of a row's own time at which the topic refuses it; None: never
-    newest_ms: int | None = None  # so far in the future it is refused, too
+    refresh_marker_s: int  # age at which the marker is rewritten
+    keyed: bool = False  # a compacted topic refuses rows without a key
+    oldest_ms: int | None = None  # age of a row's own time above which the topic refuses the row; None: never
+    newest_ms: int | None = None  # likewise for times in the future
 
     @property
     def row_max_bytes(self) -> int:
@@ -58,14 +57,17 @@ def encode_limits(limits: KafkaLimits) -> bytes:
 
 
 def decode_limits(data: bytes, key: str) -> KafkaLimits | None:
-    """None for those of an older release, which says too little."""
+    """Decodes limits; None for a version of an older release, which lacks fields."""
     limits = _LIMITS.decode(data, key)
     return limits if limits.version == LIMITS_VERSION else None
 
 
 def read_limits(cluster: KafkaCluster, topic: str, config: Mapping[str, Any]) -> KafkaLimits:
-    """Ask the brokers. Raises `InvalidJob` when topic or settings cannot be, `Unavailable` when nobody answers. Who
-    refuses is asked until it is clear that this lasts."""
+    """Reads the limits from the brokers.
+
+    Raises `InvalidJob` for impossible topics and settings, `Unavailable` without an answer. Refusals are retried until
+    they have lasted long enough.
+    """
     while True:
         try:
             return _limits(cluster, cluster.admin(), topic, config)
@@ -97,8 +99,10 @@ def _limits(cluster: KafkaCluster, admin: Any, topic: str, config: Mapping[str, 
 
 
 def limits_of_chosen(cluster: KafkaCluster, topic: str, own: KafkaLimits) -> KafkaLimits:
-    """The same for a topic that a row has chosen. One producer writes to all of them, so each must take rows, and
-    batches, as large as the sink's `own` topic does."""
+    """Returns the limits of a topic that a row has chosen.
+
+    One producer writes to all topics, so each must accept rows and batches as large as the sink's `own` topic does.
+    """
     if not _NAME.fullmatch(topic) or topic in (".", ".."):
         raise InvalidJob(
             f"{cluster.where}: {topic[:300]!r} is not the name of a topic: use letters, digits, '.', '_' and '-', at "
@@ -116,7 +120,7 @@ def limits_of_chosen(cluster: KafkaCluster, topic: str, own: KafkaLimits) -> Kaf
 
 
 def check_waiting(limits: KafkaLimits, where: str, topic: str, timestamp: str | None) -> None:
-    """Raises `InvalidJob` where decided rows could become too old for the topic while they wait for the brokers."""
+    """Raises `InvalidJob` if decided rows could become too old for the topic while they wait for the brokers."""
     if timestamp is not None and limits.oldest_ms is not None:
         raise InvalidJob(
             f"{where}: topic {topic!r} refuses rows whose time is more than {limits.oldest_ms} ms ago "
@@ -131,7 +135,7 @@ def _least(of_topic: dict[str, str], names: tuple[str, ...]) -> int | None:
 
 
 def _metadata(cluster: KafkaCluster, admin: Any, topic: str) -> Any:
-    """In short waits: a refused password is not the answer, and only a poll tells of it."""
+    """Reads metadata with short waits, because only a poll reports a refused password."""
     deadline = time.monotonic() + kafka_client.ANSWER_S
     while True:
         try:
@@ -145,7 +149,7 @@ def _metadata(cluster: KafkaCluster, admin: Any, topic: str) -> Any:
 
 
 def _settings(cluster: KafkaCluster, admin: Any, kind: str, name: str) -> dict[str, str]:
-    """Empty when this user may not read them."""
+    """Returns the settings of a topic or broker; empty if the user may not read them."""
     resources = library().admin.ConfigResource
     asked = resources(getattr(resources.Type, kind), name)
     try:
@@ -164,7 +168,7 @@ def _settings(cluster: KafkaCluster, admin: Any, kind: str, name: str) -> dict[s
 
 
 def _message_bytes(cluster: KafkaCluster, topic: str, config: Mapping[str, Any], of_topic: dict[str, str]) -> int:
-    names = ("max.message.bytes", "segment.bytes")  # a batch must fit into a segment, too
+    names = ("max.message.bytes", "segment.bytes")  # a batch must fit into a segment
     of_the_topic = min((int(of_topic[name]) for name in names if name in of_topic), default=_LIBRARY_MESSAGE_BYTES)
     wanted = int(config.get("message.max.bytes", of_the_topic))
     if wanted > of_the_topic:

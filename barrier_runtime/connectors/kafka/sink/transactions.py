@@ -1,21 +1,21 @@
-"""Short Kafka transactions that move a marker: rows and "written up to here" become visible together, or not at all.
+"""Short Kafka transactions with a marker: rows and the record of their delivery become visible together.
 
-The *marker* is a committed offset of a consumer group that nobody else uses, on partition 0 of the target topic. Its
-group is named by job, sink, lineage and origin subtask; the offset is the checkpoint, the metadata says how many of its
-rows were written, and by whom.
+The *marker* is a committed offset of a consumer group of its own, on partition 0 of the target topic. The group's name
+contains job, sink, lineage and origin subtask. The offset is the checkpoint; the metadata has the number of its written
+rows and the writer.
 
-The order of everything: `init_transactions`, which ends whatever an earlier producer of the same job, sink and origin
-subtask has begun and refuses all that it may still send; *then* the marker is read; then rows are written. What was
-read stays true as long as this producer is not refused itself. So after any error there is a new producer, and the
-marker is read again: nobody has to guess whether a transaction was committed.
+The order is fixed. `init_transactions` ends the transaction of an earlier producer of the same job, sink and origin
+subtask, and fences that producer; *then* the marker is read; then rows are written. The marker that was read stays
+valid until this producer is fenced. After any error, a new producer reads the marker again, so the outcome of a
+transaction is never guessed.
 
-A zombie may take the producer from its successor in the same way, which costs time, but no row: it sees that a later
-generation has moved the marker, and stops for good.
+A zombie may fence its successor in the same way, which costs time but no row: the zombie sees that a later generation
+has moved the marker, and stops for good.
 
-The library's own time limits are not kept: `send_offsets_to_transaction` may wait for ever for a group coordinator that
-was away (librdkafka issues 5456 and 5511). So it runs on a thread that is left behind then, with its producer: the next
-one has refused that producer before it does anything else. A thread whose call has ended serves again: to start one
-takes as long as what a small transaction costs here otherwise.
+The library exceeds its own timeouts: `send_offsets_to_transaction` may wait for ever for a group coordinator that was
+away (librdkafka issues 5456 and 5511). The call runs in a thread that is abandoned then, with its producer; the next
+producer fences that producer first. A thread whose call has ended is reused: starting a thread takes as long as the
+rest of a small transaction.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ _WAIT_S = 0.05
 _REACH_S = 1.0
 
 
-_CALLS = Threads(math.inf, "kafka-transaction")  # without a bound: one that hangs takes no other's place
+_CALLS = Threads(math.inf, "kafka-transaction")  # unbounded: a hanging call must not block others
 
 
 def returns_within(timeout_s: float, call: Callable[[], Any]) -> None:
-    """What `call` raises, or a `KafkaException` (timed out) when it has not come back a little later than it should."""
+    """Calls `call` in a thread. Raises its error, or a `KafkaException` (timed out) if it is clearly overdue."""
     answered(_CALLS.submit(call), timeout_s, library())
 
 
@@ -62,8 +62,10 @@ _METADATA = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Metadata))
 
 @dataclass(frozen=True)
 class Marker:
-    """`rows` rows of `checkpoint` and all before it are in the topic. `token`: of the generation that staged them,
-    `writer`: of the one that wrote them."""
+    """Record that `rows` rows of `checkpoint` and all rows of earlier checkpoints are in the topic.
+
+    `token`: of the generation that staged the rows; `writer`: of the generation that wrote them.
+    """
 
     checkpoint: int
     token: int
@@ -73,7 +75,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class TransactionOrigin:
-    """Whose rows: at any time there is one producer for them."""
+    """Origin of rows. At any time one producer writes them."""
 
     job: str
     sink: str
@@ -82,7 +84,7 @@ class TransactionOrigin:
 
     @property
     def transactional_id(self) -> str:
-        """The same in all lineages, so that zombies of every one are refused."""
+        """Producer id, equal in all lineages, so that zombies of every lineage are fenced."""
         return f"barrier-runtime.{self.job}.{self.sink}.{self.subtask}"
 
     @property
@@ -91,8 +93,10 @@ class TransactionOrigin:
 
 
 class MarkedProducer:
-    """`writer`: the fencing token of the generation that writes. Every error leaves it closed; `connect` again.
-    Blocking."""
+    """Transactional producer with a marker. Blocks.
+
+    `writer`: fencing token of the generation that writes. Every error closes the producer; `connect` opens it again.
+    """
 
     def __init__(
         self, cluster: KafkaCluster, topic: str, origin: TransactionOrigin, writer: int, settings: dict[str, Any]
@@ -107,14 +111,14 @@ class MarkedProducer:
         self._consumer: Any = None
         self._began = 0.0
         self._bytes = 0
-        self.marker: Marker | None = None  # as of now, while connected
+        self.marker: Marker | None = None  # current marker, while connected
 
     @property
     def connected(self) -> bool:
         return self._producer is not None
 
     def connect(self) -> None:
-        """Refuse every earlier producer, then read the marker. Raises `Fenced` when a later generation has written."""
+        """Fences earlier producers, then reads the marker. Raises `Fenced` if a later generation has written."""
         try:
             self._producer = self._cluster.producer(
                 {
@@ -132,9 +136,12 @@ class MarkedProducer:
             raise
 
     def _reach(self) -> None:
-        """The library asks for the coordinator over a connection that is there, else half a second later. Its first,
-        to an address of `bootstrap.servers`, may end with its first answer: the second question makes another."""
-        with contextlib.suppress(library().KafkaException):  # who asks next is told the reason
+        """Connects to the brokers, so that the library finds the coordinator at once instead of half a second later.
+
+        The first connection, to an address of `bootstrap.servers`, may end with its first answer; the second request
+        makes another.
+        """
+        with contextlib.suppress(library().KafkaException):  # the next request reports the reason
             for _ in range(2):
                 self._producer.list_topics(self._topic, timeout=_REACH_S)
 
@@ -144,29 +151,29 @@ class MarkedProducer:
         self._do(lambda: self._producer.begin_transaction(), "begin a transaction at")
 
     def send(self, records: Any) -> None:
-        """Queue records (see `kafka/sink/records`) for the open transaction."""
+        """Queues records (see `kafka/sink/records`) for the open transaction."""
         self._do(lambda: self._send(records), "write rows to")
         self._bytes += records.nbytes
 
     @property
     def full(self) -> bool:
-        """A transaction must end long before it times out: what is left of its rows goes with the next one."""
+        """True if the transaction must end, long before its timeout; the next transaction takes the remaining rows."""
         return self._bytes >= _CHUNK_BYTES or time.monotonic() - self._began > self._timeout_s / 3
 
     def commit(self, marker: Marker) -> None:
-        """Rows and marker become visible together. After an error nobody knows: `connect` again, and look."""
+        """Makes rows and marker visible together. After an error the outcome is unknown: `connect` reads the marker."""
         self._do(lambda: self._commit(marker), "commit a transaction at")
         self.marker = marker
 
     def abandon(self) -> None:
-        """End the open transaction without its rows, so that readers need not wait until it times out; and close."""
+        """Aborts the open transaction, so that readers need not wait for its timeout, and closes the producer."""
         if self._producer is not None:
             with contextlib.suppress(library().KafkaException):
                 self._producer.abort_transaction(self._timeout_s)
         self.close()
 
     def close(self) -> None:
-        """Drops what is not committed; the next producer of this origin ends it at the broker."""
+        """Drops uncommitted rows; the next producer of this origin ends the transaction at the broker."""
         if self._producer is not None:
             self._producer.purge()
         self._producer = self._consumer = self.marker = None
@@ -220,8 +227,11 @@ class MarkedProducer:
 
     @staticmethod
     def _add_marker(call: Callable[[], Any], timeout_s: float) -> None:
-        """Where the brokers refuse a row during the call, its error says "erroneous state" alone. Asked again, the
-        library names the refusal. Either way the transaction is not committed."""
+        """Sends the marker's offset to the transaction.
+
+        If the brokers refuse a row during the call, its error is only "erroneous state". A second call raises the
+        refusal. Either way the transaction is not committed.
+        """
         kafka = library()
         try:
             returns_within(timeout_s, call)
@@ -235,7 +245,7 @@ class MarkedProducer:
             self._consumer = self._cluster.consumer(
                 {"group.id": self._origin.group, "isolation.level": "read_committed", "enable.auto.commit": False}
             )
-        self._consumer.poll(0)  # of no partition: its log and its errors wait for that
+        self._consumer.poll(0)  # without a partition: the poll serves its log and its errors
         return self._consumer
 
     def _read_marker(self) -> Marker | None:

@@ -1,7 +1,7 @@
-"""Talking to a Kafka cluster: the client's settings, what its errors mean to a person, topics and offsets.
+"""Access to a Kafka cluster: client settings, errors for operators, topics and offsets.
 
-Clients are made where they are used (driver, slot), never carried; `KafkaClient` is what travels. Its settings may hold
-secrets, so no message shows them and `repr` leaves them out. Every call here has a bound in time.
+Clients are made where they are used (driver, slot) and never pickled; `KafkaClient` travels. Its settings may hold
+secrets, so messages and `repr` omit them. Every call here has a timeout.
 """
 
 import logging
@@ -20,9 +20,9 @@ log = logging.getLogger("barrier_runtime.kafka")
 Settings: TypeAlias = Mapping[str, Any]
 Partition: TypeAlias = tuple[str, int]  # topic and number
 
-EARLIEST, LATEST = -2, -1  # instead of a time, where offsets are looked up
+EARLIEST, LATEST = -2, -1  # instead of a time, in requests for offsets
 
-_TIMEOUT_S = 15.0  # for the cluster's first answer, and for each one after it
+_TIMEOUT_S = 15.0  # for the cluster's first answer, and for each later answer
 _AGAIN_S = 0.05
 _OURS = {
     "bootstrap.servers": "pass bootstrap_servers=",
@@ -44,13 +44,13 @@ _READING = {
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
     "fetch.error.backoff.ms": 500,
-    "fetch.queue.backoff.ms": 5,  # the client's second is a pause whenever its queue is full
-    "queued.max.messages.kbytes": 16_384,  # what is waiting in the client; the queues have bounds of their own
+    "fetch.queue.backoff.ms": 5,  # the default of a second pauses reading whenever the client's queue is full
+    "queued.max.messages.kbytes": 16_384,  # of messages in the client; `PartitionQueue` has its own bound
 }
 
 
 def load_client(where: str) -> Any:
-    """The module `confluent_kafka`."""
+    """Returns the module `confluent_kafka`."""
     try:
         import confluent_kafka
     except ImportError as error:
@@ -60,7 +60,7 @@ def load_client(where: str) -> Any:
 
 @dataclass(frozen=True)
 class KafkaClient:
-    """How to connect. `config`: librdkafka settings, or a function that gives them, called in driver and slots."""
+    """Connection settings. `config`: librdkafka settings, or a function for driver and slots that returns them."""
 
     where: str  # the source, for messages
     servers: str
@@ -75,13 +75,13 @@ class KafkaClient:
         return {"bootstrap.servers": self.servers, **given}
 
     def consumer(self, **callbacks: Callable[..., None]) -> Any:
-        """A consumer that reads committed records and does nothing by itself."""
+        """Returns a consumer that reads committed records and neither commits nor stores offsets by itself."""
         kafka = load_client(self.where)
         given = self.settings()
         return self._make(kafka.Consumer, {"group.id": self.group, **_READING, **given, **callbacks})
 
     def admin(self) -> Any:
-        """It logs nothing: its log would wait for a poll, and what is wrong its answers say, and a consumer's log."""
+        """Returns an admin client that does not log: its log would need polls, and its answers contain the errors."""
         load_client(self.where)
         from confluent_kafka.admin import AdminClient
 
@@ -97,19 +97,22 @@ class KafkaClient:
 
 
 class Cluster:
-    """Questions to the cluster, for driver and discovery. Blocks; raises `Unavailable` when nobody answers in time and
-    `InvalidJob` for what a person must fix. A context manager. `must_exist`: False where a topic may come or go."""
+    """Requests to the cluster, for driver and discovery. A context manager. Blocks.
+
+    Raises `Unavailable` without an answer in time, and `InvalidJob` for errors that an operator must fix. `must_exist`:
+    False if topics may appear and disappear.
+    """
 
     def __init__(self, client: KafkaClient, must_exist: bool = True) -> None:
         self._client = client
         self._must_exist = must_exist
         self._kafka = load_client(client.where)
         errors = self._kafka.KafkaError
-        self._unheard_of = (errors._UNKNOWN_PARTITION, errors._UNKNOWN_TOPIC)  # to this client
+        self._unheard_of = (errors._UNKNOWN_PARTITION, errors._UNKNOWN_TOPIC)  # by this client
         self._errors: list[Any] = []
         self._consumer = Asker(lambda: client.consumer(error_cb=self._errors.append))
         self._admin = Asker(client.admin)
-        _ = self._consumer.client  # settings that the client refuses are said at once
+        _ = self._consumer.client  # raises errors of refused settings at once
 
     def __enter__(self) -> "Cluster":
         return self
@@ -119,7 +122,8 @@ class Cluster:
         self._admin.close()
 
     def partitions(self, topics: Collection[str], pattern: str | None) -> list[Partition]:
-        """Those of `topics`, or of all topics whose whole names match `pattern` (not Kafka's own, as `__…`)."""
+        """Returns partitions of `topics`, or of all topics whose whole name matches `pattern`, except Kafka's own
+        (`__…`)."""
         found = self._patiently(self._consumer, lambda consumer, left: consumer.list_topics(timeout=left)).topics
         if pattern is not None:
             wanted = sorted(name for name in found if re.fullmatch(pattern, name) and not name.startswith("__"))
@@ -136,7 +140,7 @@ class Cluster:
         return [(topic, number) for topic in wanted for number in sorted(found[topic].partitions)]
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """What tells a topic from another that had its name before. Brokers before 2.8 have none: then empty texts."""
+        """Returns ids that distinguish topics of the same name in succession; empty texts for brokers before 2.8."""
         wanted = sorted(set(topics))
         if not wanted:
             return {}
@@ -150,8 +154,10 @@ class Cluster:
         return found
 
     def offsets(self, partitions: Sequence[Partition], time_ms: int) -> dict[Partition, int]:
-        """The first offset at or after `time_ms` (EARLIEST and LATEST as well); the end where nothing is that late.
-        LATEST is the end of what is decided: the first record of an open transaction, if there is one."""
+        """Returns the first offset at or after `time_ms`, EARLIEST or LATEST; the end if there is none.
+
+        LATEST is the end of the committed records: the first record of an open transaction, if there is one.
+        """
         if not partitions:
             return {}
         wanted = [self._kafka.TopicPartition(topic, number, time_ms) for topic, number in partitions]
@@ -160,14 +166,14 @@ class Cluster:
         return {**found, **(self.offsets(beyond, LATEST) if beyond and time_ms != LATEST else {})}
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        """The group's offsets, where it has any."""
+        """Returns the group's offsets of the partitions that have one."""
         wanted = [self._kafka.TopicPartition(topic, number) for topic, number in partitions]
         found = self._per_partition(lambda consumer, left: consumer.committed(wanted, timeout=left))
         return {partition: offset for partition, offset in found.items() if offset >= 0}
 
     def _per_partition(self, ask: Callable[[Any, float], Any]) -> dict[Partition, int]:
         def sure(consumer: Any, left: float) -> Any:
-            """An error of a partition that waiting may cure is one of the whole answer: it is asked for again."""
+            """Raises a partition's retryable error as an error of the whole answer, which is then requested again."""
             answers = ask(consumer, left)
             raised([each for each in answers if each.error is not None and self._is_curable(each.error)])
             return answers
@@ -181,7 +187,7 @@ class Cluster:
         return found
 
     def _patiently(self, asker: Asker, ask: Callable[[Any, float], Any]) -> Any:
-        """Short waits, because a wrong password shows only beside the answer that does not come."""
+        """Retries with short waits, because a wrong password is reported only beside the missing answer."""
         deadline = time.monotonic() + _TIMEOUT_S
         while True:
             try:
@@ -201,8 +207,11 @@ class Cluster:
                 time.sleep(_AGAIN_S)
 
     def _is_curable(self, error: Any) -> bool:
-        """May waiting cure it? At the start a partition is asked for that was listed just before: a client that knows
-        nothing of it has not heard of its topic yet."""
+        """True if waiting may help.
+
+        At the start, requests name partitions that were just listed: a client that does not know one has not seen its
+        topic yet.
+        """
         return is_transient(error) or (self._must_exist and error.code() in self._unheard_of)
 
     def _what_to_do(self, error: Any, where: str) -> InvalidJob | Unavailable:
@@ -212,22 +221,22 @@ class Cluster:
 
 
 def known_id(id: Any) -> str:
-    """A topic's id as text; empty for none."""
+    """Returns a topic's id as text; empty for none."""
     return str(id) if id.get_most_significant_bits() or id.get_least_significant_bits() else ""
 
 
 def is_transient(error: Any) -> bool:
-    """May it be cured by waiting?"""
+    """True if waiting may help."""
     return kind_of(error) in CURABLE
 
 
 def is_refusal_of_credentials(error: Any) -> bool:
-    """Raised at once, because a person waits for the start; see `Refusals` for all others."""
+    """True for refused credentials, raised at once because a user waits for the start; otherwise see `Refusals`."""
     return bool(error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"))
 
 
 def what_to_do(error: Any, where: str) -> InvalidJob | Unavailable:
-    """A client's error as one of ours. It never names a secret: the client's texts do not."""
+    """Returns a client's error as `InvalidJob` or `Unavailable`. The client's texts contain no secrets."""
     kind, text = kind_of(error), error.str()
     if kind is Kind.REFUSED:
         return InvalidJob(

@@ -1,14 +1,14 @@
-"""Debezium's change events as rows: the same columns as changes that are read from PostgreSQL itself.
+"""Debezium's change events as rows with the columns of changes that are read from PostgreSQL directly.
 
-An event says what became of one row: `op`, `before`, `after`, and in `source` where and when. It comes as JSON, with or
-without the schema that Kafka Connect puts around it (`{"schema": …, "payload": …}`), or from a deserialiser (Avro).
+An event describes a change of a row: `op`, `before`, `after`, and place and time in `source`. Events are JSON, with or
+without Kafka Connect's schema (`{"schema": …, "payload": …}`), or come from a deserialiser (Avro).
 
-What a value means is known by the schema that came with it; without one, by the type of the column: `debezium_values`
-converts, and docs/changes.md has the table. A large value that the event does not have is null and named in
-`unchanged`: Debezium writes a placeholder for it, in arrays and maps as their one element.
+The event's schema gives values their meaning; without a schema, the type of the column does. `debezium_values`
+converts, and docs/changes.md has the table. A large value that the event omits is null and listed in `unchanged`:
+Debezium writes a placeholder, as the only element in arrays and maps.
 
-A column that `after` does not have is a mistake in `schema=`, or one that the table got or lost in the course of the
-topic: `absent` says which of the two it is taken for.
+A column that `after` lacks is a mistake in `schema=`, or the table gained or lost the column during the topic's life;
+`absent` decides which.
 """
 
 import datetime
@@ -38,7 +38,7 @@ _LOG_COLUMNS = [("op", pa.string()), ("changed_at", _TIME), ("lsn", pa.int64()),
 
 
 class _Event(msgspec.Struct, gc=False):
-    """With Connect's schema the rest is in `payload`."""
+    """With Connect's schema, `payload` contains the other fields."""
 
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
@@ -49,13 +49,13 @@ class _Event(msgspec.Struct, gc=False):
     payload: "_Event | None" = None
 
 
-_EVENT = msgspec.json.Decoder(_Event, float_hook=decimal.Decimal)  # so that no digit of a fraction is lost
+_EVENT = msgspec.json.Decoder(_Event, float_hook=decimal.Decimal)  # keeps all digits of fractions
 _SCHEMA = msgspec.json.Decoder(ConnectType)
 _Columns: TypeAlias = Sequence[tuple[str, Convert | None]]
 
 
 def debezium_schema(form: Debezium, columns: pa.Schema, absent: Absent, where: str) -> pa.Schema:
-    """Schema of the rows. `columns`: of the table. Raises `InvalidJob`."""
+    """Returns the schema of the rows. `columns`: of the table. Raises `InvalidJob`."""
     if form not in ("changes", "upsert"):
         raise InvalidJob(f"{where}: debezium={form!r}: use 'changes' or 'upsert'")
     if absent not in ("fail", "null"):
@@ -76,10 +76,12 @@ def debezium_schema(form: Debezium, columns: pa.Schema, absent: Absent, where: s
 
 
 class DebeziumRows:
-    """A decoder of values. `absent`: what becomes of a column that a row after its change does not have. `placeholder`:
-    what the connector writes for a large value that is not in the event.
-    `deserialise(payload, message)` gives an event as a mapping; None: it is JSON. A record without value (a tombstone,
-    which follows a deletion) is a row of nulls."""
+    """Decoder of events.
+
+    `absent`: treatment of a column that `after` lacks. `placeholder`: the connector's text for an omitted large value.
+    `deserialise(payload, message)`: returns an event as a mapping; None: events are JSON. A record without value (a
+    tombstone, which follows a deletion) is a row of nulls.
+    """
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class DebeziumRows:
         self._names = frozenset(columns.names)
         self._placeholder = Placeholder(placeholder)
         self._plain = self._columns_told({})
-        self._told: dict[bytes, tuple[_Columns, Sequence[str]]] = {}  # columns and fields, by the schema as it came
+        self._told: dict[bytes, tuple[_Columns, Sequence[str]]] = {}  # columns and fields, by the schema's bytes
 
     def rows(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> list[Any]:
         return [
@@ -143,7 +145,7 @@ class DebeziumRows:
         return (*(now.get(name) for name in self._columns.names), event.op == "d", at)
 
     def _check_columns(self, there: Sequence[str]) -> None:
-        """`there`: names of a row as it is after its change; before it, events may have the key alone."""
+        """Raises `ValueError` for a missing column. `there`: columns of `after`; `before` may have the key alone."""
         for name in self._columns.names:
             if name not in there:
                 names = list(dict.fromkeys(there))
@@ -155,7 +157,7 @@ class DebeziumRows:
                 )
 
     def _event(self, payload: bytes, message: Any) -> tuple[_Event, _Columns, Sequence[str]]:
-        """The event, the columns as its schema tells them, and the names of the fields there."""
+        """Returns the event, the columns with converters for its schema, and the names of the schema's fields."""
         if self._deserialise is not None:
             told = self._deserialise(payload, message)
             if not isinstance(told, Mapping):
@@ -174,7 +176,7 @@ class DebeziumRows:
             rows = [part.fields for part in parts if part.field in ("after", "before") and part.fields]
             types = {each.field: each for each in (rows[0] if rows else []) if each.field is not None}
             found = (self._columns_told(types), tuple(types))
-            if len(self._told) > 100:  # a topic of many tables: nobody needs all of them at once
+            if len(self._told) > 100:  # a topic of many tables: not all schemas are needed at once
                 self._told.clear()
             self._told[schema] = found
         return found
@@ -202,7 +204,7 @@ class DebeziumRows:
 
 
 def _changed_at(source: Mapping[str, Any], sent_ms: int | None) -> datetime.datetime | None:
-    """When the row changed, or at least when the connector told it (`sent_ms`); None if the event has neither."""
+    """Time of the change, else the time when the connector sent the event (`sent_ms`), else None."""
     time_us, time_ms = source.get("ts_us"), source.get("ts_ms") or sent_ms
     for name, time in (("ts_us", time_us), ("ts_ms", time_ms)):
         if time is not None and (isinstance(time, bool) or not isinstance(time, int)):
@@ -213,5 +215,5 @@ def _changed_at(source: Mapping[str, Any], sent_ms: int | None) -> datetime.date
 
 
 def _whole(number: Any) -> int | None:
-    """A transaction's number, which other databases than PostgreSQL have as text."""
+    """Returns a transaction's number; None for text, which databases other than PostgreSQL use."""
     return number if isinstance(number, int) else None

@@ -1,8 +1,8 @@
-"""Values of Debezium's events, as Connect's schema or the type of a column says they are meant. Pure.
+"""Converts values of Debezium's events by Connect's schema or by the type of the column. Pure.
 
-A value becomes what `column_of` keeps for the column, or is refused: `docs/changes.md` has the table. A type that
-Connect's schema tells and that does not mean the column's values (base64 for a text, microseconds for a whole number)
-is refused although each value would fit, because a column whose type was altered looks like that.
+A value is converted to a form that `column_of` accepts, or refused; docs/changes.md has the table. A type in Connect's
+schema that contradicts the column (base64 for a text, microseconds for a whole number) is refused although each value
+would fit, because an altered column looks the same.
 """
 
 import base64
@@ -25,7 +25,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 UNAVAILABLE = "__debezium_unavailable_value"
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
-_TIMES = {  # by the name in Connect's schema: the kind of time, and the unit of its number; None: text
+_TIMES = {  # by name in Connect's schema: kind of time, and unit of its number; None: text
     "io.debezium.time.Date": ("date", "days"),
     "io.debezium.time.IsoDate": ("date", None),
     "org.apache.kafka.connect.data.Date": ("date", "days"),
@@ -47,9 +47,9 @@ _TIMES = {  # by the name in Connect's schema: the kind of time, and the unit of
 }
 _NS = {**NS, "days": 86_400_000_000_000}
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d{1,4})?", re.ASCII)
-_NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # as JSON of Connect has them
+_NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # in Connect's JSON
 _ROOM = decimal.Context(prec=1_000)
-# Debezium's shapes (EWKB) where a geometry or geography is not in the event: points that no map has.
+# Debezium's placeholders (EWKB) for an omitted geometry or geography: points outside every map.
 _NO_SHAPES = (
     "0101000020E6100000000000FC83D797C1000000FC83D797C1",
     "0101000020E61000000C21E7FDFF7F66401842CEFBFF7F5640",
@@ -57,7 +57,7 @@ _NO_SHAPES = (
 
 
 class ConnectType(msgspec.Struct):
-    """A type in Connect's schema, as JSON."""
+    """Type in Connect's schema, as JSON."""
 
     type: str | None = None
     field: str | None = None
@@ -70,8 +70,10 @@ class ConnectType(msgspec.Struct):
 
 
 class Placeholder:
-    """Tells a value from the placeholder that stands for a large value which is not in the event. `placeholder`: as the
-    connector has it in `unavailable.value.placeholder`, also with `hex:`."""
+    """Detects the placeholder of an omitted large value.
+
+    `placeholder`: the connector's `unavailable.value.placeholder`, also with `hex:`.
+    """
 
     def __init__(self, placeholder: str) -> None:
         digits = placeholder.startswith("hex:")
@@ -81,10 +83,10 @@ class Placeholder:
         texts.add(str(uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)))
         shapes = [bytes.fromhex(shape) for shape in _NO_SHAPES]
         self._scalars = frozenset({*texts, data, *shapes, *(each for shape in shapes for each in _based(shape))})
-        self._numbers = [each - 256 if each > 127 else each for each in data]  # of arrays of numbers: Java's bytes
+        self._numbers = [each - 256 if each > 127 else each for each in data]  # in arrays: Java's signed bytes
 
     def stands_for(self, value: Any) -> bool:
-        """At any level: the placeholder in an array or a map stands for all of it."""
+        """True for the placeholder, and for arrays and maps that contain it at any level."""
         kind = type(value)
         if kind is str or kind is bytes:
             return value in self._scalars
@@ -100,13 +102,16 @@ def _based(data: bytes) -> tuple[str, str]:
 
 
 def json_text(text: str) -> str:
-    """A map of `hstore` as text (`hstore.handling.mode=json`)."""
+    """Returns the placeholder's `hstore` map as text (`hstore.handling.mode=json`)."""
     return msgspec.json.encode({text: text}).decode()
 
 
 def converter(kind: pa.DataType, told: ConnectType | None, *, of_json: bool) -> Convert | None:
-    """What makes a value, not null, what `column_of` takes for `kind`; None: nothing. `told`: None without Connect's
-    schema. `of_json`: fractions were read as `Decimal`. It raises `ValueError` for what cannot be meant."""
+    """Returns a function that converts a value, not null, for `column_of`; None if no conversion is needed.
+
+    `told`: None without Connect's schema. `of_json`: fractions were read as `Decimal`. The function raises `ValueError`
+    for a value that cannot have the column's type.
+    """
     is_ = pa.types
     wrong = _wrongly_told(kind, told)
     if wrong:
@@ -151,7 +156,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _wrongly_told(kind: pa.DataType, told: ConnectType | None) -> str:
-    """Why the values of this type are not those of the column; "" if they may be."""
+    """Explains why Connect's type does not fit the column; "" if it may."""
     if told is None:
         return ""
     shown = f"Connect's schema has the type {told.name or told.type}"
@@ -216,7 +221,7 @@ def _time_converter(kind: pa.DataType, told: ConnectType | None) -> Convert:
 
 
 def _plain_text(text: str, kind: pa.DataType) -> str:
-    """Without what Debezium adds: a zone of dates, years and months of intervals."""
+    """Removes Debezium's additions: the zone of dates, years and months of intervals."""
     if pa.types.is_date(kind):
         return text.removesuffix("Z")
     return "P" + text[5:] if pa.types.is_duration(kind) and text.startswith("P0Y0M") else text
@@ -293,7 +298,7 @@ def _map_converter(key: Convert | None, item: Convert | None) -> Convert | None:
     def convert(value: Any) -> Any:
         if isinstance(value, Mapping):
             return [(_each(key, name), _each(item, each)) for name, each in value.items()]
-        if isinstance(value, list):  # of a map whose keys are no text: Connect writes pairs
+        if isinstance(value, list):  # a map with keys that are no texts: Connect writes pairs
             return [(_each(key, name), _each(item, each)) for name, each in value]
         return value
 
@@ -301,7 +306,7 @@ def _map_converter(key: Convert | None, item: Convert | None) -> Convert | None:
 
 
 def _struct_converter(fields: Mapping[str, Convert | None]) -> Convert:
-    """Fields beyond the declared ones are left out, as of rows."""
+    """Returns a converter that ignores undeclared fields."""
 
     def convert(value: Any) -> Any:
         if not isinstance(value, Mapping):

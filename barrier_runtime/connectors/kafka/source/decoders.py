@@ -1,6 +1,6 @@
-"""Keys and values of Kafka records as typed Arrow columns: bytes, text, JSON, or the client's own deserialisers.
+"""Decodes keys and values of Kafka records into Arrow columns: bytes, text, JSON, or the client's deserialisers.
 
-A decoder (`source_bases/payloads`) is made in the slot from a `PayloadFormat`, which travels.
+The slot makes a decoder (`source_bases/payloads`) from a `PayloadFormat`, which travels.
 """
 
 import datetime
@@ -26,14 +26,16 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 Deserialiser: TypeAlias = Callable[..., Any]  # (data, SerializationContext) -> dict, Protobuf message or plain value
 FormatName: TypeAlias = Literal["bytes", "string", "json"] | Callable[[], Deserialiser]
 
-_CUT = 300  # characters of a reason that is not ours
+_CUT = 300  # characters of an error message of another library
 
 
 @dataclass(frozen=True)
 class PayloadFormat:
-    """How a key or value is written, and the columns it becomes. `part`: "key" or "value". `debezium`: of events, the
-    form of the rows; `table`: its columns; `absent`: what one that an event does not have is taken for; `placeholder`:
-    what the connector writes for a large value that is not in the event."""
+    """Form of a key or value, and its columns. `part`: "key" or "value".
+
+    For events, `debezium`: form of the rows; `table`: columns of the table; `absent`: treatment of a column that an
+    event lacks; `placeholder`: the connector's text for an omitted large value.
+    """
 
     part: str
     format_name: FormatName
@@ -53,7 +55,7 @@ def format_of(
     absent: Absent = "fail",
     placeholder: str = UNAVAILABLE,
 ) -> PayloadFormat:
-    """Checks what can be seen without data. Raises `InvalidJob`."""
+    """Returns the format after all checks that need no data. Raises `InvalidJob`."""
     if debezium is not None:
         needed = [] if format_name == "json" or callable(format_name) else ['value="json" or a deserialiser']
         if schema is None:
@@ -118,7 +120,7 @@ def make_decoder(format: PayloadFormat, where: str) -> Decoder:
 
 
 def raise_outage(error: Exception) -> None:
-    """A schema registry that is down, or refuses us, says nothing about a record."""
+    """Raises `Unavailable` or `InvalidJob` for errors of a schema registry, which no record has caused."""
     if isinstance(error, (InvalidJob, Unavailable)):
         raise error
     status = getattr(error, "http_status_code", None)
@@ -136,8 +138,11 @@ def raise_outage(error: Exception) -> None:
 
 
 class _Client:
-    """`AvroDeserializer`, `ProtobufDeserializer`, `JSONDeserializer` and whatever is called like them. A mapping gives
-    columns by its keys, a Protobuf message by its fields, anything else is the one column of the schema."""
+    """Decoder by `AvroDeserializer`, `ProtobufDeserializer`, `JSONDeserializer` or another callable with their
+    parameters.
+
+    A mapping gives columns by its keys, a Protobuf message by its fields; any other value is the schema's only column.
+    """
 
     def __init__(self, format: PayloadFormat, where: str) -> None:
         from confluent_kafka.serialization import MessageField, SerializationContext
@@ -184,7 +189,7 @@ class _Client:
 
 
 def _of_message(message: Any, name: str, kind: pa.DataType) -> Any:
-    """Field `name` of a Protobuf message, as what Arrow takes for `kind`."""
+    """Returns field `name` of a Protobuf message in a form that Arrow accepts for `kind`."""
     field = message.DESCRIPTOR.fields_by_name.get(name)
     if field is None:
         raise ValueError(f"{message.DESCRIPTOR.full_name} has no field {name!r}")
@@ -207,7 +212,7 @@ def _plain(value: Any, field: Any, kind: pa.DataType) -> Any:
     if pa.types.is_struct(kind):
         return {part.name: _of_message(value, part.name, part.type) for part in kind}
     if field.message_type.full_name == "google.protobuf.Timestamp":
-        if value.nanos % 1_000:  # Python's times end at microseconds
+        if value.nanos % 1_000:  # Python's times have microseconds
             return np.datetime64(value.ToNanoseconds(), "ns")
         return value.ToDatetime(tzinfo=datetime.timezone.utc)
     if field.message_type.full_name.endswith("Value") and field.message_type.file.package == "google.protobuf":

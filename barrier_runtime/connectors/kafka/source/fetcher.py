@@ -1,10 +1,9 @@
-"""One consumer for all partitions that a slot reads of a source, and the thread that serves it.
+"""Consumer for all partitions of a source that a slot reads, and the thread that serves the consumer.
 
-The thread waits in the client, converts what comes, and fills a `PartitionQueue` per partition; one that is full has
-its partition paused. Nothing here touches the slot's loop: orders come through `_orders`, rows and trouble leave
-through those queues. Partitions are assigned, never subscribed to. A partition is read once by a fetcher: a second
-reader of it, as after a failure, gets another fetcher (`kafka/source/fetcher_pool`), so that no record fetched for the
-first can pass for one of the second's.
+The thread waits in the client, converts messages, and fills a `PartitionQueue` per partition; the partition of a full
+queue is paused. The slot's loop sends orders by `_orders` and gets rows and errors from the queues. Partitions are
+assigned, never subscribed to. A fetcher reads a partition only once: a second reader, as after a failure, gets another
+fetcher (`kafka/source/fetcher_pool`), so that it never gets records fetched for the first reader.
 
     broker ──► librdkafka's queue ──► convert ──► queue per partition ──► reader.poll
                 (bounded)                          (bounded: pause)
@@ -38,19 +37,19 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.threads import ask_for_short_slices
 
 _AT_ONCE = 2_000  # messages: some milliseconds of the interpreter's time
-_WAIT_S = 0.1  # how long an order may lie
+_WAIT_S = 0.1  # longest wait of an order
 _WAIT_FULL_S = 0.005  # while a queue is full
-_FEW = 200  # messages: after so few the next ones are let come together for a moment,
-_REST_AT_LEAST_S = 0.001  # since a turn of the thread costs as much as dozens of them
-_HELD_AT_LEAST = 1024 * 1024  # by one queue, however many there are
-_HANGS_S = 30.0  # without a turn of the thread, until that is logged
-_RETRY_S = 1.0  # a schema registry that does not answer
+_FEW = 200  # messages: after fewer, the thread pauses to let more arrive,
+_REST_AT_LEAST_S = 0.001  # because a turn of the thread costs as much as dozens of messages
+_HELD_AT_LEAST = 1024 * 1024  # by a queue, however many there are
+_HANGS_S = 30.0  # without a turn of the thread, until a warning
+_RETRY_S = 1.0  # for a schema registry
 
 T = TypeVar("T")
 
 
 class Fetcher:
-    """`limit_bytes`: of what is converted and not yet taken, over all partitions."""
+    """Fetches partitions. `limit_bytes`: of converted rows that were not taken, over all partitions."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Fetcher:
         self._added: list[PartitionQueue] = []
         self._failed: Exception | None = None
         self.rest_s = 0.0  # after few messages; see `Gathering`
-        self._queues: dict[Partition, PartitionQueue] = {}  # this and what follows: the thread's
+        self._queues: dict[Partition, PartitionQueue] = {}  # this field and the following belong to the thread
         self._full: set[Partition] = set()  # paused until their queues are emptier
         self._over: set[Partition] = set()  # paused for good
         self._poll_at_s = 0.0
@@ -78,7 +77,7 @@ class Fetcher:
         self._log_throttle = LogThrottle(where)
         self._ids = TopicIds(client, self._kafka, partial(self._log_throttle.say, "ids"))
         self._turned_s = time.monotonic()
-        self._logged_s = 0.0  # the loop's, as the next
+        self._logged_s = 0.0  # of the loop, as the next field
         self._reported = 0
         self._replaced = 0
         self._stop = threading.Event()
@@ -97,18 +96,18 @@ class Fetcher:
         self._orders.put(lambda consumer: self._remove(consumer, queue))
 
     def report(self, topic: str, partition: int, offset: int) -> None:
-        """Commit an offset to the group: for monitoring, so nobody waits for it."""
+        """Commits an offset to the group without waiting; for monitoring only."""
         self._orders.put(lambda consumer: self._commit(consumer, topic, partition, offset))
 
     def poll(self) -> None:
-        """Logs that the thread hangs, twice a minute. For readers that wait for the thread, again and again."""
+        """Logs twice a minute if the thread hangs. Readers call it repeatedly while they wait."""
         now_s = time.monotonic()
         if now_s - max(self._turned_s, self._logged_s) >= _HANGS_S:
             self._logged_s = now_s
             log.warning("%s: nothing is fetched while the client is in %s", self._where, place_of(self._thread.ident))
 
     def replacements(self) -> int:
-        """How many clients were replaced since the last call. For the loop."""
+        """Returns the number of clients replaced since the last call. For the loop."""
         new, self._reported = self._replaced - self._reported, self._replaced
         return new
 
@@ -123,14 +122,14 @@ class Fetcher:
 
     def _run(self) -> None:
         consumer = None
-        ask_for_short_slices(also_started=True)  # rows wait for this thread, and for those of the client
+        ask_for_short_slices(also_started=True)  # rows wait for this thread and for the client's threads
         try:
             consumer = self._new_consumer()
             converter = self._patiently(self._make_converter)
             while not self._stop.is_set():
                 consumer = self._serve(consumer, converter)
             self._obey(consumer)
-        except BaseException as error:  # whatever ends the thread: readers must hear of it
+        except BaseException as error:  # readers must see every error that ends the thread
             ended = Unavailable(f"{self._where}: the fetching thread ended ({error!r}): it is started again")
             self._failed = error if isinstance(error, Exception) else ended
             for queue in self._added:
@@ -145,7 +144,7 @@ class Fetcher:
         return self._client.consumer(error_cb=throttle.on_error, on_commit=throttle.on_commit)
 
     def _serve(self, consumer: Any, converter: RecordConverter) -> Any:
-        """One turn. Returns the consumer of the next turn."""
+        """Runs a turn. Returns the consumer of the next turn."""
         self._turned_s = time.monotonic()
         self._obey(consumer)
         self._go_on(consumer)
@@ -213,7 +212,7 @@ class Fetcher:
     # ------------------------------------------------------------ back-pressure
 
     def _hold_back(self, consumer: Any) -> None:
-        """Pause what is full, and what is over."""
+        """Pauses partitions whose queues are full or over."""
         share = self._share()
         over = {partition for partition, queue in self._queues.items() if queue.over} - self._over
         full = {partition for partition, queue in self._queues.items() if queue.held_bytes >= share} - self._full
@@ -223,7 +222,7 @@ class Fetcher:
             self._full = (self._full | full) - self._over
 
     def _go_on(self, consumer: Any) -> None:
-        """With partitions whose queues are down to half."""
+        """Resumes partitions whose queues are at most half full."""
         half = self._share() // 2
         free = {partition for partition in self._full if self._queues[partition].held_bytes <= half}
         if free:
@@ -265,7 +264,7 @@ class Fetcher:
         return [(event.topic(), event.partition()) for event in events if event.error().code() == ended]
 
     def _not_sure_of(self, consumer: Any, partitions: Sequence[Partition]) -> set[Partition]:
-        """Those whose topic may be another by now: what came of them is dropped, and fetched again."""
+        """Returns partitions whose topic may have been recreated: their messages are dropped and fetched again."""
         queues = {self._queues[partition] for partition in partitions if partition in self._queues}
         doubtful = self._ids.judge([queue for queue in queues if not queue.over])
         for queue in doubtful:
@@ -312,7 +311,7 @@ class Fetcher:
             if error.fatal():
                 raise Unavailable(f"{self._where}: Kafka's client gave up ({error.str()}): it is started again")
         elif code == codes._PARTITION_EOF:
-            if message.offset() > queue.next_offset:  # what lies between are transactions that were given up
+            if message.offset() > queue.next_offset:  # the gap consists of aborted transactions
                 queue.put(Fetched(None, (), message.offset(), None, at_ns))
         elif code in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE, codes._LOG_TRUNCATION):
             queue.fail(self._watch.explain(consumer, queue))
@@ -324,7 +323,7 @@ class Fetcher:
             queue.fail(Unavailable(f"{queue.where}: Kafka cannot read on ({error.name()}: {error.str()}): tried again"))
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Wait for a schema registry that does not answer; what it should explain is not a bad record."""
+        """Retries `work` while a schema registry is unavailable, so that no record counts as bad for that reason."""
         while True:
             self._turned_s = time.monotonic()
             try:
@@ -336,7 +335,7 @@ class Fetcher:
 
 
 def place_of(thread: int | None) -> str:
-    """The innermost place of a thread, for messages."""
+    """Returns the innermost frame of a thread, for messages."""
     frame = None if thread is None else sys._current_frames().get(thread)
     if frame is None:
         return "nothing"

@@ -1,4 +1,4 @@
-"""The fetchers of one source in one process: readers share one, as long as none reads a partition twice."""
+"""Fetchers of a source in a process: readers share a fetcher unless it would read a partition twice."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
 
 
 class FetcherPool:
-    """`join` and `leave` do not block."""
+    """Pool of fetchers. `join` and `leave` do not block."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class FetcherPool:
         self._make = partial(Fetcher, where, client, make_converter, limit_bytes, timeouts)
         self._lock = threading.Lock()
         self._current: Fetcher | None = None
-        self._used: set[Partition] = set()  # by readers of the current fetcher, also those that left
+        self._used: set[Partition] = set()  # by readers of the current fetcher, including closed readers
         self._readers: dict[Fetcher, int] = {}
 
     def join(self, queue: PartitionQueue) -> Fetcher:

@@ -1,5 +1,7 @@
-"""Log throttle of the fetching thread: repeated messages about trouble that passes are logged at intervals. Trouble
-that lasts is told apart, and ends the source."""
+"""Log throttle of the fetching thread: repeats messages about passing errors at intervals.
+
+Lasting errors end the source.
+"""
 
 import time
 from typing import Any
@@ -12,7 +14,7 @@ _AGAIN_S = 30.0  # between two warnings of the same kind
 
 
 class LogThrottle:
-    """The fetching thread's, and that of the client's callbacks in it."""
+    """Throttle of the fetching thread, which also runs the client's callbacks."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -27,7 +29,7 @@ class LogThrottle:
             log.warning("%s %s", self._where, reason)
 
     def read(self) -> None:
-        """Something came: credentials and certificates are right."""
+        """Records that messages arrived: credentials and certificates are right."""
         self._refusals.answered()
 
     def on_commit(self, error: Any, partitions: Any) -> None:

@@ -1,6 +1,6 @@
-"""What was fetched of one partition and not yet taken: filled by the fetching thread, emptied by the slot's loop.
+"""Queue of fetched rows of a partition: filled by the fetching thread, emptied by the slot's loop.
 
-No lock: each side writes its own counter, and a deque hands over. Trouble is met where it lies, after the rows before.
+Lock-free: each side writes its own counter, and a deque hands rows over. An error is raised after the rows before it.
 """
 
 import itertools
@@ -13,26 +13,26 @@ import pyarrow as pa
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 
-_TOGETHER_BYTES = 256 * 1024  # up to which small chunks are taken as one
+_TOGETHER_BYTES = 256 * 1024  # up to which small chunks are joined
 
 
 def no_wake() -> None:
-    """Nobody sleeps until there are rows."""
+    """For readers that are not woken."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Rows, possibly none, and what the position is after them. `offsets`: of each row."""
+    """Rows, possibly none, and the position after them. `offsets`: of each row."""
 
     rows: pa.RecordBatch | FewRows | None
     offsets: Sequence[int]
     next_offset: int
     epoch: int | None
-    at_ns: int  # steady clock, when it came
+    at_ns: int  # steady clock, at arrival
 
 
 class PartitionQueue:
-    """`partition` is read from `position` on. `wake` is called when there is something to take where nothing was."""
+    """Queue of `partition` from `position` on. `wake` is called for the first entry of an empty queue."""
 
     def __init__(
         self, topic: str, partition: int, position: KafkaPosition, where: str, wake: Callable[[], None] = no_wake
@@ -43,9 +43,9 @@ class PartitionQueue:
         self._wake = wake
         self.start = position
         self.end = position.end
-        self.epoch = position.epoch  # of the last fetched record; the fetching thread's, as the next
+        self.epoch = position.epoch  # of the last fetched record; belongs to the fetching thread, as the next field
         self.next_offset = position.offset  # to be fetched
-        self.reached = position.offset  # by what was taken; the loop's
+        self.reached = position.offset  # by taken rows; belongs to the loop
         self.trouble: Exception | None = None
         self._items: deque[Fetched] = deque()
         self._put_bytes = 0
@@ -55,7 +55,7 @@ class PartitionQueue:
 
     @property
     def over(self) -> bool:
-        """Nothing more is wanted of this partition."""
+        """True if nothing more of this partition is to be fetched."""
         return self.trouble is not None or (self.end is not None and self.next_offset >= self.end)
 
     @property
@@ -68,7 +68,7 @@ class PartitionQueue:
         if fetched.epoch is not None:
             self.epoch = fetched.epoch
         self._items.append(fetched)
-        if len(self._items) == 1:  # of more the loop knows, or has been told and will look
+        if len(self._items) == 1:  # with earlier entries the loop was woken before, and takes all
             self._wake()
 
     def fail(self, trouble: Exception) -> None:
@@ -79,12 +79,12 @@ class PartitionQueue:
 
     @property
     def waiting(self) -> bool:
-        """`take` would give or raise something."""
+        """True if `take` would return rows or raise an error."""
         return bool(self._items) or self.trouble is not None
 
     def take(self, max_rows: int) -> Fetched | None:
-        """The next rows, at most `max_rows`; None when there is nothing now. Raises the trouble that lies here."""
-        trouble = self.trouble  # before looking: what is put is put before it fails
+        """Returns the next rows, at most `max_rows`; None if there are none. Raises the error after the last rows."""
+        trouble = self.trouble  # read first: rows are put before the error is set
         if not self._items:
             if trouble is not None:
                 raise trouble
@@ -103,8 +103,10 @@ class PartitionQueue:
         return Fetched(taken, offsets[:max_rows], self.reached, item.epoch, item.at_ns)
 
     def _joined(self, max_rows: int) -> tuple[Fetched, int]:
-        """The next chunk, and small ones behind it: a batch costs as much as hundreds of rows. With their bytes as they
-        were put: joined, they may be others."""
+        """Returns the next chunk joined with following small chunks, because a batch costs as much as hundreds of rows.
+
+        Also returns their size when they were put, which may differ from the joined size.
+        """
         taken = [self._items.popleft()]
         count, size = len(taken[0].offsets), _size(taken[0])
         while self._items:
@@ -133,7 +135,7 @@ def _size(fetched: Fetched) -> int:
 
 
 def _cut(rows: pa.RecordBatch | FewRows, count: int) -> tuple[pa.RecordBatch | FewRows, pa.RecordBatch | FewRows]:
-    """The first `count` rows, and the others."""
+    """Returns the first `count` rows, and the other rows."""
     if isinstance(rows, FewRows):
         return rows.take(range(count)), rows.take(range(count, rows.count))
     return rows.slice(0, count), rows.slice(count)

@@ -1,4 +1,4 @@
-"""Which part of a topic a split is, and how far it was read: the JSON of split payloads and positions."""
+"""JSON of Kafka's split payloads and positions: a part of a topic, and how far it was read."""
 
 import zlib
 
@@ -9,13 +9,13 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class KafkaSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A partition, from the offset found for it once. `end`: where it stops being read (None: never)."""
+    """Partition from an offset that was looked up once. `end`: where reading stops (None: never)."""
 
     topic: str
     partition: int
     offset: int
     end: int | None = None
-    topic_id: str = ""  # another topic of the same name has another; "" where the brokers have none
+    topic_id: str = ""  # distinguishes topics of the same name; "" for brokers without ids
 
     def split(self) -> Split:
         return Split(split_id(self.topic, self.partition), msgspec.json.encode(self))
@@ -25,12 +25,12 @@ SPLIT = msgspec.json.Decoder(KafkaSplit)
 
 
 class KafkaPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`offset`: the next one to read; the rest stays what it was when the partition was first read."""
+    """Position in a partition. `offset`: the next to read; other fields are as at the first read."""
 
     offset: int
     end: int | None = None
     topic_id: str = ""
-    epoch: int | None = None  # of the leader that wrote the record before it: shows a log that lost its end
+    epoch: int | None = None  # of the leader that wrote the previous record: shows a log that lost its end
 
 
 POSITION = msgspec.json.Decoder(KafkaPosition)
@@ -41,7 +41,7 @@ def split_id(topic: str, partition: int) -> str:
 
 
 def owner(id: str, parallelism: int) -> int:
-    """The partitions of a topic go to subtasks in turn; each topic begins somewhere else."""
+    """Returns the subtask of a partition: partitions of a topic go round-robin, each topic from another subtask."""
     topic, _, partition = id.rpartition("-")
     return (zlib.crc32(topic.encode()) + int(partition)) % parallelism
 
@@ -51,8 +51,10 @@ def begin(split: KafkaSplit) -> KafkaPosition:
 
 
 def resumed(split: KafkaSplit, position: KafkaPosition, where: str) -> KafkaPosition:
-    """Where to go on. Raises `InvalidJob` if the topic is not the one that was read. A position without an id, as of a
-    snapshot from before there were any, takes the split's."""
+    """Returns the position to continue from. Raises `InvalidJob` if the topic was recreated.
+
+    A position without a topic id, from an older snapshot, takes the split's id.
+    """
     if position.topic_id and split.topic_id and position.topic_id != split.topic_id:
         raise made_again(where, position.offset)
     return msgspec.structs.replace(position, topic_id=position.topic_id or split.topic_id)

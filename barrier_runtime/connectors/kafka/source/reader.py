@@ -1,7 +1,7 @@
-"""The reader of one partition: a position, and a queue that the subtask's fetcher fills.
+"""Reader of a partition: a position, and a queue that the slot's fetcher fills.
 
-It commits the offsets of decided checkpoints to the group, for people and their monitoring; nothing is ever read back
-from there (but see `start="group"`).
+Commits the offsets of decided checkpoints to the group, for monitoring only; they are never read back (except by
+`start="group"`).
 """
 
 import time
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
     from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 
-_POLL_NS = 100_000_000  # at an empty queue, to see that the fetching thread is alive; it wakes us when rows come
+_POLL_NS = 100_000_000  # at an empty queue, to detect a hanging fetching thread, which wakes the slot for rows
 
 
 class KafkaReader:
-    """Joins a fetcher of the pool when it begins to fetch, and leaves it when it is closed."""
+    """Reader that joins a fetcher of the pool when fetching begins, and leaves it on close."""
 
     def __init__(self, source: str, split: KafkaSplit, pool: "FetcherPool") -> None:
         self._where = where_of(source, split.topic, split.partition)
@@ -59,12 +59,12 @@ class KafkaReader:
         self._count = count
 
     def prepare(self) -> None:
-        """Begin to fetch."""
+        """Begins fetching."""
         if self._queue is None and not self.finished:
             split = self._split
             queue = PartitionQueue(split.topic, split.partition, self._position, self._where, self._wake)
             self._fetcher = self._pool.join(queue)
-            self._fetcher.rest_s = self._rest_s  # of the job, so the same for all who share it
+            self._fetcher.rest_s = self._rest_s  # of the job, so equal for all readers of the fetcher
             self._queue = queue
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:

@@ -1,7 +1,7 @@
-"""Kafka records as rows: columns of key, value and metadata, and what becomes of a record that is bad.
+"""Converts Kafka records to rows: columns of key, value and metadata, and the treatment of bad records.
 
-A few good records become lists (`data/few_rows`), which cost a fraction of what Arrow costs for so few. Many become
-Arrow, and so do a few when one of them is bad: there it is told which, and why.
+Few good records become lists (`data/few_rows`), at a fraction of Arrow's cost. Many records become Arrow, and so do few
+records with a bad record among them: the Arrow path finds the record and the reason.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ METADATA: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("ms", "UTC"),
     "headers": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
 }
-ERROR = "dead_letter_error"  # null where the record is good
+ERROR = "dead_letter_error"  # null for a good record
 DEAD_LETTER = {
     "key": "dead_letter_key",
     "value": "dead_letter_value",
@@ -35,8 +35,10 @@ DEAD_LETTER = {
 
 @dataclass(frozen=True)
 class RecordColumns:
-    """What a record becomes. `metadata`: the column's name by Kafka's name for it. With dead letters there are hidden
-    columns, null for good records: the reason and the record as it came."""
+    """Columns of a record. `metadata`: column name by Kafka's name.
+
+    With dead letters there are hidden columns, null for good records: the reason, and the undecoded record.
+    """
 
     key: PayloadFormat | None
     value: PayloadFormat
@@ -45,13 +47,13 @@ class RecordColumns:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of good records."""
+        """Columns of good records."""
         parts = [*(self.key.schema if self.key else ()), *self.value.schema]
         return pa.schema([*parts, *((column, METADATA[name]) for name, column in self.metadata.items())])
 
     @property
     def whole_schema(self) -> pa.Schema:
-        """With what dead letters need: there every column may be null."""
+        """Columns including the hidden columns of dead letters; with these every column may be null."""
         if self.bad_records == "fail":
             return self.schema
         types = {"key": pa.binary(), "value": pa.binary(), **METADATA}
@@ -62,7 +64,7 @@ class RecordColumns:
 def record_columns(
     key: PayloadFormat | None, value: PayloadFormat, metadata: Sequence[str] | Mapping[str, str], bad: str, where: str
 ) -> RecordColumns:
-    """Checks names. Raises `InvalidJob`."""
+    """Returns the columns after a check of their names. Raises `InvalidJob`."""
     if bad not in ("fail", "dead_letter"):
         raise InvalidJob(f'{where}: bad_records={bad!r}: use "fail" or "dead_letter"')
     if isinstance(metadata, str):
@@ -80,7 +82,7 @@ def record_columns(
 
 
 def _remedies(columns: RecordColumns, repeated: str) -> str:
-    """Remedies of the places that give the column. A field of the value or of the key keeps its name."""
+    """Returns remedies for a repeated column. A field of the value or of the key keeps its name."""
     remedies = []
     for name, column in columns.metadata.items():
         if column == repeated:
@@ -97,7 +99,7 @@ def _remedies(columns: RecordColumns, repeated: str) -> str:
 
 @dataclass(frozen=True)
 class Converted:
-    """Rows in the order of their offsets. `bad`: why the record after the last row cannot be read, if so."""
+    """Rows in offset order. `bad`: why the record after the last row cannot be decoded, if so."""
 
     rows: pa.RecordBatch | FewRows
     bad: str = ""
@@ -108,7 +110,7 @@ class Converted:
 
 
 class RecordConverter:
-    """In the slot. Takes the client's messages, of one partition at a time."""
+    """Converts the client's messages, of one partition at a time, in the slot."""
 
     def __init__(self, columns: RecordColumns, where: str) -> None:
         self._columns = columns
@@ -116,7 +118,7 @@ class RecordConverter:
         self._key = make_decoder(columns.key, where) if columns.key else None
         self._value = make_decoder(columns.value, where)
         decoders = {"value": self._value} if self._key is None else {"key": self._key, "value": self._value}
-        self._listed = [  # those that give lists, with what gives a message's payload
+        self._listed = [  # decoders that return lists, with the getter of a message's payload
             (decoder, methodcaller(part))
             for part, decoder in decoders.items()
             if isinstance(decoder, (JsonPayloads, PlainPayloads))
@@ -126,16 +128,17 @@ class RecordConverter:
         )
 
     def convert(self, messages: Sequence[Any]) -> Converted:
-        """At least one message, none of them an error. Raises `Unavailable` when a schema registry does not answer."""
+        """Converts one or more messages, none of them an error. Raises `Unavailable` if a schema registry does not
+        answer."""
         if self._has_lists and len(messages) <= MOST_ROWS:
             try:
                 return Converted(self._lists(messages))
-            except Exception:  # a record is bad: below it is told which, and why
+            except Exception:  # a record is bad: the Arrow path finds the record and the reason
                 return self._arrow(messages)
         return self._arrow(messages)
 
     def _lists(self, messages: Sequence[Any]) -> FewRows:
-        """Raises whatever is wrong with one of them."""
+        """Converts to lists; raises any error of a record."""
         columns: list[list[Any]] = []
         for decoder, payload in self._listed:
             columns += decoder.values(decoder.rows(list(map(payload, messages)), messages))
@@ -163,7 +166,7 @@ class RecordConverter:
 
 
 def _masked(rows: pa.RecordBatch, bad: Mapping[int, str], columns: RecordColumns) -> pa.RecordBatch:
-    """A bad record shows in its hidden columns only, so that its event time does not move the watermark."""
+    """Hides bad records in all visible columns, so that their event time does not move the watermark."""
     if not bad:
         return rows
     shown = len(columns.schema)
@@ -173,7 +176,7 @@ def _masked(rows: pa.RecordBatch, bad: Mapping[int, str], columns: RecordColumns
 
 
 def _letters(messages: Sequence[Any], bad: Mapping[int, str]) -> list[pa.Array]:
-    """The hidden columns: the reason, then the record."""
+    """Returns the hidden columns: the reason, then the record."""
     count = len(messages)
     types = {"key": pa.binary(), "value": pa.binary(), **METADATA}
     if not bad:
@@ -206,7 +209,7 @@ def _offsets(messages: Sequence[Any]) -> list[Any]:
 
 
 def _timestamps(messages: Sequence[Any]) -> list[Any]:
-    """Milliseconds, as Arrow stores them; None where the record has none (type 0)."""
+    """Returns milliseconds, as Arrow stores them; None for a record without time (type 0)."""
     return [ms if kind else None for kind, ms in (message.timestamp() for message in messages)]
 
 

@@ -1,7 +1,8 @@
-"""What the brokers still keep, against what is yet to be read: a warning ahead of a loss, a stop after it.
+"""Compares retained records with those still to be read: warns before a loss, and stops the job after it.
 
-Records are deleted by age and size whether they were read or not. A source that skipped the gap would be silently
-incomplete, so it stops. It warns while the earliest record kept is moving and has come within a tenth of what is kept.
+Brokers delete records by age and size, read or not. A source that skipped the gap would be silently incomplete. The
+warning is logged while the earliest retained offset advances and the position is within the oldest tenth of the
+retained records.
 """
 
 import time
@@ -25,14 +26,14 @@ from barrier_runtime.state.errors import InvalidJob
 _SHARE = 0.1
 _POLL_S = 30.0
 _POLL_SOON_S = 1.0
-_MISSING_S = 20.0  # a topic that is not there: brokers that have just started may not know it yet
+_MISSING_S = 20.0  # of a missing topic: brokers that have just started may not know it yet
 _ANSWER_S = 5.0
 
 Outlook = Literal["fine", "soon", "lost"]
 
 
 def outlook(position: int, earliest: int, earliest_before: int | None, end: int | None) -> Outlook:
-    """`earliest_before`: at the last poll. `end`: None when it is not known."""
+    """Compares a position with the retained offsets. `earliest_before`: at the last poll. `end`: None if not known."""
     if position < earliest:
         return "lost"
     moving = earliest_before is not None and earliest > earliest_before
@@ -42,7 +43,7 @@ def outlook(position: int, earliest: int, earliest_before: int | None, end: int 
 
 
 def lost(queue: PartitionQueue, wanted: int, earliest: int, end: int) -> InvalidJob:
-    """What to say when offset `wanted` was not there; `earliest` and `end` may have been asked for later."""
+    """Returns the error about a missing offset `wanted`; `earliest` and `end` may have been looked up later."""
     if wanted < earliest:
         return InvalidJob(
             f"{queue.where}: offset {wanted} is wanted, but the earliest that is retained is {earliest}: "
@@ -57,8 +58,10 @@ def lost(queue: PartitionQueue, wanted: int, earliest: int, end: int) -> Invalid
 
 
 class RetentionWatch:
-    """Asked now and then, by the fetching thread, of its client; when that one does not know its leaders any more, of
-    another, which is replaced until one does."""
+    """Periodic check by the fetching thread, with its client.
+
+    If that client does not know the leaders any more, other clients are used, replaced until one knows them.
+    """
 
     def __init__(self, client: KafkaClient, kafka: Any) -> None:
         self._kafka = kafka
@@ -69,7 +72,7 @@ class RetentionWatch:
         self._warned: set[Partition] = set()
 
     def poll(self, consumer: Any, queues: Collection[PartitionQueue]) -> float:
-        """Fails queues whose records are gone. Seconds until the next poll, also when no broker answered."""
+        """Fails queues whose records are gone. Returns seconds until the next poll, also without an answer."""
         wanted = [self._kafka.TopicPartition(queue.topic, queue.partition, EARLIEST) for queue in queues]
         if not wanted:
             return _POLL_S
@@ -99,7 +102,7 @@ class RetentionWatch:
         return list(answers)
 
     def explain(self, consumer: Any, queue: PartitionQueue) -> InvalidJob:
-        """The broker says that the queue's next offset is not there."""
+        """Explains why the broker lacks the queue's next offset."""
         found = {}
         for what in (EARLIEST, LATEST):
             place = self._kafka.TopicPartition(queue.topic, queue.partition, what)

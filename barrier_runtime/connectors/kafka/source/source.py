@@ -1,8 +1,8 @@
-"""Kafka topics as a source: one split per partition, its position an offset in the checkpoint.
+"""Source of Kafka topics: one split per partition, with an offset as its position in the checkpoint.
 
-Where a partition begins is looked up once, by the driver for what is there at the start and by the discovery for what
-comes later, and travels in the split: from then on it is a number, which means the same whenever it is read again. Only
-committed records are read. What is gone before it was read stops the job (`kafka/source/retention`).
+The first offset of a partition is looked up once, by the driver for partitions at the start and by the discovery for
+later partitions, and travels in the split, so every run begins at the same offset. Only committed records are read.
+Records that are deleted before they were read stop the job (`kafka/source/retention`).
 
     driver: topics, offsets ──► splits ──► slot: KafkaReader per partition ──► one Fetcher for all of them
     slot: discovery, in a thread ──► splits of new partitions, from their earliest record
@@ -43,13 +43,13 @@ from barrier_runtime.state.errors import InvalidJob
 Start: TypeAlias = Literal["earliest", "latest", "group"] | datetime.datetime
 Config: TypeAlias = Settings | Callable[[], Settings]
 
-_HELD_BYTES = 64 * 1024 * 1024  # fetched, and not yet taken, by all readers of a process
-_ONCE_S = 1e9  # "again after 30 years": a listing at the start and no other
+_HELD_BYTES = 64 * 1024 * 1024  # fetched but not taken, by all readers of a process
+_ONCE_S = 1e9  # about 30 years: only the listing at the start
 
 
 @dataclass(frozen=True)
 class Topics:
-    """`names`, or all topics that `pattern` matches as a whole."""
+    """The topics `names`, or all topics whose whole name matches `pattern`."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
@@ -83,31 +83,32 @@ def chosen_topics(topics: str | Sequence[str] | None, pattern: str | None, where
 @kinds_checked
 @dataclass(frozen=True)
 class KafkaSource(EventTimeOfSource):
-    """Kafka topics, by name or by a regular expression that matches the whole name; one split per partition. Only
-    committed records are read, and offsets are kept in checkpoints; those of decided ones are committed to `group` for
-    people to look at.
+    """Kafka topics, by name or by a regular expression that matches the whole name; one split per partition.
 
-    `start` counts where no checkpoint does: "earliest", "latest", a datetime (of the records' timestamps) or "group":
-    where that group's committed offsets are, and the earliest record of partitions without one. Partitions made later
-    are looked for every `discover` (None: only at a restart), and begin with their earliest record. `until="latest"`:
-    the end of each partition at the start is the end of the stream.
+    Only committed records are read. Checkpoints contain the offsets; offsets of decided checkpoints are also committed
+    to `group`, for monitoring.
 
-    `key`, `value`: "bytes", "string", "json", or a function that makes one of the client's deserialisers, called in
-    each slot; the latter two with `key_schema=`, `schema=` of their columns. A record without value is a row of nulls.
-    `key=None`: no such column. JSON: fields beyond the schema are left out, absent ones are null, times are RFC 3339
+    `start` applies without a checkpoint: "earliest", "latest", a datetime (of the records' timestamps) or "group": that
+    group's committed offsets, and the earliest record of partitions without one. New partitions are searched every
+    `discover` (None: only at a restart), and begin with their earliest record. `until="latest"`: the stream ends where
+    each partition ends at the start.
+
+    `key`, `value`: "bytes", "string", "json", or a function that makes a deserialiser of the client, called in each
+    slot; the latter two need `key_schema=`, `schema=` with their columns. A record without value is a row of nulls.
+    `key=None`: no such column. JSON: fields beyond the schema are ignored, absent fields are null, times are RFC 3339
     text. `metadata`: of topic, partition, offset, timestamp and headers, or a mapping of these to names.
 
-    `debezium`: the values are Debezium's change events (JSON, or what a deserialiser gives), and `schema` has the
-    columns of the table. "changes": `op`, `changed_at`, `lsn`, `xid`, `before`, `after`, `unchanged`; "upsert": the
-    columns, `deleted` and `changed_at` (docs/changes.md). An event without one of the columns is a bad record, or with
-    `absent="null"` the column is null. `unavailable_value_placeholder`: as the connector has it, if that was set.
+    `debezium`: the values are Debezium's change events (JSON, or from a deserialiser), and `schema` has the columns of
+    the table. "changes": `op`, `changed_at`, `lsn`, `xid`, `before`, `after`, `unchanged`; "upsert": the columns,
+    `deleted` and `changed_at` (docs/changes.md). An event without a column is a bad record; with `absent="null"` the
+    column is null. `unavailable_value_placeholder`: as set in the connector.
 
-    A record that cannot be decoded ends the job with its place, or with `bad_records="dead_letter"` it goes to a stream
-    of its own: such a source is used with `source_with_dead_letters`. A schema registry that does not answer is waited
-    for.
+    A record that cannot be decoded ends the job, and the error names its place. With `bad_records="dead_letter"` the
+    record goes to a separate stream: use such a source with `source_with_dead_letters`. The source waits for a schema
+    registry that does not answer.
 
-    Records that are deleted before they were read end the job; a warning comes ahead. `config`: further settings of
-    librdkafka, or a function that returns them, called in driver and slots: so that secrets need not travel.
+    Records that are deleted before they were read end the job, after a warning. `config`: further settings of
+    librdkafka, or a function that returns them, called in driver and slots, so that secrets need not travel.
 
     >>> bids = KafkaSource("broker:9092", "bids", group="billing", value="json", schema={"item": str, "price": float})
     >>> flow.source("bids", bids, event_time="timestamp")
@@ -133,7 +134,7 @@ class KafkaSource(EventTimeOfSource):
     config: Config | None = field(default=None, repr=False)  # it may hold secrets
 
     def named(self, name: str) -> "KafkaTopics":
-        """Checks the settings without asking the brokers. Raises `InvalidJob`."""
+        """Returns the source after a check of its settings, without requests to the brokers. Raises `InvalidJob`."""
         where = f"source {name!r}"
         schema = as_schema(self.schema, where) if self.schema is not None else None
         key_schema = as_schema(self.key_schema, where, "key_schema") if self.key_schema is not None else None
@@ -255,7 +256,7 @@ class KafkaTopics:
         return {**earliest, **committed}
 
     def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
-        """Partitions whose retention has passed a position."""
+        """Lists partitions whose retention has passed a position."""
         offsets = {split: POSITION.decode(at).offset for split, at in positions.items() if at is not None}
         with Cluster(self._client) as cluster:
             partitions = cluster.partitions(self._topics.names, self._topics.pattern)
@@ -271,8 +272,8 @@ class KafkaTopics:
         return gone
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Offsets, of which a transaction takes one more than it has records. A partition that is not known yet is read
-        from its earliest record."""
+        """Counts offsets; a transaction takes one more than it has records. Unknown partitions count from their
+        earliest record."""
         listed = {split.id: SPLIT.decode(split.payload) for split in splits}
         known = {id: POSITION.decode(at) for id, at in positions.items() if id in listed}
         places = {id: (of.topic, of.partition) for id, of in listed.items()}
@@ -294,8 +295,10 @@ class KafkaTopics:
         return owner(split_id, parallelism)
 
     def discovery(self, known: NameSet) -> Discovery | None:
-        """Without `discover=` splits are listed once, at a start from a checkpoint: what was made since is
-        read from its earliest record, wherever the job once began."""
+        """Returns the discovery. Without `discover=` it lists splits once, at a start from a checkpoint.
+
+        Partitions that were added since are read from their earliest record, whatever `start` says.
+        """
         if self._until:
             return None
         listing = _Listing(self._client, self._topics, known, self._where)
@@ -308,12 +311,12 @@ class KafkaTopics:
 
 
 class _Listing:
-    """New partitions, each from the earliest offset it has when it is first seen."""
+    """Lists new partitions, each from its earliest offset when first seen."""
 
     def __init__(self, client: KafkaClient, topics: Topics, known: NameSet, where: str) -> None:
         self._client = client
         self._topics = topics
-        self._known = known  # the thread that lists adds what is new
+        self._known = known  # the listing thread adds new partitions
         self._ids: dict[str, str] = {}
         self._where = where
 

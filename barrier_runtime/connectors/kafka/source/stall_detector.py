@@ -1,15 +1,15 @@
-"""Replaces a client that stopped fetching a partition and reports no error: the job must not wait for ever.
+"""Replaces a client that has silently stopped fetching a partition, so that the job does not wait for ever.
 
-The client may lose a partition, as after an outage of the brokers: no record of the partition comes any more, and no
-error either. The rule: the partition's end is beyond the position, and nothing came for some seconds. The same client
-asks for the ends of quiet partitions, all in one question. A broker serves a connection in order, so an answer means
-that everything fetched before has come.
+After an outage of the brokers a client may lose a partition: neither records nor errors arrive. The rule: the
+partition's end is beyond the position, and nothing has arrived for some seconds. The same client requests the ends of
+all quiet partitions together. A broker serves a connection in order, so an answer proves that everything fetched before
+has arrived.
 
-The client reports nothing while it skips aborted transactions, so a replacement may be wrong. The wait therefore
-doubles with each replacement that brings no word of the partition.
+The client reports nothing while it skips aborted transactions, so a replacement may be wrong. Therefore the wait
+doubles with each replacement after which the partition stays quiet.
 
-A question without an answer ends every suspicion: that is an outage, and the client's own business. An answer with an
-error of leadership begins a suspicion: since an outage the client may be wrong about the partition's leader.
+A request without an answer ends every suspicion: the client handles outages itself. An answer with an error of
+leadership begins a suspicion: after an outage the client may be wrong about the leader.
 """
 
 import time
@@ -24,8 +24,11 @@ from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQue
 
 @dataclass(frozen=True)
 class StallTimeouts:
-    """Seconds. `quiet`: without a word until the end is asked for, and between questions. `still`: with answers, until
-    the client is replaced. `answer`: for one question; the fetching thread waits."""
+    """Timeouts in seconds.
+
+    `quiet`: without messages, until the end is requested, and between requests. `still`: with answers, until the client
+    is replaced. `answer`: for a request, while the fetching thread waits.
+    """
 
     quiet: float = 5.0
     still: float = 15.0
@@ -34,15 +37,17 @@ class StallTimeouts:
 
 @dataclass(frozen=True)
 class SuspectedStall:
-    """At `since_s` there were records up to `end`, which have not come. None: the client does not know the leader."""
+    """Missing records up to `end` at the time `since_s`. `end` None: the client does not know the leader."""
 
     since_s: float
     end: int | None
 
 
 class StallDetector:
-    """Which partitions to ask about, and which partitions stand still. Pure: times are seconds of any clock. `unread`:
-    the awaited partitions, each with the next offset."""
+    """Decides which partitions to check, and which have stalled. Pure: times are seconds of any clock.
+
+    `unread`: the awaited partitions, each with the next offset.
+    """
 
     def __init__(self, timeouts: StallTimeouts) -> None:
         self._timeouts = timeouts
@@ -52,7 +57,7 @@ class StallDetector:
         self._polled_s = float("-inf")
         self._ask_at_s = float("-inf")
         self._apart_until_s = float("-inf")
-        self._blamed: Partition | None = None  # for the last replacement, and not heard since
+        self._blamed: Partition | None = None  # cause of the last replacement, and quiet since
         self._wait_s = timeouts.still
 
     def heard(self, partitions: Iterable[Partition], now_s: float) -> None:
@@ -66,7 +71,8 @@ class StallDetector:
         self._blamed, self._wait_s = None, self._timeouts.still
 
     def to_ask(self, unread: Collection[Partition], now_s: float) -> list[Partition]:
-        """Partitions whose ends to ask for now. Call it often: a pause means that the thread could hear nothing."""
+        """Returns partitions whose ends to request now. Call it often: after a pause, earlier observations do not
+        count."""
         if now_s - self._polled_s > self._timeouts.quiet:
             self._heard_s, self._suspected = {}, {}
         self._polled_s = now_s
@@ -87,8 +93,11 @@ class StallDetector:
         return quiet
 
     def answered(self, unread: Mapping[Partition, int], ends: Mapping[Partition, int | None], now_s: float) -> None:
-        """`unread`: of the partitions that were asked about. `ends`: without partitions that have no end at present;
-        None for partitions whose leader the client does not know."""
+        """Records an answer. `unread`: the partitions of the request.
+
+        `ends`: without partitions that have no end at present; None for partitions whose leader the client does not
+        know.
+        """
         for partition, offset in unread.items():
             end = ends.get(partition, offset)
             if end is not None and end <= offset:
@@ -97,8 +106,11 @@ class StallDetector:
                 self._suspected.setdefault(partition, SuspectedStall(now_s, end))
 
     def unanswered(self, asked: Iterable[Partition], now_s: float) -> None:
-        """A broker that is away delays the answers of all others: for a while partitions are asked about one by one,
-        and more rarely, because the fetching thread waits."""
+        """Records a request without an answer.
+
+        An unavailable broker delays the answers of all others: for a while partitions are checked one by one and less
+        often, because the fetching thread waits.
+        """
         for partition in asked:
             self._suspected.pop(partition, None)
         self._ask_at_s = now_s + 3 * self._timeouts.quiet
@@ -106,21 +118,21 @@ class StallDetector:
             self._apart_until_s = now_s + 60 * self._timeouts.quiet
 
     def stalled(self, now_s: float) -> tuple[Partition, int | None] | None:
-        """A partition because of which to replace the client now, and the end that was not reached."""
+        """Returns a stalled partition because of which to replace the client now, and the end that was not reached."""
         for partition, suspected in self._suspected.items():
             if now_s - suspected.since_s >= self._wait_s:
                 return partition, suspected.end
         return None
 
     def replaced(self, partition: Partition) -> None:
-        """The client is a new one, because of this partition."""
+        """Records that the client was replaced because of this partition."""
         self._heard_s, self._suspected = {}, {}
         self._blamed = partition
         self._wait_s *= 2
 
 
 class StallWatch:
-    """The fetching thread's."""
+    """Runs a `StallDetector` in the fetching thread."""
 
     def __init__(self, kafka: Any, timeouts: StallTimeouts) -> None:
         self._kafka = kafka
@@ -136,8 +148,10 @@ class StallWatch:
         return time.monotonic() >= self._poll_at_s
 
     def poll(self, consumer: Any, queues: Mapping[Partition, PartitionQueue]) -> str:
-        """Why to replace the client; "" if there is no reason. `queues`: those that await records. Call it when all
-        fetched messages are handed out."""
+        """Returns why to replace the client; "" for no reason.
+
+        `queues`: of the partitions that await records. Call it after all fetched messages were handed out.
+        """
         now_s = time.monotonic()
         self._poll_at_s = now_s + self._timeouts.quiet / 10
         asked = self._detector.to_ask(queues, now_s)
@@ -159,7 +173,7 @@ class StallWatch:
         return f"{queue.where}: the client went silent at offset {queue.next_offset} {why}"
 
     def _ends(self, consumer: Any, partitions: Collection[Partition]) -> dict[Partition, int | None] | None:
-        """Of the decided records, where there is one, see `StallDetector.answered`; None without an answer."""
+        """Returns the ends of committed records (see `StallDetector.answered`); None without an answer."""
         wanted = [self._kafka.TopicPartition(*partition, LATEST) for partition in partitions]
         try:
             found = consumer.offsets_for_times(wanted, timeout=self._timeouts.answer)

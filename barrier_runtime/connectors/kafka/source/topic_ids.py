@@ -1,14 +1,13 @@
-"""Is a topic still the one that was begun with, or another of the same name? Told by its id, which brokers before 2.8
-do not give: then nothing is checked.
+"""Detects recreated topics by their ids. Brokers before 2.8 have no ids, so nothing is checked.
 
-A client reads on in a topic that was deleted and made again, from the old offset, and says nothing. So the fetching
-thread asks for the id after rows have come and before they are handed out. An answer is good for less time than the
-client waits after the failure that such a deletion is to it (`fetch.error.backoff.ms`): until then no row of the new
-topic can have come. What remains: a partition that was paused just then meets no failure, and a broker that has not
-heard of the deletion gives the old id; both end within a second, and the rows of that second were read.
+In a recreated topic, a client reads on from the old offset without an error. So the fetching thread requests the id
+after rows have arrived and before they are handed out. An answer is trusted for less time than the client waits after
+the failure that the deletion causes (`fetch.error.backoff.ms`): no row of the new topic can arrive earlier. Two gaps
+remain: a partition that was just paused has no such failure, and a broker that does not know of the deletion returns
+the old id. Both end within a second, whose rows were read.
 
-Rows wait for an answer as long as there is none. So that they do not wait for a client that is out of order, as one may
-be since an outage, another is made when questions have failed for some seconds.
+Rows wait for the answer. If requests fail for some seconds, another client is made, because a client may stay broken
+after an outage.
 """
 
 import time
@@ -23,32 +22,34 @@ from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQue
 from barrier_runtime.connectors.kafka.source.position import made_again
 
 _TRUSTED_S = 0.4
-_AHEAD_S = 0.2  # after the question that the last answer is to
+_AHEAD_S = 0.2  # after the request of the last answer
 _ANSWER_S = 2.0
 _IN_VAIN_S = 5.0
 
 
 class TopicIds:
-    """The fetching thread's. Asks when an answer is or soon will be needed, so not at all while nothing comes. `say`:
-    hears why rows wait."""
+    """Ids of the topics that the fetching thread reads.
+
+    Requests an id only when an answer is needed now or soon, so never without messages. `say`: logs why rows wait.
+    """
 
     def __init__(self, client: KafkaClient, kafka: Any, say: Callable[[str], None]) -> None:
         self._client = client
         self._kafka = kafka
         self._say = say
         self._admin: Any = None
-        self._in_vain_s: dict[str, float] = {}  # since when, by topic, all questions were
-        self._seen: dict[str, tuple[str, float]] = {}  # id by topic, and when it was asked for
-        self._asked: dict[str, tuple[Future[Any], float]] = {}  # not heard yet
+        self._in_vain_s: dict[str, float] = {}  # by topic, since when all requests failed
+        self._seen: dict[str, tuple[str, float]] = {}  # id by topic, and time of the request
+        self._asked: dict[str, tuple[Future[Any], float]] = {}  # without an answer yet
 
     def forget(self, topic: str) -> None:
-        """A partition of it is read anew: what was heard before says nothing about its rows."""
+        """Forgets a topic because a partition is read anew: earlier answers do not apply to its rows."""
         self._seen.pop(topic, None)
         self._asked.pop(topic, None)
         self._in_vain_s.pop(topic, None)
 
     def judge(self, queues: Collection[PartitionQueue]) -> list[PartitionQueue]:
-        """Fails queues of topics that are others by now. Gives those of which nobody can tell at present."""
+        """Fails queues of recreated topics. Returns queues whose topics are unknown at present."""
         checked = [queue for queue in queues if queue.start.topic_id]
         topics = sorted({queue.topic for queue in checked})
         now_s = time.monotonic()
@@ -66,7 +67,7 @@ class TopicIds:
         return unknown
 
     def _is_due(self, topic: str, now_s: float) -> bool:
-        """Time for a question. One that is under way is given up when its answer would be too old."""
+        """True if a request is due. A pending request is dropped when its answer would be too old."""
         if topic in self._asked:
             return now_s - self._asked[topic][1] >= _TRUSTED_S
         return topic not in self._seen or now_s - self._seen[topic][1] >= _AHEAD_S
@@ -80,7 +81,7 @@ class TopicIds:
             self._asked[topic] = answer, now_s
 
     def _hear(self, topic: str, queues: Collection[PartitionQueue], now_s: float) -> None:
-        """The answer, if it is there; where the last one is too old by now it is waited for."""
+        """Takes the answer if it has arrived; waits for it if the last answer is too old."""
         if topic in self._seen and now_s - self._seen[topic][1] >= _TRUSTED_S:
             del self._seen[topic]
         if topic not in self._asked or (topic in self._seen and not self._asked[topic][0].done()):
@@ -102,7 +103,7 @@ class TopicIds:
         self._in_vain_s.pop(topic, None)
 
     def _replace_admin(self, reason: str) -> None:
-        """What was asked has no answer then."""
+        """Replaces the client; pending requests get no answer."""
         self._say(f"waits: the brokers do not tell its topics' ids ({reason}), and are asked by another client")
         put_away(self._admin)
         self._admin = None
