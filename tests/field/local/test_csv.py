@@ -224,7 +224,8 @@ def test_a_point_between_thousands_is_no_decimal_point(tmp_path: Path, kind: str
         read(tmp_path / "in.csv", schema={"n": kind, "t": str}, delimiter=";", decimal_point=",")
 
 
-# Source: our own trial (Spark and MySQL write a quote within a value behind a backslash)
+# Spark and MySQL write a quote within a value after a backslash.
+# Source: our own trial
 @pytest.mark.parametrize("value", ['"say \\"hi\\""', '"x"y', '"x" ', '"a""b"c'])
 @pytest.mark.parametrize("schema", [None, {"n": int, "v": str}, {"n": int}])
 def test_text_behind_a_closing_quote_is_refused_with_its_line(tmp_path: Path, value: str, schema: Any) -> None:
