@@ -1,1 +1,1 @@
-"""What sinks of several systems are made of."""
+"""Parts that sinks of several systems share."""

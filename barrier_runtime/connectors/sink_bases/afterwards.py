@@ -1,16 +1,16 @@
-"""Work that a commit leaves for later: the commit is reported first, and the work waits for nobody.
+"""Work that a commit postpones: the sink reports the commit first, and nothing waits for the work.
 
-Work that is left must be safe to lose with the process:
+Postponed work must be safe to lose with the process:
 
-| work                                   | lost with the process                                       |
-|----------------------------------------|-------------------------------------------------------------|
-| delete staged objects of shown files   | the sweep of the next generation deletes them at its start  |
-| sweep what older generations staged    | the next generation sweeps it                               |
-| find the head of the commit log        | the first commit finds it                                   |
-| write the hint of the commit log       | the next start reads more records; a later commit writes it |
-| write a summary of the commit log      | a later commit writes it                                    |
+| work                                            | lost with the process                                       |
+|-------------------------------------------------|-------------------------------------------------------------|
+| delete staged objects of shown files            | the next generation deletes the objects when it starts      |
+| delete objects that older generations staged    | the next generation deletes the objects                     |
+| find the head of the commit log                 | the first commit finds the head                             |
+| write the hint of the commit log                | the next start reads more records; a later commit writes it |
+| write a summary of the commit log               | a later commit writes the summary                           |
 
-The sink of a finished input leaves nothing: its last commit does the work before it is reported.
+A sink whose input has ended postpones nothing: the last commit does its work before the sink reports the commit.
 """
 
 import logging
@@ -22,27 +22,31 @@ from typing import Any
 from barrier_runtime.state.errors import BarrierRuntimeError
 
 log = logging.getLogger("barrier_runtime.sinks")
-_MOST = 16  # pieces of work that wait; the next one is done at once, by the commit
+_MOST = 16  # pieces of waiting work; a commit runs any further piece itself
 
 
 class Afterwards:
-    """Does work in order on one thread, which is there from the first work until `close`. Any thread may call."""
+    """Runs work in order on one thread, which exists from the first work until `close`.
+
+    Any thread may call.
+    """
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._lock = threading.Lock()
-        self._working = threading.Lock()  # one piece at a time, also of a commit that does its own
+        self._working = threading.Lock()  # one piece at a time, including pieces that a commit runs itself
         self._thread: ThreadPoolExecutor | None = None
         self._waiting = 0
         self._closed = False
 
     def __reduce__(self) -> Any:
-        return Afterwards, (self._where,)  # sinks are copied and pickled before they are opened
+        return Afterwards, (self._where,)  # sinks are copied and pickled before `open`
 
     def do(self, work: Callable[[], None], *, at_once: bool = False) -> None:
-        """Later; without a thread when too much waits or the sink is closed.
+        """Runs `work` later, or on the caller's thread if too much work waits or the sink is closed.
 
-        `at_once`: now, after the work that waits, raising its errors."""
+        `at_once` runs `work` now, after all waiting work, and raises the errors of `work`. All other errors are logged.
+        """
         if at_once:
             with self._lock:
                 done = None if self._thread is None or self._closed else self._thread.submit(work)
@@ -61,7 +65,7 @@ class Afterwards:
             self._try(work)
 
     def close(self) -> None:
-        """What waits is still done; nobody waits for it, but the end of the process does."""
+        """Accepts no more work. Waiting work still runs; only the end of the process waits for the work."""
         with self._lock:
             self._closed = True
             if self._thread is not None:

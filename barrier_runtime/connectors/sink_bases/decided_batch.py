@@ -1,8 +1,8 @@
-"""Write-ahead rows that are shown once for all subtasks: one batch per checkpoint, in the order of checkpoints. All
-batches that were decided meanwhile are delivered together, so that a sink can make one commit of them.
+"""Write-ahead rows that appear once for all subtasks: one batch per checkpoint, in checkpoint order.
 
-Staging is `WriteAheadSink`'s. A subtask has nothing to commit by itself, and keeps the staged rows of what the restored
-checkpoint decided; subtask 0, as global committer, delivers the batches and then drops them.
+All batches that were decided during a commit are delivered together, so a sink can write them in one commit. Staging is
+that of `WriteAheadSink`. A subtask commits nothing by itself, and keeps the staged rows that the restored checkpoint
+decided; subtask 0, as global committer, delivers the batches and then deletes the staged rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,14 +24,14 @@ DECIDED_BATCH_VERSION = 1
 
 
 class DecidedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The rows of one decided checkpoint: those of all subtasks, in the subtasks' order."""
+    """Rows of one decided checkpoint: those of all subtasks, in subtask order."""
 
     version: int
     job: str
     sink: str
     lineage: str
     checkpoint: int
-    token: int  # of the generation that staged the first of them
+    token: int  # lowest token of the generations that staged the rows
     objects: tuple[StagedRows, ...]
 
     @property
@@ -40,7 +40,7 @@ class DecidedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def application(self) -> str:
-        """Within it checkpoints only rise."""
+        """Name of the writing application; checkpoints only rise within one application."""
         return f"{self.job}/{self.sink}/{self.lineage}"
 
 
@@ -49,7 +49,7 @@ DECIDED_BATCHES = VersionedDecoder(_FORMAT, msgspec.json.Decoder(DecidedBatch))
 
 
 def batches_of(entries: Iterable[WriteAheadCommittable]) -> list[DecidedBatch]:
-    """One batch per checkpoint, oldest first. `entries`: of one job and sink, in any order."""
+    """Returns one batch per checkpoint, oldest first. `entries` belong to one job and sink, in any order."""
     found: dict[tuple[int, str], list[WriteAheadCommittable]] = {}
     for entry in entries:
         found.setdefault((entry.checkpoint, entry.lineage), []).append(entry)
@@ -71,28 +71,36 @@ def _batch_of(entries: Sequence[WriteAheadCommittable]) -> DecidedBatch:
 
 
 class BatchingSink(WriteAheadSink):
-    """`deliver_batch` is to be written, or `deliver_batches` where one commit can have several batches."""
+    """Base of sinks with a global committer.
+
+    Subclasses define `deliver_batch`, or `deliver_batches` if one commit can hold several batches.
+    """
 
     global_committer = True
     commits_only_globally = True
-    commits_together = False  # a part has nothing to commit
+    commits_together = False  # the part of one subtask has nothing to commit
     required_methods: ClassVar[tuple[str, ...]] = ()
 
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
-        """Show the rows of all these, oldest first. Must have no effect for a batch that was shown before. Raises what
-        is to be tried again."""
+        """Shows the rows of all batches, oldest first. Must have no effect for a batch that is already shown.
+
+        Raises if the delivery must be retried.
+        """
         for batch in batches:
             self.deliver_batch(batch)
 
     def deliver_batch(self, batch: DecidedBatch) -> None:
-        """Show these rows, at once. Must have no effect when it was done before. Raises what is to be tried again."""
+        """Shows the rows of the batch at once. Must have no effect if the batch is already shown.
+
+        Raises if the delivery must be retried.
+        """
         raise NotImplementedError
 
     def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
         raise ProtocolViolation(f"{self._where}: rows of one subtask are delivered without the others': report this")
 
     def commit(self, committable: bytes) -> None:
-        """The rows are where they have to be."""
+        """Checks the committable only: its rows wait for the global commit."""
         self._decoded(committable)
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
@@ -102,7 +110,10 @@ class BatchingSink(WriteAheadSink):
             self._context.job_store.delete([each.key for batch in batches for each in batch.objects])
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        """Drop what older generations staged and no checkpoint lists. What it lists waits for the global commit."""
+        """Deletes staged rows of older generations that no checkpoint lists.
+
+        Rows that the restored checkpoint lists wait for the global commit.
+        """
         needed = {each.key for committable in decided for each in self._decoded(committable).objects}
         store = self._context.job_store
         listed = [info.key for info in store.list(self._paths.staged_rows_prefix(self._context.sink))]

@@ -1,15 +1,15 @@
-"""The rows of one open transaction as the bytes of a text format, encoded while they arrive.
+"""Rows of one open transaction as bytes of a text format, encoded while rows arrive.
 
 | rows are      | event                                        | next                                               |
 |---------------|----------------------------------------------|----------------------------------------------------|
-| batches       | enough of them, no encoding is under way     | a chunk: nothing more is written to it             |
+| batches       | there are enough, and no encoding runs       | a chunk: no more rows are added to it              |
 | a chunk       | its encoding ends                            | encoded: the batches are dropped                   |
 |               | its encoding fails                           | still a chunk, which staging encodes               |
-| any of these  | the part is full, or the barrier is here     | chunks and the batches behind them are encoded;    |
+| any of these  | the part is full, or the barrier arrives     | chunks and the batches after them are encoded;     |
 |               |                                              | the part is staged                                 |
 
-Nothing here is durable: a crash loses an open transaction as ever. Chunks keep the order of their rows. Early encoding
-and staging exclude each other, and a chunk that is encoded is not encoded again.
+Encoded rows are not durable: a crash loses an open transaction as in any sink. Chunks keep the order of their rows.
+Early encoding and staging exclude each other, and a chunk is encoded once.
 """
 
 import threading
@@ -24,14 +24,14 @@ from barrier_runtime.connectors.sink_bases.row_buffer import BufferPart, RowBuff
 
 _Staged = TypeVar("_Staged")
 Encode: TypeAlias = Callable[[Sequence[pa.RecordBatch]], bytes]
-_ROWS_AT_ONCE = 512  # from so many rows on, or …
-_BYTES_AT_ONCE = 256 << 10  # … so many bytes in Arrow, encoding is worth the way to another thread
-_TEXT_PER_BYTE = 4  # text counts as a quarter of its size towards the bytes that a part may have
+_ROWS_AT_ONCE = 512  # from this many rows on, or …
+_BYTES_AT_ONCE = 256 << 10  # … this many Arrow bytes, encoding is worth the change of thread
+_TEXT_PER_BYTE = 4  # text counts as a quarter of its size towards the size limit of a part
 
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """The bytes of some consecutive rows, and the columns of these rows."""
+    """Bytes of consecutive rows, with the number and the columns of the rows."""
 
     data: bytes
     rows: int
@@ -47,19 +47,19 @@ class _Chunk:
 
 
 class _EncodedPart(BufferPart[_Staged]):
-    """A part whose first rows are chunks; the others are batches."""
+    """Part whose first rows are chunks; the remaining rows are batches."""
 
     __slots__ = ("_encode", "bytes_in_chunks", "chunks", "rows_in_chunks", "text_bytes")
 
     def __init__(self, encode: Encode) -> None:
         super().__init__()
         self._encode = encode
-        self.chunks: list[_Chunk] = []  # the loop appends, other threads read
+        self.chunks: list[_Chunk] = []  # the event loop appends, other threads read
         self.rows_in_chunks = self.bytes_in_chunks = 0
-        self.text_bytes = 0  # that chunks have so far
+        self.text_bytes = 0  # of the encoded chunks
 
     def cut(self) -> _Chunk:
-        """The batches become a chunk. On the loop, or when nobody writes to the part any more."""
+        """Turns the batches into a chunk. Runs on the event loop, or after the last write to the part."""
         chunk = _Chunk(self.batches)
         self.batches, self.merged, self.unmerged_bytes = [], 0, 0
         self.rows_in_chunks, self.bytes_in_chunks = self.rows, self.bytes
@@ -67,7 +67,7 @@ class _EncodedPart(BufferPart[_Staged]):
         return chunk
 
     def encoded(self, chunk: _Chunk) -> EncodedRows:
-        """Not by two threads at once."""
+        """Returns the bytes of the chunk, encoded at most once. Two threads must not call at the same time."""
         if chunk.encoded is None:
             batches = chunk.batches
             data, rows = self._encode(batches), sum(batch.num_rows for batch in batches)
@@ -86,7 +86,10 @@ class _EncodedPart(BufferPart[_Staged]):
 
 
 class EncodingBuffer(RowBuffer[_Staged]):
-    """A buffer whose `stage` hands `EncodedRows` to `make`. `encode` runs off the loop, once at a time."""
+    """Buffer whose `stage` passes `EncodedRows` to `make`.
+
+    `encode` runs off the event loop, one call at a time.
+    """
 
     __slots__ = ("_encode",)
     _current: _EncodedPart[_Staged]
@@ -103,7 +106,10 @@ class EncodingBuffer(RowBuffer[_Staged]):
         return max(super().bytes_in_current, self._current.text_bytes // _TEXT_PER_BYTE)
 
     def encode_early(self) -> Callable[[], None] | None:
-        """Work to be done off the loop when there are enough rows since the last chunk. On the loop."""
+        """Returns work for another thread if enough rows came since the last chunk, otherwise None.
+
+        Runs on the event loop.
+        """
         part = self._current
         rows = part.rows - part.rows_in_chunks + self._few_rows
         if rows < _ROWS_AT_ONCE and part.bytes - part.bytes_in_chunks + self._few_bytes < _BYTES_AT_ONCE:

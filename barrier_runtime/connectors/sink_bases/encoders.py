@@ -1,7 +1,9 @@
-"""Rows → bytes of one file, per format. Run off the loop, so they give the interpreter back often.
+"""Encoders of rows into the bytes of one file, one per format.
 
-Arrow's Parquet and CSV writers release the GIL. JSON lines are made of Python objects: in small chunks, with the GIL
-offered to the loop after each, because holding it is a latency spike for every record that comes meanwhile.
+Run off the event loop and often release the GIL.
+
+Arrow's writers of Parquet and CSV release the GIL. JSON lines are made from Python objects, in small chunks: after each
+chunk another thread may take the GIL, because a held GIL delays every record that arrives meanwhile.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,7 @@ _JSON_ROWS = 256
 
 
 def parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
-    import pyarrow.parquet as pq  # 20 ms; only users of Parquet pay
+    import pyarrow.parquet as pq  # the import takes 20 ms; only users of Parquet pay
 
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_batches(batches).combine_chunks(), sink)
@@ -30,7 +32,7 @@ def parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
 
 
 def is_in_parquet(kind: pa.DataType) -> bool:
-    """Whether a file can hold values of `kind`."""
+    """Returns whether a Parquet file can hold values of type `kind`."""
     import pyarrow.parquet as pq
 
     try:
@@ -41,17 +43,20 @@ def is_in_parquet(kind: pa.DataType) -> bool:
 
 
 def csv(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """With a header line. A null is an empty field, an empty text is `""`, times with a zone are in UTC."""
+    """Returns CSV with a header line.
+
+    A null is an empty field, empty text is `""`, times with a zone are in UTC.
+    """
     return csv_head(batches[0].schema) + csv_rows(batches)
 
 
 def csv_head(schema: pa.Schema) -> bytes:
-    """The line with the names of the columns."""
+    """Returns the header line with the names of the columns."""
     return _written_by_arrow(_as_written(schema).empty_table(), header=True)
 
 
 def csv_rows(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """The lines below that."""
+    """Returns the lines after the header."""
     table = pa.Table.from_batches(batches).combine_chunks()
     for name, column in zip(table.column_names, table.columns, strict=True):
         for chunk in column.chunks:
@@ -71,14 +76,14 @@ def _written_by_arrow(table: pa.Table, *, header: bool) -> bytes:
 
 
 def _as_written(schema: pa.Schema) -> pa.Schema:
-    """With columns that Arrow's writer takes."""
+    """Returns the schema with columns that Arrow's writer accepts."""
     if not any(pa.types.is_string_view(field.type) for field in schema):
         return schema
     return pa.schema([f.with_type(pa.string()) if pa.types.is_string_view(f.type) else f for f in schema])
 
 
 def _csv_lines(batch: pa.RecordBatch) -> bytes:
-    """As Arrow's writer makes them, which takes 26 times as long for times with a zone."""
+    """Returns the lines that Arrow's writer makes, 26 times as fast for times with a zone."""
     lines = pc.binary_join_element_wise(
         *map(_csv_fields, batch.columns), _text(","), null_handling="replace", null_replacement=""
     )
@@ -88,7 +93,7 @@ def _csv_lines(batch: pa.RecordBatch) -> bytes:
 
 
 def _csv_fields(column: pa.Array) -> pa.Array:
-    """The text of each field; null where the value is."""
+    """Returns the text of each field, null for null values."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _csv_fields(column.cast(kind.value_type))
@@ -106,7 +111,7 @@ def _text(value: str) -> pa.Scalar:
 
 
 def jsonl(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """One object per line, with the values of `json_values`."""
+    """Returns one JSON object per line, with the values of `json_values`."""
     encoder = msgspec.json.Encoder()
     lines = bytearray()
     together = pa.Table.from_batches(batches).combine_chunks()  # many small batches cost four times as much

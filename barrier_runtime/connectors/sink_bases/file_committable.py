@@ -1,28 +1,29 @@
-"""What a file sink needs to finish one transaction from any process: which staged file becomes which final file.
+"""Committable of a file sink: each staged file and its final name, enough for any process to commit.
 
-Also the only place that makes or reads a sink's file names. Staged files are under `_staging/` (hidden: Spark, pyarrow
+This module alone makes and reads the file names of a sink. Staged files are below `_staging/` (hidden: Spark, pyarrow
 and others skip names that begin with `_` or `.`), by job, sink and fencing token, and carry the index of the subtask
-that wrote them. The *incarnation* (random, drawn when the sink opens) keeps two runs into one folder from ever meeting
-in a name, also when checkpoint ids start again at 1; it is persisted in the committable, so every repeat of a commit
-uses the same name.
+that wrote them. The *incarnation* is a random part of the name, drawn when the sink opens. Two runs into one folder
+therefore never share a name, even if checkpoint ids start at 1 again. The committable stores the incarnation, so every
+repeat of a commit uses the same names.
 
-The incarnation begins with a tag of the decision log that the token is a position of. Jobs of one name whose
-checkpoints are in different places may share a folder, and their tokens say nothing about each other:
+The incarnation begins with a tag of the decision log in which the token is a position. Jobs with the same name and
+different checkpoint locations may share a folder; tokens of different logs cannot be compared:
 
-| what is found, of our job and sink, not listed by us        | swept                                           |
+| file of this job and sink, not listed by this subtask       | deleted by `Sweep`                              |
 |-------------------------------------------------------------|-------------------------------------------------|
-| of our log, an older token, our share of subtasks           | yes: everything decided of it has been shown    |
+| of this log, an older token, this subtask's share           | yes: everything decided of the file is shown    |
 | … also of another lineage (a start with restore="none")     | yes: tokens rise over all lineages of a log     |
-| of our log, our token or a newer one                        | no: it is ours, or we are the zombie            |
-| of another log: another job, or ours before its checkpoints | no: its owner may live and have decided it; who |
-|   were deleted or moved                                     | knows that it does not may delete it by hand    |
-| of a release that knew no tags (8 digits)                   | only if a committable of ours has the same      |
-|                                                             | incarnation, which proves it to be of our log   |
+| of this log, this token or a newer token                    | no: the file is ours, or this process is a      |
+|                                                             | zombie                                          |
+| of another log: another job, or this job before its         | no: the owner may live and have decided it; an  |
+|   checkpoints were deleted or moved                         | operator who knows better may delete it by hand |
+| of a release without tags (8 digits)                        | only if a committable of this sink has the same |
+|                                                             | incarnation, which proves that the log is ours  |
 
-A committable names its files, so what a manifest lists is committed whatever the tags are.
+A committable names its files, so files listed by a manifest are committed whatever their tags are.
 
-A multipart upload has no name but the final one. There the incarnation begins with a tag of job and sink, because
-several jobs may write below one URL and none may touch another's uploads.
+A multipart upload has only the final name. The incarnation of an upload begins with a tag of job and sink, because
+several jobs may write below one URL and no job may touch the uploads of another.
 """
 
 import hashlib
@@ -36,9 +37,9 @@ from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.multipart import Upload
 from barrier_runtime.state.versioned import VersionedDecoder
 
-COMMITTABLE_VERSION = 2  # 1 knew no uploads and no sizes
+COMMITTABLE_VERSION = 2  # version 1 had no uploads and no sizes
 _TAG_DIGITS = 16
-RANDOM_DIGITS = 8  # of an incarnation, behind its tags
+RANDOM_DIGITS = 8  # of an incarnation, after its tags
 _STAGED = re.compile(
     r"_staging/(?P<job>[^/]+)/(?P<sink>[^/]+)/(?P<token>\d+)/(?P<subtask>\d+)-(?P<incarnation>[0-9a-f]+)-\d+\.[a-z]+",
     re.ASCII,
@@ -52,16 +53,16 @@ _FINAL = re.compile(
 
 class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     staged: str  # key of the hidden file; empty for an upload
-    final: str  # key that readers see; until the transaction's checkpoint is known its folder alone, with a slash
+    final: str  # key that readers see; until the transaction's checkpoint is known only the folder, with a slash
     sha256: str  # hex, of the whole file
     rows: int
-    size: int = 0  # bytes; 0: not noted
+    size: int = 0  # bytes; 0: not recorded
     upload: Upload | None = None
 
 
 class FileCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
-    files: tuple[StagedFile, ...]  # in the order of their rows
+    files: tuple[StagedFile, ...]  # in row order
 
 
 _DECODER = VersionedDecoder(committable_format(COMMITTABLE_VERSION), msgspec.json.Decoder(FileCommittable))
@@ -69,8 +70,10 @@ _DECODER = VersionedDecoder(committable_format(COMMITTABLE_VERSION), msgspec.jso
 
 @dataclass(frozen=True)
 class FileNames:
-    """Names of one sink subtask in one incarnation. `owner`: what the incarnations of all its orphans begin with;
-    `random`: the rest of its own."""
+    """Names of one sink subtask in one incarnation.
+
+    `owner` is the prefix of the incarnations of all orphans of this sink; `random` is the rest of this incarnation.
+    """
 
     job: str
     sink: str
@@ -91,30 +94,41 @@ class FileNames:
 
     @property
     def finals(self) -> str:
-        """What all its final names begin with, those of other jobs too."""
+        """Common prefix of all final names, including those of other jobs."""
         return "" if self.folders else "part-"
 
     def staged(self, number: int) -> str:
-        """`number` counts the staged files of this incarnation."""
+        """Returns the key of a staged file. `number` counts the staged files of this incarnation."""
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-{number}.{self.suffix}"
 
     def final(self, checkpoint: int, part: int, folder: str = "") -> str:
-        """Sorts by checkpoint; `part` counts the files of one transaction. `folder`: with a slash at its end."""
+        """Returns a final name; names sort by checkpoint. `part` counts the files of one transaction.
+
+        `folder` ends with a slash.
+        """
         return f"{folder}part-{checkpoint:08d}-{self.subtask}-{self.token}-{self.incarnation}-{part}.{self.suffix}"
 
     def longest_final(self, folder: str) -> str:
-        """As long as a final name gets, also of an upload, whose incarnation has a tag more."""
+        """Returns a name as long as the longest final name.
+
+        The incarnation of an upload has one more tag.
+        """
         return self.final(10**15, 10**6, folder) + "0" * _TAG_DIGITS
 
     def probe(self) -> str:
-        """Written and deleted when the sink opens; like a staged file, so that a leftover one is swept with them."""
+        """Returns the key of the object that the sink writes and deletes when it opens.
+
+        The key looks like a staged file, so a leftover probe is deleted together with staged files.
+        """
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-0.probe"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Which orphans one subtask may drop, once everything decided that is its to finish has been shown: those of
-    incarnations that begin with `owner`, or are among `known`, under tokens older than `token`."""
+    """Orphans that one subtask may delete, once all decided files of its share are shown.
+
+    These are files with a token older than `token`, whose incarnation begins with `owner` or is in `known`.
+    """
 
     token: int
     subtask: int
@@ -126,7 +140,7 @@ class Sweep:
         return self._takes(_STAGED.fullmatch(key))
 
     def takes_upload(self, key: str) -> bool:
-        """`key`: the name that the file of an upload, neither completed nor aborted, would get."""
+        """Returns whether to abort an unfinished upload; `key` is the final name of its file."""
         return self._takes(_FINAL.fullmatch(key))
 
     def _takes(self, match: re.Match[str] | None) -> bool:
@@ -150,7 +164,10 @@ def sink_tag(job: str, sink: str) -> str:
 
 
 def log_tag(log: str, store: str) -> str:
-    """`log`: the identity of a decision log, `store`: the URL that it is below. A copy elsewhere is another."""
+    """Returns the tag of a decision log. `log` is the identity of the log, `store` the URL above it.
+
+    A copy of the log at another URL has another tag.
+    """
     return _tag(f"{log} {store}")
 
 
@@ -159,20 +176,24 @@ def _tag(text: str) -> str:
 
 
 def incarnation_of(file: StagedFile) -> str:
-    """Of whoever staged it. Raises `Corrupt` when its name is none of ours."""
+    """Returns the incarnation that staged the file. Raises `Corrupt` if no sink makes such a name."""
     return _final_match(file)["incarnation"]
 
 
 def origin_of(file: StagedFile) -> tuple[int, int]:
-    """(fencing token under which the file was written, checkpoint that closed it or an earlier one). Raises `Corrupt`
-    when its name is none of ours."""
+    """Returns the fencing token of the file's writer, and the checkpoint that closed it or an earlier one.
+
+    Raises `Corrupt` if no sink makes such a name.
+    """
     match = _final_match(file)
     return int(match["token"]), int(match["checkpoint"])
 
 
 def origin_of_name(name: str) -> tuple[str, tuple[int, int]] | None:
-    """Tag of the decision log under which the file of this final name was written, and its `origin_of`. The tag is
-    empty for a release that knew none. None: no name of ours."""
+    """Returns the tag of the decision log under which a file was written, and its `origin_of`.
+
+    The tag is empty for releases without tags. None: no sink makes such a name.
+    """
     match = _FINAL.fullmatch(name)
     if match is None:
         return None
@@ -190,8 +211,10 @@ def _final_match(file: StagedFile) -> re.Match[str]:
 
 
 def check_names(committable: FileCommittable, job: str, sink: str, where: str) -> FileCommittable:
-    """`committable`, if every name in it is one that this sink of this job makes. Raises `Corrupt` otherwise: what is
-    committed is moved and what is aborted is deleted, and neither may ever happen to anything else."""
+    """Returns `committable` if this sink of this job makes every name in it, otherwise raises `Corrupt`.
+
+    A commit moves files and an abort deletes files, so neither may touch a file of anybody else.
+    """
     for file in committable.files:
         if not is_name_of(file, job, sink):
             raise Corrupt(
@@ -214,5 +237,5 @@ def encode_committable(files: tuple[StagedFile, ...]) -> bytes:
 
 
 def decode_committable(data: bytes, where: str) -> FileCommittable:
-    """Decode what `encode_committable` made; anything else is refused undecoded."""
+    """Decodes the bytes of `encode_committable`; other bytes are refused without decoding."""
     return _DECODER.decode(data, where)

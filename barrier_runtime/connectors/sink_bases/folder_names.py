@@ -1,4 +1,4 @@
-"""Names of folders by a column's value, `country=DE`, as Hive and Spark write them."""
+"""Names of folders for values of a column, `country=DE`, as Hive and Spark write them."""
 
 import logging
 import re
@@ -8,24 +8,27 @@ log = logging.getLogger("barrier_runtime.files")
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _NULL_TEXT = "%5F" + NULL[1:]  # the folder of a text that is equal to NULL
-# Readers cut spaces at the ends, and Azure cuts dots.
+# Readers drop spaces at both ends, and Azure drops trailing dots.
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^]|^ |[ .]\Z")
 
 
 def escaped(text: str) -> str:
-    """As one segment of a path."""
+    """Returns the text as one segment of a path."""
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def folder_name(column: str, text: str | None) -> str:
-    """Folder of one value of a column, without a slash. Another value has another name, but null and empty text."""
+    """Returns the folder of one value of a column, without a slash.
+
+    Different values have different names, except null and empty text.
+    """
     value = NULL if not text else _NULL_TEXT if text == NULL else escaped(text)
     return f"{escaped(column)}={value}"
 
 
-@lru_cache(1_024)  # once
+@lru_cache(1_024)  # one warning per name
 def say_empty(name: str, where: str) -> None:
-    """Log that empty text becomes null."""
+    """Logs that empty text becomes null."""
     log.warning(
         "%s: rows with empty text in the partition_by column %r are read back as null, as with Spark: give them a text "
         "to tell them from null",

@@ -1,9 +1,9 @@
-"""Columns as the Python values that JSON is made of: nothing of a value is lost, and sources of JSON read it back.
+"""Columns as the Python values of JSON. Values are complete, and sources of JSON read them back.
 
 | column               | JSON                                                                                     |
 |----------------------|------------------------------------------------------------------------------------------|
 | floats               | a number; `"NaN"`, `"Infinity"` and `"-Infinity"` as text                                |
-| timestamps           | RFC 3339: `2024-02-29T23:59:59.5`; with `Z` if the column has a zone, which is then UTC  |
+| timestamps           | RFC 3339: `2024-02-29T23:59:59.5`; with `Z` and in UTC if the column has a zone          |
 | dates, times of day  | `2024-02-29`, `23:59:59.5`                                                               |
 | durations            | ISO 8601: `PT1.5S`                                                                       |
 | decimals             | text with all digits                                                                     |
@@ -25,15 +25,17 @@ from barrier_runtime.state.errors import InvalidJob
 _Made = TypeVar("_Made")
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _DAY = 86_400
-_FIRST_DAY, _LAST_DAY = -12_687_428, 11_248_737  # of the years -32767 and 32767, since 1970
+_FIRST_DAY, _LAST_DAY = -12_687_428, 11_248_737  # days since 1970 of the years -32767 and 32767
 _YEAR_1_US, _YEAR_10000_US = -62_135_596_800_000_000, 253_402_300_800_000_000
 _NUMPY = {16: np.float16, 32: np.float32, 64: np.float64}
 _NO_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def with_moments_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with its timestamps as `json_rows` would write them. Faster than there: for all rows at once, and
-    without the interpreter's lock."""
+    """Returns the batch with timestamps as the text that `json_rows` writes.
+
+    Faster than `json_rows`: all rows at once, and without the GIL.
+    """
     for number, field in enumerate(batch.schema):
         if types.is_timestamp(field.type):
             texts = _of_column(field.name, _moments, batch.column(number))
@@ -42,12 +44,12 @@ def with_moments_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def json_rows(batch: pa.RecordBatch) -> Sequence[dict[str, Any]]:
-    """One object per row."""
+    """Returns one object per row."""
     if not any(_is_lossy(column) for column in batch.columns):
         try:
             rows: Sequence[dict[str, Any]] = batch.to_pylist()
             return rows
-        except OverflowError:  # a time that Python's do not reach
+        except OverflowError:  # a time outside the range of Python's types
             pass
     columns = [_values_of(field.name, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
     return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -67,7 +69,7 @@ def _of_column(name: str, make: Callable[[pa.Array], _Made], column: pa.Array) -
 
 
 def json_values(array: pa.Array) -> list[Any]:
-    """The values of a column. Raises `InvalidJob` for a map that has a key twice."""
+    """Returns the values of a column. Raises `InvalidJob` for a map that has a key twice."""
     kind = array.type
     if types.is_map(kind):
         pairs = array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
@@ -98,7 +100,7 @@ def json_values(array: pa.Array) -> list[Any]:
 
 
 def _is_lossy(column: pa.Array) -> bool:
-    """Whether `to_pylist` is not what JSON is made of."""
+    """Returns whether values of `to_pylist` differ from those of JSON."""
     kind = column.type
     if types.is_map(kind) or types.is_timestamp(kind) or getattr(kind, "unit", "") in ("ms", "ns"):
         return True
@@ -134,7 +136,7 @@ def _name(key: Any) -> str:
 
 
 def _in_microseconds(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, bool]:
-    """False: there are nanoseconds."""
+    """Returns the array in microseconds and True, or the array itself and False if it has nanoseconds."""
     if array.type.unit != "ns":
         return array, True
     try:
@@ -160,7 +162,7 @@ def _days(array: pa.Array) -> list[Any]:
 
 
 def refuse_far_times(array: pa.Array, column: str = "") -> None:
-    """Raise `InvalidJob` for dates and timestamps of years that Arrow does not write. `column`: the name of `array`."""
+    """Raises `InvalidJob` for years that Arrow cannot write as text. `column` is the name of `array`."""
     kind = array.type
     if not types.is_date(kind) and not types.is_timestamp(kind):
         return
@@ -181,10 +183,13 @@ def _moments(array: pa.Array) -> pa.Array:
 
 
 def moment_texts(array: pa.Array, between: str) -> pa.Array:
-    """Texts of timestamps, `between` day and time; in UTC and with a `Z` if they have a zone. Arrow's cast of such
-    times takes 26 times as long: it goes through `strftime`."""
+    """Returns timestamps as text, with `between` between day and time.
+
+    Times of a column with a zone are in UTC and end with `Z`.
+    Arrow's own cast of times with a zone takes 26 times as long, because it uses `strftime`.
+    """
     kind = array.type
-    texts = array.view(pa.timestamp(kind.unit)).cast(pa.string())  # with or without a zone: since 1970 in UTC
+    texts = array.view(pa.timestamp(kind.unit)).cast(pa.string())  # values count from 1970 in UTC
     if between != " ":
         texts = pc.replace_substring(texts, " ", between)
         if kind.unit in ("ms", "us"):
@@ -193,7 +198,7 @@ def moment_texts(array: pa.Array, between: str) -> pa.Array:
 
 
 def _without_zeros(texts: pa.Array, moments: pa.Array, zeros: str) -> pa.Array:
-    """Without the fraction of whole seconds; but microseconds before the year 1 and after 9999 keep theirs."""
+    """Drops the zero fraction of whole seconds, except for microseconds before the year 1 and after 9999."""
     whole = pc.ends_with(texts, zeros)
     if moments.type.unit == "us":
         micros = moments.view(pa.int64())

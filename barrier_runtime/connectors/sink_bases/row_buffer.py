@@ -1,6 +1,7 @@
-"""The rows of one open transaction, cut into parts: what is full is staged early, so that memory stays bounded.
+"""Rows of one open transaction, cut into parts: full parts are staged early, so memory stays bounded.
 
-Written on the loop, staged off it. `staging` guards every part but the last, which only the loop touches.
+The event loop writes, other threads stage. The lock `staging` guards every part except the last, which only the event
+loop touches.
 """
 
 import threading
@@ -13,59 +14,59 @@ import pyarrow as pa
 from barrier_runtime.data.few_rows import FewRows
 
 _Staged = TypeVar("_Staged")
-_BATCH_OVERHEAD = 2_048  # bytes a RecordBatch costs beside its values, so that one-row batches count too
-_MERGE_BATCHES = 64  # so many small ones become one
+_BATCH_OVERHEAD = 2_048  # bytes of a RecordBatch besides its values, so that one-row batches count too
+_MERGE_BATCHES = 64  # number of small batches that are merged into one
 _MEASURED_BYTES = 64 << 10
-_MOST_GATHERED = 512  # rows of small batches that become one
-_FEW_OVERHEAD = 512  # bytes that a small batch costs as lists, beside its values
-_MERGE_BYTES = 64 << 20  # what is larger stays as it is: it needs no merging, and 32-bit offsets end at 2 GiB
+_MOST_GATHERED = 512  # rows of small batches that become one batch
+_FEW_OVERHEAD = 512  # bytes of a small batch as lists, besides its values
+_MERGE_BYTES = 64 << 20  # larger batches need no merging, and 32-bit offsets end at 2 GiB
 
 
 class BufferPart(Generic[_Staged]):
-    """`staged` is set once the rows are durable; then the rows are dropped."""
+    """Part of a transaction. `staged` is set as soon as the rows are durable; then the rows are dropped."""
 
     __slots__ = ("batches", "bytes", "merged", "rows", "staged", "unmerged_bytes")
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
-        self.merged = 0  # so many at the front are merged ones
+        self.merged = 0  # number of merged batches at the front
         self.bytes = 0
-        self.unmerged_bytes = 0  # of those behind the merged ones
+        self.unmerged_bytes = 0  # of the batches after the merged batches
         self.rows = 0
         self.staged: _Staged | None = None
 
     def content(self) -> Sequence[Any]:
-        """The rows as `make` gets them, when the part is full."""
+        """Returns the rows that `make` receives when the part is full."""
         return self.batches
 
     def drop(self) -> None:
-        """The rows are durable."""
+        """Drops the rows after they became durable."""
         self.batches = []
 
 
 class RowBuffer(Generic[_Staged]):
-    """Parts in the order of their rows; the last one is still written to."""
+    """Parts in row order; only the last part receives rows."""
 
     __slots__ = ("_current", "_few", "_few_bytes", "_few_rows", "_full", "_staging")
 
     def __init__(self) -> None:
-        self._few: list[FewRows] = []  # the last rows of the current part, not in Arrow yet
+        self._few: list[FewRows] = []  # the last rows of the current part, not yet Arrow
         self._few_rows = self._few_bytes = 0
         self._full: list[BufferPart[_Staged]] = []
         self._current: BufferPart[_Staged] = self._part()
         self._staging = threading.Lock()
 
     def _part(self) -> BufferPart[_Staged]:
-        """A new one."""
+        """Returns a new part."""
         return BufferPart()
 
     @property
     def bytes_in_current(self) -> int:
-        """Never less than the rows' Arrow bytes, and not much more."""
+        """Bytes of the current part: at least the Arrow bytes of the rows, and not much more."""
         return self._current.bytes + self._few_bytes
 
     def write_few(self, rows: FewRows) -> None:
-        """The same for rows as lists: some hundreds become one batch of Arrow."""
+        """Adds rows that are lists; a few hundred of them become one Arrow batch."""
         few = self._few
         if few and few[0].schema is not rows.schema:
             self._write_gathered()
@@ -91,7 +92,8 @@ class RowBuffer(Generic[_Staged]):
         part.bytes += weight + _BATCH_OVERHEAD
         part.unmerged_bytes += weight
         if len(part.batches) - part.merged >= _MERGE_BATCHES:
-            # A few microseconds here and there, instead of milliseconds in pre-commit during which the loop waits.
+            # A few microseconds per merge here replace milliseconds in pre-commit, during which the event loop would
+            # wait.
             if part.unmerged_bytes <= _MERGE_BYTES:
                 merged = pa.concat_batches(part.batches[part.merged :])
                 part.batches[part.merged :] = [merged]
@@ -99,19 +101,22 @@ class RowBuffer(Generic[_Staged]):
             part.merged, part.unmerged_bytes = len(part.batches), 0
 
     def fill_up(self) -> None:
-        """What was written so far is one part, to be staged as such."""
+        """Ends the current part, so that the next `stage` includes the part."""
         self._write_gathered()
         if self._current.rows:
             self._full.append(self._current)
             self._current = self._part()
 
     def rest(self) -> Sequence[pa.RecordBatch]:
-        """What is not full, when nobody writes to it any more. May be asked for again."""
+        """Returns the rows of the current part after the last write. May be called repeatedly."""
         self._write_gathered()
         return tuple(self._current.batches)
 
     def stage(self, make: Callable[[Sequence[Any]], _Staged]) -> list[_Staged]:
-        """Make durable, by `make`, whatever is full and is not yet. May be called again after it raised."""
+        """Makes all full parts durable by `make`; skips parts that are durable.
+
+        May be called again after an error.
+        """
         with self._staging:
             staged = []
             for part in list(self._full):
@@ -123,22 +128,25 @@ class RowBuffer(Generic[_Staged]):
 
 
 def _weight(rows: pa.RecordBatch) -> int:
-    """Bytes, not less than they are. To sum buffers takes half a microsecond, but counts all of what `rows` is only a
-    slice of: too much by so little, until it is merged, that the measure, 12 microseconds, is kept for larger ones."""
+    """Returns the Arrow bytes of `rows`, never too few.
+
+    Summing buffers takes 0.5 µs, but counts whole buffers even if `rows` is a slice of them. For small buffers the
+    excess is small and ends with the merge, so only larger buffers are measured exactly (12 µs).
+    """
     buffers: int = rows.get_total_buffer_size()
     return rows.nbytes if buffers > _MEASURED_BYTES else buffers
 
 
 class InOrder(Generic[_Staged]):
-    """Buffers of a sink that writes to its target before commit: rows go out in the order in which they came.
+    """Buffers of a sink that writes before the commit: rows leave in the order of their arrival.
 
-    Early staging of a newer transaction and the pre-commit of an older one run on threads of their own, and a
-    pre-commit may be late or, when its checkpoint is given up, not come at all. So whoever stages stages everything
-    older first."""
+    Early staging of a newer transaction and pre-commit of an older one run on different threads. A pre-commit may be
+    late, or absent if its checkpoint is aborted. Every call of `stage` therefore stages all older buffers first.
+    """
 
     def __init__(self) -> None:
         self._going_out = threading.Lock()
-        self._begun: deque[RowBuffer[_Staged]] = deque()  # oldest first; the last one is still written to
+        self._begun: deque[RowBuffer[_Staged]] = deque()  # oldest first; only the last buffer receives rows
 
     def begin(self) -> RowBuffer[_Staged]:
         buffer: RowBuffer[_Staged] = RowBuffer()
@@ -148,8 +156,10 @@ class InOrder(Generic[_Staged]):
     def stage(
         self, until: RowBuffer[_Staged], make: Callable[[Sequence[pa.RecordBatch]], _Staged], *, closed: bool
     ) -> None:
-        """Stage every older buffer whole, then what is full of `until`; all of it if it is `closed`, that is, if nobody
-        writes to it any more. May be called again after it raised."""
+        """Stages every older buffer completely, then the full parts of `until`.
+
+        `closed`: `until` receives no more rows and is staged completely. May be called again after an error.
+        """
         with self._going_out:
             while until in self._begun:
                 oldest = self._begun[0]

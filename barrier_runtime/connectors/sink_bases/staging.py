@@ -1,8 +1,8 @@
-"""How the bytes of a file wait, durable and invisible, for the decision: as a staged object, on any store. Nothing
-about a staged object expires. A commit publishes the object under the final name.
+"""Staging of files: the bytes wait for the decision as a durable, invisible object, on any store.
 
-What is left of undecided transactions is known by its name alone. Committables of older releases may also name
-multipart uploads of S3: these are completed, or aborted, as they always were.
+Staged objects never expire. A commit publishes the object under the final name. Leftovers of undecided transactions are
+recognised by name alone. Committables of older releases may also name multipart uploads of S3, which are completed or
+aborted.
 """
 
 import dataclasses
@@ -32,21 +32,21 @@ from barrier_runtime.state.store.open import within
 
 
 def names_of(context: SinkContext, suffix: str, *, folders: bool = False) -> FileNames:
-    """For this incarnation of a sink. Asks the job's store; raises what that raises."""
+    """Returns the file names of this incarnation of a sink. Queries the job's store and raises its errors."""
     owner = log_tag(log_id(context), context.job_store.url)
     random = context.new_id()[:RANDOM_DIGITS]
     return FileNames(context.job, context.sink, context.token, context.subtask, owner, random, suffix, folders)
 
 
 def example_of(url: str, suffix: str, partition_by: Sequence[str] = ()) -> str:
-    """Path or URL of a file as a sink below `url` would call one."""
+    """Returns the path or URL of an example file of a sink below `url`."""
     file = FileNames("job", "sink", 1, 0, "0" * 16, "0" * RANDOM_DIGITS, suffix).final(1, 0)
     folders = "".join(f"{name}=x/" for name in partition_by)
     return within(url, folders + file)
 
 
 def check_folder(folder: str, store: ObjectStore, names: FileNames, where: str) -> None:
-    """Raise `InvalidJob` when the store takes no file of this sink in a folder, which columns name: `k=v/…/`."""
+    """Raises `InvalidJob` if file names in `folder` (`k=v/…/`) are too long for the store."""
     trouble = too_long(names.longest_final(folder), store) if folder else ""
     if trouble:
         longest = max(folder.split("/"), key=lambda segment: len(segment.encode()))
@@ -58,7 +58,10 @@ def check_folder(folder: str, store: ObjectStore, names: FileNames, where: str) 
 
 
 class Staging:
-    """Staged objects of one sink subtask. Blocking; the threads of pre-commit and commit use it at the same time."""
+    """Staged objects of one sink subtask.
+
+    Blocks; threads of pre-commit and commit may call at the same time.
+    """
 
     def __init__(self, store: ObjectStore, names: FileNames, where: str) -> None:
         self._store = store
@@ -66,27 +69,32 @@ class Staging:
         self._where = where
         self._last = 0
         self._counting = threading.Lock()
-        self._never_shown: set[str] = set()  # staged by this incarnation, no attempt to show them yet
+        self._never_shown: set[str] = set()  # staged by this incarnation, and never attempted to show
         self._multipart: MultipartUploads | None = None
 
     def stage(self, data: bytes, rows: int, earliest: int, folder: str = "") -> StagedFile:
-        """Make the bytes durable. `earliest`: the first checkpoint that can close their transaction. `folder`: of the
-        final file, with a slash at its end."""
+        """Makes the bytes durable. `earliest` is the first checkpoint that can close the transaction.
+
+        `folder` is the folder of the final file, with a slash at its end.
+        """
         key = self._names.staged(self._next_number())
         self._store.put(key, data)
         self._never_shown.add(key)
         return StagedFile(key, folder, hashlib.sha256(data).hexdigest(), rows, len(data))
 
     def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
-        """The files of one transaction with their final names, now that its checkpoint is known."""
+        """Returns the files of one transaction with final names, after its checkpoint is known."""
         return tuple(
             msgspec.structs.replace(file, final=self._names.final(checkpoint, number, file.final))
             for number, file in enumerate(files)
         )
 
     def show(self, file: StagedFile, *, keep: bool = False) -> None:
-        """Make the file appear under its final name, and drop what is staged of it. Idempotent; `Corrupt` when its
-        bytes are gone or others are there. `keep`: `drop_shown` comes later."""
+        """Publishes the file under its final name and deletes the staged object. Idempotent.
+
+        `keep` postpones the deletion to `drop_shown`. Raises `Corrupt` if the bytes are gone, or if other bytes have
+        the final name.
+        """
         if file.upload is not None:
             self._show_upload(file)
             return
@@ -104,16 +112,19 @@ class Staging:
 
     @property
     def leaves_staged(self) -> bool:
-        """Whether there is anything to do for `drop_shown`."""
+        """True if `drop_shown` has objects to delete."""
         return isinstance(self._store, CopiesStaged)
 
     def drop_shown(self, files: Sequence[StagedFile]) -> None:
-        """Delete what `show` has left of these. A process that dies before leaves it to the sweep of a successor."""
+        """Deletes staged objects that `show` kept.
+
+        If the process dies earlier, a successor's `sweep` deletes them.
+        """
         if self.leaves_staged:
             self._store.delete([file.staged for file in files if file.upload is None])
 
     def drop(self, files: Sequence[StagedFile]) -> None:
-        """Idempotent. What has been shown stays."""
+        """Deletes staged objects and aborts uploads. Idempotent; shown files stay."""
         self._never_shown.difference_update(file.staged for file in files)
         self._store.delete([file.staged for file in files if file.upload is None])
         for file in files:
@@ -121,19 +132,21 @@ class Staging:
                 self._uploads().abort(file.final, file.upload.id)
 
     def sweep(self, parallelism: int, decided: Iterable[StagedFile], *, shown: bool = True) -> None:
-        """Drop what older generations left undecided and is this subtask's to finish. `decided`: everything decided of
-        that, which has been `shown`, or stays."""
+        """Deletes undecided objects of older generations that this subtask must clean up.
+
+        `decided` lists everything decided among these objects: already shown, or (`shown=False`) to be kept.
+        """
         decided = list(decided)
         names, known = self._names, frozenset(incarnation_of(file) for file in decided)
         sweep = Sweep(names.token, names.subtask, parallelism, names.owner, known)
         stay = set() if shown else {file.staged for file in decided}
         listed = (info.key for info in self._store.list(names.staging))
         self._store.delete([key for key in listed if sweep.takes_staged(key) and key not in stay])
-        if shown and any(file.upload is not None for file in decided):  # of an older release, which left others
+        if shown and any(file.upload is not None for file in decided):  # of an older release, which left other uploads
             self._sweep_uploads(dataclasses.replace(sweep, owner=sink_tag(names.job, names.sink) + names.owner))
 
     def _sweep_uploads(self, sweep: Sweep) -> None:
-        for key, upload_id in list(self._uploads().list("")):  # in any folder, whatever the sink's folders were before
+        for key, upload_id in list(self._uploads().list("")):  # in any folder: earlier runs may have had others
             if sweep.takes_upload(key):
                 self._uploads().abort(key, upload_id)
 

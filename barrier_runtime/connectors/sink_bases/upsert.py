@@ -1,10 +1,9 @@
-"""Idempotent upserts: rows are written under their keys as they come, and written again after a restart.
+"""Idempotent upserts: rows are written by key as they arrive, and again after a restart.
 
-Nothing is staged and nothing is taken back, so the target may show rows of a checkpoint that is never decided. That is
-harmless only if the replay writes *the same* values under *the same* keys: then everything is overwritten by what was
-there, and once the job has caught up, the target is what it would be without a failure. Only the user can know whether
-that holds, so it must be declared: without `deterministic=True` the sink is at-least-once. What a wrong declaration
-does: `docs/upserts.md`.
+Nothing is staged or undone, so the target may show rows of a checkpoint that is never decided. This is harmless only if
+the replay writes *the same* values under *the same* keys: the replay then overwrites each row with equal values, and
+after the job has caught up the target is as without a failure. Only the user can know this and must declare it: without
+`deterministic=True` the sink is at-least-once. `docs/upserts.md` shows the effect of a wrong declaration.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +19,11 @@ Upserts = RowBuffer[bool]
 
 
 class UpsertSink(TwoPhaseCommitSink):
-    """Subclasses write `upsert`. `deterministic`: the same input always makes the same rows, in the same order per key:
-    nothing in them comes from the clock, chance, or a look-up elsewhere."""
+    """Base of sinks that overwrite by key; subclasses define `upsert`.
+
+    `deterministic` declares that equal input always makes equal rows, in the same order per key: nothing in the rows
+    comes from the clock, chance, or a look-up elsewhere.
+    """
 
     required_methods: ClassVar[tuple[str, ...]] = ("upsert",)
     write_bytes: ClassVar[int] = 256 << 10  # Arrow bytes of rows that are written at once; the rest waits for a barrier
@@ -31,11 +33,16 @@ class UpsertSink(TwoPhaseCommitSink):
         self.guarantee = "exactly_once" if deterministic else "at_least_once"
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Raise `InvalidJob` for columns that the target cannot take. Called with the first rows, on the loop."""
+        """Raises `InvalidJob` for columns that the target cannot take.
+
+        Runs on the event loop, at the first rows.
+        """
 
     def upsert(self, rows: pa.RecordBatch) -> None:
-        """Write every row under its key, in order, and return when the target will not lose them. Off the loop, one
-        call at a time. What raises is tried again."""
+        """Writes every row under its key, in order, and returns when the target cannot lose the rows.
+
+        Runs off the event loop, one call at a time. A call that raises is repeated.
+        """
         raise NotImplementedError
 
     def open(self, context: SinkContext) -> None:
@@ -73,10 +80,10 @@ class UpsertSink(TwoPhaseCommitSink):
         self._buffers.stage(transaction, self._upsert, closed=True)
 
     def commit(self, committable: bytes) -> None:
-        """Never called: pre-commit has nothing to hand over."""
+        """Never called: pre-commit returns no committable."""
 
     def abort(self, committable: bytes) -> None:
-        """Nothing can be taken back."""
+        """Does nothing: written rows cannot be undone."""
 
     def _upsert(self, batches: Sequence[pa.RecordBatch]) -> bool:
         for rows in pa.Table.from_batches(batches).combine_chunks().to_batches():

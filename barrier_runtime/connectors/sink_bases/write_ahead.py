@@ -1,38 +1,39 @@
-"""Exactly-once for any target that takes an idempotency token: rows wait in the job's own store until they are decided.
+"""Exactly-once for targets with idempotency tokens: rows wait in the job's store until decided.
 
-Pre-commit stages the rows as immutable objects beside the checkpoints (Arrow, compressed, hashed); nothing about them
-can expire. Once the checkpoint is decided, `commit` reads them back, checks every hash and calls `deliver` with a token
-that is the same however often it is repeated. Deliveries of one origin subtask come one at a time, oldest first.
+Pre-commit stages the rows as immutable objects beside the checkpoints (Arrow, compressed, hashed); no part of an object
+can expire. After the decision `commit` reads the objects, checks every hash, and calls `deliver` with a token that is
+equal in every repetition. Deliveries of one origin subtask run one at a time, oldest first.
 
-Transactions of one origin subtask that were decided while others were delivered are delivered together: their objects
-are read ahead, and one note and one request to delete do for all of them.
+Transactions of one origin subtask that were decided during a delivery are delivered together: their objects are read
+ahead, with one note and one delete request for all.
 
-Subclasses write `deliver`, and may write
+Subclasses define `deliver`, and may define
 
-- `deliver_together`, when the target takes several transactions at once for less than one after the other;
-- `delivered(token)`, when the target itself remembers what it got: asked before anything is sent;
-- `prepare(batches)`, to refuse or convert rows while they can still be refused: what fails after the decision is tried
-  for ever.
+- `deliver_together`, if the target takes several transactions at once for less than one after the other;
+- `delivered(token)`, if the target remembers deliveries: called before anything is sent;
+- `prepare(batches)`, to refuse or convert rows while a refusal is still possible: a failure after the decision is
+  retried forever.
 
-Who may need the staged objects of a decided transaction, and what becomes of them
+Fate of the staged objects of a transaction:
 
-| the process dies                  | its successor, when the restored manifest lists the transaction          |
+| the process dies                  | its successor, if the restored manifest lists the transaction            |
 |-----------------------------------|--------------------------------------------------------------------------|
-| before the decision               | (not listed:) sweeps the objects, which have an older token              |
+| before the decision               | (not listed:) deletes the objects, which have an older token             |
 | decided, before `deliver`         | delivers                                                                 |
-| in `deliver`, or just after       | asks `delivered`; or delivers again, the same token is no news           |
+| in `deliver`, or just after       | calls `delivered`; or delivers again with the same token, without effect |
 | after the note, before deleting   | the same; then deletes                                                   |
-| after deleting some or all        | learns from target or note that it was delivered; reads nothing          |
+| after deleting some or all        | learns of the delivery from target or note; reads nothing                |
 
-The *note* is for targets that do not remember: an object that says "everything of this origin subtask up to checkpoint
-n was delivered in this lineage". It is written before anything is deleted, so a missing object without a note is
-damage. A note says nothing but its name, so a zombie's late one takes nothing back. The first object of a transaction
-goes first: while it is there, all are.
+The *note* is for targets that do not remember deliveries: an object that says "everything of this origin subtask up to
+checkpoint n was delivered in this lineage". The note is written before any object is deleted, so a missing object
+without a note is damage. A note has no content besides its name, so the late note of a zombie undoes nothing. The first
+object of a transaction is deleted first: while the first object exists, all objects exist.
 
-A listing may lack a note for a while, so notes are named after their transactions, whoever delivers them, and are
-asked for by name. One is deleted when one of a later transaction is there, and the newest checkpoint lists that one,
-too, if it lists the older one. A retained older checkpoint may not, and lists objects that are gone: going back to it
-needs `allow_replay`, and that its transactions were delivered must be seen in a listing.
+A listing may lack a note for a while. Notes are therefore named after their transactions, whoever delivers them, and
+are read by name. A note is deleted when the note of a later transaction exists. If the newest checkpoint lists the
+older transaction, the checkpoint lists the later transaction too. An older retained checkpoint may list the older
+transaction alone, although the objects are gone: restoring this checkpoint needs `allow_replay`, and only a listing can
+show that its transactions were delivered.
 """
 
 import hashlib
@@ -60,20 +61,26 @@ from barrier_runtime.state.store.paths import Paths
 
 _COMPRESSION = "zstd"
 _READS_AT_ONCE = 8
-_MOST_IN_MEMORY = 1 << 20  # Arrow bytes of staged rows that one subtask keeps: what is small is what is awaited
+_MOST_IN_MEMORY = 1 << 20  # Arrow bytes of staged rows that one subtask keeps: small transactions are the urgent ones
 
 StagedTransaction: TypeAlias = RowBuffer[StagedRows]
 
 
 class WriteAheadSink(TwoPhaseCommitSink):
-    """`max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged early, as
-    an object of its own. Delivering reads one object at a time."""
+    """Base of sinks that deliver decided rows with an idempotency token.
+
+    `max_bytes_in_memory` bounds the Arrow bytes of one open transaction of one subtask; full parts are staged early, as
+    objects. A delivery reads one object at a time.
+    """
 
     required_methods: ClassVar[tuple[str, ...]] = ("deliver",)
     commits_together = True
     delivers_from_memory: ClassVar[bool] = False
-    """A few staged rows are kept, and delivered without being read back. A zombie then does not see that its successor
-    has deleted them: only for targets that refuse it, however late it comes."""
+    """True: a few staged rows also stay in memory, and are delivered without a read.
+
+    A zombie then does not notice that its successor has deleted the objects. Only for targets that refuse a zombie's
+    delivery, however late.
+    """
 
     def __init__(self, *, max_bytes_in_memory: int = 32 << 20) -> None:
         self.max_bytes_in_memory = max_bytes_in_memory
@@ -81,35 +88,47 @@ class WriteAheadSink(TwoPhaseCommitSink):
     # ------------------------------------------------------------ for subclasses
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Raise `InvalidJob` for columns that the target cannot take. Called with the first rows, on the loop."""
+        """Raises `InvalidJob` for columns that the target cannot take.
+
+        Runs on the event loop, at the first rows.
+        """
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-        """What is staged instead of these rows. Off the loop, before the decision."""
+        """Returns the rows to stage instead of `batches`. Runs off the event loop, before the decision."""
         return batches
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        """One staged object. `deliver` reads Arrow streams: another format is for sinks that read it themselves."""
+        """Returns one staged object.
+
+        `deliver` reads Arrow streams; sinks with another format read objects themselves.
+        """
         return _encoded(batches)
 
     def delivered(self, token: DeliveryToken, rows: int) -> bool | None:
-        """Does the target have these `rows` rows? None: it does not remember."""
+        """Returns whether the target has the `rows` rows of this delivery. None: the target does not remember."""
         return None
 
     def check_again(self) -> None:
-        """What `delivered` has remembered by itself may be outdated: it is to ask the target next time."""
+        """Drops deliveries that `delivered` has cached, so that the next call asks the target."""
 
     def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
-        """Write decided rows, as one whole and in order. Must have no effect when `token` was delivered before."""
+        """Writes decided rows completely and in order. Must have no effect if `token` was delivered before."""
         raise NotImplementedError
 
     def deliver_together(self, deliveries: Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
-        """`deliver` for several transactions of one origin, oldest first. The rows of one can be read until the next is
-        asked for. If it raises, they are delivered alone next time, whatever was written."""
+        """Delivers several transactions of one origin, oldest first.
+
+        The rows of a transaction can be read until the next transaction is taken. After an error the transactions are
+        delivered one by one, whatever was written.
+        """
         for token, batches in deliveries:
             self.deliver(token, batches)
 
     def must_deliver_nothing(self) -> bool:
-        """Shall `deliver` be called for a transaction without rows, too? Asked when one is closed."""
+        """Returns whether `deliver` also runs for a transaction without rows.
+
+        Called when the transaction closes.
+        """
         return False
 
     # ------------------------------------------------------------ staging
@@ -121,9 +140,9 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self._numbers = itertools.count(1)
         self._numbering = threading.Lock()
         self._schema_checked = False
-        self._in_memory: dict[str, Sequence[pa.RecordBatch]] = {}  # key -> its rows; the threads change it by one call
+        self._in_memory: dict[str, Sequence[pa.RecordBatch]] = {}  # key -> rows; threads change it by single calls
         self._notes: dict[tuple[str, int], str] = {}  # newest note of each (lineage, origin subtask)
-        self._restored: list[str] = []  # the notes of what the restored checkpoint decided, written or not
+        self._restored: list[str] = []  # notes of the transactions that the restored checkpoint decided, written or not
 
     def begin_transaction(self) -> StagedTransaction:
         return RowBuffer()
@@ -182,13 +201,13 @@ class WriteAheadSink(TwoPhaseCommitSink):
             self._commit_entries(list(same))
 
     def _commit_entries(self, entries: Sequence[WriteAheadCommittable]) -> None:
-        """Of one origin, oldest first."""
+        """Commits transactions of one origin, oldest first."""
         remembered = [self.delivered(entry.delivery, entry.rows) for entry in entries]
         missing = [entry for entry, known in zip(entries, remembered, strict=True) if not known]
         try:
             if missing:
                 self.deliver_together(self._deliveries(missing))
-        except ObjectNotFound:  # of which one, and has a successor delivered it? Asked one by one
+        except ObjectNotFound:  # one by one shows which transaction lost objects, and whether a successor delivered it
             for entry in entries:
                 self._commit_entry(entry)
             return
@@ -225,7 +244,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
         store.delete(orphans)
 
     def _is_orphan(self, key: str) -> bool:
-        """Only asked after all decided transactions of ours were delivered: then nothing decided is left to be hit."""
+        """Returns whether to delete the object of an older generation.
+
+        Called only after all decided transactions of this subtask are delivered, so no decided object is deleted.
+        """
         origin = self._paths.staged_rows_origin(key)
         if origin is None:
             return False
@@ -240,18 +262,21 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def _deliveries(
         self, entries: Sequence[WriteAheadCommittable]
     ) -> Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]:
-        """All rows in order. The first object of each transaction is read before its token is handed out: while that
-        one is there, all are."""
+        """Yields the rows of each transaction, in order.
+
+        The first object of a transaction is read before its token is yielded: while the first object exists, all
+        objects exist.
+        """
         objects = self._read_all([each for entry in entries for each in entry.objects])
         for entry in entries:
             rest = itertools.islice(objects, len(entry.objects))
             first = list(itertools.islice(rest, 1))
             yield entry.delivery, itertools.chain.from_iterable(itertools.chain(first, rest))
-            for _ in rest:  # what the target had already, and did not want to see
+            for _ in rest:  # rows that the target already had and did not read
                 pass
 
     def _read_all(self, objects: Sequence[StagedRows]) -> Iterator[Sequence[pa.RecordBatch]]:
-        """Of each its rows, in order; small ones are read side by side, ahead of their turn."""
+        """Yields the rows of each object, in order; small objects are read ahead and in parallel."""
         at_once = side_by_side(self._context.job_store, _READS_AT_ONCE)
         return read_ahead(self._read, objects, lambda staged: staged.rows, at_once)
 
@@ -272,7 +297,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
             return list(reader)
 
     def _already_delivered(self, entry: WriteAheadCommittable, remembered: bool | None, error: ObjectNotFound) -> None:
-        """Raise unless the missing objects were deleted because they had been delivered: by a successor, perhaps."""
+        """Raises unless the missing objects were deleted after a delivery, perhaps by a successor."""
         if remembered is None:
             if self._is_noted(entry):
                 self._drop([entry])
@@ -288,9 +313,12 @@ class WriteAheadSink(TwoPhaseCommitSink):
         ) from error
 
     def _is_noted(self, entry: WriteAheadCommittable) -> bool:
-        """Is there a note of this transaction or a later one? Each is asked for by name, oldest first: when a zombie
-        deletes one meanwhile, a later one is there. What a listing shows is true as well, but it may lack the newest:
-        it is for older checkpoints, and for notes that earlier builds named after the generation that delivered."""
+        """Returns whether a note of this transaction or of a later one exists.
+
+        Notes are read by name, oldest first: if a zombie deletes a note meanwhile, a later note exists. A listed note
+        also counts, but a listing may lack the newest notes. The listing serves older checkpoints, and notes that
+        earlier builds named after the delivering generation.
+        """
         store, note = self._context.job_store, self._note_of(entry)
         prefix = self._paths.delivery_notes_prefix(self._context.sink, entry.lineage, entry.subtask)
         known = sorted({note, *self._restored, *self._notes.values()})
@@ -322,7 +350,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self._notes[origin] = max(note, before or note)
 
     def _drop(self, entries: Sequence[WriteAheadCommittable]) -> None:
-        """The staged rows of these; of each its first object first."""
+        """Deletes the staged rows of `entries`; the first object of each entry goes first."""
         store = self._context.job_store
         for each in itertools.chain.from_iterable(entry.objects for entry in entries):
             self._in_memory.pop(each.key, None)

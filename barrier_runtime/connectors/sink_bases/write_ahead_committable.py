@@ -1,8 +1,7 @@
-"""What a write-ahead sink needs to deliver one transaction from any process: whose rows, of which checkpoint, and which
-objects hold them, each with its hash.
+"""Committable of a write-ahead sink: origin and checkpoint of a transaction, objects with hashes.
 
-Versioned msgspec data. A committable is checked against the job and sink that read it before anything is delivered or
-deleted: its object names are ours, or it is refused.
+Any process can deliver the transaction from it. Versioned msgspec data. Before any delivery or deletion the committable
+is checked against the job and sink that read it, and foreign object names are refused.
 """
 
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ COMMITTABLE_VERSION = 1
 
 @dataclass(frozen=True)
 class DeliveryToken:
-    """Names one delivery, the same whoever repeats it. Within (job, sink, lineage, subtask) checkpoints only rise.
+    """Identity of one delivery, equal in every repetition.
 
-    `subtask` is the one that wrote the rows; after rescaling another one may deliver them. `token` is the fencing token
-    under which they were written."""
+    Within (job, sink, lineage, subtask) checkpoints only rise. `subtask` wrote the rows; after rescaling another
+    subtask may deliver them. `token` is the fencing token under which the rows were written.
+    """
 
     job: str
     sink: str
@@ -33,7 +33,7 @@ class DeliveryToken:
 
     @property
     def text(self) -> str:
-        """As one idempotency key, for targets that take a text."""
+        """Idempotency key, for targets that take a text."""
         return f"{self.job}/{self.sink}/{self.lineage}/{self.subtask}/{self.checkpoint}"
 
 
@@ -51,7 +51,7 @@ class WriteAheadCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     token: int
     subtask: int
     checkpoint: int
-    objects: tuple[StagedRows, ...]  # in the order of their rows
+    objects: tuple[StagedRows, ...]  # in row order
 
     @property
     def rows(self) -> int:
@@ -82,7 +82,7 @@ def encode_committable(delivery: DeliveryToken, objects: tuple[StagedRows, ...])
 
 
 def decode_committable(data: bytes, job: str, sink: str, where: str) -> WriteAheadCommittable:
-    """Decode what `encode_committable` made for this sink of this job; anything else is refused."""
+    """Decodes the bytes of `encode_committable` for this sink of this job; other bytes are refused."""
     committable = _DECODER.decode(data, where)
     if (committable.job, committable.sink) != (job, sink):
         raise Corrupt(

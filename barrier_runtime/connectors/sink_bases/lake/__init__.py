@@ -1,1 +1,1 @@
-"""What sinks of lakehouse tables share."""
+"""Parts that sinks of lakehouse tables share."""

@@ -1,4 +1,4 @@
-"""Columns of rows in the types of a table of files (Delta, Iceberg): every value is kept, or refused with its row."""
+"""Conversion of columns to the types of a Delta or Iceberg table. Refuses values that do not fit."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def kept_as(column: pa.Array | pa.ChunkedArray, field: pa.Field, where: str) -> pa.Array | pa.ChunkedArray:
-    """`column` in the type of `field`. Raises `InvalidJob` for the first value that it cannot hold."""
+    """Returns `column` in the type of `field`. Raises `InvalidJob` for the first value that does not fit."""
     try:
         with contextlib.suppress(pa.ArrowInvalid):
             return _cast(column, field.type)
@@ -30,8 +30,8 @@ def _cast(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | p
 
 
 def _first_wrong(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> int:
-    """Number of the first row that cannot be cast, of a column that has one."""
-    first, behind = 0, len(column)  # it is one of these
+    """Returns the number of the first row that cannot be cast, of a column with such a row."""
+    first, behind = 0, len(column)  # the row is in [first, behind)
     while behind - first > 1:
         middle = (first + behind) // 2
         try:
@@ -44,7 +44,7 @@ def _first_wrong(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> int:
 
 
 def _copied(column: pa.Array | pa.ChunkedArray, first: int, behind: int) -> pa.Array | pa.ChunkedArray:
-    """These rows alone: a cast of a slice of lists looks at the values of the other rows too."""
+    """Returns a copy of these rows: a cast of a slice of lists would also examine values of other rows."""
     return column.take(pa.array(range(first, behind), pa.int64()))
 
 
@@ -55,5 +55,5 @@ def _remedy(kind: pa.DataType) -> str:
 
 
 def is_decimal_of_tables(kind: pa.DataType) -> bool:
-    """Precision to 38, and a scale from 0 to the precision."""
+    """Returns whether the precision is at most 38, and the scale from 0 to the precision."""
     return bool(types.is_decimal128(kind)) and 0 <= kind.scale <= kind.precision

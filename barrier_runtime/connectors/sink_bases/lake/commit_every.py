@@ -1,4 +1,4 @@
-"""`commit_every=` of sinks whose target gets one commit for the checkpoints of that time."""
+"""Option `commit_every=` of sinks that commit the checkpoints of a period together."""
 
 import datetime
 import math
@@ -10,8 +10,10 @@ _DAY_MS = 24 * 60 * 60 * 1000
 
 
 def commit_every_ms(commit_every: datetime.timedelta | float, who: str) -> int:
-    """Milliseconds of a duration, which may be given in seconds. Raises `InvalidJob` for a negative one and for more
-    than a day."""
+    """Returns the duration in milliseconds.
+
+    Raises `InvalidJob` for negative durations and for more than a day.
+    """
     seconds = commit_every.total_seconds() if isinstance(commit_every, datetime.timedelta) else commit_every
     if isinstance(seconds, Real) and not isinstance(seconds, bool) and math.isfinite(seconds):
         ms = round(float(seconds) * 1000)
@@ -24,5 +26,5 @@ def commit_every_ms(commit_every: datetime.timedelta | float, who: str) -> int:
 
 
 def described(commit_every_ms: int) -> str:
-    """For `explain`: what a sink's own description is followed by."""
+    """Returns the end of a sink's description in `explain`."""
     return f", a commit every {commit_every_ms / 1000:g} s" if commit_every_ms else ""

@@ -1,4 +1,4 @@
-"""Compaction of the files that a sink has written into a table: what to rewrite, when, and on which thread.
+"""Compaction of files that a sink has written into a table: selection, pace and thread.
 
 docs/design/compaction.md has the states and moves. `Compactor` is the edge; the rest is pure.
 """
@@ -18,7 +18,7 @@ log = logging.getLogger("barrier_runtime.sinks")
 
 LEAST_FILES = 16  # of a group below the target size, and between two looks at the table
 MOST_GROUPS = 8  # of one commit
-_MOST_WAITING = 1024  # files between two looks, where looks find nothing to do
+_MOST_WAITING = 1024  # files between two looks, if looks find nothing to do
 _SHARE = 10  # pause after a turn, in lengths of that turn
 _UNITS = {"MB": 10**6, "GB": 10**9}
 _SMALLEST, _LARGEST = 10**6, 4 * 10**9
@@ -30,7 +30,7 @@ W = TypeVar("W")
 
 
 def compact_bytes(compact: str | int | None, who: str) -> int | None:
-    """Target size of `compact=`, bytes; None: off. Raises `InvalidJob` for what is no size."""
+    """Returns the target size of `compact=` in bytes; None: off. Raises `InvalidJob` for an invalid size."""
     if compact is None:
         return None
     size: float | None = None
@@ -48,15 +48,18 @@ def compact_bytes(compact: str | int | None, who: str) -> int | None:
 
 
 def described(compact: int | None) -> str:
-    """Suffix of a sink's own description in `explain`."""
+    """Returns the end of a sink's description in `explain`."""
     return f", compacted to {compact / 10**6:g} MB" if compact else ""
 
 
 def to_compact(
     files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int
 ) -> list[list[T]]:
-    """Groups of small files of one `kind`, each of which becomes one file: as large as the target, or of many files and
-    at least twice as large as the largest one, so that a row is rewritten a logarithmic number of times."""
+    """Returns groups of small files of one `kind`; each group becomes one file.
+
+    A group is as large as the target, or has many files and at least twice the size of its largest file, so a row is
+    rewritten a logarithmic number of times.
+    """
     small: dict[Hashable, list[T]] = {}
     for file in files:
         if size(file) < target // 2:
@@ -65,7 +68,7 @@ def to_compact(
     for some in small.values():
         group: list[T] = []
         filled = 0
-        for file in sorted(some, key=lambda each: size(each).bit_length() // 3):  # as they come among like sizes
+        for file in sorted(some, key=lambda each: size(each).bit_length() // 3):  # stable among similar sizes
             group.append(file)
             filled += size(file)
             if filled >= target:
@@ -80,7 +83,10 @@ def to_compact(
 
 
 class Pace:
-    """Decides when the table is looked at, by the number of added files and the length of the last turn. Pure."""
+    """Decides when to look at the table, by the number of added files and the length of the last turn.
+
+    Pure.
+    """
 
     def __init__(self) -> None:
         self._waiting = 0
@@ -88,36 +94,44 @@ class Pace:
         self._not_before = float("-inf")
 
     def added(self, files: int, now: float) -> bool:
-        """Whether it is time."""
+        """Counts added files; returns whether a turn is due."""
         self._waiting += files
         return self._waiting >= self._enough and now >= self._not_before
 
     def ended(self, began: float, now: float, compacted: int) -> None:
-        """A turn has ended, which replaced so many files. One that found nothing is followed by a longer wait."""
+        """Records the end of a turn that replaced `compacted` files.
+
+        After a turn without work the next wait is longer.
+        """
         self._waiting = 0
         self._enough = LEAST_FILES if compacted else min(2 * self._enough, _MOST_WAITING)
         self._not_before = now + _SHARE * (now - began)
 
 
 class CompactedTable(Protocol[P, W]):
-    """A table whose files can be compacted. Each method is a move of the table of states."""
+    """Table whose files can be compacted. Each method is a move of the table of states."""
 
     def look(self) -> P | None:
-        """A plan; None: there is nothing to compact."""
+        """Returns a plan; None: there is nothing to compact."""
         ...
 
     def write(self, plan: P, stop: Callable[[], bool]) -> W | None:
-        """The new files, in no version of the table. None: given up, and what was written is deleted."""
+        """Returns the new files, which are in no version of the table.
+
+        None: given up, and the new files are deleted.
+        """
         ...
 
     def commit(self, plan: P, written: W) -> int:
-        """Replace the chosen files by the new ones; their number. 0: given up, and the new ones are deleted. Raises
-        `Unavailable` when nobody knows."""
+        """Replaces the chosen files by the new files and returns the number of replaced files.
+
+        0: given up, and the new files are deleted. Raises `Unavailable` if the result is unknown.
+        """
         ...
 
 
 def compact_once(table: CompactedTable[P, W], stop: Callable[[], bool] = lambda: False) -> int:
-    """One turn. Number of files that were replaced."""
+    """Runs one turn and returns the number of replaced files."""
     plan = table.look()
     if plan is None or stop():
         return 0
@@ -126,7 +140,7 @@ def compact_once(table: CompactedTable[P, W], stop: Callable[[], bool] = lambda:
 
 
 class Compactor(Generic[P, W]):
-    """Takes turns on a separate thread, which commits of the sink never wait for."""
+    """Runs turns on a separate thread; commits of the sink never wait for them."""
 
     def __init__(self, table: CompactedTable[P, W], where: str) -> None:
         self._table = table
@@ -138,7 +152,7 @@ class Compactor(Generic[P, W]):
         self._closed = threading.Event()
 
     def added(self, files: int) -> None:
-        """A commit has added so many files to the table."""
+        """Counts files that a commit has added to the table, and starts a turn that is due."""
         with self._lock:
             due = self._pace.added(files, time.monotonic())
             if due and not self._working and not self._closed.is_set():
@@ -147,7 +161,7 @@ class Compactor(Generic[P, W]):
                 self._thread.submit(self._turn)
 
     def close(self) -> None:
-        """A turn under way ends before the next file; nobody waits for it but the end of the process."""
+        """Stops a running turn before its next file, without waiting; only the end of the process waits."""
         with self._lock:
             self._closed.set()
             if self._thread is not None:

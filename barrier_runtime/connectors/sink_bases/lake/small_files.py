@@ -1,9 +1,9 @@
-"""Which small files of several checkpoints become one at the commit of a table that has `commit_every`."""
+"""Selection of small files of several checkpoints to be joined at a commit with `commit_every`."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 
-TARGET_BYTES = 32 << 20  # a file is at least so large where there are rows for it; those of half the size stay
+TARGET_BYTES = 32 << 20  # least size of a file if there are enough rows; files of half the size stay
 
 T = TypeVar("T")
 
@@ -11,10 +11,13 @@ T = TypeVar("T")
 def groups(
     files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int = TARGET_BYTES
 ) -> list[list[T]]:
-    """`files`, each in one group, in their order within a group. Those of one group become one file; they are of one
-    `kind`, and the last of them fills it up; a small rest goes with the group before it."""
+    """Returns `files` in groups, each group in order; the files of one group become one file.
+
+    A group has files of one `kind` and ends with the file that reaches the target size. A small rest joins the previous
+    group.
+    """
     found: list[list[T]] = []
-    full: dict[Hashable, list[T]] = {}  # the last one of each kind
+    full: dict[Hashable, list[T]] = {}  # the last full group of each kind
     open_groups: dict[Hashable, tuple[list[T], int]] = {}
     for file in files:
         if size(file) >= target // 2:

@@ -1,1 +1,1 @@
-"""One sink for tables of SQL databases; a dialect says what is different about each database."""
+"""One sink for tables of SQL databases, and a dialect per database."""

@@ -1,7 +1,7 @@
-"""Columns of rows against columns of a table in a SQL database: which fit, how values are converted, which are refused.
+"""Rules that match columns of rows with columns of a SQL table: fit, conversion, refused values.
 
-Each database has a `ColumnRules`: a rule per family of Arrow types. A rule gives a `Fit`, or None if the column cannot
-hold every value of the type. Rows are checked before their checkpoint is decided. Pure.
+Each database has a `ColumnRules`: a rule per family of Arrow types. A rule returns a `Fit`, or None if the column
+cannot hold every value of the type. Rows are checked before their checkpoint is decided. Pure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +21,9 @@ from barrier_runtime.state.errors import InvalidJob
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
 Refusal: TypeAlias = tuple[Convert, str]
-"""Gives which values are refused (true or null for each), and why: "is too long"."""
+"""Function that marks refused values (true or null for each), and the reason: "is too long"."""
 
-TIMED_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 6}  # of a second, that an Arrow unit needs
+TIMED_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 6}  # digits after the second that an Arrow unit needs
 _PYTHON_ROWS = 256
 _FAMILIES: Mapping[str, Callable[[pa.DataType], bool]] = {
     "bool": types.is_boolean,
@@ -42,19 +42,19 @@ _FAMILIES: Mapping[str, Callable[[pa.DataType], bool]] = {
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column of the target."""
+    """Column of the target table."""
 
     name: str
-    shown: str  # as people write the type
-    base: str  # as the database names the type
+    shown: str  # the type as people write it
+    base: str  # the type as the database names it
     not_null: bool = False
-    filled: bool = False  # by a default or an identity, when no value is given
+    filled: bool = False  # by a default or an identity, if a row gives no value
     generated: bool = False  # refuses values
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What becomes of the values of one column. `refusals` look at converted values."""
+    """Conversion of one column's values. `refusals` examine converted values."""
 
     convert: Convert = lambda values: values
     refusals: tuple[Refusal, ...] = ()
@@ -69,8 +69,11 @@ def _nothing(family: str, kind: pa.DataType, column: Any) -> Any:
 
 @dataclass(frozen=True)
 class ColumnRules:
-    """The rules of a database, by family of Arrow types. `refused`: why a column takes no values of the family at all,
-    with the remedy; `hint`: for the message about a type that does not fit; `in_key`: more refusals for key columns."""
+    """Rules of a database, by family of Arrow types.
+
+    `refused` returns why a column takes no values of the family at all, with the remedy; `refused_in_key` the same for
+    key columns. `hint` completes the message about a type that does not fit. `in_key` adds refusals for key columns.
+    """
 
     rules: Mapping[str, Rule]
     refused: Callable[[str, pa.DataType, Any], str] = _nothing
@@ -87,7 +90,7 @@ class ColumnRules:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A column of the table, and what becomes of the values for it."""
+    """Column of the table, with the fit of its values."""
 
     column: TableColumn
     fit: Fit
@@ -100,8 +103,11 @@ def family_of(kind: pa.DataType) -> str:
 def fitted(
     schema: pa.Schema, columns: Sequence[TableColumn], rules: ColumnRules, table: str, where: str, key: Sequence[str]
 ) -> tuple[Fitted, ...]:
-    """One for each column of `schema`. Raises `InvalidJob` for the first column that the table lacks or cannot hold,
-    and for a column of the table that needs a value and gets none."""
+    """Returns one `Fitted` for each column of `schema`.
+
+    Raises `InvalidJob` for the first column that the table lacks or cannot hold, and for a column of the table that
+    needs a value and receives none.
+    """
     for name in key:
         if name not in schema.names:
             raise InvalidJob(f"{where}: the rows have no key column {name!r}: select() it")
@@ -174,7 +180,7 @@ def _whole_microseconds(convert: Convert) -> Convert:
 
 
 def checked(batch: pa.RecordBatch, fits: Sequence[Fitted], table: str, where: str) -> pa.RecordBatch:
-    """The rows as the database takes them. Raises `InvalidJob` for the first value that is refused."""
+    """Returns the rows as the database takes them. Raises `InvalidJob` for the first refused value."""
     made = []
     for values, each in zip(batch.columns, fits, strict=True):
         column = each.column
@@ -205,14 +211,14 @@ def casting(kind: pa.DataType) -> Convert:
 
 
 def in_microseconds(kind: pa.DataType) -> Convert:
-    """Nanoseconds are cut off; a value out of range is an error all the same."""
+    """Returns a conversion that cuts off nanoseconds. Values out of range are still an error."""
     return lambda values: values.cast(kind, safe=getattr(values.type, "unit", "") != "ns")
 
 
 def by_value(
     values: pa.Array, spelled: Callable[[Any], str], python: Callable[[pa.Array], list[Any]] = pa.Array.to_pylist
 ) -> pa.Array:
-    """Text made by Python, in small chunks: holding the GIL for long delays every row that arrives meanwhile."""
+    """Makes text in Python, in small chunks: a long hold of the GIL delays every record that arrives."""
     texts: list[str | None] = []
     for start in range(0, len(values), _PYTHON_ROWS):
         chunk = python(values.slice(start, _PYTHON_ROWS))
@@ -227,12 +233,12 @@ def as_json(values: pa.Array) -> pa.Array:
 
 
 def bits_of(kind: pa.DataType) -> int:
-    """Bits of the smallest signed integer that holds the integer type `kind`."""
+    """Returns the bits of the smallest signed integer that holds the integer type `kind`."""
     return int(kind.bit_width) + (1 if types.is_unsigned_integer(kind) else 0)
 
 
 def outside(least: Any, most: Any) -> Convert:
-    """Which dates or timestamps are before `least` or after `most`."""
+    """Returns a function that marks dates or timestamps before `least` or after `most`."""
     return lambda values: pc.or_(
         pc.less(values, pa.scalar(least, values.type)), pc.greater(values, pa.scalar(most, values.type))
     )

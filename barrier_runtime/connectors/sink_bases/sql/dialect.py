@@ -1,6 +1,6 @@
-"""What is different about each SQL database: its connection, its errors, its catalog, its columns and its statements.
+"""Differences between SQL databases: connection, errors, catalog, columns and statements.
 
-The base has the statements that all databases understand; a dialect replaces those that its database does better.
+The base has statements that all databases understand; a dialect replaces statements that its database does better.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from barrier_runtime.connectors.sink_bases.sql.columns import ColumnRules, Fitte
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 
-MOST_ROWS = 1 << 18  # of the checkpoints of one transaction, but for a larger one alone
+MOST_ROWS = 1 << 18  # of the checkpoints of one transaction; a larger checkpoint has its own transaction
 WRITE_ROWS = 4_096  # of one statement
 
 
 @dataclass(frozen=True)
 class SqlTarget:
-    """A table as it was when the sink opened. `shown`: its name, for people."""
+    """Table as of the sink's `open`. `shown` is the name for people."""
 
     shown: str
     columns: tuple[TableColumn, ...]
@@ -30,8 +30,10 @@ class SqlTarget:
 
 @dataclass(frozen=True)
 class DeliveryMark:
-    """The mark of one lineage: the last checkpoint whose rows are in the target. Within a lineage checkpoints only
-    rise, so a mark that a process remembers is never too high."""
+    """Mark of one lineage: the last checkpoint whose rows are in the target.
+
+    Within a lineage checkpoints only rise, so a remembered mark is never too high.
+    """
 
     job: str
     sink: str
@@ -45,8 +47,11 @@ class DeliveryMark:
 
 
 class Dialect(ABC):
-    """A database and how to reach it. `target` of a method is that of `read_target`. `make_mark` and `raise_mark` are
-    statements with the parameters job, sink, lineage, owner, known and checkpoint."""
+    """Kind of database and the way to reach it.
+
+    The argument `target` of methods is the result of `read_target`. `make_mark` and `raise_mark` are statements with
+    the parameters job, sink, lineage, owner, known and checkpoint.
+    """
 
     name: ClassVar[str]  # of the kind of database, for messages
     column_table: ClassVar[ColumnRules]
@@ -58,49 +63,55 @@ class Dialect(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where the database is and as whom, without a secret."""
+        """Address and user of the database, without secrets."""
 
     # ------------------------------------------------------------ connection
 
     @abstractmethod
     def errors(self) -> tuple[type[Exception], ...]:
-        """Of the client library."""
+        """Returns the error classes of the client library."""
 
     @abstractmethod
     def connect(self, where: str) -> Any:
-        """A connection whose sessions are set as the sink needs them. Its statements are one transaction until
-        `commit`."""
+        """Returns a connection with the session settings that the sink needs.
+
+        Statements form one transaction until `commit`.
+        """
 
     @abstractmethod
     def is_lost(self, error: Exception) -> bool:
-        """Whether the connection may have been lost, so that another one may help at once."""
+        """Returns whether the connection may be lost, so that a new connection may help at once."""
 
     @abstractmethod
     def translated(self, error: Exception, failure: str) -> BarrierRuntimeError:
-        """The kind of error that tells the caller what to do; `failure` begins the message."""
+        """Returns the error whose class shows the caller's next action. `failure` begins the message."""
 
     def bounded(self, connection: Any) -> contextlib.AbstractContextManager[None]:
-        """Within it no call waits for the server for ever."""
+        """Returns a context in which no call waits forever for the server."""
         return contextlib.nullcontext()
 
     def end(self, connection: Any) -> None:
-        """Close a connection without waiting; its errors do not matter."""
+        """Closes a connection without waiting; its errors do not matter."""
         connection.close()
 
     # ------------------------------------------------------------ the table
 
     @abstractmethod
     def read_target(self, connection: Any, table: str, key: Sequence[str], where: str) -> SqlTarget:
-        """Look the table up and check all that can be known without rows. `key` is empty for inserts. Raises
-        `InvalidJob`."""
+        """Reads the table from the catalog and checks everything that needs no rows.
+
+        `key` is empty for inserts. Raises `InvalidJob`.
+        """
 
     @abstractmethod
     def make_marks(self, connection: Any, where: str) -> None:
-        """Make the table of marks unless it is there; several may try at once. Raises `Corrupt` for a layout of a newer
-        release."""
+        """Creates the table of marks if it is missing; several processes may try at once.
+
+        Raises `Corrupt` for a layout of a newer release.
+        """
 
     def check_columns(self, target: Any, key: Sequence[str], names: Sequence[str], where: str) -> None:  # noqa: B027
-        """Raise `InvalidJob` for columns that rows cannot have in this table with this key."""
+        """Raises `InvalidJob` for columns that rows cannot have in this table with this key."""
 
     def checked(self, rows: pa.RecordBatch, fits: Sequence[Fitted], target: Any, where: str) -> pa.RecordBatch:
         return checked(rows, fits, target.shown, where)
@@ -108,8 +119,10 @@ class Dialect(ABC):
     # ------------------------------------------------------------ marks
 
     def mark_made(self, connection: Any, mark: DeliveryMark) -> int:
-        """The mark, made if it is missing. In a transaction of its own: two that insert it at once would deadlock
-        later."""
+        """Returns the mark; creates a missing mark.
+
+        Runs in a transaction of its own: two transactions that insert the mark at once would deadlock later.
+        """
         self.execute(connection, self.make_mark, mark.names)
         return self.mark_read(connection, mark)
 
@@ -138,9 +151,11 @@ class Dialect(ABC):
         objects: Sequence[StagedRows],
         read: Iterable[Sequence[pa.RecordBatch]],
     ) -> bool:
-        """Raise the mark and write the rows, in one transaction. `raising`: parameters of `raise_mark`; `objects`: the
-        staged objects; `read`: the rows of each. False, and nothing was written, if the mark is not where this process
-        knows it."""
+        """Raises the mark and writes the rows in one transaction.
+
+        `raising` holds the parameters of `raise_mark`, `objects` the staged objects, `read` the rows of each object.
+        Returns False, without writing, if the mark differs from the mark that this process knows.
+        """
         if self.execute(connection, self.raise_mark, raising).rowcount != 1:
             return False
         for rows in _in_batches(batch for each in read for batch in each):
@@ -154,14 +169,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def row_statement(self, target: Any, names: Sequence[str], key: Sequence[str]) -> str:
-        """Inserts one row, or replaces the one with the same key."""
+        """Returns the statement that inserts one row or replaces the row with the same key."""
 
     def insert_statement(self, target: Any, names: Sequence[str], place: str) -> str:
         listed, places = ", ".join(map(self.quoted, names)), ", ".join([place] * len(names))
         return f"insert into {self.quoted(target.shown)} ({listed}) values ({places})"
 
     def execute(self, connection: Any, statement: str, given: Mapping[str, Any] | Sequence[Any] = ()) -> Any:
-        """A cursor, after the statement."""
+        """Returns a cursor after the statement."""
         cursor = connection.cursor()
         cursor.execute(statement, given)
         return cursor
@@ -173,7 +188,7 @@ class Dialect(ABC):
 def check_key(
     columns: Sequence[TableColumn], unique: Iterable[Iterable[str]], key: Sequence[str], table: str, where: str
 ) -> None:
-    """Raise `InvalidJob` unless the key's columns are there and have a unique index of their own."""
+    """Raises `InvalidJob` unless the key's columns exist and have a unique index of exactly these columns."""
     names = [column.name for column in columns]
     listed = ", ".join(key)
     for name in key:
@@ -188,7 +203,7 @@ def check_key(
 
 
 def _in_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """All rows in order, at most `WRITE_ROWS` of equal columns at a time."""
+    """Yields all rows in order, at most `WRITE_ROWS` rows of equal schema at a time."""
     gathered: list[pa.RecordBatch] = []
     count = 0
     for rows in batches:

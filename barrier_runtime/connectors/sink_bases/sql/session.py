@@ -1,7 +1,7 @@
-"""One connection to a database: made when it is needed, made again after any error, closed without waiting.
+"""Connection to a database: opened on demand, replaced after any error, closed without waiting.
 
-A unit of work that fails closes the connection, so that no half-open transaction, temporary table or setting outlives
-the failure; every unit of work can therefore be repeated.
+A failed unit of work closes the connection, so no half-open transaction, temporary table or setting outlives the
+failure. Every unit of work can therefore be repeated.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class SqlSession:
-    """Used by one thread at a time; others wait."""
+    """Session that one thread uses at a time; other threads wait."""
 
     def __init__(self, dialect: Dialect, where: str) -> None:
         self._dialect = dialect
@@ -26,9 +26,11 @@ class SqlSession:
         self._closed = False
 
     def run(self, what: str, work: Callable[[Any], T]) -> T:
-        """`work(connection)` in one transaction that is committed when `work` returns. `work` may be called twice, on a
-        new connection, when the old one turns out to be lost. `what` names the work in errors. Raises only our kinds of
-        errors."""
+        """Runs `work(connection)` in one transaction and commits when `work` returns.
+
+        If an older connection proves lost, `work` runs again on a new connection. `what` names the work in errors.
+        Errors of the client library become errors of this project.
+        """
         dialect, errors = self._dialect, self._dialect.errors()
         with self._using:
             was_there = self._connection is not None
@@ -43,7 +45,7 @@ class SqlSession:
                 raise self._translated(error, what) from error
 
     def close(self) -> None:
-        """Never waits: a call that is under way closes the connection when it ends."""
+        """Closes without waiting: a running call closes the connection when the call ends."""
         self._closed = True
         if self._using.acquire(blocking=False):
             try:

@@ -1,22 +1,22 @@
-"""Exactly-once rows in a table of a SQL database: inserted, or upserted by key; one SQL transaction per commit.
+"""Exactly-once rows in a SQL table: inserted or upserted by key, one transaction per commit.
 
-Rows wait in the job's storage until their checkpoint is decided; then subtask 0 writes those of all subtasks, and of
-all checkpoints that were decided meanwhile, in one transaction: raise a mark, if the mark is where this process knows
-it; write the rows; commit. If the mark is elsewhere, the client looks the mark up and writes what the mark does not
-cover. docs/design/sql-sinks.md has the decision and the measurements.
+Rows wait in the job's storage until their checkpoint is decided. Subtask 0 then writes the rows of all subtasks, and of
+all checkpoints decided meanwhile, in one transaction: raise the mark if the mark is as this process knows it; write the
+rows; commit. If the mark differs, the client reads the mark and writes the rows that the mark does not cover. See
+docs/design/sql-sinks.md.
 
-| it dies, or stalls …                    | the next one                                                              |
+| the process dies or stalls …            | its successor                                                             |
 |-----------------------------------------|---------------------------------------------------------------------------|
-| before the decision                     | the rows are nowhere but in the job's storage, and are swept              |
-| after it, before the transaction        | writes them                                                               |
-| inside the transaction                  | waits until the server has ended it, then finds the mark as it was        |
-| in the commit: nobody knows             | finds the mark raised, or not                                             |
-| after it, before the rows were dropped  | finds the mark raised, and drops them                                     |
+| before the decision                     | deletes the rows, which are only in the job's storage                     |
+| after it, before the transaction        | writes the rows                                                           |
+| inside the transaction                  | waits until the server has ended it, then finds the mark unchanged        |
+| in the commit, with an unknown result   | finds the mark raised, or not                                             |
+| after it, before the rows were deleted  | finds the mark raised, and deletes the rows                               |
 
 A zombie writes only decided rows, and finds the mark of its successor.
 
-A group of checkpoints that fails is halved (`connectors/commit_groups`), between decisions and not between checkpoints:
-a checkpoint that was given up holds rows of some subtasks only, and appears together with the next decided one.
+A failing group of checkpoints is halved (`connectors/commit_groups`) between decisions, not between checkpoints: an
+aborted checkpoint holds rows of some subtasks only, and appears together with the next decided checkpoint.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,10 @@ Mode = Literal["insert", "upsert"]
 
 
 class SqlSink(BatchingSink):
-    """`dialect`: the database. `mode="upsert"`: a row replaces the one with the same `key` columns."""
+    """Sink of one table. `dialect` is the database.
+
+    With `mode="upsert"` a row replaces the row with equal `key` columns.
+    """
 
     def __init__(
         self, dialect: Dialect, table: str, *, mode: Mode, key: Sequence[str], max_bytes_in_memory: int
@@ -81,11 +84,11 @@ class SqlSink(BatchingSink):
         return f"table {self.shown_table}"
 
     def open(self, context: SinkContext) -> None:
-        """Check all that is known without rows."""
+        """Connects, and checks everything that needs no rows."""
         super().open(context)
         dialect = self._dialect
         self._fits: tuple[Fitted, ...] = ()
-        self._marks: dict[DeliveryMark, int] = {}  # known; missing: the row may have to be made
+        self._marks: dict[DeliveryMark, int] = {}  # known marks; a missing entry may need a new row in the database
         self._groups = CommitGroups(MOST_ROWS)
         self._session = SqlSession(dialect, self._where)
         self._target: Any = self._session.run(
@@ -107,7 +110,7 @@ class SqlSink(BatchingSink):
         dialect.check_columns(target, self.key, schema.names, self._where)
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-        """Raises `InvalidJob` for a row that the table would refuse, as far as that can be known."""
+        """Raises `InvalidJob` for a row that the table would refuse, as far as the sink can know."""
         together = pa.Table.from_batches(batches).combine_chunks().to_batches()
         return [self._dialect.checked(batch, self._fits, self._target, self._where) for batch in together]
 
@@ -125,7 +128,7 @@ class SqlSink(BatchingSink):
         if not self._groups.limited and _rows_of(due) <= MOST_ROWS:
             try:
                 self._deliver(mark, due)
-            except BarrierRuntimeError as error:  # which decisions there are to be halved, only the log says
+            except BarrierRuntimeError as error:  # only the log lists the decisions between which to halve
                 self._groups.failed(len(self._steps(mark, due)), error)
             else:
                 return
@@ -140,7 +143,7 @@ class SqlSink(BatchingSink):
         return [batch for batch in batches if batch.checkpoint > known]
 
     def _steps(self, mark: DeliveryMark, due: Sequence[DecidedBatch]) -> list[list[DecidedBatch]]:
-        """The batches that appear together, oldest first: those up to a decision. Of an older lineage all do."""
+        """Returns the batches that appear together, oldest first: up to one decision; of older lineages all."""
         if len(due) == 1 or mark.lineage != self._context.lineage:
             return [list(due)]
         steps: list[list[DecidedBatch]] = []
@@ -153,7 +156,7 @@ class SqlSink(BatchingSink):
         return steps
 
     def _deliver(self, mark: DeliveryMark, batches: Sequence[DecidedBatch]) -> None:
-        """In one transaction. `batches`: of one lineage, oldest first."""
+        """Writes `batches`, of one lineage and oldest first, in one transaction."""
         checkpoint = batches[-1].checkpoint
         what = f"committing checkpoint {checkpoint}"
         while due := self._due(mark, batches):
@@ -165,7 +168,7 @@ class SqlSink(BatchingSink):
                 else:  # another process has committed, or this one's predecessor
                     self._look_up(mark, what)
             except ObjectNotFound as error:
-                # A successor may have written the rows and dropped the objects before this process read them.
+                # A successor may have written the rows and deleted the objects before this process read them.
                 self._look_up(mark, what)
                 if self._marks[mark] < checkpoint:
                     raise Corrupt(
@@ -189,7 +192,7 @@ class SqlSink(BatchingSink):
         try:
             found = self._session.run(what, lambda connection: ask(connection, mark))
         except Unavailable:
-            self._marks.pop(mark, None)  # the row may have to be made again
+            self._marks.pop(mark, None)  # the row may be missing
             raise
         self._marks[mark] = max(found, self._marks.get(mark, 0))
 
