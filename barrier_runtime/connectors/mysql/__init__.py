@@ -1,1 +1,1 @@
-"""Tables of MySQL and MariaDB."""
+"""Sink for tables of MySQL and MariaDB."""

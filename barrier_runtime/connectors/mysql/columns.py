@@ -1,25 +1,25 @@
-"""Which Arrow type may go into which column of MySQL, and the rows as they are staged: what the server will take.
+"""Rules that match Arrow types with MySQL column types, and checks of rows before they are staged.
 
-Rows are checked here, before their checkpoint is decided, and not by the server: so checkpoints go on while it is away.
-Only what changes no value is taken: no rounding, no narrowing, no guess about time zones; the user casts. With one
-exception: of nanoseconds, which MySQL does not have, whole microseconds are kept.
+The sink checks rows before their checkpoint is decided, without the server, so checkpoints continue while the server is
+away. Only lossless conversions are accepted: no rounding, no narrowing, no guess about time zones; the user casts.
+Exception: MySQL has no nanoseconds, so whole microseconds are kept.
 
 | Arrow                            | MySQL and MariaDB                                                            |
 |----------------------------------|------------------------------------------------------------------------------|
-| int8 … int64, uint8 … uint64     | an integer, signed or unsigned, that holds it; decimal with room for it      |
-| float16, float32 / float64       | float, double / double; no NaN, no infinity and no -0.0, which it lacks      |
+| int8 … int64, uint8 … uint64     | a large enough integer, signed or unsigned; a large enough decimal           |
+| float16, float32 / float64       | float, double / double; no NaN, no infinity and no -0.0, which MySQL lacks   |
 | bool                             | tinyint(1) and every other integer                                           |
-| decimal                          | decimal with room for all of its digits                                      |
-| string                           | varchar, text of the character set utf8mb4, json; char, unless it ends with  |
-|                                  | a space, which char removes                                                  |
+| decimal                          | decimal with room for all digits                                             |
+| string                           | varchar, text of the character set utf8mb4, json; char, unless the text ends |
+|                                  | with a space, which char removes                                             |
 | binary                           | varbinary, blob; binary(n) for a fixed size of n                             |
 | timestamp without / with a zone  | datetime / timestamp, with as many digits of a second                        |
 | date / time                      | date / time                                                                  |
 | list, struct, map                | json, or text                                                                |
 
-Unsigned columns take unsigned numbers and booleans; float(m, d) and double(m, d), which round, take nothing. Values of
-key columns that the server would take for equal are refused: trailing spaces where the collation pads, and digits below
-a microsecond.
+Unsigned columns accept unsigned numbers and booleans; float(m, d) and double(m, d), which round, accept nothing. Values
+of key columns that the server considers equal are refused: trailing spaces where the collation pads, and digits below a
+microsecond.
 """
 
 import datetime
@@ -48,7 +48,7 @@ _INTEGER_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigi
 _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 _TEXT = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
 _BINARY = {"varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
-_TIMES = {  # of a column type: what it can hold
+_TIMES = {  # column type -> least and greatest value
     "datetime": (datetime.datetime(1000, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)),
     "timestamp": (datetime.datetime(1970, 1, 1, 0, 0, 1), datetime.datetime(2038, 1, 19, 3, 14, 7)),
     "date": (datetime.date(1000, 1, 1), datetime.date(9999, 12, 31)),
@@ -57,7 +57,7 @@ _TIMES = {  # of a column type: what it can hold
 
 @dataclass(frozen=True)
 class MySQLColumn(TableColumn):
-    """A column as `information_schema` has it."""
+    """Column as listed by `information_schema`."""
 
     unsigned: bool = False
     counted: bool = False  # auto_increment
@@ -71,7 +71,7 @@ class MySQLColumn(TableColumn):
 
     @property
     def rounds(self) -> bool:
-        """float(m, d) and double(m, d) keep d digits."""
+        """True for float(m, d) and double(m, d), which keep d digits."""
         return self.base in ("float", "double") and "," in self.shown
 
     @property
@@ -80,12 +80,12 @@ class MySQLColumn(TableColumn):
 
     @property
     def tells_texts_apart(self) -> bool:
-        """Whether different texts are different keys, but for trailing spaces."""
+        """True if different texts are different keys, apart from trailing spaces."""
         return not self.is_text or str(self.collation).endswith("_bin") or self.collation == "binary"
 
     @property
     def pads(self) -> bool:
-        """Whether trailing spaces do not count."""
+        """True if comparisons ignore trailing spaces."""
         return self.is_text and not str(self.collation).endswith(("_nopad_bin", "_0900_bin"))
 
 
@@ -138,7 +138,7 @@ def _timestamp(kind: pa.DataType, column: MySQLColumn) -> Fit | None:
         return None
 
     def convert(values: pa.Array) -> pa.Array:
-        """In UTC, as the session is."""
+        """Converts to UTC, the time zone of the session."""
         if kind.tz is not None:
             values = values.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.timestamp(kind.unit))
         return in_microseconds(pa.timestamp("us"))(values)

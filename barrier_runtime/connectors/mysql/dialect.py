@@ -1,9 +1,8 @@
-"""MySQL and MariaDB: the catalog of a table, the table of marks, and rows by INSERT with many rows.
+"""Dialect for MySQL and MariaDB: catalog of a table, table of marks, INSERT of many rows.
 
 `barrier_runtime_commits`, in the target's database, has a row per job, sink and lineage: the last checkpoint whose rows
-are in the target. The table is made when it is missing; a user that may not create tables needs somebody else to start
-the job once, and SELECT, INSERT and UPDATE on it. MySQL's own two-phase commit (XA) is not used: a prepared transaction
-keeps its rows locked until somebody decides, and some releases and replicas forget it.
+are in the target. The sink creates the table if it is missing; a user without this right needs another user to start
+the job once, and SELECT, INSERT and UPDATE on the table. docs/design/sql-sinks.md says why XA is not used.
 """
 
 import logging
@@ -50,20 +49,23 @@ select index_name, column_name, sub_part from information_schema.statistics
 where table_schema = %s and table_name = %s and non_unique = 0
 """
 _JSON_VALID = re.compile(r"json_valid\(`(.+)`\)")
-_AROUND_A_VALUE = 8  # bytes of a statement: quotes, a comma, the name of its character set
+_AROUND_A_VALUE = 8  # bytes of a statement: quotes, a comma, the name of the character set
 _log = logging.getLogger("barrier_runtime.mysql")
 
 
 @dataclass(frozen=True)
 class MySQLTarget(SqlTarget):
-    """`unique`: the columns of each unique index; `packet`: bytes that a statement may have."""
+    """Table of MySQL.
+
+    `unique` has the columns of each unique index, `packet` the maximum bytes of a statement.
+    """
 
     unique: tuple[frozenset[str], ...]
     packet: int
 
 
 class MySQLDialect(Dialect):
-    """`call_s`: the longest wait for one answer of the server."""
+    """Dialect for a server. `call_s` is the longest wait for an answer, in seconds."""
 
     name = "MySQL"
     column_table = MYSQL_COLUMNS
@@ -95,7 +97,7 @@ class MySQLDialect(Dialect):
         return session.translated(error, failure)
 
     def end(self, connection: Any) -> None:
-        connection._force_close()  # a good-bye may wait for a server that is gone
+        connection._force_close()  # a regular close may wait for a dead server
 
     # ------------------------------------------------------------ the table
 
@@ -157,7 +159,7 @@ class MySQLDialect(Dialect):
         _LAYOUT.check(int(number[1]) if number else 0, where)
 
     def check_columns(self, target: Any, key: Sequence[str], names: Sequence[str], where: str) -> None:
-        """A row could replace another one than that of its key: MySQL replaces the row that any unique index finds."""
+        """Raises `InvalidJob` if a row of another key could be replaced: MySQL considers every unique index."""
         counted = {column.name for column in target.columns if getattr(column, "counted", False)} - set(names)
         for index in target.unique if key else ():
             if not index >= set(key) and not index & counted:
@@ -207,7 +209,7 @@ def _bytes_of(values: pa.Array) -> pa.Array:
 
 
 def _json_columns(cursor: Any, database: str, table: str) -> set[str]:
-    """Of MariaDB: columns of the type json, which it has as text with a CHECK."""
+    """Returns columns of the type json in MariaDB, which stores them as text with a CHECK."""
     cursor.execute("select version()")
     if "mariadb" not in str(cursor.fetchone()[0]).lower():
         return set()
@@ -221,7 +223,7 @@ def _json_columns(cursor: Any, database: str, table: str) -> set[str]:
 
 
 def _check_collations(cursor: Any, key: Sequence[MySQLColumn], table: str, where: str) -> None:
-    """Texts that differ in case, accents or the like are one key to most collations, and the last row would stay."""
+    """Raises `InvalidJob` if texts that differ in case, accents or the like are equal keys."""
     for column in key:
         if column.tells_texts_apart:
             continue

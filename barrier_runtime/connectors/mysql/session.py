@@ -1,4 +1,4 @@
-"""Connections to MySQL and MariaDB and their errors. The only module that imports PyMySQL."""
+"""Connections to MySQL and MariaDB and their errors. Only this module imports PyMySQL."""
 
 import os
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavai
 _PORT = 3306
 _CONNECT_S = 10
 _SESSION = (
-    # What does not fit is refused, never cut off or changed; a zero in a column with auto_increment stays zero.
+    # Values that do not fit are refused, never cut or changed; a zero in a column with auto_increment stays zero.
     "set session sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
     "NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', transaction_isolation = 'READ-COMMITTED', "
-    "innodb_lock_wait_timeout = 10, wait_timeout = 60"  # a stalled process holds no locks for longer
+    "innodb_lock_wait_timeout = 10, wait_timeout = 60"  # a stalled process holds its locks no longer than this
 )
-# MariaDB had another name for it before 11.1.
+# MariaDB before 11.1 has another name for transaction_isolation.
 _SESSION_OF_OLDER = _SESSION.replace("transaction_isolation", "tx_isolation")
 _UNKNOWN_VARIABLE = 1193
 _LOST = {2006, 2013, 2014, 2055, 4031}
@@ -30,7 +30,7 @@ _BAD_ROW = {1048, 1062, 1146, 1216, 1264, 1265, 1292, 1364, 1366, 1406, 1452, 15
 
 
 def load_pymysql() -> Any:
-    """The library, or how to get it."""
+    """Imports PyMySQL. Raises an error with the install command if PyMySQL is missing."""
     try:
         import pymysql
         import pymysql.err
@@ -41,7 +41,7 @@ def load_pymysql() -> Any:
 
 @dataclass(frozen=True)
 class Server:
-    """Where it is and as whom. `password` is never shown or stored."""
+    """Address and user of a server. `password` is never shown or stored."""
 
     host: str
     port: int
@@ -56,7 +56,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Without the password."""
+        """URL without the password."""
         user = f"{quote(self.user, safe='')}@" if self.user else ""
         ssl = f"?ssl_ca={quote(self.ssl_ca)}" if self.ssl_ca else ""
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -64,7 +64,7 @@ class Server:
 
 
 def server_of(url: str) -> Server:
-    """Raises `InvalidJob`, which does not repeat the URL: it may hold a password."""
+    """Parses a URL. The message of `InvalidJob` omits the URL, which may hold a password."""
     unreadable = InvalidJob(
         "the url of MySQLSink cannot be read (it is not repeated here, as it may hold a password): give "
         "mysql://user@host:port/database, with special characters percent-encoded, and ?ssl_ca=/path for TLS"
@@ -91,7 +91,7 @@ def server_of(url: str) -> Server:
 
 
 def connect(server: Server, call_s: float) -> Any:
-    """A connection whose session is set as the sink needs it; the first statement begins a transaction."""
+    """Returns a connection with the sink's session settings; the first statement begins a transaction."""
     pymysql = load_pymysql()
     defaults = Path("~/.my.cnf").expanduser()
     connection = pymysql.connect(
@@ -132,8 +132,8 @@ def _code(error: Exception) -> int:
 
 
 def translated(error: Exception, failure: str) -> BarrierRuntimeError:
-    """The kind that tells the caller what to do; `failure` begins the message."""
-    if isinstance(error, RuntimeError):  # a way of logging in needs another package
+    """Returns the error whose class shows the caller's next action. `failure` begins the message."""
+    if isinstance(error, RuntimeError):  # an authentication method needs another package
         return InvalidJob(
             f"{failure}: {error}. Install it (pip install 'pymysql[rsa]') on every machine that runs the job, or give "
             "the user another way to log in"

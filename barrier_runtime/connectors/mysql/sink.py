@@ -1,7 +1,7 @@
-"""Exactly-once rows in a table of MySQL or MariaDB: inserted, or upserted by key (`sink_bases/sql` has the protocol).
+"""Exactly-once rows in a table of MySQL or MariaDB: inserted or upserted (protocol: `sink_bases/sql`).
 
-A row that violates only the table itself (a unique or foreign key, a CHECK, a trigger) is found by the commit, which is
-tried until a person has changed the table: decided rows are never dropped.
+Only the commit can find a row that violates the table itself (a unique or foreign key, a CHECK, a trigger). The commit
+is then retried until a person has changed the table: decided rows are never dropped.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from barrier_runtime.state.errors import InvalidJob
 
 @kinds_checked
 class MySQLSink(SqlSink):
-    """Rows into `table`, a table of InnoDB whose columns have the names of the rows' columns (see `mysql/columns` for
-    types). MySQL 5.7 and MariaDB 10.3, or newer.
+    """Writes rows into `table`, a table of InnoDB; columns match by name (see `mysql/columns` for types).
+
+    Needs MySQL 5.7 or MariaDB 10.3, or newer.
 
     `url`: `mysql://user@host:port/database`, with `?ssl_ca=/path` for TLS. A password belongs into MYSQL_PWD or
-    ~/.my.cnf, on every host that runs slots; one in the url is used and never shown or stored.
+    ~/.my.cnf, on every host that runs slots; a password in the url is used but never shown or stored.
 
-    `mode="upsert"`: a row replaces the one with the same `key` columns, which have a unique index, are NOT NULL and, if
-    they are text, have a binary collation; of the rows of one checkpoint the last one of a key stays. `call_s`: the
-    longest wait for one answer of the server. `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask
-    before a part of it is staged early. The sink keeps its bookkeeping in the table `barrier_runtime_commits` of the
-    same database.
+    `mode="upsert"`: a row replaces the row with equal `key` columns, which have a unique index, are NOT NULL and, if
+    text, have a binary collation; the last row of a key in a checkpoint stays. `call_s`: the longest wait for an answer
+    of the server, in seconds. `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before a part is
+    staged early. The sink keeps its marks in the table `barrier_runtime_commits` of the same database.
 
     >>> MySQLSink("mysql://app@db/shop", "totals", mode="upsert", key=["shop"])  # doctest: +SKIP
     """

@@ -1,1 +1,1 @@
-"""PostgreSQL tables, by staged or prepared transactions."""
+"""Sink for PostgreSQL tables, and a source of their changes."""

@@ -1,31 +1,31 @@
-"""Which Arrow type may go into which PostgreSQL type, and rows as `COPY … (FORMAT csv)` reads them.
+"""Rules that match Arrow types with PostgreSQL types, and rows as `COPY … (FORMAT csv)` reads them.
 
-CSV because Arrow writes it in C++ without the GIL (several million rows/s) and the server parses it as fast as its
-binary format, which only Python could make here (0.5 million rows/s). Every value is quoted and a null is empty, so
-nothing is mistaken for a null.
+Arrow writes CSV in C++ without the GIL (several million rows/s), and the server parses CSV as fast as its binary
+format, which only Python could write here (0.5 million rows/s). Every value is quoted and a null is empty, so no value
+reads as null.
 
-Only what changes no value is taken: no rounding, no narrowing, no guess about time zones; the user casts. With one
-exception: of nanoseconds, which PostgreSQL does not have, whole microseconds are kept.
+Only lossless conversions are accepted: no rounding, no narrowing, no guess about time zones; the user casts. Exception:
+PostgreSQL has no nanoseconds, so whole microseconds are kept.
 
 | Arrow                                     | PostgreSQL                                                           |
 |-------------------------------------------|----------------------------------------------------------------------|
-| int8 … int64, uint8 … uint32              | smallint, integer, bigint that holds it; numeric                     |
+| int8 … int64, uint8 … uint32              | smallint, integer, bigint if large enough; numeric                   |
 | uint64                                    | numeric                                                              |
 | float16, float32 / float64                | real, double precision / double precision; numeric without (p, s)    |
 |                                           | from PostgreSQL 14 on, which has infinities                          |
 | bool                                      | boolean                                                              |
-| decimal                                   | numeric with room for all of its digits                              |
+| decimal                                   | numeric with room for all digits                                     |
 | string                                    | text, varchar(n) of up to n characters, char(n) of exactly n, uuid,  |
 |                                           | json, jsonb, enums, … (the server checks)                            |
 | binary                                    | bytea                                                                |
 | timestamp without / with time zone        | timestamp / timestamptz                                              |
 | date / time / duration                    | date / time / interval                                               |
-| list                                      | array of one of the plain types above; json, jsonb                   |
+| list                                      | array of a plain type above; json, jsonb                             |
 | struct, map                               | json, jsonb                                                          |
 
-Refused by value: the character U+0000, which no text of PostgreSQL has; dates before the year 1 or after 32767; -0.0 in
-numeric. In key columns: what the server would take for an equal key (-0.0, digits below a microsecond, other spellings
-of a uuid), and texts in types of which several texts are one value (inet, jsonb, …).
+Refused values: the character U+0000, which PostgreSQL's text cannot hold; dates before the year 1 or after 32767; -0.0
+in numeric. Refused in key columns: values that the server considers equal to another key (-0.0, digits below a
+microsecond, other spellings of a uuid), and texts in types for which several texts are the same value (inet, jsonb, …).
 """
 
 from collections.abc import Sequence
@@ -53,12 +53,12 @@ from barrier_runtime.connectors.sink_bases.sql.columns import (
 _INTEGER_BITS = {"int2": 16, "int4": 32, "int8": 64}
 _HEADER = 4  # of a modifier
 _UUID = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
-_FIRST_DAY, _LAST_DAY = -719_162, 11_248_737  # 0001-01-01 and 32767-12-31, which CSV is written for
+_FIRST_DAY, _LAST_DAY = -719_162, 11_248_737  # 0001-01-01 and 32767-12-31, the limits of CSV here
 _DAY_US = 86_400_000_000
 _FULL_INTERVAL, _ALL_DIGITS = 0x7FFF, 0xFFFF  # of an interval's modifier
 _TEXTS = ("text", "varchar", "bpchar")
 _NO_TEXT = {
-    *("char", "name"),  # which cut off what has no room
+    *("char", "name"),  # types that truncate long text
     *("int2", "int4", "int8", "float4", "float8", "numeric", "money", "bool", "bytea", "oid"),
     *("date", "time", "timetz", "timestamp", "timestamptz", "interval"),
 }
@@ -67,16 +67,19 @@ _NO_ARRAY_OF = ("nested", "bytes", "")
 
 @dataclass(frozen=True)
 class Column(TableColumn):
-    """`base`: internal name of the type below a domain; `element`: the same, of an array."""
+    """Column of a table.
+
+    `base` is the internal name of the type, below any domain; `element` the same for the elements of an array.
+    """
 
     element: str | None = None
     typmod: int = -1
     enum: bool = False
-    infinities: bool = True  # numeric has them: from PostgreSQL 14 on
+    infinities: bool = True  # of numeric, from PostgreSQL 14 on
 
 
 def encode_csv(rows: pa.RecordBatch) -> bytes:
-    """Rows as `checked` has made them. Raises `pa.ArrowInvalid` for the character U+0000."""
+    """Returns rows of `checked` as CSV. Raises `pa.ArrowInvalid` for the character U+0000."""
     import pyarrow.csv
 
     sink = pa.BufferOutputStream()
@@ -120,18 +123,18 @@ def _decimal(kind: pa.DataType, column: Column) -> Fit | None:
 
 
 def _has_room(typmod: int, precision: int, scale: int) -> bool:
-    """`numeric(p, s)` would round a value with more than s digits after the point."""
+    """Returns False if `numeric(p, s)` would round: the value has more than s digits after the point."""
     if typmod < 0:
         return True
     digits = ((typmod - _HEADER) >> 16) & 0xFFFF
     after_point = (((typmod - _HEADER) & 0x7FF) ^ 1024) - 1024
-    if not precision:  # a whole number, which the server refuses if it is too large
+    if not precision:  # an integer; the server refuses integers that are too large
         return after_point >= 0
     return scale <= after_point and precision - scale <= digits - after_point
 
 
 def _text(kind: pa.DataType, column: Column) -> Fit | None:
-    """The server cuts spaces that varchar(n) has no room for, and fills char(n) up with spaces."""
+    """Refuses text that the server would change: varchar(n) cuts trailing spaces, char(n) adds spaces."""
     if column.base in _NO_TEXT or column.element is not None:
         return None
     convert = casting(pa.string() if kind == pa.string_view() else kind)
@@ -168,7 +171,7 @@ def _timestamp(kind: pa.DataType, column: Column) -> Fit | None:
 
 
 def _out_of_range(stored: pa.DataType, least: int, most: int) -> Refusal:
-    """Dates or timestamps that are not written as CSV with years from 1, as PostgreSQL reads them."""
+    """Refuses times outside the years 1 to 32767, for which CSV and PostgreSQL differ."""
 
     def bad(values: pa.Array) -> pa.Array:
         return pc.or_(pc.less(values.view(stored), least), pc.greater(values.view(stored), most))
@@ -206,7 +209,7 @@ def _nested(kind: pa.DataType, column: Column) -> Fit | None:
     if column.element is None or not (types.is_list(kind) or types.is_large_list(kind)):
         return None
     element = kind.value_type.value_type if types.is_dictionary(kind.value_type) else kind.value_type
-    # The modifier of the array, numeric(p, s) or the like, is that of its elements.
+    # The modifier of an array, as in numeric(p, s)[], applies to its elements.
     inner = POSTGRES_COLUMNS.fit(element, replace(column, base=column.element, element=None))
     if inner is None or family_of(element) in _NO_ARRAY_OF:
         return None
@@ -214,7 +217,7 @@ def _nested(kind: pa.DataType, column: Column) -> Fit | None:
 
 
 def _as_array_literals(values: pa.Array, element: pa.DataType, inner: Fit) -> pa.Array:
-    """`{"1",NULL,"a \\"quoted\\" one"}`: every element quoted, so that none is mistaken for a null."""
+    """Returns `{"1",NULL,"a \\"quoted\\" one"}`: all elements are quoted, so no text reads as null."""
     elements = inner.convert(values.flatten().cast(element))
     for refused, why in inner.refusals:
         if (at := pc.index(refused(elements), True).as_py()) >= 0:
@@ -243,7 +246,7 @@ def _no_key(family: str, kind: pa.DataType, column: Column) -> str:
 
 
 def _in_key(family: str, kind: pa.DataType, column: Column) -> Sequence[Refusal]:
-    """Values of a key that the server takes for others."""
+    """Returns refusals for key values that the server considers equal to other values."""
     if family == "float":
         return ((negative_zeros, "is -0.0, which is the key 0.0 to the server"),)
     if family == "text" and column.base == "uuid":

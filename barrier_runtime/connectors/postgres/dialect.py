@@ -1,12 +1,13 @@
-"""PostgreSQL: the catalog of a table, the checks by the server, and commits by COPY.
+"""PostgreSQL dialect: catalog of a table, checks by the server, commits by COPY.
 
-Our tables are in the schema `barrier_runtime` of the target's database. They are made when they are missing; a role
-that may not make them needs somebody else to start the job once, and USAGE on the schema and all rights to its tables.
+The sink's tables are in the schema `barrier_runtime` of the target's database, and are created if missing. If the role
+may not create them, another role must start the job once; the role then needs USAGE on the schema and all rights to its
+tables.
 
     layout    version of these tables
-    commits   mark per job, sink and lineage: the highest checkpoint that is visible
+    commits   mark per job, sink and lineage: the highest visible checkpoint
 
-Layout 1 had tables for rows that waited in the database (`postgres/earlier`); they are left alone.
+Layout 1 had tables for rows that waited in the database (`postgres/earlier`); these tables stay.
 """
 
 import contextlib
@@ -37,7 +38,7 @@ _LAYOUT = Format(
 )
 _CALL_S = 600.0
 _NUMERIC_INFINITY = 140_000  # the server's version
-LAYOUT_LOCK = 0x6261_7272_6965_7201  # advisory: who creates the tables
+LAYOUT_LOCK = 0x6261_7272_6965_7201  # advisory lock of the session that creates the tables
 _ELSEWHERE = "barrier_runtime: the mark is elsewhere"
 _TABLES = """
 create schema if not exists barrier_runtime;
@@ -96,8 +97,11 @@ class PostgresTarget(SqlTarget):
 
 
 class PostgresDialect(Dialect):
-    """`parameters`: of libpq; `secrets`: those that are never shown. `call_s`: after so many seconds a unit of work is
-    given up from this side, because a stalled server does not even time out by itself."""
+    """Dialect for a PostgreSQL server.
+
+    `parameters` are libpq's; `secrets` are never shown. After `call_s` seconds the client cuts a unit of work, because
+    a stalled server does not enforce its own timeouts.
+    """
 
     name = "PostgreSQL"
     column_table = POSTGRES_COLUMNS
@@ -146,7 +150,7 @@ class PostgresDialect(Dialect):
         try:
             yield
         except BaseException:
-            self.end(connection)  # which may wait for a server that stalls
+            self.end(connection)  # may wait for a stalled server
             raise
         finally:
             watch.cancel()
@@ -207,8 +211,7 @@ class PostgresDialect(Dialect):
     def check_rows(
         self, connection: Any, target: PostgresTarget, key: Sequence[str], columns: Sequence[str], data: bytes
     ) -> None:
-        """Copy rows into a temporary table like the target, so that the server refuses before the decision what the
-        target would refuse afterwards."""
+        """Copies rows into a temporary table like the target: the server refuses bad rows before the decision."""
         session.exchange(connection, [self._temporary(connection, target, key, columns)], [[data]])
 
     def deliver(
@@ -220,8 +223,10 @@ class PostgresDialect(Dialect):
         objects: Sequence[StagedRows],
         read: Iterable[Sequence[pa.RecordBatch]],
     ) -> bool:
-        """One message: raise the mark, or fail; copy the rows, in windows, as each may take as long as a statement may;
-        upsert them. The client waits once per window and once for the end."""
+        """Sends one message: raise the mark or fail, copy the rows in windows, upsert each window.
+
+        Each window may take as long as `statement_timeout`. The client waits once per window and once for the end.
+        """
         staged = (rows for each in read for rows in each)
         first = next(staged)
         columns = columns_of(first)
@@ -248,7 +253,10 @@ class PostgresDialect(Dialect):
         count: int,
         more: Sequence[tuple[Any, Mapping[str, Any] | None]] = (),
     ) -> bool:
-        """`count` windows of CSV, and then the statements `more`."""
+        """Raises the mark, copies `count` windows of CSV, then runs the statements `more`.
+
+        False: the mark differs.
+        """
         one_window: list[Any] = [Copy(target.identifier, columns)]
         if key:
             one_window = [
@@ -280,7 +288,7 @@ class PostgresDialect(Dialect):
         *,
         ordered: bool = False,
     ) -> Copy:
-        """A COPY into a temporary table of this connection, which empties itself with each transaction."""
+        """Returns a COPY into a temporary table of this connection, which every transaction empties."""
         if _TEMPORARY.get(connection) != columns:
             connection.execute("drop table if exists pg_temp.barrier_runtime_check")
             make_check_table(connection, target, columns, key)
@@ -294,7 +302,7 @@ class PostgresDialect(Dialect):
 
 
 def staged_csv(data: bytes, columns: Sequence[str]) -> pa.RecordBatch:
-    """CSV as it is staged: one value, with the columns as metadata."""
+    """Returns staged CSV as a batch of one value, with the columns as metadata."""
     schema = pa.schema([pa.field("csv", pa.large_binary())], {"columns": json.dumps(list(columns))})
     return pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], schema=schema)
 
@@ -305,7 +313,7 @@ def columns_of(staged: pa.RecordBatch) -> list[str]:
 
 
 def _windows(objects: Sequence[StagedRows]) -> list[int]:
-    """How many objects each COPY has: rows of at most `MOST_ROWS`, or one object."""
+    """Returns the number of objects per COPY: at most `MOST_ROWS` rows, or one object."""
     windows: list[int] = []
     rows = 0
     for each in objects:
@@ -333,8 +341,11 @@ def _check_collations(connection: Any, oid: int, key: Sequence[str], shown_table
 
 
 def make_check_table(connection: Any, target: PostgresTarget, columns: Sequence[str], key: Sequence[str]) -> None:
-    """A temporary table `pg_temp.barrier_runtime_check` that takes exactly the rows that `target` would, as far as
-    types, NOT NULL and CHECK constraints go. It never holds rows for longer than a transaction and is not logged."""
+    """Creates the temporary table `pg_temp.barrier_runtime_check`.
+
+    The table accepts the rows that `target` accepts as far as types, NOT NULL and CHECK go, holds rows only within a
+    transaction, and is not logged.
+    """
     sql = load_psycopg().sql
     check, identifier = sql.Identifier("pg_temp", "barrier_runtime_check"), sql.Identifier
     execute = connection.execute
@@ -353,7 +364,7 @@ def make_check_table(connection: Any, target: PostgresTarget, columns: Sequence[
 
 
 def _upsert(into: Any, columns: Sequence[str], key: Sequence[str]) -> Any:
-    """The last row of each key, in the order in which they were written."""
+    """Returns the upsert of the last row of each key, by order of writing."""
     sql = load_psycopg().sql
     listed, keys = (sql.SQL(", ").join(map(sql.Identifier, names)) for names in (columns, key))
     others = [name for name in columns if name not in key]

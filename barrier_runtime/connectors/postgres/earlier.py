@@ -1,15 +1,15 @@
-"""Commits that earlier releases left in a PostgreSQL database: finished, or dropped if nothing decided them.
+"""Commits that earlier releases left in a PostgreSQL database: finished, or dropped if undecided.
 
-Those releases kept the rows of a checkpoint in the database: `transactions="staged"` as CSV in the table
+Earlier releases kept the rows of a checkpoint in the database: `transactions="staged"` as CSV in the table
 `barrier_runtime.staged`, `transactions="prepared"` in a prepared transaction of the server, under a global identifier
 (gid). Databases with layout 2 have no such tables.
 
 | left by an earlier release         | this release                                                                  |
 |------------------------------------|-------------------------------------------------------------------------------|
 | decided, staged                    | the global commit raises the mark, copies the rows and drops the parts        |
-| decided, prepared                  | recovery commits; a row of `prepared_commits` says that another one did       |
-| not decided, of an older token     | dropped or rolled back by recovery                                            |
-| a process that still runs          | the fence refuses its rows                                                    |
+| decided, prepared                  | recovery commits; a row of `prepared_commits` proves an earlier commit        |
+| undecided, of an older token       | recovery drops the rows or rolls back                                         |
+| a running process                  | the fence refuses its rows                                                    |
 """
 
 import itertools
@@ -59,17 +59,17 @@ class EarlierCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     sink: str
     lineage: str
     token: int
-    subtask: int  # that wrote the rows
+    subtask: int  # subtask that wrote the rows
     checkpoint: int
     target: str  # schema.table
     columns: tuple[str, ...]
     name: str  # of the batch, or the gid
-    sizes: tuple[int, ...]  # bytes of its parts, in the order of their rows
+    sizes: tuple[int, ...]  # bytes of the parts, in row order
     rows: int
 
     @property
     def has_own_name(self) -> bool:
-        """Whether the name agrees with everything else."""
+        """True if the name agrees with the other fields."""
         if self.transactions == "staged":
             return re.fullmatch(rf"{self.token}-{self.subtask}-[0-9a-z]+-\d+", self.name, re.ASCII) is not None
         place = f"{digest(self.lineage)}:{self.token}:{self.subtask}:{self.checkpoint}:"
@@ -82,7 +82,7 @@ _DECODER = VersionedDecoder(committable_format(1), msgspec.json.Decoder(EarlierC
 
 @dataclass
 class EarlierCommits:
-    """Of one sink subtask."""
+    """Commits of earlier releases that one sink subtask finishes."""
 
     context: SinkContext
     dialect: PostgresDialect
@@ -98,7 +98,7 @@ class EarlierCommits:
             self.session.run("opening the sink", lambda connection: connection.execute(_RAISE_FENCE, fence))
 
     def committed(self, committables: Sequence[bytes]) -> list[bytes]:
-        """Committables of this release, after the staged rows of earlier ones are visible."""
+        """Shows staged rows of earlier releases, and returns the committables of this release."""
         earlier, ours = self._split(committables)
         staged = [each for each in earlier if each.transactions == "staged"]
         staged.sort(key=lambda each: (each.lineage, each.checkpoint, each.subtask))
@@ -107,8 +107,10 @@ class EarlierCommits:
         return ours
 
     def recovered(self, decided: Sequence[bytes]) -> list[bytes]:
-        """Committables of this release, after prepared transactions of earlier ones are committed and leftovers
-        dropped."""
+        """Commits prepared transactions of earlier releases and drops leftovers.
+
+        Returns the committables of this release.
+        """
         earlier, ours = self._split(decided)
         for each in earlier:
             if each.transactions == "prepared":
@@ -118,7 +120,7 @@ class EarlierCommits:
         return ours
 
     def aborted(self, committable: bytes) -> list[bytes]:
-        """The committable if this release made it; otherwise its rows are dropped."""
+        """Drops rows of an earlier release; returns the committable if this release made it."""
         earlier, ours = self._split([committable])
         for each in earlier:
             if each.transactions == "prepared":
@@ -151,7 +153,7 @@ class EarlierCommits:
         return {"job": self.context.job, "sink": self.context.sink, "batches": [each.name for each in batches]}
 
     def _show(self, batches: Sequence[EarlierCommittable]) -> None:
-        """Rows of one lineage, in one message: raise the mark, copy, drop the parts."""
+        """Shows rows of one lineage by one message: raise the mark, copy, drop the parts."""
         first, checkpoint = batches[0], batches[-1].checkpoint
         mark = DeliveryMark(*self._owner, first.lineage)
 
@@ -176,7 +178,10 @@ class EarlierCommits:
         return parts
 
     def _end(self, statement: str, gid: str, decided: EarlierCommittable | None = None) -> None:
-        """Commit or roll back. A missing transaction was ended before; a `decided` one was committed or is lost."""
+        """Commits or rolls back a prepared transaction. A missing transaction has ended earlier.
+
+        If `decided` is missing without a record of its commit, its rows are lost: raises `Corrupt`.
+        """
         sql, errors = load_psycopg().sql, load_psycopg().errors
 
         def work(connection: Any) -> None:
@@ -193,7 +198,7 @@ class EarlierCommits:
         return connection.execute(_IS_COMMITTED, given).fetchone() is not None
 
     def _sweep(self, kept: list[str]) -> None:
-        """Drop what an older token left in a subtask whose committables this subtask finishes."""
+        """Drops leftovers of older tokens whose subtask belongs to this subtask's share."""
         context, store = self.context, digest(self.context.job_store.url)
         ours = (context.token, context.parallelism, context.subtask, context.lineage, store)
         prefix = f"barrier_runtime:{digest(*self._owner)}:"

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL and their errors. The only module that imports psycopg."""
+"""Connections to PostgreSQL and their errors. Only this module imports psycopg."""
 
 import contextlib
 import hashlib
@@ -22,13 +22,13 @@ CONNECTION_DEFAULTS = {
     "target_session_attrs": "read-write",
     "application_name": "barrier-runtime",
 }
-_SETTINGS = {  # of the server, for our sessions; such as it does not know yet are left out
+_SETTINGS = {  # server settings of the sink's sessions; settings unknown to the server are omitted
     "default_transaction_isolation": "read committed",
     "lock_timeout": "10s",
-    "idle_in_transaction_session_timeout": "20s",  # a stalled process holds no locks for longer: its successor waits
-    "idle_session_timeout": "0",  # a session may wait for the next checkpoint as long as that takes
+    "idle_in_transaction_session_timeout": "20s",  # a stalled process holds its locks no longer than this
+    "idle_session_timeout": "0",  # a session may wait for the next checkpoint as long as necessary
     "transaction_timeout": "0",  # the dialect's watch is the bound
-    "tcp_keepalives_idle": "10s",  # a host that vanished leaves no session that holds an advisory lock
+    "tcp_keepalives_idle": "10s",  # a vanished host leaves no session that holds an advisory lock
     "tcp_keepalives_interval": "5s",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "30s",
@@ -41,14 +41,14 @@ from unnest(%s::text[], %s::text[]) as wanted (name, value) join pg_settings usi
 _CHUNK = 1 << 18  # bytes of rows that are sent at once
 _OLDEST_SERVER = 120_000
 _PASSING = ("08", "40", "53", "57", "58", "55P03", "25P03", "25P02", "25006", "XX000")
-_REFUSED = (  # of libpq, which gives no code for a connection that was not made
+_REFUSED = (  # messages of libpq, which has no code for a failed connection
     *("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry", "not permitted to"),
     *("permission denied for database", "invalid connection option", "certificate", "server does not support SSL"),
 )
 
 
 def load_psycopg() -> Any:
-    """The library, or how to get it."""
+    """Imports psycopg. Raises an error with the install command if psycopg is missing."""
     try:
         import psycopg
         import psycopg.conninfo
@@ -59,7 +59,7 @@ def load_psycopg() -> Any:
 
 
 def parameters_of(url: str) -> tuple[dict[str, str], dict[str, str]]:
-    """(what may be shown, secrets) of a `postgresql://` URL or a `key=value` connection string."""
+    """Returns public parameters and secrets of a `postgresql://` URL or a `key=value` connection string."""
     psycopg = load_psycopg()
     unreadable = InvalidJob(
         "the url of PostgreSQL cannot be read (it is not repeated here, as it may hold a password): give "
@@ -72,7 +72,7 @@ def parameters_of(url: str) -> tuple[dict[str, str], dict[str, str]]:
     texts = {name: str(value) for name, value in given.items()}
     ports = texts.get("port", "").split(",")
     if "://" in url and ("@" in texts.get("dbname", "") or any(port and not port.isdigit() for port in ports)):
-        raise unreadable  # an unescaped slash in a password makes its end part of the database's name
+        raise unreadable  # an unescaped slash in a password moves its end into the database name
     return (
         {name: value for name, value in texts.items() if name not in SECRETS},
         {name: value for name, value in texts.items() if name in SECRETS},
@@ -80,7 +80,7 @@ def parameters_of(url: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def shown_server(parameters: Mapping[str, str]) -> str:
-    """Where it is and as whom, for messages."""
+    """Returns address and user of the server, for messages."""
     if "service" in parameters:
         return f"service {parameters['service']}"
     hosts = (parameters.get("host") or parameters.get("hostaddr") or "the local server").split(",")
@@ -98,7 +98,7 @@ def digest(*parts: str) -> str:
 
 
 class Copy(NamedTuple):
-    """`COPY into (columns) FROM STDIN`, of CSV. `into`: a `psycopg.sql.Identifier`."""
+    """Statement `COPY into (columns) FROM STDIN`, as CSV. `into` is a `psycopg.sql.Identifier`."""
 
     into: Any
     columns: Sequence[str]
@@ -115,8 +115,10 @@ def exchange(
     statements: Sequence[tuple[Any, Mapping[str, Any] | None] | Copy],
     copies: Iterable[Iterable[bytes]] = (),
 ) -> None:
-    """Statements in one message, which is one transaction of a connection in autocommit mode: all or none. The client
-    waits once for the end, and once for each `Copy` until the server takes its rows: the next of `copies`."""
+    """Sends statements as one message, which is one transaction on a connection in autocommit mode.
+
+    The client waits once for the end, and before each `Copy` until the server accepts rows: the next item of `copies`.
+    """
     psycopg = load_psycopg()
     mogrify = psycopg.ClientCursor(connection).mogrify
     texts = [mogrify(each.statement) if isinstance(each, Copy) else mogrify(*each) for each in statements]
@@ -159,13 +161,13 @@ def _wait(line: Any, events: int) -> None:
 
 
 def cut(connection: Any) -> None:
-    """End a connection that somebody else waits on: they get an error at once."""
+    """Shuts down a connection on which another thread waits; that thread gets an error at once."""
     with contextlib.suppress(Exception), socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as line:
         line.shutdown(socket.SHUT_RDWR)
 
 
 def connect(parameters: Mapping[str, str], statement_timeout_s: float, where: str) -> Any:
-    """A connection in autocommit mode, whose session is set as the sink needs it."""
+    """Returns a connection in autocommit mode with the session settings that the sink needs."""
     psycopg = load_psycopg()
     connection = psycopg.connect(**CONNECTION_DEFAULTS | dict(parameters), autocommit=True, prepare_threshold=None)
     try:
@@ -176,7 +178,7 @@ def connect(parameters: Mapping[str, str], statement_timeout_s: float, where: st
             )
         settings = {**_SETTINGS, "statement_timeout": str(int(statement_timeout_s * 1000))}
         connection.execute(_SET, (list(settings), list(settings.values())))
-        # Rows of a checkpoint must outlive the server: "off" would let it forget what it has confirmed.
+        # "off" would let the server lose rows of a checkpoint after confirming them.
         connection.execute(
             "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'"
         )
@@ -197,13 +199,13 @@ def _code(error: Exception) -> str | None:
 
 
 def translated(error: Exception, failure: str) -> BarrierRuntimeError:
-    """The kind that tells the caller what to do; `failure` begins the message."""
+    """Returns the error whose class shows the caller's next action. `failure` begins the message."""
     code = _code(error)
     text = " ".join(str(error).split())
     if code is None:
         psycopg = load_psycopg()
         if isinstance(error, psycopg.DataError | psycopg.NotSupportedError | psycopg.ProgrammingError):
-            return InvalidJob(  # of psycopg itself: the server was not asked, and is not at fault
+            return InvalidJob(  # an error of psycopg itself, before any request
                 f"{failure}: a value cannot be sent: {text}. Filter or correct such rows before the sink"
             )
         if any(reason in text for reason in _REFUSED):

@@ -1,7 +1,7 @@
-"""Exactly-once rows in a PostgreSQL table: inserted, or upserted by key (`sink_bases/sql` has the protocol).
+"""Exactly-once rows in a PostgreSQL table: inserted, or upserted by key (protocol: `sink_bases/sql`).
 
-Errors are found as early as possible: the table, the rights and the key when the sink opens, columns and types with the
-first rows, values and constraints of a row before its checkpoint is decided.
+Errors appear as early as possible: table, rights and key when the sink opens, columns and types with the first rows,
+values and constraints of a row before its checkpoint is decided.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,20 @@ from barrier_runtime.state.errors import InvalidJob
 
 @kinds_checked
 class PostgresSink(SqlSink):
-    """Rows into `schema.table`, whose columns have the names of the rows' columns (see `postgres/columns` for types).
+    """Writes rows into `schema.table`; columns match by name (see `postgres/columns` for types).
 
-    `url`: `postgresql://user@host:port/database` or libpq's `host=… dbname=…`; several hosts may be given, the writable
-    one is used. A password belongs into PGPASSWORD, ~/.pgpass or a service file, on every host that runs slots; one in
-    the url is used and never shown or stored. Connect to PostgreSQL itself, or through a pooler in session mode.
+    `url`: `postgresql://user@host:port/database` or libpq's `host=… dbname=…`. Of several hosts the sink uses the
+    writable host. A password belongs into PGPASSWORD, ~/.pgpass or a service file, on every host that runs slots; a
+    password in the url is used but never shown or stored. Connect to PostgreSQL itself, or through a pooler in session
+    mode.
 
-    `mode="upsert"`: a row replaces the one with the same `key` columns, which need a unique index. `statement_timeout`:
-    seconds. `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged
-    early. The sink keeps its bookkeeping in the schema `barrier_runtime` of the same database.
+    `mode="upsert"`: a row replaces the row with equal `key` columns, which need a unique index. `statement_timeout`:
+    seconds. `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before a part is staged early. The
+    sink keeps its marks in the schema `barrier_runtime` of the same database.
 
-    A row that the table refuses by its type, NOT NULL or CHECK is found before its checkpoint is decided. What decided
-    rows can violate only in the table itself (unique and foreign keys, a missing partition, a trigger) is found by the
-    commit, which is then tried until a person has changed the table: decided rows are never dropped.
+    Rows that the table refuses by type, NOT NULL or CHECK are found before their checkpoint is decided. Only the commit
+    can find violations of unique and foreign keys, a missing partition, or errors of a trigger. The commit is then
+    retried until a person has changed the table: decided rows are never dropped.
 
     >>> PostgresSink("postgresql://app@db/shop", "totals", mode="upsert", key=["shop"])  # doctest: +SKIP
     """
@@ -75,14 +76,14 @@ class PostgresSink(SqlSink):
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
-        self._staging = SqlSession(self._postgres, self._where)  # pre-commits run beside commits
+        self._staging = SqlSession(self._postgres, self._where)  # pre-commits run in parallel to commits
         self._earlier = EarlierCommits(context, self._postgres, self._session, self._target, self.key)
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
         return [self._accepted(rows) for rows in super().prepare(batches)]
 
     def _accepted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows as CSV, which the server has read."""
+        """Returns the rows as CSV, after a check by the server."""
         target, columns = self._target, rows.schema.names
         try:
             data = encode_csv(rows)

@@ -1,1 +1,1 @@
-"""Rows into tables of SQLite."""
+"""Sink for tables of SQLite."""

@@ -1,4 +1,4 @@
-"""Exactly-once rows in a table of an SQLite file: inserted, or upserted by key (`sink_bases/sql` has the protocol).
+"""Exactly-once rows in a table of an SQLite file: inserted or upserted (protocol: `sink_bases/sql`).
 
 | Arrow                             | SQLite, by the affinity of the column's declared type                            |
 |-----------------------------------|----------------------------------------------------------------------------------|
@@ -41,7 +41,7 @@ _NUMBERS = (
 
 
 def base_of(declared: str) -> str:
-    """The affinity, by the rules of SQLite in their order; declared moments by name."""
+    """Returns the affinity, by the rules of SQLite in their order; declared dates and times by name."""
     if declared.upper() in _MOMENTS:
         return declared.upper()
     names = (("INT", "INTEGER"), ("CHAR|CLOB|TEXT", "TEXT"), ("BLOB|^$", "BLOB"), ("REAL|FLOA|DOUB", "REAL"))
@@ -111,7 +111,7 @@ class SqliteDialect(Dialect):
         return InvalidJob(f"{failure}: {error}. Correct the table or the sink's arguments")
 
     def end(self, connection: Any) -> None:
-        connection.rollback()  # closing alone keeps the lock while an error refers to a statement
+        connection.rollback()  # close alone keeps the lock while an error refers to a statement
         connection.close()
 
     def read_target(self, connection: Any, table: str, key: Sequence[str], where: str) -> SqlTarget:
@@ -153,7 +153,10 @@ class SqliteDialect(Dialect):
 
 
 def _column(_: int, name: str, declared: str, not_null: int, default: Any, key: int, hidden: int) -> TableColumn:
-    """A whole number that is the primary key counts by itself, so a null in it would become a number."""
+    """Returns a column.
+
+    SQLite fills an integer primary key by itself, so a null there would become a number.
+    """
     counts = bool(key) and declared.upper() == "INTEGER"
     filled = counts or default is not None
     return TableColumn(name, declared, base_of(declared), bool(not_null) or counts, filled, hidden in (2, 3))
@@ -161,11 +164,12 @@ def _column(_: int, name: str, declared: str, not_null: int, default: Any, key: 
 
 @kinds_checked
 class SqliteSink(SqlSink):
-    """Rows into `table` of the SQLite file `path`, on a disk that all slots share; the table's columns have the names
-    of the rows' columns. SQLite 3.26 or newer.
+    """Writes rows into `table` of the SQLite file `path`; columns match by name.
 
-    `mode="upsert"`: a row replaces the one with the same `key` columns, which have a unique index. The sink keeps its
-    bookkeeping in the table `barrier_runtime_commits` of the same file.
+    All slots must share the disk of the file. Needs SQLite 3.26 or newer.
+
+    `mode="upsert"`: a row replaces the row with equal `key` columns, which have a unique index. The sink keeps its
+    marks in the table `barrier_runtime_commits` of the same file.
 
     >>> SqliteSink("shop.db", "totals", mode="upsert", key=["shop"])  # doctest: +SKIP
     """

@@ -1,1 +1,1 @@
-"""Changes of PostgreSQL tables by logical replication, as a source."""
+"""Source of the changes of PostgreSQL tables, by logical replication."""

@@ -1,13 +1,13 @@
-"""The thread that brings a reader its rows: chunks of the snapshot, then the log, in a buffer of bounded size.
+"""Thread that fetches rows for a reader: chunks of the snapshot, then the log, into a bounded buffer.
 
-A session that is lost is made again, with growing pauses, for as long as it takes; it goes on behind what is in the
-buffer, so the reader sees no seam. When the buffer is full, nothing is read from the session (the server waits), but it
-is still told that we live.
+A lost session is replaced, with growing pauses and without limit; the new session continues after the last buffered
+item, so the reader notices nothing. While the buffer is full the thread reads nothing from the session, so the server
+waits, but the thread still sends keepalives.
 
     reading the snapshot -> connecting <-> reading the log -> at the end (of `until`)
                        any -> failed: a person is needed
 
-`take` and `confirm` are for the loop: they never wait.
+`take` and `confirm` run on the event loop and never wait.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ log = logging.getLogger("barrier_runtime.postgres")
 _MOST_BYTES = 16 << 20  # in the buffer
 _CHUNKS_AT_ONCE = 3  # of the snapshot: 8 MB each at most
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-_TELL_S = 10.0  # between two words to the server, which ends a session that says nothing for a minute
+_TELL_S = 10.0  # between two reports to the server, which ends a session after a silent minute
 _LOOK_S = 1.0
 _NAME = 63
 _ENDED_BY_SUCCESSOR = "57P01"
@@ -59,8 +59,11 @@ _EPOCH_US = 946_684_800_000_000
 
 
 class ChangeFeed:
-    """Begins at once. `parameters` are libpq's, secrets included. `name`: of its session, equal in all generations of
-    the source. `wake` is called when there is something to take."""
+    """Feed that starts its thread at once.
+
+    `parameters` are libpq's, with secrets. `name` of the session is equal in all generations of the source. `wake` is
+    called when an item is ready.
+    """
 
     def __init__(
         self,
@@ -79,15 +82,15 @@ class ChangeFeed:
         self._staging = staging
         self._store = store
         self.layout = layout
-        self.at = at  # behind what is in the buffer
+        self.at = at  # position after the last buffered item
         self._tell = wake
         self.where = where
-        self._name = f"barrier-runtime {staging.slot}"[:_NAME]  # the server cuts a longer one, and it is compared
-        self.ids: dict[int, str] = {}  # the server's, of our tables
+        self._name = f"barrier-runtime {staging.slot}"[:_NAME]  # cut as the server cuts it, because names are compared
+        self.ids: dict[int, str] = {}  # the server's ids of our tables
         self.tables = {table.name: at for at, table in enumerate(layout.tables)}
         self._items: deque[Item] = deque()
         self._bytes = 0
-        self._room = threading.Lock()  # of `_bytes`
+        self._room = threading.Lock()  # guards `_bytes`
         self._confirmed = 0
         self._closing = threading.Event()
         self._bell, self._ear = socket.socketpair()
@@ -95,7 +98,7 @@ class ChangeFeed:
         self._thread = threading.Thread(target=self._run, name=f"changes {staging.slot}", daemon=True)
         self._thread.start()
 
-    # ------------------------------------------------------------ for the loop
+    # ------------------------------------------------------------ on the event loop
 
     @property
     def waiting(self) -> bool:
@@ -119,23 +122,23 @@ class ChangeFeed:
             self._bytes += size_of(item)
 
     def confirm(self, lsn: int) -> None:
-        """The server may forget what is before `lsn`: a completed checkpoint covers it."""
+        """Allows the server to forget the log before `lsn`, which a completed checkpoint covers."""
         if lsn > self._confirmed:
             self._confirmed = lsn
             self._ring()
 
     def close(self) -> None:
-        """Does not wait for the thread."""
+        """Stops the thread without waiting."""
         self._closing.set()
         self._ring()
 
     def join(self, timeout_s: float) -> bool:
-        """After `close`: wait until the session is closed. False if it still is not."""
+        """Waits after `close` until the session is closed. Returns False after the timeout."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it has been rung; closed: nobody listens
+        with contextlib.suppress(OSError):  # full: already rung; closed: no listener
             self._bell.send(b"!")
 
     # ------------------------------------------------------------ on the thread
@@ -160,7 +163,7 @@ class ChangeFeed:
                 if not self.at_end:
                     self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        except BaseException as error:  # a fault of ours must not look like silence
+        except BaseException as error:  # a bug here must not look like an idle source
             self.failed = Corrupt(
                 f"{self.where}: changes cannot be read: {described(error)}. Correct the table or the source's "
                 "arguments; if neither is at fault, report this with the log"
@@ -176,7 +179,7 @@ class ChangeFeed:
         with self._room:
             self._bytes += size_of(item)
         self._items.append(item)
-        if len(self._items) == 1:  # of more the loop knows, or has been told and will look
+        if len(self._items) == 1:  # if more items wait, the event loop knows of them
             self._tell()
 
     @property
@@ -216,7 +219,7 @@ class ChangeFeed:
     # ---- the log
 
     def _read_log(self) -> None:
-        """One session, until it is lost (raises) or `close` was called."""
+        """Reads one session until `close`; raises if the session is lost."""
         if self._closing.is_set() or self.is_end(self.at.lsn):
             return
         psycopg = load_psycopg()
@@ -229,7 +232,7 @@ class ChangeFeed:
             raise self._told(error, getattr(error, "sqlstate", None)) from error
         finally:
             if connection is not None:
-                with contextlib.suppress(Exception):  # what matters of it is that the slot is free again
+                with contextlib.suppress(Exception):  # only the release of the slot matters
                     connection.close()
 
     def _check(self, connection: Any) -> None:
@@ -248,11 +251,11 @@ class ChangeFeed:
                 end_older_session(looking, state.active_pid, self._name, slot, self.where)
 
     def _looking(self) -> Any:
-        """A session beside the walsender, which has no parameters of statements."""
+        """Returns a session besides the walsender, which takes no statement parameters."""
         return connect(self._parameters, replication=False, name=self._name)
 
     def look_at(self, relation: Relation) -> CatalogTable:
-        """The catalog and the publication may have changed since the session began. Raises `InvalidJob`."""
+        """Checks catalog and publication again, which may have changed in the session. Raises `InvalidJob`."""
         with self._looking() as looking:
             now = look_at_catalog(looking, relation)
             self.ids = check_publication(looking, self._staging.publication, tuple(self.tables), self.where)
@@ -296,7 +299,7 @@ class ChangeFeed:
             self._ear.recv(4096)
 
     def _tell_server(self, session: LogSession, *, now: bool = False) -> None:
-        """How far we are: received, and confirmed, which frees its log."""
+        """Reports the received position, and the confirmed position, up to which the server may drop its log."""
         if not now and session.told == self._confirmed and time.monotonic() - self._told_at < _TELL_S:
             return
         session.told, self._told_at = self._confirmed, time.monotonic()
@@ -325,7 +328,7 @@ class ChangeFeed:
                 "snapshot, and raise max_slot_wal_keep_size if the server removed it"
             )
         if code == _ENDED_BY_SUCCESSOR:
-            self._closing.wait(_LONGEST_PAUSE_S)  # a newer generation may have ended this session: it goes first
+            self._closing.wait(_LONGEST_PAUSE_S)  # a newer generation may have ended this session and goes first
         if code == "55006":
             return Unavailable(f"{failure}: {text}")
         if isinstance(error, Exception):

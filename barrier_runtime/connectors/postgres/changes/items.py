@@ -1,4 +1,4 @@
-"""Rows of the snapshot and of the log as they wait in a reader's buffer."""
+"""Items of a reader's buffer: rows of the snapshot and of the log."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,7 +13,7 @@ _ROW_BYTES = 200  # of a row besides its values
 
 @dataclass(frozen=True, slots=True)
 class LoggedRow:
-    """`at`: the position behind it."""
+    """Row of the log. `at` is the position after the row."""
 
     row: ChangeRow
     at: ChangePosition
@@ -21,7 +21,7 @@ class LoggedRow:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRows:
-    """Rows of `chunk` from row `first` on; `last`: they end the snapshot."""
+    """Rows of `chunk` from row `first` on."""
 
     table: int
     chunk: int
@@ -31,7 +31,7 @@ class SnapshotRows:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Nothing more comes up to there."""
+    """Marks that no more rows come up to `at`."""
 
     at: ChangePosition
 

@@ -1,4 +1,4 @@
-"""Messages of one replication session as rows with positions."""
+"""Conversion of the messages of one replication session into rows with positions."""
 
 import struct
 from typing import Protocol
@@ -20,8 +20,11 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class LogFeed(Protocol):
-    """The buffer that a session fills. `at`: the position behind its last item. `ids`: the server's, of our tables;
-    `tables`: our numbers of them. `end`: the position at which reading ends, if it does."""
+    """Buffer that a session fills.
+
+    `at` is the position after the last item. `ids` maps the server's table ids to names, `tables` names to numbers.
+    `end` is the position where reading ends, or None.
+    """
 
     at: ChangePosition
     end: int | None
@@ -35,12 +38,12 @@ class LogFeed(Protocol):
     def is_end(self, lsn: int) -> bool: ...
 
     def look_at(self, relation: Relation) -> CatalogTable:
-        """Raises `InvalidJob` if the publication leaves out changes."""
+        """Returns the current catalog. Raises `InvalidJob` if the publication omits changes."""
         ...
 
 
 class LogSession:
-    """Messages of one session as rows with positions. The first transaction may have been given in part."""
+    """Session that starts at `at`, perhaps in the middle of the first transaction."""
 
     def __init__(self, feed: LogFeed, at: ChangePosition) -> None:
         self.told = -1
@@ -52,8 +55,8 @@ class LogSession:
         self._count = 0  # rows of the transaction
 
     def message(self, data: memoryview) -> bool:
-        """True: the server wants an answer now."""
-        if data[0] == 107:  # k: it lives, and has nothing of ours up to there
+        """Handles a message. Returns True if the server requests an answer now."""
+        if data[0] == 107:  # k, keepalive: no rows up to `end`
             end, _, reply = struct.unpack_from(">QqB", data, 1)
             if self._begin is None:
                 self._reach(end)
@@ -86,7 +89,10 @@ class LogSession:
                     self._give(relation[0], "t", None, None, 0)
 
     def _known(self, relation: Relation) -> tuple[int, tuple[int | None, ...]] | None:
-        """(our number of the table, the place of each of our columns in its rows); None: not ours."""
+        """Returns the number of the table, and the place of each of its columns in the log.
+
+        None: another table.
+        """
         feed, name = self._feed, f"{relation.schema}.{relation.table}"
         number = feed.tables.get(name)
         if feed.ids.get(relation.id, name) != name:
@@ -118,7 +124,7 @@ class LogSession:
         if begin.commit_lsn == self._given.commit_lsn and self._count <= self._given.skip:
             return
         if begin.commit_lsn < self._given.lsn:
-            return  # the server goes back to what it has kept
+            return  # the server repeats transactions that were read before
         at = ChangePosition(feed.at.lsn, begin.commit_lsn, self._count)
         row = ChangeRow(table, op, begin.committed_us, begin.commit_lsn, begin.xid, before, after, size)
         feed.put(LoggedRow(row, at), at)

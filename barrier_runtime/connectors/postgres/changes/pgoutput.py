@@ -1,12 +1,12 @@
-"""Messages of PostgreSQL's plugin `pgoutput`, protocol version 1: bytes in, values out. Pure.
+"""Decoder of the plugin `pgoutput`, protocol version 1: bytes in, values out. Pure.
 
-A transaction comes whole, after its commit, and in the order of commits:
+Transactions arrive complete, after their commit, in commit order:
 
     Begin · (Relation | Insert | Update | Delete | Truncate)* · Commit
 
-A Relation comes before the first change of a table and after each change of its columns, and again on each connection.
-Values are text as the server writes it, `None` for null; `UNCHANGED` stands for a value that is stored out of line
-(TOAST), did not change, and therefore is not in the log.
+A Relation precedes the first change of a table, and the first change after each change of its columns, on each
+connection. Values are text as the server writes it, `None` for null. `UNCHANGED` stands for an unchanged value that is
+stored out of line (TOAST) and is therefore missing in the log.
 """
 
 import struct
@@ -16,12 +16,12 @@ from typing import Final, TypeAlias
 UNCHANGED: Final = b"\0unchanged"  # no text of PostgreSQL has a zero byte
 Value: TypeAlias = bytes | None
 Values: TypeAlias = tuple[Value, ...]
-_EPOCH_US = 946_684_800_000_000  # 2000-01-01, which PostgreSQL counts from
+_EPOCH_US = 946_684_800_000_000  # 2000-01-01, PostgreSQL's epoch
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionBegin:
-    commit_lsn: int  # where the commit stands that is to come
+    commit_lsn: int  # position of the commit that will follow
     committed_us: int  # since 1970
     xid: int
 
@@ -29,12 +29,12 @@ class TransactionBegin:
 @dataclass(frozen=True, slots=True)
 class TransactionCommit:
     commit_lsn: int
-    end_lsn: int  # the first byte behind it
+    end_lsn: int  # first byte after the commit
 
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column as the log has it. `identifies`: it is part of the replica identity. `type`: the server's id of it."""
+    """Column in the log. `identifies`: part of the replica identity. `type`: the server's id of the type."""
 
     name: str
     identifies: bool
@@ -44,7 +44,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table as it was where the log is read. `identity`: d (default), n (nothing), f (full) or i (an index)."""
+    """Table at this place of the log. `identity`: d (default), n (nothing), f (full) or i (an index)."""
 
     id: int
     schema: str
@@ -55,8 +55,10 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`op`: c, u or d. `before`: the old key (other columns are `None`) or, `whole`, the old row; `None` when the log
-    does not have it."""
+    """Change of a row; `op` is c, u or d.
+
+    `before` is the old key (other columns are `None`), or the old row if `whole`, or `None` if the log has neither.
+    """
 
     op: str
     relation: int
@@ -74,8 +76,10 @@ Message: TypeAlias = TransactionBegin | TransactionCommit | Relation | Change | 
 
 
 def decoded(data: memoryview) -> Message | None:
-    """None: a message that says nothing of rows (types, origins, users' own). Raises `ValueError` for what is not of
-    version 1."""
+    """Decodes a message. None: a message without rows (types, origins, users' own messages).
+
+    Raises `ValueError` for messages that version 1 does not have.
+    """
     kind = chr(data[0])
     if kind in "IUD":
         return _change(kind, data)

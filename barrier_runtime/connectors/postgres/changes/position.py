@@ -1,17 +1,19 @@
-"""Where a reader of changes is: in the rows of the snapshot, or in the log. Pure; stored in checkpoints as JSON.
+"""Position of a reader of changes: in the snapshot's rows, or in the log.
 
-In the log a position is the end of the last transaction that was given whole (`lsn`), and how many rows of the next one
-(`commit_lsn`, where its commit stands) were given besides (`skip`). The server repeats a transaction with the same
-changes in the same order, so skipping that many rows yields the very next one.
+Pure; stored in checkpoints as JSON.
 
-| read so far                                  | lsn                 | commit_lsn | skip |
-|----------------------------------------------|---------------------|------------|------|
-| nothing but the snapshot                     | the slot's start    | 0          | 0    |
-| n rows of a transaction                      | end of the one before | its commit | n    |
-| a whole transaction                          | its end             | 0          | 0    |
-| nothing, and the log has nothing up to there | up to there         | 0          | 0    |
+A position in the log is the end of the last complete transaction (`lsn`), and the number of rows (`skip`) already read
+of the next transaction, whose commit is at `commit_lsn`. The server repeats a transaction with the same changes in the
+same order, so after skipping these rows the next row follows.
 
-Only `lsn` may be confirmed to the server: what is behind it, it may forget.
+| read so far                                  | lsn                             | commit_lsn | skip |
+|----------------------------------------------|---------------------------------|------------|------|
+| only the snapshot                            | start of the slot               | 0          | 0    |
+| n rows of a transaction                      | end of the previous transaction | its commit | n    |
+| a whole transaction                          | its end                         | 0          | 0    |
+| nothing, and the log has no rows up to there | up to there                     | 0          | 0    |
+
+Only `lsn` may be confirmed to the server, which may forget the log before `lsn`.
 """
 
 from typing import Final
@@ -24,7 +26,10 @@ POSITION_VERSION: Final = 1
 
 
 class ChangePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`chunk`: of the snapshot, in which `row` rows were given; None: the snapshot has been given, or there is none."""
+    """Position; `row` rows of the snapshot's `chunk` are read.
+
+    `chunk=None`: no rows of a snapshot are left.
+    """
 
     lsn: int
     commit_lsn: int = 0
@@ -47,7 +52,7 @@ def decode_position(data: bytes, where: str) -> ChangePosition:
 
 
 def parsed_lsn(text: str) -> int:
-    """`16/B374D848`, as the server writes it."""
+    """Parses `16/B374D848`, the server's text."""
     high, _, low = text.partition("/")
     return (int(high, 16) << 32) + int(low, 16)
 

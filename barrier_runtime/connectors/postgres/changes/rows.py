@@ -1,14 +1,15 @@
-"""What rows of changes look like: one row per change, or upserts; of one table, or of several in one stream. Pure.
+"""Rows of changes: a row per change, or upserts; of one table, or of several in one stream. Pure.
 
-Form "changes" (Debezium's): `op` is r (it was there when the job began), c, u, d or t (truncate); `before` and `after`
-are structs of the table's columns. `before` is null unless the log has the old row: whole with REPLICA IDENTITY FULL,
-otherwise the key alone, of deletes and of updates that change it. `unchanged` names the columns whose values the log
-does not have, because they are stored out of line and did not change; they are null in `after`.
+Form "changes" (Debezium's): `op` is r (existed when the job began), c, u, d or t (truncate); `before` and `after` are
+structs of the table's columns. `before` is null unless the log has the old row: complete with REPLICA IDENTITY FULL,
+otherwise only the key, for deletes and for updates of the key. `unchanged` names the columns whose values are missing
+in the log, because they are stored out of line and did not change; these are null in `after`.
 
-Form "upsert": the table's columns, `deleted` and `changed_at`. A delete has the key, other columns as far as the log
-has them. An update that changes the key is two rows: the old key is deleted, then the new row comes.
+Form "upsert": the table's columns, `deleted` and `changed_at`. A delete has the key, and other columns if the log has
+them. An update of the key is two rows: a delete of the old key, then the new row.
 
-Of several tables a row has the column `table`, `changed_at`, and a struct per table, of which one is not null.
+With several tables a row has the column `table`, `changed_at`, and a struct per table, all null but the struct of its
+table.
 """
 
 from collections.abc import Sequence
@@ -29,8 +30,7 @@ _TIME = pa.timestamp("us", "UTC")
 
 @dataclass(frozen=True)
 class ChangedTable:
-    """`name`: "schema.table". `columns`, `identity` (d, f or i, the replica identity): as they were when the flow was
-    written."""
+    """Table "schema.table", with columns and replica identity (d, f or i) as of the writing of the flow."""
 
     name: str
     columns: tuple[ChangedColumn, ...]
@@ -42,7 +42,7 @@ class ChangedTable:
 
     @property
     def has_key(self) -> bool:
-        """False: its rows are told apart by all of their columns."""
+        """False: all columns together identify a row."""
         return not all(column.key for column in self.columns)
 
     @property
@@ -52,7 +52,7 @@ class ChangedTable:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRow:
-    """One row to give. `before`, `after`: in the order of the table's columns. `size`: bytes, about."""
+    """Row for the stream. `before` and `after` are in column order; `size` is approximate bytes."""
 
     table: int
     op: str
@@ -67,8 +67,10 @@ class ChangeRow:
 def rows_of_change(
     change: Change, before: Values | None, after: Values | None, table: ChangedTable, form: Form
 ) -> list[tuple[str, Values | None, Values | None]]:
-    """(op, before, after) per row. Of "upsert", `d` has the row to delete in `before`, all others have one in
-    `after`."""
+    """Returns (op, before, after) per row.
+
+    In form "upsert" `d` has the row in `before`, other ops in `after`.
+    """
     keys = table.key_places
     if after is not None and before is not None and UNCHANGED in after:
         known = range(len(before)) if change.whole else keys
@@ -81,7 +83,7 @@ def rows_of_change(
 
 
 class ChangeRowLayout:
-    """Makes batches. `fields(i)` is the schema of table i's stream; `schema` that of the source."""
+    """Makes batches. `fields[i]` is the schema of the stream of table i, `schema` that of the source."""
 
     def __init__(self, tables: Sequence[ChangedTable], form: Form, *, unchanged_as_null: bool, where: str) -> None:
         self.tables = tuple(tables)
@@ -117,7 +119,7 @@ class ChangeRowLayout:
         ]
 
     def of_changes(self, rows: Sequence[ChangeRow]) -> pa.RecordBatch:
-        """In their order. Raises `InvalidJob` for what cannot be told."""
+        """Returns `rows` in order. Raises `InvalidJob` for changes that the form cannot express."""
         if len(self.tables) == 1:
             return self._of_table(0, rows)
         by_table: dict[int, list[int]] = {}
@@ -127,7 +129,7 @@ class ChangeRowLayout:
         return self._together(parts, by_table, len(rows))
 
     def of_snapshot(self, table: int, rows: pa.RecordBatch, taken_us: int, lsn: int) -> pa.RecordBatch:
-        """`rows`: with the columns of the table as it was then. Raises `InvalidJob` for a column whose type changed."""
+        """Returns rows of the snapshot. Raises `InvalidJob` if the type of a column has changed since."""
         where = f"{self._where}, table {self.tables[table].name}"
         columns = [
             as_stored(rows.column(column.name), column, where)
@@ -221,7 +223,7 @@ class ChangeRowLayout:
 
 
 def table_rows(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
-    """Of rows of several tables those of one, with its own columns."""
+    """Returns the rows of one table, with the columns of that table, from rows of several tables."""
     mine = batch.column(batch.schema.names.index(table))
     return pa.RecordBatch.from_struct_array(mine.filter(mine.is_valid()))
 

@@ -1,17 +1,17 @@
-"""What a PostgreSQL server must have for its changes to be read, and sessions that speak replication.
+"""Requirements on a PostgreSQL server whose changes are read, and its replication sessions.
 
-A *slot* makes the server keep its log until we have confirmed it, and a *publication* says which tables are in it. Both
-are made when the job starts for the first time. Afterwards a slot is looked at before each use, because a slot that
-cannot continue where we are would leave changes out:
+A *slot* makes the server keep its log until the source confirms it; a *publication* lists the tables in the log. The
+job creates both at its first start. Later the slot is checked before each use, because a slot that cannot continue at
+the source's position would omit changes:
 
 | the slot ...                              | then                                                              |
 |-------------------------------------------|-------------------------------------------------------------------|
 | is gone (dropped, or not failed over)     | the job ends: changes are lost                                    |
 | has lost its log (max_slot_wal_keep_size) | the job ends                                                      |
-| was confirmed beyond our position         | the job ends: somebody else reads it, or an old state was restored |
-| the server's log ends before our position | the job ends: a failover has lost what we have read               |
+| was confirmed beyond our position         | the job ends: another reader, or an old state was restored        |
+| the server's log ends before our position | the job ends: a failover has lost changes that were read          |
 | is of another server                      | the job ends                                                      |
-| is in use                                 | by a session of an earlier generation: that is ended; else wait   |
+| is in use                                 | a session of an earlier generation is ended; otherwise wait       |
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ from pg_replication_slots where slot_name = %s
 
 
 def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> Any:
-    """A session of our own, in autocommit mode. `name`: how the server lists it. Raises psycopg's errors."""
+    """Returns a session in autocommit mode, which the server lists as `name`. Raises psycopg's errors."""
     psycopg = load_psycopg()
     given = {**CONNECTION_DEFAULTS, **parameters, "application_name": name}
     options = " ".join(f"-c {option}={value}" for option, value in _OPTIONS.items())
@@ -86,7 +86,10 @@ def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> A
 
 
 def read_table(connection: Any, name: str, as_text: Sequence[str], form: Form, where: str) -> ChangedTable:
-    """`name`: "schema.table". Raises `InvalidJob` when its changes cannot be read, or not as `form`."""
+    """Returns the table "schema.table".
+
+    Raises `InvalidJob` if its changes cannot be read, or not in this form.
+    """
     schema, _, table = name.partition(".")
     found = connection.execute(_TABLE, (schema, table)).fetchone()
     if found is None:
@@ -138,7 +141,7 @@ def read_table(connection: Any, name: str, as_text: Sequence[str], form: Form, w
 
 
 def look_at_catalog(connection: Any, relation: Relation) -> CatalogTable:
-    """The table of a Relation message as it is now."""
+    """Returns the table of a Relation message as of now."""
     found = connection.execute("select relreplident::text from pg_class where oid = %s", (relation.id,)).fetchone()
     columns = connection.execute(_NOW, (relation.id,)).fetchall()
     wanted = [column.type for column in relation.columns]
@@ -162,7 +165,10 @@ def check_server(connection: Any, where: str) -> None:
 
 
 def make_publication(connection: Any, name: str, tables: Sequence[str], *, ours: bool, where: str) -> None:
-    """`ours`: the name was chosen by us. One that the user named must have the tables, unless there is none."""
+    """Creates the publication if it is missing.
+
+    An existing publication is set to `tables` if its name is `ours`; a publication named by the user must have them.
+    """
     sql = load_psycopg().sql
     listed = sql.SQL(", ").join(sql.Identifier(*table.split(".", 1)) for table in tables)
     if connection.execute("select 1 from pg_publication where pubname = %s", (name,)).fetchone() is None:
@@ -178,7 +184,10 @@ def make_publication(connection: Any, name: str, tables: Sequence[str], *, ours:
 
 
 def check_publication(connection: Any, name: str, tables: Sequence[str], where: str) -> dict[int, str]:
-    """The server's ids of `tables`. Raises `InvalidJob` for a publication that would leave changes of them out."""
+    """Returns the server's ids of `tables`.
+
+    Raises `InvalidJob` if the publication omits changes of a table.
+    """
     operations = ("insert", "update", "delete", "truncate")
     listed = ", ".join(f"pub{each}" for each in operations)
     published = connection.execute(f"select {listed} from pg_publication where pubname = %s", (name,)).fetchone()
@@ -208,7 +217,7 @@ def check_publication(connection: Any, name: str, tables: Sequence[str], where: 
 
 @dataclass(frozen=True)
 class ReplicationSlot:
-    """`confirmed`: up to where the server may have forgotten."""
+    """Replication slot. `confirmed` is the position up to which the server may have forgotten the log."""
 
     plugin: str | None
     database: str | None
@@ -226,7 +235,7 @@ def look_at_slot(connection: Any, slot: str) -> ReplicationSlot | None:
 
 
 def check_slot(slot: str, state: ReplicationSlot | None, lsn: int, end_of_log: int, where: str) -> None:
-    """Can it go on at `lsn`? Raises `InvalidJob`: the table at the top says when. Pure."""
+    """Raises `InvalidJob` if the slot cannot continue at `lsn` (table above). Pure."""
     if state is None:
         raise InvalidJob(
             f"{where}: the replication slot {slot!r} is gone (dropped, or the server that took over did not have it), "
@@ -253,13 +262,13 @@ def check_slot(slot: str, state: ReplicationSlot | None, lsn: int, end_of_log: i
 
 
 def identify(connection: Any) -> tuple[str, int]:
-    """(the cluster's id, the end of its log) of a replication session."""
+    """Returns the id of the cluster and the end of its log, from a replication session."""
     system, _, end, _ = connection.execute("IDENTIFY_SYSTEM").fetchone()
     return str(system), parsed_lsn(end)
 
 
 def end_older_session(connection: Any, pid: int, name: str, slot: str, where: str) -> None:
-    """End the session that has the slot if it is one of ours; always raises `Unavailable`: it is to be tried again."""
+    """Ends an older session of this source that uses the slot. Always raises `Unavailable`, for a retry."""
     ours = connection.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and application_name = %s", (pid, name)
     ).fetchone()
@@ -270,7 +279,7 @@ def end_older_session(connection: Any, pid: int, name: str, slot: str, where: st
 
 
 def server_time_us(connection: Any) -> int:
-    """Since 1970, of the clock that the times of commits are of."""
+    """Returns microseconds since 1970, by the server clock that also dates commits."""
     (now,) = connection.execute("select (extract(epoch from clock_timestamp()) * 1000000)::bigint").fetchone()
     return int(now)
 

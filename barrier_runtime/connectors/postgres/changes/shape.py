@@ -1,20 +1,20 @@
-"""The shape of a table in the log against the shape that the flow was written for. Pure.
+"""Comparison of a table's shape in the log with the shape that the flow was written for. Pure.
 
-Each Relation message gives the columns, types and replica identity of a table as they were at that place of the log.
-ALTER TABLE rewrites rows without a change in the log, so a job may go on only if no value of the table changed:
+Each Relation message has columns, types and replica identity of a table at that place of the log. ALTER TABLE rewrites
+rows without a change in the log, so a job may continue only if no value of the table changed:
 
 | in the log                                      | then                                                               |
 |-------------------------------------------------|--------------------------------------------------------------------|
 | a column that the flow does not know            | is left out until the next start of the program                    |
-| a column that was dropped, or is not made yet   | is null                                                            |
-| a column that is renamed, or made again         | the job ends                                                       |
-| a type that keeps every value (int to bigint)   | goes on; a value that the flow's type cannot hold ends the job     |
+| a column that is dropped, or not yet added      | is null                                                            |
+| a column that is renamed, or added again        | the job ends                                                       |
+| a type that keeps every value (int to bigint)   | continues; a value too large for the flow's type ends the job      |
 | another type (boolean to int, numeric rounded)  | the job ends                                                       |
-| a key that does not identify rows any more      | the job ends                                                       |
+| a key that no longer identifies rows            | the job ends                                                       |
 | less of the old row than REPLICA IDENTITY FULL  | the job ends if its rows have `before`                             |
 
-Where the log is behind the table, the server's catalog says whether a column that is missing here was dropped, was
-renamed, or comes later: it knows columns by their numbers, which never change.
+If the log is older than the table, the server's catalog tells whether a missing column was dropped, was renamed, or
+comes later: the catalog numbers columns, and the numbers never change.
 """
 
 from collections.abc import Mapping
@@ -32,14 +32,17 @@ _ANEW = "start the job without state (restore='none'), which takes the table as 
 _INTEGERS = ("int2", "int4", "int8")
 _TIMED = ("time", "timetz", "timestamp", "timestamptz")
 _ANY_TEXT = ("text", "varchar")
-_NO_SUCH_TEXT = ("bool", "bpchar", "timestamptz", "bytea")  # a cast to text writes or strips them differently
+_NO_SUCH_TEXT = ("bool", "bpchar", "timestamptz", "bytea")  # a cast to text writes or strips these differently
 _HEADER = 4  # of a modifier
 
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """A table in the server's catalog now. `columns`: name and type by number, without dropped columns. `types`: of the
-    columns in the log, by the server's id and modifier; a type that was dropped is missing."""
+    """Table in the server's catalog now.
+
+    `columns` maps numbers to name and type, without dropped columns. `types` maps id and modifier of the log's columns
+    to types; dropped types are missing.
+    """
 
     identity: str
     columns: Mapping[int, tuple[str, ServerType]]
@@ -49,8 +52,10 @@ class CatalogTable:
 def places_of(
     table: ChangedTable, relation: Relation, now: CatalogTable, form: Form, where: str
 ) -> tuple[int | None, ...]:
-    """The place of each column of `table` in the rows of the log; None: null. Raises `InvalidJob` where values could
-    have changed without a change in the log."""
+    """Returns the place of each column of `table` in the rows of the log; None: the column is null.
+
+    Raises `InvalidJob` if values may have changed without a change in the log.
+    """
     shown = f"{where}: table {table.name}"
     places = {column.name: at for at, column in enumerate(relation.columns)}
     gone = ", ".join(column.name for column in table.columns if column.key and column.name not in places)
@@ -67,14 +72,14 @@ def places_of(
 
 
 def keeps_values(old: ServerType, new: ServerType) -> bool:
-    """Whether ALTER COLUMN … TYPE from `old` to `new` leaves every value as it is, or is refused by the server.
+    """Returns whether ALTER COLUMN … TYPE from `old` to `new` keeps every value, or the server refuses it.
 
     >>> keeps_values(ServerType("int4"), ServerType("int8")), keeps_values(ServerType("bool"), ServerType("int4"))
     (True, False)
     """
     if old == new:
         return True
-    if new.base in _ANY_TEXT:  # the server refuses a text that is too long
+    if new.base in _ANY_TEXT:  # the server refuses text that is too long
         return old.base in _ANY_TEXT or (_is_text(old) and old.base not in _NO_SUCH_TEXT)
     if new.base in _INTEGERS:
         return old.base in _INTEGERS
@@ -88,7 +93,10 @@ def _is_text(kind: ServerType) -> bool:
 
 
 def _scale(kind: ServerType) -> int:
-    """Digits behind the point; more than any of numeric(p, s) for numeric. The server refuses too many before it."""
+    """Returns the digits after the point, a large number for numeric without (p, s).
+
+    The server refuses too many before it.
+    """
     if kind.typmod < _HEADER:
         return 1 << 20
     return (((kind.typmod - _HEADER) & 0x7FF) ^ 1024) - 1024
@@ -99,7 +107,7 @@ def _digits(kind: ServerType) -> int:
 
 
 def _reads(kind: pa.DataType, there: ServerType) -> bool:
-    """Whether text of the server's type `there` becomes the value that it means, or is refused, as `kind`."""
+    """Returns whether text of the server's type `there` reads as the right value of `kind`, or is refused."""
     if pa.types.is_string(kind):
         return _is_text(there)
     if pa.types.is_integer(kind):
@@ -110,7 +118,10 @@ def _reads(kind: pa.DataType, there: ServerType) -> bool:
 
 
 def _check_column(column: ChangedColumn, now: CatalogTable, shown: str) -> None:
-    """The name in the catalog is looked up by the column's number."""
+    """Compares name and number of a column with the catalog.
+
+    Raises `InvalidJob` for a renamed or replaced column.
+    """
     if not column.number:
         return
     found = now.columns.get(column.number)
@@ -148,7 +159,10 @@ def _check_type(column: ChangedColumn, there: ServerType | None, now: CatalogTab
 
 
 def _check_order(table: ChangedTable, places: Mapping[str, int], shown: str) -> None:
-    """Columns stay in their order for ever, unless one was dropped and made again or two exchanged their names."""
+    """Raises `InvalidJob` if columns changed their order.
+
+    The order only changes if a column was dropped and added again, or two columns exchanged names.
+    """
     known = [(places[column.name], column.name) for column in table.columns if column.name in places]
     for (before, _), (after, name) in pairwise(known):
         if after < before:

@@ -1,16 +1,16 @@
-"""The tables as they are when the job begins, put into the job's storage by the driver, once.
+"""Snapshot of the tables as the job begins; the driver copies it into the job's storage, once.
 
-The server makes a slot and tells a snapshot of exactly the moment at which the slot's log begins. Such a snapshot lives
-as long as the session that made the slot, so it cannot be read by slots that restart; therefore the driver copies the
-tables into Parquet objects before the job starts, and they are read from there, as often as it takes.
+The server makes a slot and exports a snapshot of the moment at which the slot's log begins. This snapshot lives as long
+as the session that made the slot, so restarting slots cannot read it. The driver therefore copies the tables into
+Parquet objects before the job starts, and readers read these objects as often as necessary.
 
     1 publication · 2 slot with its snapshot · 3 objects `<id>/<n>.parquet` · 4 `<id>/staging.json` · 5 `current.json`
 
 | the driver dies ...  | then                                                                                     |
 |----------------------|------------------------------------------------------------------------------------------|
-| before 5             | nobody knows objects or slot; the next run begins anew, and drops the slot               |
-| after 5              | the next run finds it and copies nothing                                                 |
-| two drivers at once  | each has its own slot; who writes `current.json` second drops its own, and says so       |
+| before 5             | nothing refers to objects or slot; the next run starts again and drops the slot          |
+| after 5              | the next run finds `current.json` and copies nothing                                     |
+| two drivers at once  | each has its own slot; the second to write `current.json` drops its own, with an error   |
 """
 
 import io
@@ -42,8 +42,11 @@ class StagedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotStaging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`taken_us`: by the server clock, before what is in the log. `lsn`: where the slot's log begins. `end`: where
-    reading ends, if it does. `prefix`: of the keys of its objects."""
+    """Record of a staged snapshot.
+
+    `taken_us` is by the server clock, before everything in the log. `lsn` is the start of the slot's log, `end` the
+    position where reading ends, or None. `prefix` begins the keys of the objects.
+    """
 
     id: str
     system: str
@@ -53,7 +56,7 @@ class SnapshotStaging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     taken_us: int
     end: int | None
     prefix: str
-    form: str  # positions count its rows
+    form: str  # positions count rows of this form
     tables: list[StagedTable]
     version: int = STAGING_VERSION
 
@@ -81,7 +84,7 @@ _STAGING = VersionedDecoder(_FORMAT, msgspec.json.Decoder(SnapshotStaging))
 
 
 class SnapshotPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a split says: where the record of the staging is. `storage`: the store's URL."""
+    """Location of the record of a staging, as a split stores it. `storage` is the store's URL."""
 
     storage: str
     record: str
@@ -110,7 +113,10 @@ def staging_prefix(paths: Paths, source: str, id: str) -> str:
 def copy_tables(
     connection: Any, snapshot: str, tables: Sequence[ChangedTable], store: ObjectStore, prefix: str, where: str
 ) -> list[StagedTable]:
-    """`connection`: an ordinary session. `snapshot`: the name that the server gave it."""
+    """Copies the tables into objects.
+
+    `connection` is an ordinary session, `snapshot` the server's name for it.
+    """
     staged, chunk = [], 0
     sql = load_psycopg().sql
     with connection.transaction():
@@ -137,7 +143,7 @@ def read_chunk(data: bytes, where: str) -> pa.RecordBatch:
 
 
 def _batches(connection: Any, table: ChangedTable, where: str) -> Iterator[pa.RecordBatch]:
-    """The server sends a row at a time, so a chunk ends where a row ends."""
+    """Yields chunks that end at the end of a row: the server sends single rows."""
     sql = load_psycopg().sql
     statement = sql.SQL("copy (select {} from {}) to stdout (format csv, force_quote *)").format(
         sql.SQL(", ").join(sql.Identifier(column.name) for column in table.columns),

@@ -1,9 +1,9 @@
-"""PostgreSQL tables as streams of their changes: a consistent snapshot, then the log by logical replication.
+"""PostgreSQL tables as streams of changes: a consistent snapshot, then the log (logical replication).
 
-One split, because the log is one sequence, in the order of commits; so rows of a key are in order, whatever the
-parallelism. The snapshot is copied into the job's storage when the job starts (`snapshot`), a thread reads it and then
-the log (`feed`), positions are places in them (`position`), and the server may forget only what a completed checkpoint
-covers (`CheckpointListener`).
+There is a single split, because the log is one sequence in commit order; rows of a key are therefore in order at any
+parallelism. The driver copies the snapshot into the job's storage when the job starts (`snapshot`). A thread reads the
+snapshot and then the log (`feed`); `position` has the positions. The server may forget only log that a completed
+checkpoint covers (`CheckpointListener`).
 """
 
 from collections import deque
@@ -46,27 +46,28 @@ from barrier_runtime.state.store.paths import Paths
 
 _POLL_NS = 1_000_000_000  # rows wake the slot
 _BATCH_BYTES = 16 << 20
-_NAME = 63  # bytes that a name of the server has
+_NAME = 63  # bytes of a name on the server
 
 
 @kinds_checked
 @dataclass(frozen=True)
 class PostgresChangesSource(EventTimeOfSource):
-    """Changes of `tables` ("orders" or "shop.orders"; without a schema: public) of the database at `url`, as
-    `PostgresSink` takes it. The server needs `wal_level = logical`, the user REPLICATION and SELECT.
+    """Changes of `tables` ("orders" or "shop.orders"; without a schema: public) of a PostgreSQL database.
 
-    The rows that there are come first (`snapshot=False`: they do not), read at one moment over all tables, then every
-    change since, in the order of commits. `form="changes"`: columns `op` (r, c, u, d, t), `changed_at`, `lsn`, `xid`,
-    structs `before` and `after`, `unchanged`. `form="upsert"`: the table's columns, `deleted` and `changed_at`, as
-    `table_join` wants them. A stream of several tables has a struct per table; `read_postgres_changes` parts them.
+    `url` is that of `PostgresSink`. The server needs `wal_level = logical`, the user REPLICATION and SELECT.
+
+    Existing rows come first (not with `snapshot=False`), read at one moment over all tables, then every change since,
+    in commit order. `form="changes"`: columns `op` (r, c, u, d, t), `changed_at`, `lsn`, `xid`, structs `before` and
+    `after`, `unchanged`. `form="upsert"`: the table's columns, `deleted` and `changed_at`, as `table_join` needs them.
+    A stream of several tables has a struct per table; `read_postgres_changes` separates them.
 
     `slot`, `publication`: names on the server; by default each job and source has its own, made when the job starts
-    without state and dropped when it has finished. A slot keeps the server's log until checkpoints complete: watch it,
-    and drop it when the job is given up. A `publication` that is named must have the tables, or is made.
+    without state and dropped when the job has finished. A slot keeps the server's log until checkpoints complete:
+    monitor the slot, and drop it when you abandon the job. A named `publication` must have the tables, or is created.
 
-    `as_text`: columns to read as PostgreSQL writes them. `unchanged`: what an upsert has for a large value that did not
-    change and is not in the log (tables without REPLICA IDENTITY FULL): "fail", or "null". `until="current"`: the
-    stream ends with what was committed when the job first started.
+    `as_text`: columns to read as PostgreSQL writes them. `unchanged`: the value in an upsert for a large value that did
+    not change and is missing in the log (tables without REPLICA IDENTITY FULL): "fail", or "null". `until="current"`:
+    the stream ends with the commits before the first start of the job.
 
     >>> flow.source("orders", PostgresChangesSource("postgresql://app@db/shop", ["orders"]))  # doctest: +SKIP
     """
@@ -83,8 +84,7 @@ class PostgresChangesSource(EventTimeOfSource):
     until: Literal["current"] | None = None
 
     def named(self, name: str) -> "PostgresChanges":
-        """Looks at the tables. Raises `InvalidJob` when their changes cannot be read, `Unavailable` without a
-        server."""
+        """Reads the catalog. Raises `InvalidJob` if changes cannot be read, `Unavailable` without a server."""
         where = f"source {name!r}"
         if self.form not in ("changes", "upsert") or self.unchanged not in ("fail", "null"):
             raise InvalidJob(
@@ -106,7 +106,7 @@ class PostgresChangesSource(EventTimeOfSource):
 
 
 class PostgresChanges:
-    """What `PostgresChangesSource` describes, under its name in a flow."""
+    """Source made from a `PostgresChangesSource` and its name in a flow."""
 
     exactly_once = True
     positions_in = "changes of PostgreSQL"
@@ -194,7 +194,7 @@ class PostgresChanges:
             self._asked("dropping slot and publication", drop)
 
     def _begin(self, store: ObjectStore, paths: Paths, job: str, url: str, fresh: bool) -> snapshot.SnapshotStaging:
-        """A slot and, unless it is not wanted, a snapshot of the tables."""
+        """Makes a slot and, unless `snapshot=False`, a snapshot of the tables."""
         id = snapshot.new_id()
         ours = f"barrier_{digest(job, url, self._name)}"
         slot = self._given.slot or f"{ours}_{id[:8]}"
@@ -245,7 +245,7 @@ class PostgresChanges:
         make_publication(connection, publication, names, ours=publication == ours, where=self._where)
 
     def _made_slot(self, replication: Any, slot: str) -> tuple[int, str | None]:
-        """(where its log begins, the name of its snapshot); no snapshot of a slot that was there."""
+        """Returns the start of the slot's log and the name of its snapshot, None for an existing slot."""
         if self._given.slot is not None:
             with self._connected(replication=False) as connection:
                 state = look_at_slot(connection, slot)
@@ -272,7 +272,10 @@ class PostgresChanges:
 
 
 def _end_of_log(connection: Any) -> int:
-    """Everything committed so far is before it. The log grows beyond it at once, so that a reader learns of it."""
+    """Returns a position after all commits so far.
+
+    Writes a message into the log, so that a reader passes the position at once.
+    """
     (end,) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
     connection.execute("select pg_logical_emit_message(true, 'barrier-runtime', 'end')")
     return parsed_lsn(end)
@@ -294,7 +297,7 @@ class ChangesReader:
         self._where = where
         self._at = ChangePosition(staging.lsn, chunk=0)
         self._feed: ChangeFeed | None = None
-        self._covered: deque[tuple[int, int]] = deque()  # by checkpoint: what it covers of the log
+        self._covered: deque[tuple[int, int]] = deque()  # per checkpoint: the position that it covers
         self._wake: Callable[[], None] = lambda: None
         self._polled_ns = 0
         self._finished = False
@@ -317,7 +320,7 @@ class ChangesReader:
         feed = self._feed
         assert feed is not None
         self._polled_ns = now_ns
-        over = feed.at_end  # looked at first: what comes before the end is in the buffer then
+        over = feed.at_end  # read first: all rows before the end are in the buffer by then
         rows, size, batch = list[ChangeRow](), 0, None
         while len(rows) < max_rows and size < _BATCH_BYTES:
             item = feed.take()
@@ -340,7 +343,7 @@ class ChangesReader:
         return None if batch is None or not batch.num_rows else Polled(batch, now_ns)
 
     def _of_snapshot(self, item: SnapshotRows, feed: ChangeFeed, max_rows: int) -> pa.RecordBatch:
-        """No row of the log stands before one of the snapshot."""
+        """Returns snapshot rows; no row of the log is buffered before a row of the snapshot."""
         rows = item.rows.slice(0, max_rows)
         if rows.num_rows < item.rows.num_rows:
             rest = SnapshotRows(item.table, item.chunk, item.first + rows.num_rows, item.rows.slice(rows.num_rows))

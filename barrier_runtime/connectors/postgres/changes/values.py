@@ -1,7 +1,7 @@
-"""Values as PostgreSQL writes them, as Arrow columns.
+"""Conversion of PostgreSQL's text values to Arrow columns.
 
-Snapshot and log both come as text, through the same functions, so a row looks the same whichever way it came. Sessions
-set `datestyle=ISO`, `timezone=UTC` and `bytea_output=hex`.
+Snapshot and log both arrive as text and use the same functions, so equal rows look equal. Sessions set `datestyle=ISO`,
+`timezone=UTC` and `bytea_output=hex`.
 
 | PostgreSQL                                  | Arrow                     |
 |---------------------------------------------|---------------------------|
@@ -13,8 +13,8 @@ set `datestyle=ISO`, `timezone=UTC` and `bytea_output=hex`.
 | bytea                                       | binary                    |
 | all others: text, numeric, uuid, json, enums, arrays, intervals, … | string, as PostgreSQL writes it |
 
-A date or time that Arrow does not have ("infinity", years BC, 24:00) and NaN in numeric(p, s) are refused: the column
-can be read as text instead.
+Dates and times that Arrow does not have ("infinity", years BC, 24:00) and NaN in numeric(p, s) are refused; read such
+columns as text.
 """
 
 import re
@@ -47,7 +47,7 @@ _NUMERIC_HEADER = 4
 
 @dataclass(frozen=True)
 class ServerType:
-    """A type of PostgreSQL. `base`: its internal name, of a domain that of the type below; `typmod`: its modifier."""
+    """Type of PostgreSQL. `base` is the internal name, below any domain; `typmod` the modifier."""
 
     base: str
     typmod: int = -1
@@ -65,8 +65,11 @@ class ServerType:
 
 @dataclass(frozen=True)
 class ChangedColumn:
-    """`key`: of the primary key, or of the index that identifies rows. `number`, `server_type`: in the server's
-    catalog when the flow was written. `as_text`: read as PostgreSQL writes it, whatever its type."""
+    """Column of a table.
+
+    `key`: of the primary key, or of the index that identifies rows. `number` and `server_type` are from the server's
+    catalog as of the writing of the flow. `as_text`: read as PostgreSQL writes it, whatever the type.
+    """
 
     name: str
     type: pa.DataType
@@ -77,7 +80,7 @@ class ChangedColumn:
 
 
 def arrow_type(base: str, typmod: int) -> pa.DataType:
-    """`base`: internal name of the type (of a domain, of what is below it)."""
+    """Returns the Arrow type of a PostgreSQL type. `base` is the internal name, below any domain."""
     if base == "numeric" and typmod >= 0:
         precision, scale = _numeric_digits(typmod)
         if precision <= _MOST_DIGITS and 0 <= scale <= precision:
@@ -86,18 +89,18 @@ def arrow_type(base: str, typmod: int) -> pa.DataType:
 
 
 def _numeric_digits(typmod: int) -> tuple[int, int]:
-    """Precision and scale, which may be below zero."""
+    """Returns precision and scale; the scale may be negative."""
     return ((typmod - _NUMERIC_HEADER) >> 16) & 0xFFFF, (((typmod - _NUMERIC_HEADER) & 0x7FF) ^ 1024) - 1024
 
 
 def as_column(values: Sequence[Value], column: ChangedColumn, where: str) -> pa.Array:
-    """UNCHANGED becomes null. Raises `InvalidJob` for a value that the type does not have."""
+    """Returns an Arrow column; UNCHANGED becomes null. Raises `InvalidJob` for a value outside the type."""
     known = [None if value is UNCHANGED or value == UNCHANGED else value for value in values]
     return from_text(pa.array(known, pa.binary()).cast(pa.string()), column, where)
 
 
 def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
-    """`values` of a snapshot, with the column's type. Raises `InvalidJob` unless every value stays as it is."""
+    """Returns `values` of a snapshot in the column's type. Raises `InvalidJob` unless every value is kept."""
     if values.type == column.type:
         return values
     both = (values.type, column.type)
@@ -105,7 +108,7 @@ def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
         if all(map(pa.types.is_integer, both)) or all(map(pa.types.is_decimal, both)):
             return values.cast(column.type)
     except pa.ArrowInvalid:
-        pass  # a value that has no room there
+        pass  # a value that does not fit
     raise InvalidJob(
         f"{where}: column {column.name!r} is {column.type} now, and {values.type} in the snapshot that the job has not "
         "read to its end: give the column its type back, or start the job without state (restore='none')"
@@ -113,7 +116,7 @@ def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
 
 
 def from_text(texts: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
-    """`texts`: an array of strings."""
+    """Converts an array of strings to the column's type. Raises `InvalidJob` for a value outside the type."""
     kind = column.type
     if pa.types.is_string(kind):
         return texts
@@ -149,7 +152,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _time_us(text: str) -> int:
-    """`10:00:00.5`, which Arrow does not read, in microseconds. Raises `pa.ArrowInvalid` for 24:00."""
+    """Parses `10:00:00.5`, which Arrow cannot, into microseconds. Raises `pa.ArrowInvalid` for 24:00."""
     hours, minutes, seconds = text.split(":")
     whole, _, fraction = seconds.partition(".")
     if hours == "24":
