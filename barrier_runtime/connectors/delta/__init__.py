@@ -1,1 +1,1 @@
-"""Delta Lake tables."""
+"""Sinks and source for Delta Lake tables."""

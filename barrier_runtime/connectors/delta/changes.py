@@ -1,4 +1,4 @@
-"""A Delta table as it was at a version, and what each later one has changed, as upserts by a key. Blocking.
+"""A Delta table at a version, and the changes of each later version as upserts by key. Blocking.
 
 | the actions of a later version | files with rows from before, from after                                   |
 |--------------------------------|---------------------------------------------------------------------------|
@@ -65,7 +65,7 @@ class DeltaChanges(DeltaHistory):
             ) from error
         stored = pa.schema([field for field in schema if field.name not in file.partitionValues] + [_KIND])
         check_kept(read_schema(data), stored, f"the table {self._store.url}", self._where)
-        changes = read_parquet(data, stored)  # these types: files may have views of text
+        changes = read_parquet(data, stored)  # in these types: files may have views of text
         rows = changes.filter(pc.is_in(changes[_KIND.name], _BEFORE if before else _AFTER)).combine_chunks()
         columns = [
             rows[field.name].combine_chunks()
@@ -77,7 +77,12 @@ class DeltaChanges(DeltaHistory):
 
 
 def partition_column(text: str | None, field: pa.Field, count: int, where: str) -> pa.Array:
-    """A value as the log has it: text, null where it is empty, times in UTC. Raises `InvalidJob` for others."""
+    """Returns a column of `count` equal values, parsed from the text in the log.
+
+    Empty text is null, times are in UTC.
+
+    Raises `InvalidJob` for unreadable text.
+    """
     kind = field.type
     if not text:  # the format has no empty text
         return pa.nulls(count, kind)

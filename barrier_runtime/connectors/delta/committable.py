@@ -1,7 +1,7 @@
-"""What a Delta sink needs to finish one transaction from any process: its data files, and what the log says of each.
+"""Committable of a Delta sink: data files and their log entries, enough for any process to commit.
 
-The origin (lineage and checkpoint) is what the table remembers of a commit, so it decides whether one was made. Job,
-sink, token and subtask are in the names of the files; see `file_committable`.
+The table remembers the origin of a commit (lineage and checkpoint), so the origin decides whether the commit was made.
+Names of files hold job, sink, token and subtask; see `file_committable`.
 """
 
 import msgspec
@@ -34,7 +34,7 @@ class DeltaCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def application(self) -> str:
-        """Under this id the table remembers the highest checkpoint that was committed."""
+        """Application id, under which the table stores the highest committed checkpoint."""
         return f"{self.job}/{self.sink}/{self.lineage}"
 
 
@@ -46,7 +46,10 @@ def encode_delta_committable(committable: DeltaCommittable) -> bytes:
 
 
 def decode_delta_committable(data: bytes, job: str, sink: str, where: str) -> DeltaCommittable:
-    """Raises `InvalidJob` for another version, and `Corrupt` for whatever this sink of this job cannot have written."""
+    """Decodes the committable of a sink of a job.
+
+    Raises `InvalidJob` for another version, and `Corrupt` for anything that this sink cannot have written.
+    """
     committable = _DECODER.decode(data, where)
     strange = [each.file.final for each in committable.files if not is_name_of(each.file, job, sink)]
     if (committable.job, committable.sink) != (job, sink) or strange:

@@ -1,7 +1,7 @@
-"""Compaction of the files that a Delta sink has written: one version that removes small files and adds larger ones
-without a change of data. docs/design/compaction.md has the states and moves. Blocking; no state is shared with commits.
+"""Compaction of files of a Delta sink: a version joins small files without a change of data.
 
-The commit is a put-if-absent of the version behind the newest one, after each version since the look was read.
+docs/design/compaction.md has the states and moves. Blocking; shares no state with commits. The commit is a
+put-if-absent of the version after the newest version, after reading each version since the look.
 """
 
 import itertools
@@ -25,8 +25,8 @@ from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, t
 from barrier_runtime.state.errors import Corrupt, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
 
-_FIRST_PART = 200_000  # of names: above those of transactions and of joined files
-_ATTEMPTS = 100  # versions of others that come in the moment of the commit
+_FIRST_PART = 200_000  # of names: above the numbers of transactions and of joined files
+_ATTEMPTS = 100  # versions that others write at the moment of the commit
 _LONGEST_S = 3600.0  # from the look to the commit: the log keeps records for longer
 _AT_ONCE = 4  # files that are read at a time
 
@@ -43,7 +43,7 @@ class DeltaPlan:
 
 
 class DeltaCompaction:
-    """`store`: the table's folder. `names`: of the sink whose files are compacted."""
+    """Compaction of the files named by `names`, below `store`, the table's folder."""
 
     def __init__(self, log: DeltaLog, store: ObjectStore, names: FileNames, target: int, where: str) -> None:
         self._log = log
@@ -69,7 +69,7 @@ class DeltaCompaction:
         return DeltaPlan(int(table.version()), began, tuple(map(tuple, groups))) if groups else None
 
     def _own_small_files(self, table: Any, partition_by: Sequence[str]) -> list[TableFile]:
-        """In the order of their checkpoints."""
+        """Returns the small files of this sink, in checkpoint order."""
         live = pa.table(table.get_add_actions(flatten=True))
         columns = ["path", "size_bytes", "num_records", *(f"partition.{name}" for name in partition_by)]
         found = []
@@ -90,7 +90,7 @@ class DeltaCompaction:
                     self._dropped(made)
                     return None
                 made.append(self._joined(group))
-        except ObjectNotFound:  # another writer has removed one, and a vacuum came
+        except ObjectNotFound:  # another writer has removed a file, and a vacuum has deleted it
             self._dropped(made)
             return None
         return made
@@ -149,7 +149,7 @@ class DeltaCompaction:
 
 
 def _conflicts(actions: Sequence[Action], chosen: set[str]) -> bool:
-    """Whether a version that came after the look forbids to replace these files."""
+    """Returns whether a version after the look forbids the replacement of the `chosen` files."""
     return any(
         action.metaData is not None
         or action.protocol is not None

@@ -1,4 +1,7 @@
-"""Rows → the Parquet files of a Delta table: one per partition, with what the log says about each. Run off the loop."""
+"""Conversion of rows to the Parquet files of a Delta table: a file per partition, with its log entry.
+
+Runs off the event loop.
+"""
 
 import datetime
 import decimal
@@ -16,8 +19,8 @@ from barrier_runtime.connectors.sink_bases.lake.columns import kept_as
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.lengths import FILE_NAME_BYTES
 
-_STATISTICS_COLUMNS = 32  # as many as Delta's own writers look at by default
-_LONGEST_TEXT = 32  # characters; a longer bound would have to be cut with care, and is left out
+_STATISTICS_COLUMNS = 32  # the default of Delta's own writers
+_LONGEST_TEXT = 32  # characters; a longer bound would need a careful cut, and is omitted
 
 
 def partitions(
@@ -27,9 +30,10 @@ def partitions(
     required: Sequence[str],
     where: str,
 ) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """(partition values, rows without these columns) for each partition; rows keep their order within it.
+    """Yields (partition values, rows without these columns) for each partition; rows keep their order.
 
-    `required`: columns that must not be null."""
+    `required` lists columns that must not be null.
+    """
     rows = stored_rows(batches, stored, where)
     check_required(rows, required, where)
     if not partition_by:
@@ -52,7 +56,7 @@ def partitions(
 
 
 def stored_rows(batches: Sequence[pa.RecordBatch], stored: pa.Schema, where: str) -> pa.Table:
-    """The rows in the types that the table has. Raises `InvalidJob` for a value that they cannot hold."""
+    """Returns the rows in the types of the table. Raises `InvalidJob` for a value that does not fit."""
     rows = pa.Table.from_batches(batches).combine_chunks()
     columns = [kept_as(column, field, where) for column, field in zip(rows.columns, stored, strict=True)]
     return pa.Table.from_arrays(columns, schema=stored)
@@ -65,8 +69,10 @@ def check_required(rows: pa.Table, required: Sequence[str], where: str) -> None:
 
 
 def check_written_by_library(column: pa.ChunkedArray, name: str, where: str) -> None:
-    """Raise `InvalidJob` for a value of a partition column that names no folder of delta-rs, which writes the table's
-    files after the checkpoint is decided and encodes letters that are not ASCII."""
+    """Raises `InvalidJob` for a partition value that is no valid folder name of delta-rs.
+
+    delta-rs writes the table's files after the decision, and encodes letters outside ASCII.
+    """
     for value in pc.unique(column).to_pylist() if pa.types.is_string(column.type) else ():
         length = len(quote(f"{name}={value or ''}", safe="="))
         if length > FILE_NAME_BYTES:
@@ -79,7 +85,10 @@ def check_written_by_library(column: pa.ChunkedArray, name: str, where: str) -> 
 
 
 def partition_value(value: Any) -> str | None:
-    """As the log has it. An empty text is null there: the format cannot tell them apart."""
+    """Returns the value as text for the log.
+
+    Empty text becomes null, because the format cannot represent it.
+    """
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -88,7 +97,7 @@ def partition_value(value: Any) -> str | None:
 
 
 def statistics(rows: pa.Table) -> str:
-    """What readers use to skip a file: number of rows, nulls per column, least and greatest value."""
+    """Returns statistics by which readers skip files: rows, nulls per column, least and greatest value."""
     nulls: dict[str, int] = {}
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
@@ -109,17 +118,17 @@ def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | Non
     if pa.types.is_boolean(kind) or pa.types.is_binary(kind) or column.null_count == len(column):
         return None
     if pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
-        return None  # a NaN is greater than all for some readers, and nothing for others
+        return None  # some readers order NaN above all values, others ignore NaN
     try:
         ends = pc.min_max(column).as_py()
-    except (OverflowError, ValueError):  # a time that Python has no value for: the file is always read, not skipped
+    except (OverflowError, ValueError):  # a time outside Python's range: without bounds readers never skip the file
         return None
     bounds = _plain(ends["min"]), _plain(ends["max"])
     return None if None in bounds else bounds
 
 
 def _plain(value: Any) -> Any:
-    """As JSON, or None for what is better left out."""
+    """Returns the value for JSON, or None for a value to omit."""
     if isinstance(value, datetime.datetime):
         return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
     if isinstance(value, datetime.date):

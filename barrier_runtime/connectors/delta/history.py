@@ -1,9 +1,11 @@
-"""A Delta table as it was at a version, and what each later one has added. Blocking; reads the table's log itself.
+"""A Delta table at a version, and the rows that each later version adds.
+
+Blocking; reads the table's log directly.
 
 | the actions of a later version            | then                                                       |
 |-------------------------------------------|------------------------------------------------------------|
 | add                                       | the new files are read                                     |
-| add and remove without a change of data   | nothing: the same rows stand in other files (a compaction) |
+| add and remove without a change of data   | nothing: other files hold the same rows (a compaction)     |
 | remove, or deletion vectors, with a change | the job ends: rows that were read have changed            |
 """
 
@@ -22,7 +24,7 @@ from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
-LARGE_BYTES = 1 << 30  # of a file of which the log does not tell a size: it is read alone
+LARGE_BYTES = 1 << 30  # of a file without a size in the log: the file is read alone
 ANEW = "start the job without state (restore='none'), which reads the table as it is"
 
 
@@ -38,7 +40,7 @@ class _Remove(msgspec.Struct):
 
 
 class ChangeFile(msgspec.Struct):
-    """Of the change data feed: rows that a version has changed, each with what became of it."""
+    """File of the change data feed: changed rows of a version, with the kind of change."""
 
     path: str
     partitionValues: dict[str, str | None]
@@ -50,7 +52,7 @@ class _Commit(msgspec.Struct):
 
 
 class Action(msgspec.Struct):
-    """A line of the log."""
+    """Line of the log."""
 
     add: _Add | None = None
     remove: _Remove | None = None
@@ -68,7 +70,7 @@ def actions_of(record: bytes) -> list[Action]:
 
 
 class DeltaHistory:
-    """`url`: as `DeltaSource` has it; `store`: the same place as objects."""
+    """History of the table at `url` (that of `DeltaSource`); `store` has the same place as objects."""
 
     def __init__(self, url: str, store: ObjectStore, where: str) -> None:
         self._library = load_deltalake(where, "DeltaSource")
@@ -76,9 +78,9 @@ class DeltaHistory:
         self._options = storage_options(url)
         self._where = where
         self._version = 0
-        self._table: Any = None  # as it was at a version that was read; None: at none
-        self._sizes: dict[str, int] = {}  # of its files, bytes
-        self._listed: tuple[int, dict[str, Any]] = (-1, {})  # of a version: its files by path
+        self._table: Any = None  # at a version that was read; None: none yet
+        self._sizes: dict[str, int] = {}  # of the table's files, bytes
+        self._listed: tuple[int, dict[str, Any]] = (-1, {})  # version, and its files by path
         self.refresh()
 
     def schema(self) -> pa.Schema:
@@ -126,7 +128,7 @@ class DeltaHistory:
         return [fit(batch, schema, self._where) for batch in batches if batch.num_rows]
 
     def _chosen(self, version: int, paths: set[str] | None) -> list[Any]:
-        """Files of the table as it was at `version`: those, or all."""
+        """Returns the files of the table at `version`: those in `paths`, or all."""
         if paths is not None and not paths:
             return []
         found = self._fragments(version)
@@ -142,7 +144,7 @@ class DeltaHistory:
             ) from error
 
     def _added(self, version: int) -> set[str]:
-        """Paths of files with rows that are new; a version that changes others is refused."""
+        """Returns paths of files with new rows. Raises `InvalidJob` for a version that changes other rows."""
         actions = self._actions(version)
         changed = [each.remove.path for each in actions if each.remove is not None and each.remove.dataChange]
         changed += [each.add.path for each in actions if each.add is not None and each.add.deletionVector is not None]
@@ -180,9 +182,11 @@ class DeltaHistory:
             ) from error
 
     def _moved_to(self, version: int) -> Any:
-        """The table as it was at `version`. Going to a later version reads the log from the earlier one on, and not
-        from its beginning."""
-        table, self._table = self._table, None  # dropped, if it cannot be moved
+        """Returns the table at `version`.
+
+        A later version is read from the log after the loaded version, not from the beginning.
+        """
+        table, self._table = self._table, None  # dropped if the move fails
         if table is None or table.version() > version:
             table = self._at(version)
         elif table.version() < version:
@@ -204,10 +208,10 @@ class DeltaHistory:
 
 
 def paths_of(files: Iterable[_Add | _Remove | None]) -> set[str]:
-    """Of those that change data; the log has paths percent-encoded once more."""
+    """Returns the paths of files that change data; the log encodes paths with percent signs."""
     return {unquote(each.path) for each in files if each is not None and each.dataChange}
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Batches of one stream must not differ in how a file happened to be written."""
+    """Returns the type without dictionaries: batches must not depend on the encoding of a file."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -1,12 +1,12 @@
-"""Small staged files of several checkpoints as fewer, larger files of a Delta table. Blocking.
+"""Small staged files of several checkpoints, joined into larger files of a Delta table. Blocking.
 
-| the process dies                        | its successor                                                             |
-|-----------------------------------------|---------------------------------------------------------------------------|
-| before the table's commit               | makes others; those that were written are orphans, which a vacuum takes   |
-| in it: nobody knows                     | asks the table for its transaction, and makes others if it has none       |
-| after it, before staged files are gone  | the same; its sweep takes the staged files, which no checkpoint lists then|
+| the process dies                       | its successor                                                               |
+|----------------------------------------|-----------------------------------------------------------------------------|
+| before the table's commit              | joins again; files already written are orphans, which a vacuum deletes      |
+| in the commit, with an unknown result  | asks the table for its transaction, and joins again if the table has none   |
+| after it, before deleting staged files | the same; its sweep deletes the staged files, which no checkpoint lists now |
 
-The staged files stay until the table has the commit, so a larger file is never the only place of decided rows.
+Staged files stay until the table has the commit, so a larger file is never the only copy of decided rows.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from barrier_runtime.connectors.sink_bases.staging import Staging
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
-_FIRST_PART = 100_000  # of names: above those of a transaction's own files
+_FIRST_PART = 100_000  # of names: above the numbers of a transaction's own files
 _AT_ONCE = 2  # files that are made at a time, with all rows in memory
 
 
@@ -40,10 +40,13 @@ class JoinedFiles:
         self._names = names
         self._parts = itertools.count(_FIRST_PART)
         self._numbering = threading.Lock()
-        self._made: dict[tuple[str, ...], list[DeltaFile]] = {}  # staged keys -> files: for another attempt
+        self._made: dict[tuple[str, ...], list[DeltaFile]] = {}  # staged keys -> files, for a repeated attempt
 
     def shown(self, new: Sequence[DeltaCommittable]) -> list[DeltaFile]:
-        """Files under their final names with the rows of all `new`. Raises `Corrupt` when staged rows are gone."""
+        """Returns files under final names, with the rows of all `new` committables.
+
+        Raises `Corrupt` if staged rows are gone.
+        """
         listed = [
             (file, (tuple(each.fields.items()), tuple(file.partition.items())), each.checkpoint)
             for each in new
@@ -55,7 +58,7 @@ class JoinedFiles:
         return [file for files in made for file in files]
 
     def forget(self) -> int:
-        """The table has them. Number of files that were shown since the last call."""
+        """Forgets files that the table has now; returns the number of files shown since the last call."""
         many = sum(map(len, self._made.values()))
         self._made.clear()
         return many
@@ -77,7 +80,7 @@ class JoinedFiles:
             with ThreadPoolExecutor(max_workers=8) as reading:
                 parts = list(reading.map(self._rows_of, files))
         except ObjectNotFound:
-            return self._each_shown(files)  # some were shown when `commit_every` was another, or they are gone
+            return self._each_shown(files)  # shown earlier, with another `commit_every`, or gone
         rows = pa.concat_tables(parts)
         first = files[0]
         with self._numbering:

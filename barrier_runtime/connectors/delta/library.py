@@ -1,4 +1,4 @@
-"""delta-rs: where it finds a table, and what errors mean."""
+"""Access to delta-rs: locations of tables, storage options, and errors."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def load_deltalake(where: str, who: str) -> Any:
-    """The library, or how to get it."""
+    """Imports deltalake. Raises an error with the install command if deltalake is missing."""
     try:
         import deltalake
         import deltalake.exceptions
@@ -24,14 +24,16 @@ def load_deltalake(where: str, who: str) -> Any:
 
 
 def library_url(store: ObjectStore) -> str:
-    """The table's location for delta-rs, which decodes percent signs; keys of stores have none that are encoded."""
+    """Returns the table's location for delta-rs, which decodes percent signs, unlike keys of stores."""
     scheme, _, place = store.url.partition("://")
     return store.url if scheme == "file" else f"{scheme}://{quote(place, safe='/:')}"
 
 
 def storage_options(url: str) -> dict[str, str] | None:
-    """For delta-rs on S3; credentials and region are its own business (environment, profile, role). Commits have to be
-    conditional puts, whatever the environment allows."""
+    """Returns delta-rs' options for S3. Credentials and region are in the environment, profile or role.
+
+    Commits must be conditional puts, whatever the environment allows.
+    """
     if not url.startswith(("s3://", "s3a://")):
         return None
     query = parse_qs(split_settings(url)[1])
@@ -52,13 +54,13 @@ def storage_options(url: str) -> dict[str, str] | None:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether a person must mend what delta-rs, or the store under it, says."""
+    """Returns whether a person must resolve an error of delta-rs or of its store."""
     kinds = ("DeltaProtocolError", "SchemaMismatchError")
     return must_be_mended(error) or type(error).__name__ in kinds or says_refused(str(error))
 
 
 def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
-    """What an exception of delta-rs means; `failure` begins the message."""
+    """Returns the error of this project for an exception of delta-rs; `failure` begins the message."""
     if isinstance(error, BarrierRuntimeError):
         return error
     if is_refused(error):

@@ -1,6 +1,6 @@
-"""Records of a Delta table's log that are written here: the creation of an empty table, and appends of whole files.
+"""Records for a Delta table's log: creation of an empty table, appends of whole files, compactions.
 
-The format's protocol has every action as a line of JSON, and a version belongs to whoever creates its object first.
+In the format each action is a line of JSON, and the first writer to create the object of a version owns the version.
 """
 
 import uuid
@@ -13,7 +13,7 @@ import msgspec
 from barrier_runtime.connectors.delta.committable import DeltaFile
 from barrier_runtime.connectors.delta.schema import DeltaType, has_zoneless_times, schema_string
 
-_AS_THEY_ARE = "/=-_.~+:@!$&'(),;"  # in paths, which are encoded as those of URLs
+_AS_THEY_ARE = "/=-_.~+:@!$&'(),;"  # not encoded in paths, as in those of URLs
 
 
 def log_key(version: int) -> str:
@@ -45,7 +45,10 @@ def create_record(fields: Mapping[str, DeltaType], partition_by: Sequence[str], 
 def append_record(
     files: Sequence[DeltaFile], checkpoints: Mapping[str, int], partition_by: Sequence[str], now_ms: int
 ) -> bytes:
-    """`checkpoints`: by application, the last one in this commit."""
+    """Returns the record of an append.
+
+    `checkpoints` maps each application to its last checkpoint in the commit.
+    """
     parameters = {"mode": "Append", "partitionBy": msgspec.json.encode(list(partition_by)).decode()}
     operation = {
         "timestamp": now_ms,
@@ -64,19 +67,19 @@ def append_record(
 
 
 class TableFile(NamedTuple):
-    """A data file that a compaction removes or adds. `name`: below the table's folder."""
+    """Data file that a compaction removes or adds. `name` is below the table's folder."""
 
     name: str
     partition: dict[str, str | None]
     size: int
     rows: int
-    statistics: str = ""  # of an added one
+    statistics: str = ""  # of an added file
 
 
 def compaction_record(
     removed: Sequence[TableFile], added: Sequence[TableFile], target: int, version: int, now_ms: int
 ) -> bytes:
-    """`version`: the one whose files were looked at."""
+    """Returns the record of a compaction. `version` is the version whose files were read."""
     operation = {
         "timestamp": now_ms,
         "operation": "OPTIMIZE",

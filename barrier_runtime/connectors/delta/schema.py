@@ -1,7 +1,7 @@
-"""Which Delta type a column of a stream becomes, and whether an existing table can take it. Pure.
+"""Delta types of columns, and checks that an existing table accepts them. Pure.
 
-Delta keeps whole numbers of 1 to 8 bytes with a sign, times in microseconds, and nothing for durations or times of day.
-What it cannot hold is refused: a type when the flow is written, a value (such as a time with nanoseconds) before its
+Delta has signed integers of 1 to 8 bytes and times in microseconds, but no durations or times of day. Columns of
+unsupported types are refused when the flow is written; unsupported values (such as times with nanoseconds) before their
 row is staged.
 """
 
@@ -35,7 +35,7 @@ _PARTITION_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "da
 
 
 def delta_fields(schema: pa.Schema, where: str) -> dict[str, DeltaType]:
-    """Column name → Delta type. Raises `InvalidJob` for what Delta cannot hold."""
+    """Maps column names to Delta types. Raises `InvalidJob` for types that Delta does not have."""
     lower = [name.lower() for name in schema.names]
     for name in schema.names:
         if lower.count(name.lower()) > 1:
@@ -44,7 +44,7 @@ def delta_fields(schema: pa.Schema, where: str) -> dict[str, DeltaType]:
 
 
 def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
-    """The same columns in the Arrow types that the data files hold."""
+    """Returns the columns in the Arrow types of the data files."""
     return pa.schema([pa.field(field.name, _typed(field.type, where, field.name)[1]) for field in schema])
 
 
@@ -92,8 +92,10 @@ def check_partition_columns(fields: Mapping[str, DeltaType], partition_by: Seque
 
 
 def check_fits(fields: Mapping[str, DeltaType], table: Sequence[Mapping[str, Any]], where: str, place: str) -> None:
-    """Raise `InvalidJob` unless a table with these fields (as in its log) takes rows of ours: same types; a column that
-    the rows lack must allow nulls."""
+    """Raises `InvalidJob` unless a table with these fields (as in its log) accepts rows of the sink.
+
+    Types must be equal; a column that the rows lack must allow nulls.
+    """
     there = {field["name"]: field for field in table}
     for name, delta in fields.items():
         if name not in there:
@@ -112,7 +114,7 @@ def check_fits(fields: Mapping[str, DeltaType], table: Sequence[Mapping[str, Any
 
 
 def schema_string(fields: Mapping[str, DeltaType]) -> str:
-    """As the log of a new table has it: every column may be null."""
+    """Returns the schema for the log of a new table, in which every column may be null."""
     text = msgspec.json.encode({"type": "struct", "fields": [_field(name, delta) for name, delta in fields.items()]})
     return text.decode()
 
@@ -126,7 +128,7 @@ def _field(name: str, delta: DeltaType) -> dict[str, Any]:
 
 
 def _plain(delta: DeltaType) -> Any:
-    """Without what does not change how a value is kept: notes, and whether nulls are allowed inside."""
+    """Returns the type without metadata and nullability, which do not change how values are stored."""
     if isinstance(delta, str):
         return delta.replace(" ", "")
     if delta["type"] == "struct":

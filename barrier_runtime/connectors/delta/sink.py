@@ -1,17 +1,16 @@
-"""Exactly-once into a Delta Lake table: one commit of the table for all that was decided since the last one.
+"""Exactly-once rows in a Delta table: a single commit for everything decided since the last commit.
 
-Pre-commit stages whole Parquet files, hidden; nothing about them can expire, and no vacuum sees them. Commit gives each
-its final name inside the table's folder, where no reader of the table looks for it yet. With `commit_every` the global
-committer does that, and makes large files of small ones (`delta/joined_files`). The global committer then adds
-them all to the table's log in one commit that carries the highest checkpoint as the format's own application
-transaction, so the table itself tells whether it was made: by us, by a zombie, or by nobody. See `delta/table`.
+Pre-commit stages whole, hidden Parquet files, which never expire and which a vacuum does not see. The commit gives each
+file its final name in the table's folder, still outside the table. With `commit_every` the global committer does this,
+and joins small files (`delta/joined_files`). The global committer then adds all files to the table's log in one commit,
+with the highest checkpoint as the format's own application transaction. The table itself therefore shows whether the
+commit was made, whoever made it. See `delta/table`.
 
-A reader that lists the folder instead of reading the table sees files that are not in it yet. Small checkpoint
-intervals make many small files, which `compact=` joins behind the commits (`delta/compaction`). VACUUM is the user's
-business. A vacuum deletes files that are not in
-the log and older than its retention (a week by default): a file has its final name only between the commits of the
-subtasks and that of the table, so only an outage of that length in between is at risk; then the commit says what is
-missing.
+Readers that list the folder see files that are not yet in the table. Short checkpoint intervals make many small files,
+which `compact=` joins after the commits (`delta/compaction`). Users run VACUUM. A vacuum deletes files that are not in
+the log and older than its retention (a week by default). A file has its final name outside the log only between the
+commit of its subtask and the commit of the table, so only an outage of this length in between is a risk; the commit
+then names the missing files.
 """
 
 import datetime
@@ -59,17 +58,18 @@ Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
 
 @kinds_checked
 class DeltaSink(TwoPhaseCommitSink):
-    """`url`: the table's folder, a local one, `file://…` or `s3://bucket/prefix`. The table is created with the columns
-    of the first rows when there is none; an existing one must have them with the same types. Times are kept to the
-    microsecond, and one with nanoseconds ends the job.
+    """Writes rows to the Delta table at `url`: a local folder, `file://…` or `s3://bucket/prefix`.
 
-    `partition_by`: columns of text, whole numbers, booleans or dates; default: as the table has it, or none. Empty text
-    there is read back as null, as the format has it.
-    `commit_every`: a duration, or seconds. Rows are decided with each checkpoint, and the table gets one commit for all
-    checkpoints of that time. 0: with each checkpoint.
-    `compact`: the size that files are to have, such as "128 MB", or bytes. Smaller files of this sink become files of
-    that size, off the path of commits, in versions without a change of data. None: no compaction.
-    `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before they are staged early.
+    A missing table is created with the columns of the first rows; an existing table must have these columns with the
+    same types. Times have microseconds; a time with nanoseconds ends the job.
+
+    `partition_by`: columns of text, integers, booleans or dates; default: those of the table, or none. Empty text there
+    reads as null, because the format has no empty text.
+    `commit_every`: a duration, or seconds. Checkpoints decide rows as always, and the table gets one commit for all
+    checkpoints of that time. 0: a commit per checkpoint.
+    `compact`: target size of files, such as "128 MB", or bytes. Smaller files of this sink are joined to that size in
+    the background, in versions without a change of data. None: no compaction.
+    `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before rows are staged early.
 
     >>> DeltaSink("s3://lake/events", commit_every=30, compact="128 MB")
     DeltaSink('s3://lake/events'), a commit every 30 s, compacted to 128 MB
@@ -126,7 +126,7 @@ class DeltaSink(TwoPhaseCommitSink):
         self._staging = Staging(store, self._names, self._where)
         self._log = DeltaLog(self.url, store, self._where)
         self._afterwards = Afterwards(self._where)
-        self._last = False  # no rows come any more
+        self._last = False  # the input has ended
         self._joined = JoinedFiles(store, self._staging, self._names)
         self._table = self._log.existing()
         self._compactor: Compactor[DeltaPlan, Sequence[TableFile]] | None = None
@@ -139,7 +139,7 @@ class DeltaSink(TwoPhaseCommitSink):
             self._partition_by = self._table.partition_by if self._table else ()
         else:
             self._partition_by = self.partition_by
-        self._stored: pa.Schema | None = None  # of the data files; None: no row has come yet
+        self._stored: pa.Schema | None = None  # of the data files; None: before the first row
 
     def _checked_store(self, context: SinkContext) -> ObjectStore:
         try:
@@ -236,7 +236,7 @@ class DeltaSink(TwoPhaseCommitSink):
         try:
             in_parallel(lambda each: self._staging.show(each.file, keep=True), decoded.files, _SHOWN_AT_ONCE)
         except Corrupt:
-            if not self._log.has(decoded):  # a vacuum takes what a compaction has replaced, from the job nothing
+            if not self._log.has(decoded):  # after a compaction a vacuum may delete files that the table had
                 raise
         self._later(lambda: self._staging.drop_shown([each.file for each in decoded.files]))
 

@@ -1,4 +1,4 @@
-"""A Delta table as a source: the rows of the newest version, then what every later version appends or changes."""
+"""Source of a Delta table: rows of the newest version, then appends or changes of later versions."""
 
 import datetime
 from collections.abc import Sequence
@@ -19,16 +19,18 @@ from barrier_runtime.state.store.urls import last_part, shown, without_credentia
 @kinds_checked
 @dataclass(frozen=True)
 class DeltaSource(EventTimeOfSource):
-    """`url`: the table's folder, a local one, `file://…` or `s3://bucket/prefix`. `every`: how often to look for new
-    versions, for ever; None: the stream ends with the rows of the newest.
+    """Rows of the Delta table at `url`: a local folder, `file://…` or `s3://bucket/prefix`.
 
-    Without `key`, only rows that are appended can be followed: a version that changes or deletes rows ends the job;
-    compactions are passed over. With the columns that tell its rows apart they are upserts: the table's columns,
-    `deleted`, and `changed_at`, when the version was committed. Of a table with a change data feed these are the rows
-    that changed, of others all rows of the files that were rewritten. An update of the key is a deletion and a new row.
+    `every`: interval of looking for new versions, without end; None: the stream ends with the rows of the newest
+    version.
 
-    Log and files of a version must stay until it is read. The rows of one data file, and the keys that a version
-    changes, must fit in the memory of a slot. Columns are those of the table when the program starts.
+    Without `key` the source follows only appended rows: a version that changes or deletes rows ends the job;
+    compactions are skipped. With `key`, the columns that identify rows, the stream has upserts: the table's columns,
+    `deleted`, and `changed_at`, the time of the version's commit. From a table with a change data feed these are the
+    changed rows, from other tables all rows of rewritten files. An update of the key is a delete and a new row.
+
+    Log and files of a version must exist until the version is read. The rows of a data file, and the keys that a
+    version changes, must fit in the memory of a slot. Columns are those of the table when the program starts.
 
     >>> flow.source("orders", DeltaSource("s3://lake/orders", every=timedelta(seconds=10)))  # doctest: +SKIP
     """
@@ -39,7 +41,10 @@ class DeltaSource(EventTimeOfSource):
     key: Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:
-        """Looks at the table. Raises `InvalidJob` when it is not there, `Unavailable` when nobody answers."""
+        """Reads the table.
+
+        Raises `InvalidJob` if the table is missing, `Unavailable` if the store does not answer.
+        """
         where = f"source {name!r}"
         url = without_credentials(str(self.url), f"the location of {where}")
         if "://" in url and not url.startswith(("file://", "s3://", "s3a://")):

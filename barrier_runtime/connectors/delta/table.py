@@ -1,12 +1,12 @@
-"""The log of one Delta table, as its only writer of a job sees it: looked at, created, appended to. Blocking.
+"""Log of a Delta table, for the only writer of a job: reads, creates and appends. Blocking.
 
-Every commit carries the format's own application transaction (`txn`: our lineage, the checkpoint), so the table itself
-knows what was committed. A commit reads the table's version of it and is conditional on nobody having written that
-transaction since: delta-rs refuses it as a conflict. After any failure the table is read again and asked.
+Every commit carries the format's own application transaction (`txn`: lineage and checkpoint), so the table itself knows
+what was committed. A commit reads the table's version of this transaction, and succeeds only if nobody has written the
+transaction since: delta-rs refuses a conflict. After any failure the table is read again.
 
-delta-rs lets two writers *create* a table with rows at once and keeps both. So an empty table is created here, by one
-put-if-absent of the first log record, and rows only ever come as appends. The markers have no time of their own, and
-such never expire (`delta.setTransactionRetentionDuration` removes only those that have).
+delta-rs lets two writers *create* a table with rows at once and keeps the rows of both. This module therefore creates
+an empty table, by a put-if-absent of the first log record, and rows are always appends. The markers have no time, and
+markers without time never expire (`delta.setTransactionRetentionDuration` removes only markers with a time).
 """
 
 import contextlib
@@ -37,19 +37,19 @@ from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
 
 _ATTEMPTS = 6
-_CHECKPOINT_EVERY = 100  # versions, as delta-rs has it
-_AGE_TO_CHECK_MS = 10 * 60 * 1000  # since a file was written: a vacuum may have taken older ones
-_UNSYNCED = 200  # commits that a predecessor may have left unsynced: more than lie between two of the log's checkpoints
-_APPENDABLE = {  # features of a table that whole new files cannot violate, or whose use is looked for
+_CHECKPOINT_EVERY = 100  # versions, as in delta-rs
+_AGE_TO_CHECK_MS = 10 * 60 * 1000  # since a file was written: a vacuum may have deleted older files
+_UNSYNCED = 200  # commits that a predecessor may have left unsynced: more than lie between two checkpoints of the log
+_APPENDABLE = {  # features that whole new files cannot violate, or whose use is checked
     *("appendOnly", "invariants", "timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck"),
     *("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns"),
 }
-Change: TypeAlias = tuple[dict[str, int], Callable[[], None]]  # applications' checkpoints that it commits; makes it
+Change: TypeAlias = tuple[dict[str, int], Callable[[], None]]  # checkpoints by application; function to commit
 _NOTHING_KNOWN: tuple[int, dict[str, int]] = (-1, {})
 
 
 class DeltaLog:
-    """`url` may carry `?endpoint=`; `store` is the same place as objects."""
+    """Log of the table at `url`, which may have `?endpoint=`; `store` has the same place as objects."""
 
     def __init__(self, url: str, store: ObjectStore, where: str) -> None:
         self._library = load_deltalake(where, "DeltaSink")
@@ -57,30 +57,33 @@ class DeltaLog:
         self._where = where
         self._is_local = store.url.startswith("file://")
         self._options = storage_options(url)
-        self._table: Any = None  # the newest that was seen; None: load it
-        self._synced = -1  # version up to which the log is known to survive a power cut
-        self._known = _NOTHING_KNOWN  # of this version: applications' highest checkpoints
+        self._table: Any = None  # the newest known; None: load it
+        self._synced = -1  # newest version whose log surely survives a power cut
+        self._known = _NOTHING_KNOWN  # version, and the highest checkpoints of applications in it
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delta-log")
-        self._reading: Future[None] | None = None  # a checkpoint of the log is made
-        self._head: _OwnCommit | None = None  # our last commit, if nobody is known to have written since
+        self._reading: Future[None] | None = None  # running checkpoint of the log
+        self._head: _OwnCommit | None = None  # own last commit, if no other commit is known to follow
         self._last_own = -1  # version of our last commit
-        self._compacted: set[int] = set()  # versions by this process that nobody has gone behind yet
-        self._seen: DeltaTableFacts | None = None  # what the commit under way had to fit
+        self._compacted: set[int] = set()  # versions of this process's compactions after our last commit
+        self._seen: DeltaTableFacts | None = None  # the facts that the running commit had to fit
 
     def existing(self) -> DeltaTableFacts | None:
-        """What is there; None when there is no table. Raises `InvalidJob` for a table that must not be appended to."""
+        """Returns the table's facts, or None without a table.
+
+        Raises `InvalidJob` if appends would break the table.
+        """
         table = self._newest()
         return None if table is None else self.facts(table)
 
     def has(self, committable: DeltaCommittable) -> bool:
-        """Was it made part of the table? Whatever became of the files since."""
+        """Returns whether the table has committed this, whatever happened to the files since."""
         return self.has_checkpoint(committable.application, committable.checkpoint)
 
     def has_checkpoint(self, application: str, checkpoint: int) -> bool:
         return checkpoint <= self.committed(application)
 
     def committed(self, application: str) -> int:
-        """The highest checkpoint of this application that the table has; 0 when it has none."""
+        """Returns the highest checkpoint of this application in the table, or 0."""
         table = self._newest()
         return 0 if table is None else self._committed(table, application)
 
@@ -89,8 +92,12 @@ class DeltaLog:
         pending: Sequence[DeltaCommittable],
         shown: Callable[[Sequence[DeltaCommittable]], Sequence[DeltaFile]] | None = None,
     ) -> None:
-        """Make the files of all of these part of the table at once, except for what it has already. `shown`: brings
-        the rows of some of these under the final names that it returns; None: they are there. Idempotent."""
+        """Adds the files of all committables to the table at once, except those that the table already has.
+
+        Idempotent.
+
+        `shown` gives rows of some committables final names and returns the files; None: the files have final names.
+        """
 
         def change(table: Any) -> Change | None:
             new = [each for each in pending if each.checkpoint > self._committed(table, each.application)]
@@ -114,8 +121,7 @@ class DeltaLog:
         pending: Sequence[DeltaCommittable],
         shown: Callable[[Sequence[DeltaCommittable]], Sequence[DeltaFile]] | None,
     ) -> bool:
-        """Commit on top of our own last commit without a look at the table: whatever somebody else has written since
-        has taken the version. False: look."""
+        """Commits without reading the table, unless another writer has taken the next version. False: read."""
         head, self._head = self._head, None
         if head is None or any(each.application not in head.known for each in pending):
             return False
@@ -138,7 +144,7 @@ class DeltaLog:
         return True
 
     def merge(self, merging: "Merging") -> None:
-        """Replace, add and delete rows in one commit, unless the table has this checkpoint already. Idempotent."""
+        """Replaces, adds and deletes rows in one commit, unless the table has this checkpoint. Idempotent."""
 
         def change(table: Any) -> Change | None:
             after = self._committed(table, merging.application)
@@ -160,8 +166,7 @@ class DeltaLog:
         *,
         data: bool = False,
     ) -> None:
-        """Make the table if there is none, and change it until there is nothing left to change. `data`: delta-rs
-        writes the data files itself."""
+        """Creates a missing table, and repeats `change` until done. `data`: delta-rs writes the data files."""
         failed: BaseException | None = None
         for _ in range(_ATTEMPTS):
             table = self._newest()
@@ -178,16 +183,16 @@ class DeltaLog:
                 execute()
             except PERMANENT:
                 raise
-            except Exception as error:  # lost against another, refused, or nobody knows: look again
+            except Exception as error:  # conflict, refusal or unknown result: read again
                 failed = error
                 self._forget()
                 if is_refused(error):
                     said = f"{self._where}: nothing could be committed to the table {self._store.url}"
                     raise trouble(error, said) from error
-            else:  # in the next version at the earliest; if it is that one, nobody else came between
+            else:  # if this is the next version, nobody committed in between
                 self._known = (version + 1, {**self._known[1], **done})
                 if data and self._is_local:
-                    continue  # to see what has to be brought to the disk
+                    continue  # the next turn syncs to the disk
                 if not data:
                     assert self._seen is not None, "a commit without the facts that it has to fit"
                     self._appended(version + 1, self._seen, self._known[1])
@@ -222,7 +227,7 @@ class DeltaLog:
         return self._library.DeltaTable(library_url(self._store), storage_options=self._options)
 
     def loaded(self) -> Any:
-        """The table as it is now, of the library, for a thread other than that of commits; None: there is none."""
+        """Returns the library's table as of now, for other threads than that of commits; None: no table."""
         try:
             return self._load()
         except self._library.exceptions.TableNotFoundError:
@@ -231,12 +236,11 @@ class DeltaLog:
             raise self._unreadable(error) from error
 
     def compacted(self, version: int) -> None:
-        """This version is a compaction by this process, so our next commit goes behind it without a look. Any thread
-        may call."""
+        """Records a compaction by this process, which the next commit skips. Any thread may call."""
         self._compacted.add(version)
 
     def _behind(self, version: int) -> int:
-        """The first version after this one that is no compaction by this process."""
+        """Returns the first version after `version` that is no compaction of this process."""
         after = version + 1
         while after in self._compacted:
             self._compacted.discard(after)
@@ -249,19 +253,18 @@ class DeltaLog:
         for behind in [each for each in tuple(self._compacted) if each < version]:
             self._compacted.discard(behind)
         last, self._last_own = self._last_own, version
-        passed = version // _CHECKPOINT_EVERY > last // _CHECKPOINT_EVERY >= 0  # others' versions may be in between
+        passed = version // _CHECKPOINT_EVERY > last // _CHECKPOINT_EVERY >= 0  # versions of others may lie in between
         due = version % _CHECKPOINT_EVERY == 0 or passed
         if due and (self._reading is None or self._reading.done()):
-            with contextlib.suppress(RuntimeError):  # a commit may outlive the sink, which is closed
+            with contextlib.suppress(RuntimeError):  # a commit may outlive the closed sink
                 self._reading = self._threads.submit(self._clean_up)
 
     def _clean_up(self) -> None:
-        """A checkpoint of the log, so that readers need not read all of it. Off the path of commits, which do without
-        when it fails; the next one has what it would have had."""
+        """Writes a checkpoint of the log for readers. Commits do not need it; the next covers a failed one."""
         with contextlib.suppress(BarrierRuntimeError):
             table = self._newest_now()
             if table is not None:
-                with contextlib.suppress(Exception):  # whatever delta-rs raises
+                with contextlib.suppress(Exception):  # any exception of delta-rs
                     table.create_checkpoint()
                     table.cleanup_metadata()
 
@@ -269,12 +272,14 @@ class DeltaLog:
         self._threads.shutdown(wait=False)
 
     def _forget(self) -> None:
-        """It is read anew the next time."""
+        """Makes the next call read the table again."""
         self._table, self._known = None, _NOTHING_KNOWN
 
     def _committed(self, table: Any, application: str) -> int:
-        """The highest checkpoint of this application that the table has; 0 when it has none. delta-rs reads the whole
-        log for every answer, so an answer is kept for as long as the table is at its version."""
+        """Returns the highest checkpoint of this application in the table, or 0.
+
+        delta-rs reads the whole log for every answer, so answers are kept while the table stays at its version.
+        """
         version: int = table.version()
         if self._known[0] != version:
             self._known = (version, {})
@@ -291,7 +296,10 @@ class DeltaLog:
         return trouble(error, f"{self._where}: the table {self._store.url} could not be read")
 
     def facts(self, table: Any) -> DeltaTableFacts:
-        """Raises `InvalidJob` for a table whose rules this sink cannot keep. Any thread may call."""
+        """Returns the table's facts. Raises `InvalidJob` for rules that this sink cannot keep.
+
+        Any thread may call.
+        """
         metadata = table.metadata()
         fields = msgspec.json.decode(table.schema().to_json())["fields"]
         features = set(table.protocol().writer_features or ())
@@ -317,8 +325,7 @@ class DeltaLog:
     def _append(
         self, version: int, facts: DeltaTableFacts, files: Sequence[DeltaFile], checkpoints: Mapping[str, int]
     ) -> None:
-        """One record of the log, if nobody has written that version: one request, and its answer is all there is to
-        know. delta-rs would list the log before it, and read and list again after it."""
+        """Writes a record by one conclusive request; delta-rs would list before, and read and list after."""
         record = append_record(files, checkpoints, facts.partition_by, time.time_ns() // 1_000_000)
         outcome = self._store.put_if_absent(log_key(version), record)
         if outcome is PutOutcome.EXISTS:
@@ -327,7 +334,7 @@ class DeltaLog:
             raise Unavailable(f"nobody knows whether version {version} was written")
 
     def _transaction(self, checkpoints: Mapping[str, int]) -> Any:
-        """What a commit carries: by application, the last checkpoint in it."""
+        """Returns the properties of a commit: for each application its last checkpoint."""
         return self._library.CommitProperties(
             app_transactions=[self._library.Transaction(*each) for each in checkpoints.items()]
         )
@@ -335,7 +342,10 @@ class DeltaLog:
     # ------------------------------------------------------------ before and after
 
     def _check_there(self, files: Sequence[DeltaFile]) -> None:
-        """Of files that were written just now the subtasks have told it."""
+        """Raises `Corrupt` if files are gone.
+
+        Skips files written so recently that no vacuum can have deleted them.
+        """
         young_ms = time.time_ns() // 1_000_000 - _AGE_TO_CHECK_MS
         names = [each.file.final for each in files if each.written_ms < young_ms]
         with ThreadPoolExecutor(max_workers=8) as asking:
@@ -354,8 +364,10 @@ class DeltaLog:
             return False
 
     def _sync(self, version: int, data: bool) -> None:
-        """delta-rs leaves the log, and with `data` the data files that it writes, to the file system's own time. What
-        we report as visible must outlive a power cut."""
+        """Syncs records of the log and, with `data`, the data files of delta-rs, which does not sync.
+
+        Rows reported as visible must survive a power cut.
+        """
         if not self._is_local or version <= self._synced:
             return
         table = Path(unquote(urlsplit(self._store.url).path))
@@ -372,17 +384,17 @@ class DeltaLog:
 
 
 def _added(record: Path) -> list[str]:
-    """Names of the data files that a version has added."""
+    """Returns the names of the data files that a version added."""
     try:
         lines = record.read_bytes().splitlines()
-    except FileNotFoundError:  # cleaned up: a checkpoint of the log has it
+    except FileNotFoundError:  # cleaned up: a checkpoint of the log has the version
         return []
     actions = [msgspec.json.decode(line) for line in lines if line]
     return [unquote(action["add"]["path"]) for action in actions if "add" in action]
 
 
 def _synced(path: Path) -> None:
-    """What is not there any more needs nothing."""
+    """Syncs a file or folder; a missing path needs no sync."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -395,7 +407,7 @@ def _synced(path: Path) -> None:
 
 @dataclass(frozen=True)
 class _OwnCommit:
-    """`known`: by application, the highest checkpoint in the table as of `version`."""
+    """Own last commit. `known` maps applications to their highest checkpoint as of `version`."""
 
     version: int
     facts: DeltaTableFacts
@@ -403,7 +415,10 @@ class _OwnCommit:
 
 
 class Merging(Protocol):
-    """What one checkpoint changes in the table. `fields`, `partition_by`: of a table that is made for it."""
+    """Change of the table by one checkpoint.
+
+    `fields` and `partition_by` serve the creation of a missing table.
+    """
 
     @property
     def application(self) -> str: ...
@@ -418,13 +433,12 @@ class Merging(Protocol):
     def partition_by(self) -> Sequence[str]: ...
 
     def execute(self, table: Any, after: int, properties: Any) -> None:
-        """One commit of all behind checkpoint `after` with these properties, on top of the table's version as it was
-        loaded."""
+        """Commits everything after checkpoint `after` with these properties, on top of the loaded version."""
         ...
 
 
 def _highest(committables: Sequence[DeltaCommittable]) -> dict[str, int]:
-    """By application: the last checkpoint among these."""
+    """Returns the last checkpoint of each application among these."""
     highest: dict[str, int] = {}
     for each in committables:
         highest[each.application] = max(each.checkpoint, highest.get(each.application, 0))

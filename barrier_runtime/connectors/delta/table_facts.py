@@ -1,4 +1,4 @@
-"""What rows have to fit that are written into a Delta table: columns, partitions and settings."""
+"""Columns, partitions and settings of a Delta table that written rows must fit."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _NOT_REPLACED = {
 
 
 class DeltaTableFacts:
-    """What a change has to fit."""
+    """Facts of a table that a change must fit."""
 
     def __init__(
         self,
@@ -31,13 +31,13 @@ class DeltaTableFacts:
         self._features = features
 
     def check_replacing(self, where: str) -> None:
-        """Raise `InvalidJob` for a table whose rows must not, or cannot, be replaced."""
+        """Raises `InvalidJob` for a table whose rows must not, or cannot, be replaced."""
         for setting, why in _NOT_REPLACED.items():
             if self._settings.get(setting, "false").lower() == "true":
                 raise InvalidJob(f"{where}: the table {self.url} has {setting}=true, {why}: unset it, or use DeltaSink")
 
     def check_compacted(self, where: str) -> None:
-        """Raise `InvalidJob` for a table whose files must not be rewritten by what the log says of their rows."""
+        """Raises `InvalidJob` for a table with deletion vectors, which a rewrite of files would lose."""
         if "deletionVectors" in self._features or self._settings.get(_VECTORS, "false").lower() == "true":
             raise InvalidJob(
                 f"{where}: the table {self.url} has deletion vectors, which compact= does not apply: leave compact= "
@@ -50,7 +50,7 @@ class DeltaTableFacts:
         return tuple(field["name"] for field in self.fields if not field.get("nullable", True))
 
     def check(self, fields: Mapping[str, DeltaType], partition_by: Sequence[str], where: str) -> None:
-        """Raise `InvalidJob` when rows of these columns, in files cut like this, do not belong into the table."""
+        """Raises `InvalidJob` if rows with these columns and partitions do not fit the table."""
         check_fits(fields, self.fields, where, self.url)
         if tuple(partition_by) != self.partition_by:
             raise InvalidJob(

@@ -1,21 +1,20 @@
-"""Upserts into a Delta Lake table, exactly once: one MERGE for all that was decided since the last one.
+"""Exactly-once upserts into a Delta Lake table: a MERGE for everything decided since the last commit.
 
-Rows wait in the job's storage until their checkpoint is decided (`sink_bases/write_ahead`). Then subtask 0 takes those
-of all subtasks, of one checkpoint after the other, keeps the last one of each key, and merges them into the table in
-one commit that carries the highest checkpoint as the format's own application transaction: so the table itself tells
-whether it was made: by us, by a zombie, or by nobody.
+Rows wait in the job's storage until their checkpoint is decided (`sink_bases/write_ahead`). Subtask 0 then takes the
+rows of all subtasks, in checkpoint order, keeps the last row of each key, and merges them into the table in one commit.
+The commit carries the highest checkpoint as the format's own application transaction, so the table itself shows whether
+it was made, whoever made it.
 
-| it dies, or stalls …               | the next one                                                                 |
+| the process dies or stalls …       | its successor                                                                |
 |------------------------------------|------------------------------------------------------------------------------|
-| before the decision                | the rows are nowhere but in the job's storage, and are swept                 |
-| after it, before the commit        | merges them; data files that were written are orphans, which a vacuum takes  |
-| in the commit: nobody knows        | asks the table for its transaction                                           |
-| after it, before rows were dropped | the same; then drops them                                                    |
-| as a zombie, after its successor   | loses: a commit on top of a version without that transaction is a conflict   |
+| before the decision                | deletes the rows, which are only in the job's storage                        |
+| after it, before the commit        | merges the rows; data files already written are orphans for a vacuum         |
+| in the commit, with unknown result | asks the table for its transaction                                           |
+| after it, before deleting the rows | the same; then deletes the rows                                              |
+| and returns as a zombie            | has committed: a commit on a version without that transaction is a conflict  |
 
-A MERGE rewrites every file in which a key is found, so its cost grows with the table, not with the checkpoint alone:
-with longer checkpoint intervals there are fewer, and where the key has the partition columns it reads those partitions
-alone.
+A MERGE rewrites every file that contains a key, so its cost grows with the table, not with the checkpoint alone. Longer
+checkpoint intervals mean fewer MERGEs; if the key includes the partition columns, a MERGE reads only those partitions.
 """
 
 import datetime
@@ -48,14 +47,15 @@ _KEY_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "date", "
 
 @kinds_checked
 class DeltaUpsertSink(BatchingSink):
-    """`url` and the table as for `DeltaSink`. A row replaces the one with the same `key`, columns of text, whole
-    numbers, booleans, dates or times, none of them null; of the rows of one MERGE the last one of a key stays.
-    `deletes`: a boolean column, which the table does not get; where it is true the row with that key is removed.
+    """Merges rows into the Delta table at `url`, which is as for `DeltaSink`.
 
-    `commit_every`: a duration, or seconds; one MERGE has the checkpoints of that time, 0: each has its own. Its rows
-    are in memory together. `partition_by`: as for `DeltaSink`; part of the key,
-    or every MERGE reads the whole table. `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask
-    before they are staged early.
+    A row replaces the row with the same `key`: columns of text, integers, booleans, dates or times, without nulls; the
+    last row of a key in a MERGE stays. `deletes`: a boolean column, which the table does not get; if true, the row with
+    that key is removed.
+
+    `commit_every`: a duration, or seconds; a MERGE has the checkpoints of that time, with all rows in memory; 0: a
+    MERGE per checkpoint. `partition_by`: as for `DeltaSink`; should be part of the key, or every MERGE reads the whole
+    table. `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before rows are staged early.
 
     >>> DeltaUpsertSink("s3://lake/customers", key=["id"], deletes="deleted")  # doctest: +SKIP
     """
@@ -152,7 +152,7 @@ class DeltaUpsertSink(BatchingSink):
         self._stored = stored_schema(schema, self._where)
 
     def _fields(self, schema: pa.Schema, where: str) -> dict[str, DeltaType]:
-        """Of the table."""
+        """Returns the columns of the table."""
         return delta_fields(pa.schema([field for field in schema if field.name != self.deletes]), where)
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
@@ -174,11 +174,11 @@ class DeltaUpsertSink(BatchingSink):
     # ------------------------------------------------------------ delivering
 
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
-        for application in dict.fromkeys(batch.application for batch in batches):  # one, but after another start
+        for application in dict.fromkeys(batch.application for batch in batches):  # several only after another start
             self._deliver(application, [batch for batch in batches if batch.application == application])
 
     def _deliver(self, application: str, batches: Sequence[DecidedBatch]) -> None:
-        """Merge those that the table does not have in one commit."""
+        """Merges the batches that the table does not have, in one commit."""
         done = self._log.committed(application) if len(batches) > 1 else 0
         new = [batch for batch in batches if batch.checkpoint > done]
         if not new:
@@ -206,7 +206,7 @@ class DeltaUpsertSink(BatchingSink):
 
 
 def _last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The last row of each key, in the order of the rows."""
+    """Returns the last row of each key, in row order."""
     numbered = rows.select(list(key)).append_column(_ORDER, pa.array(range(rows.num_rows), pa.int64()))
     last = numbered.group_by(list(key), use_threads=False).aggregate([(_ORDER, "max")]).column(f"{_ORDER}_max")
     return rows if len(last) == rows.num_rows else rows.take(last.take(pc.sort_indices(last)))
@@ -214,7 +214,7 @@ def _last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Merge:
-    """`rows`: by checkpoint, oldest first."""
+    """Merge of rows. `rows` has the rows by checkpoint, oldest first."""
 
     application: str
     checkpoint: int
@@ -241,7 +241,7 @@ class _Merge:
             same_key,
             source_alias="source",
             target_alias="target",
-            streamed_exec=False,  # so that it knows which files cannot have these keys
+            streamed_exec=False,  # delta-rs then skips files that cannot have these keys
             commit_properties=properties,
         )
         if gone is not None:

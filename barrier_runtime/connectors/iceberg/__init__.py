@@ -1,1 +1,1 @@
-"""Iceberg tables."""
+"""Sink and source for Iceberg tables."""

@@ -1,9 +1,9 @@
-"""An Iceberg table as it was at a snapshot, and what each later one has changed, as upserts by a key. Blocking.
+"""An Iceberg table at a snapshot, and the changes of each later snapshot as upserts by key. Blocking.
 
-| of a later snapshot                                         | its rows are from |
-|-------------------------------------------------------------|-------------------|
-| data files that it has not, or with other deletes, as before | before            |
-| data files that only it has, or has with other deletes       | after             |
+| of a later snapshot                                          | its rows are from |
+|--------------------------------------------------------------|-------------------|
+| data files of the parent that are missing, or had other deletes | before         |
+| data files that are new, or have other deletes               | after             |
 | `replace` (a compaction)                                     | none              |
 """
 
@@ -48,5 +48,5 @@ class IcebergChanges(IcebergHistory):
 
 
 def _content(task: FileScanTask) -> tuple[str, frozenset[str]]:
-    """What says which rows it has."""
+    """Returns the data file and its delete files, which together determine the rows."""
     return task.file.file_path, frozenset(each.file_path for each in task.delete_files)

@@ -1,8 +1,8 @@
-"""Which Arrow type a column has in an Iceberg table, and whether an existing table can take it. Pure.
+"""Arrow types of columns in an Iceberg table, and checks that an existing table accepts them. Pure.
 
-Iceberg keeps whole numbers of 4 and 8 bytes with a sign, and times in microseconds. Narrower numbers are widened; a
-type that Iceberg has not is refused when the flow is written, a value (such as a time with nanoseconds) before any row
-of it is staged.
+Iceberg has signed integers of 4 and 8 bytes, and times in microseconds. Narrower integers are widened. Columns of
+unsupported types are refused when the flow is written; unsupported values (such as times with nanoseconds) before their
+row is staged.
 """
 
 import pyarrow as pa
@@ -32,7 +32,10 @@ _PRIMITIVES = (
 
 
 def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
-    """The same columns as the table holds them. Raises `InvalidJob` for what Iceberg cannot hold."""
+    """Returns the columns in the types of the table.
+
+    Raises `InvalidJob` for types that Iceberg does not have.
+    """
     return _converted(
         schema,
         f"{where}: column {{name!r}} is {{kind}}, which Iceberg cannot hold: cast it or leave it out with select()",
@@ -40,7 +43,7 @@ def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
 
 
 def table_schema(schema: pa.Schema, place: str, where: str) -> pa.Schema:
-    """Columns of a table as rows have them. Raises `InvalidJob` for a type that is not read or written here."""
+    """Returns the columns of a table as rows have them. Raises `InvalidJob` for unsupported types."""
     return _converted(
         schema,
         f"{where}: column {{name!r}} of the table {place} is {{kind}}, which is not supported here: "
@@ -60,7 +63,7 @@ def _converted(schema: pa.Schema, refusal: str, nanoseconds: bool = False) -> pa
 
 
 class _Unknown(Exception):
-    """A type that Iceberg has not."""
+    """Type that Iceberg does not have."""
 
 
 def _stored(arrow: pa.DataType, nanoseconds: bool) -> pa.DataType:
@@ -85,8 +88,10 @@ def _stored(arrow: pa.DataType, nanoseconds: bool) -> pa.DataType:
 
 
 def check_fits(stored: pa.Schema, table: pa.Schema, where: str, place: str) -> None:
-    """Raise `InvalidJob` unless a table with these columns takes rows of ours: same types; a column that the rows lack
-    must allow nulls."""
+    """Raises `InvalidJob` unless a table with these columns accepts rows of the sink.
+
+    Types must be equal; a column that the rows lack must allow nulls.
+    """
     plain = table_schema(table, place, where)
     for field in stored:
         if field.name not in table.names:
@@ -105,12 +110,12 @@ def check_fits(stored: pa.Schema, table: pa.Schema, where: str, place: str) -> N
 
 
 def _is_uuid(kind: pa.DataType, there: pa.DataType) -> bool:
-    """16 bytes for a UUID."""
+    """Returns whether 16 bytes meet a UUID."""
     return bool(there == pa.uuid() and kind == pa.binary(16))
 
 
 def as_stored(batch: pa.RecordBatch, schema: pa.Schema, required: frozenset[str], where: str) -> pa.RecordBatch:
-    """Raises `InvalidJob` for a value that the table cannot hold."""
+    """Returns the batch in the types of the table. Raises `InvalidJob` for a value that does not fit."""
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
         if field.name in required and column.null_count:

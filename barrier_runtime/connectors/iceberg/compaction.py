@@ -1,8 +1,8 @@
-"""Compaction of the files that an Iceberg sink has written: a snapshot of the operation `replace`, which removes small
-files and adds larger ones. docs/design/compaction.md has the states and moves. Blocking; the library is here.
+"""Compaction of files of an Iceberg sink: a snapshot of the operation `replace` joins small files.
 
-Manifests are immutable and a file that is removed leaves its manifest, so the chosen files are live for as long as the
-manifests that have them belong to the table: the commit reads no others, and its cost does not grow with the table.
+docs/design/compaction.md has the states and moves. Blocking. Manifests are immutable and a removed file leaves its
+manifest. The chosen files are therefore live as long as their manifests belong to the table: the commit reads no other
+manifests, and its cost does not grow with the table.
 """
 
 import time
@@ -23,14 +23,17 @@ from barrier_runtime.connectors.iceberg.table import LIBRARY_RETRIES, deleted, t
 from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, to_compact
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
-_ATTEMPTS = 10  # commits of others that come in the moment of the commit
+_ATTEMPTS = 10  # commits that others make at the same moment
 _LONGEST_S = 3600.0  # from the look to the commit: files in no snapshot must not become old
 _LAST_FORMAT = 2  # of tables whose rows have no ids
 
 
 @dataclass(frozen=True)
 class IcebergPlan:
-    """`entries`: of the manifests that have chosen files, all that is live in them. `deletes`: manifests of deletes."""
+    """Plan of a compaction.
+
+    `entries` has all live entries of the manifests that contain chosen files, `deletes` the manifests of deletes.
+    """
 
     looked_s: float  # monotonic
     schema: int
@@ -44,7 +47,7 @@ class IcebergPlan:
         return [file for group in self.groups for file in group]
 
     def holds(self, table: Table) -> bool:
-        """Whether each chosen file is live and whole in the table, and rows have the same columns and partitions."""
+        """Returns whether all chosen files are live and unchanged, and columns and partitions are the same."""
         snapshot = table.current_snapshot()
         if snapshot is None or (table.schema().schema_id, table.spec().spec_id) != (self.schema, self.spec):
             return False
@@ -53,7 +56,10 @@ class IcebergPlan:
 
 
 class IcebergCompaction:
-    """`owner`: of the names of its files. `opened`: a catalog for this thread. `committed`: called behind a commit."""
+    """Compaction of the data files named by `owner`.
+
+    `opened` opens a catalog for this thread; `committed` runs after a commit.
+    """
 
     def __init__(
         self,
@@ -125,7 +131,7 @@ class IcebergCompaction:
                 files = joined(table, group, self._owner)
                 made += files
                 self._check_rows(group, files)
-        except FileNotFoundError:  # another writer has replaced one, and its snapshot has expired
+        except FileNotFoundError:  # another writer has replaced a file, and its snapshot has expired
             self._dropped(table, made)
             return None
         except Exception as error:
@@ -153,12 +159,12 @@ class IcebergCompaction:
             if table is None:
                 return 0
             if tried & {snapshot.snapshot_id for snapshot in table.metadata.snapshots}:
-                break  # the commit was reported as failed, and is in the table
+                break  # a commit reported as failed is in the table
             late = attempt == _ATTEMPTS or time.monotonic() - plan.looked_s > _LONGEST_S
             if late or not plan.holds(table):
                 self._dropped(table, written)
                 return 0
-            table.metadata.properties[LIBRARY_RETRIES] = "0"  # of the copy in memory: the library would not look again
+            table.metadata.properties[LIBRARY_RETRIES] = "0"  # in memory only: no retry without a look
             try:
                 with table.transaction() as transaction:
                     producer = _Replacing(transaction, table.io, plan, written, summary)
@@ -184,7 +190,7 @@ class IcebergCompaction:
 
 
 class _Replacing(_SnapshotProducer["_Replacing"]):  # type: ignore[misc]  # the library is not typed
-    """A snapshot that replaces the files of a plan."""
+    """Snapshot that replaces the files of a plan."""
 
     def __init__(
         self,
@@ -202,7 +208,7 @@ class _Replacing(_SnapshotProducer["_Replacing"]):  # type: ignore[misc]  # the 
             self.append_data_file(file)
 
     def _build_delete_files_partition_predicate(self) -> None:
-        """The manifests of the chosen files are known."""
+        """Does nothing: the plan has the manifests of the chosen files."""
 
     def _existing_manifests(self) -> list[ManifestFile]:
         snapshot = self._transaction.table_metadata.snapshot_by_id(self._parent_snapshot_id)
@@ -230,7 +236,7 @@ class _Replacing(_SnapshotProducer["_Replacing"]):  # type: ignore[misc]  # the 
         ]
 
     def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:  # as the library has it
-        told = super()._summary(snapshot_properties)  # which knows no totals of a `replace`
+        told = super()._summary(snapshot_properties)  # the library has no totals for `replace`
         return Summary(operation=Operation.REPLACE, **told.additional_properties)
 
 
@@ -249,7 +255,7 @@ def _deletes(manifests: Sequence[ManifestFile]) -> frozenset[str]:
 
 
 def check_compacted(table: Table, name: str, where: str) -> None:
-    """Raise `InvalidJob` for a table whose rows a rewrite would change."""
+    """Raises `InvalidJob` for a table whose row ids a rewrite would lose."""
     if table.metadata.format_version > _LAST_FORMAT:
         raise InvalidJob(
             f"{where}: the table {name} is of version {table.metadata.format_version}, whose rows have ids that "

@@ -1,8 +1,8 @@
-"""Data files of an Iceberg table that belong to no snapshot yet, and what a later process needs to append them.
+"""Data files of an Iceberg table in no snapshot yet, and their description for a later append.
 
-A slot writes files where the table's own writers would, and describes them by Iceberg's own *manifest*, as bytes: it
-has all that a commit needs (paths, partitions, counts, bounds), in a format whose readers stay. Until they are appended
-they are orphans to the table's maintenance, which leaves young ones alone (three days by default).
+A slot writes files where the table's own writers would, and describes them by an Iceberg *manifest*, as bytes. A
+manifest has everything for a commit (paths, partitions, counts, bounds), in a format that stays readable. Until the
+append the files are orphans to the table's maintenance, which spares young orphans (three days by default).
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table import FileScanTask, Table
 
-_VERSION = 2  # of manifests; those of any version hold files of tables of any version
+_VERSION = 2  # of manifests; manifests of any version can hold files of any table version
 _NO_SNAPSHOT = -1
 _TAG_BYTES = 6  # of a UUID in a file's name; the other ten are random
 _UUID = re.compile(r"-([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\.[^/]*$")
@@ -42,7 +42,7 @@ _COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """`spec`: number of the partition spec that they are written by."""
+    """Description of written files. `spec` is the number of their partition spec."""
 
     manifest: bytes
     spec: int
@@ -51,7 +51,7 @@ class WrittenFiles:
 
 
 class _KeepingNulls(ArrowProjectionVisitor):  # type: ignore[misc]  # the library is not typed
-    """The library writes and reads null lists and maps as empty ones where they hold structs; here they stay null."""
+    """Visitor that keeps null lists and maps of structs, which the library reads and writes as empty."""
 
     def list(self, list_type: Any, list_array: pa.Array | None, value_array: pa.Array | None) -> pa.Array | None:
         return _with_nulls_of(list_array, super().list(list_type, list_array, value_array))
@@ -68,16 +68,16 @@ def _with_nulls_of(given: pa.Array | None, made: pa.Array | None) -> pa.Array | 
     return pc.if_else(given.is_valid(), made, pa.scalar(None, made.type)).cast(made.type)  # with the ids of its fields
 
 
-pyiceberg.io.pyarrow.ArrowProjectionVisitor = _KeepingNulls  # there is no other door to it
+pyiceberg.io.pyarrow.ArrowProjectionVisitor = _KeepingNulls  # the library has no option for this
 
 
 def name_of(owner: str) -> uuid.UUID:
-    """For names of data files, where the library has a UUID: its first bytes tell whose files they are."""
+    """Returns a UUID for names of data files; its first bytes identify the owner."""
     return uuid.UUID(bytes=_tag(owner) + os.urandom(16 - _TAG_BYTES))
 
 
 def is_name_of(owner: str, path: str) -> bool:
-    """Whether the data file at `path` has a name by `name_of` of this owner."""
+    """Returns whether the data file at `path` has a name that `name_of` made for this owner."""
     found = _UUID.search(path)
     return found is not None and uuid.UUID(found[1]).bytes.startswith(_tag(owner))
 
@@ -87,7 +87,10 @@ def _tag(owner: str) -> bytes:
 
 
 def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Schema, owner: str) -> WrittenFiles:
-    """As many files as the rows have partitions, at least, with names of `owner`. Raises `OSError` of the storage."""
+    """Writes rows to one or more files per partition, with names of `owner`.
+
+    Raises `OSError` of the storage.
+    """
     rows = pa.Table.from_batches(batches, schema=schema)
     files = list(_dataframe_to_data_files(table.metadata, rows, table.io, name_of(owner)))
     spec = table.metadata.spec()
@@ -100,8 +103,10 @@ def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Sche
 
 
 def joined(table: Table, files: Sequence[DataFile], owner: str) -> list[DataFile]:
-    """The rows of these files of one partition, in their order, in a new file with a name of `owner`. Raises
-    `FileNotFoundError`."""
+    """Writes the rows of these files of one partition, in order, to a new file with a name of `owner`.
+
+    Raises `FileNotFoundError`.
+    """
     scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
     rows = scan.to_table([FileScanTask(file) for file in files])
     return list(_dataframe_to_data_files(table.metadata, rows, table.io, name_of(owner)))
@@ -121,7 +126,7 @@ def data_files(written: WrittenFiles) -> list[DataFile]:
 
 
 def as_rows(written: WrittenFiles) -> pa.RecordBatch:
-    """What is staged in place of the rows themselves."""
+    """Returns the description as a batch, which is staged instead of the rows."""
     values = [[written.manifest], [written.spec], [written.files], [written.rows]]
     return pa.RecordBatch.from_arrays(
         [pa.array(each, field.type) for each, field in zip(values, _COLUMNS, strict=True)], schema=_COLUMNS
@@ -129,14 +134,14 @@ def as_rows(written: WrittenFiles) -> pa.RecordBatch:
 
 
 def from_rows(batches: Sequence[pa.RecordBatch]) -> list[WrittenFiles] | None:
-    """None: these are rows themselves, as releases before this one have staged them."""
+    """Returns the descriptions, or None for rows themselves, which earlier releases staged."""
     if not batches or (batches[0].schema.metadata or {}) != _COLUMNS.metadata:
         return None
     return [WrittenFiles(**row) for batch in batches for row in batch.to_pylist()]
 
 
 class _Memory(OutputFile):  # type: ignore[misc]  # the library is not typed
-    """`content`: what was written, once its stream is closed."""
+    """Output in memory. `content` has the bytes after the stream is closed."""
 
     def __init__(self) -> None:
         super().__init__("memory")
@@ -184,7 +189,7 @@ class _MemoryInput(InputFile):  # type: ignore[misc]
 
 
 class _MemoryIO(FileIO):  # type: ignore[misc]
-    """Reads one file, whatever it is called."""
+    """Reads a single file at any location."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__()

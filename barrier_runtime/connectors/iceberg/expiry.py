@@ -1,19 +1,19 @@
-"""Old snapshots of this sink in an Iceberg table: which expire, and which files nobody can need then.
+"""Expiry of this sink's old snapshots in an Iceberg table, and of files that nobody needs afterwards.
 
-Snapshots expire in the commit that appends newer rows, so that the table's metadata never grows and no other commit is
-in the way. What they alone refer to is deleted afterwards, off the path of commits.
+Snapshots expire in the commit that appends newer rows, so the table's metadata never grows and needs no extra commit.
+Files used only by expired snapshots are deleted afterwards, outside the commit.
 
 | a snapshot                                                          | expires                     |
 |---------------------------------------------------------------------|-----------------------------|
 | of this sink, older than its newest `keep`, in the main branch      | yes                         |
-| current, or an ancestor of what another branch or a tag refers to   | no                          |
+| current, or an ancestor of the head of another branch or a tag      | no                          |
 | of another writer                                                   | no                          |
 
-Of an expired snapshot its manifest list is deleted, and those of its manifests which neither the next snapshot that
-stays nor an older one, nor one outside of the main branch, refers to: along one branch a manifest that is gone does not
-come back. Of an expired compaction of ours the data files are deleted that it replaced, if no snapshot stays that is
-older or outside of the main branch. A process that dies before that leaves orphans, for the table's maintenance. No
-other data file is deleted here.
+For an expired snapshot these files are deleted: the manifest list, and the manifests that neither the next kept
+snapshot, nor an older kept snapshot, nor a snapshot outside the main branch contains. This suffices, because along a
+branch a removed manifest does not come back. For an expired compaction of this sink the replaced data files are
+deleted, unless a kept snapshot is older or outside the main branch. A process that dies earlier leaves orphans for the
+table's maintenance. No other data file is deleted here.
 """
 
 from collections.abc import Iterable
@@ -30,8 +30,11 @@ APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
 
 @dataclass(frozen=True)
 class Expired:
-    """`next`: the snapshot that follows in the main branch and stays. `others`: those that stay and are older, or not
-    in the main branch."""
+    """Expired snapshot.
+
+    `next` is the following kept snapshot of the main branch; `others` are kept snapshots that are older or outside the
+    main branch.
+    """
 
     snapshot: Snapshot
     next: Snapshot
@@ -39,8 +42,10 @@ class Expired:
 
 
 def to_expire(metadata: TableMetadata, owner: str, keep: int) -> list[Expired]:
-    """Snapshots of the applications that begin with `owner`, when the one that is appended next is the newest of
-    `keep`."""
+    """Returns the snapshots to expire of applications that begin with `owner`.
+
+    The snapshot appended next is the newest of the `keep` kept snapshots.
+    """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     main = metadata.refs.get(MAIN_BRANCH)
     if main is None or len(by_id) < keep:
@@ -66,7 +71,7 @@ def to_expire(metadata: TableMetadata, owner: str, keep: int) -> list[Expired]:
 
 
 def unneeded_files(expired: Iterable[Expired], io: FileIO) -> list[str]:
-    """Manifest lists of expired snapshots, and manifests and replaced data files that nothing refers to any more."""
+    """Returns manifest lists of expired snapshots, and unreferenced manifests and replaced data files."""
     lists: dict[int, set[str]] = {}
 
     def manifests(snapshot: Snapshot) -> set[str]:
@@ -86,7 +91,7 @@ def unneeded_files(expired: Iterable[Expired], io: FileIO) -> list[str]:
 
 
 def _replaced(snapshot: Snapshot, io: FileIO) -> list[str]:
-    """Paths of the data files that a compaction has replaced."""
+    """Returns the paths of the data files that a compaction replaced."""
     if snapshot.summary is None or snapshot.summary.operation != Operation.REPLACE:
         return []
     return [
@@ -99,12 +104,12 @@ def _replaced(snapshot: Snapshot, io: FileIO) -> list[str]:
 
 
 def _is_older(one: Snapshot, other: Snapshot) -> bool:
-    """Of two in one branch. Tables of version 1 have no sequence numbers."""
+    """Compares two snapshots of a branch. Tables of version 1 have no sequence numbers."""
     return (one.sequence_number or 0, one.timestamp_ms) < (other.sequence_number or 0, other.timestamp_ms)
 
 
 def _ancestry(by_id: dict[int, Snapshot], head: int | None) -> list[Snapshot]:
-    """From `head` back, as far as the table knows it."""
+    """Returns the ancestors of `head`, newest first, as far as the table has them."""
     found: list[Snapshot] = []
     at = by_id.get(head) if head is not None else None
     while at is not None:

@@ -1,9 +1,11 @@
-"""An Iceberg table as it was at a snapshot, and what each later one has added. Blocking; the client library is here.
+"""An Iceberg table at a snapshot, and the rows that each later snapshot adds.
+
+Blocking; uses the client library.
 
 | the operation of a later snapshot | then                                                       |
 |-----------------------------------|------------------------------------------------------------|
 | append                            | its new files are read                                     |
-| replace                           | nothing: the same rows stand in other files (a compaction) |
+| replace                           | nothing: other files hold the same rows (a compaction)     |
 | overwrite, delete                 | the job ends: rows that were read have changed             |
 """
 
@@ -29,7 +31,10 @@ _ANEW = "start the job without state (restore='none'), which reads the table as 
 
 
 class IcebergHistory:
-    """`name`: "namespace.table". Raises `InvalidJob` for what cannot be read, `Unavailable` when nobody answers."""
+    """History of the table "namespace.table".
+
+    Raises `InvalidJob` for an unreadable table, `Unavailable` if the catalog does not answer.
+    """
 
     def __init__(self, name: str, catalog: str, properties: Mapping[str, str], where: str) -> None:
         self._name = name
@@ -45,7 +50,7 @@ class IcebergHistory:
         self._table = self._loaded()
 
     def current(self) -> int | None:
-        """Number of the newest snapshot; None: nothing was ever written."""
+        """Returns the number of the newest snapshot, or None for a table without snapshots."""
         snapshot = self._table.current_snapshot()
         return None if snapshot is None else int(snapshot.snapshot_id)
 
@@ -73,7 +78,7 @@ class IcebergHistory:
         )
 
     def files(self, snapshot: int, *, whole: bool) -> Sequence[Any]:
-        """In a fixed order. `whole`: all rows of the table as it was then; otherwise those that it has added."""
+        """Returns the snapshot's files in a fixed order: with `whole` all files, otherwise the added files."""
         told = self._snapshot(snapshot)
         if whole:
             return self._planned(snapshot)
@@ -87,7 +92,7 @@ class IcebergHistory:
         return told
 
     def _planned(self, snapshot: int) -> list[FileScanTask]:
-        """All files of the table as it was then, with what is deleted in each."""
+        """Returns all files of the table at the snapshot, with their deletes."""
         self._snapshot(snapshot)
         try:
             with self._listing():
@@ -134,7 +139,7 @@ class IcebergHistory:
         return self._rows_of(file, schema)
 
     def _rows_of(self, task: FileScanTask, schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Of one file, less what was deleted, in the file's order, with these columns."""
+        """Returns these columns of a file's rows without deleted rows, in file order."""
         try:
             projected = self._table.schema().select(*schema.names)
         except ValueError as error:
@@ -157,7 +162,7 @@ class IcebergHistory:
         return [fit(batch.select(schema.names), schema, self._where) for batch in batches]
 
     def _refuse_far_times(self, task: FileScanTask, schema: pa.Schema) -> None:
-        """The library reads INT96 times, which files that others made may have, as nanoseconds."""
+        """Raises `InvalidJob` for INT96 times out of range, which the library would read as wrong nanoseconds."""
         has_times = any("timestamp" in str(field.type) for field in schema)
         if not has_times or task.file.file_format != FileFormat.PARQUET:
             return
@@ -179,7 +184,7 @@ def _path(task: FileScanTask) -> str:
 
 
 class _translated:
-    """Errors of the storage: it is tried again."""
+    """Context that translates errors of the storage by `trouble`; missing files raise `InvalidJob`."""
 
     def __init__(self, failure: str) -> None:
         self._failure = failure

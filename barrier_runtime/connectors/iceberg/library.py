@@ -1,5 +1,7 @@
-"""Whether pyiceberg is there. The public classes are imported without it, as `from barrier_runtime import *` must
-be: modules that need it are loaded when a table is opened, behind this check.
+"""Checks that pyiceberg is installed.
+
+The public classes import without pyiceberg, because `from barrier_runtime import *` must work without it; modules that
+need pyiceberg are loaded after this check, when a table is opened.
 """
 
 from importlib.util import find_spec
@@ -8,7 +10,7 @@ from barrier_runtime.state.errors import missing_extra
 
 
 def need_pyiceberg(where: str, who: str) -> None:
-    """Raises `InvalidJob` that says how to get it."""
+    """Raises `InvalidJob` with the install command if pyiceberg is missing."""
     try:
         import pyiceberg  # noqa: F401
     except ImportError as error:
@@ -16,7 +18,7 @@ def need_pyiceberg(where: str, who: str) -> None:
 
 
 def need_core(who: str) -> None:
-    """Raises `InvalidJob` unless the library is there that computes partitions by days, buckets and the like."""
+    """Raises `InvalidJob` if the library for partitions by day, bucket and the like is missing."""
     if find_spec("pyiceberg_core") is None:
         missing = ModuleNotFoundError("No module named 'pyiceberg_core'", name="pyiceberg_core")
         raise missing_extra(who, "iceberg", missing)

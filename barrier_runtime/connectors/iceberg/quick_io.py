@@ -1,8 +1,8 @@
-"""Files of an Iceberg table's metadata with few requests, for catalogs that are not told of another FileIO.
+"""FileIO with few requests for metadata files, used if the catalog names no other FileIO.
 
-pyiceberg's own asks whether a file is there, how long it is and where its folder is, and sends each file to S3 in three
-requests, one after the other. Files of a table are written once, under names that nobody has had before (a UUID), so
-what was written here is known: its bytes, its length, and before that, that it is not there.
+pyiceberg's own FileIO requests existence, length and folder of a file, and writes each file to S3 in three consecutive
+requests. Files of a table are written once, under new names (with a UUID). For files of this process bytes and length
+are therefore known, and before the write, that the file is missing.
 """
 
 import threading
@@ -15,11 +15,11 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 QUICK_FILE_IO = f"{__name__}.QuickFileIO"
 _LARGEST = 4 << 20  # bytes of a file that is kept …
-_MOST = 16 << 20  # … and of all of them, of this process
+_MOST = 16 << 20  # … and of all kept files of this process
 
 
 class _Written:
-    """Metadata files that this process has written lately, by location."""
+    """Metadata files that this process has written recently, by location."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[str, bytes] = OrderedDict()
@@ -52,7 +52,7 @@ class QuickFileIO(PyArrowFileIO):  # type: ignore[misc]  # the library is not ty
         if not isinstance(made, pafs.S3FileSystem):
             return made
         remake, (settings,) = made.__reduce__()
-        return remake({**settings, "allow_delayed_open": True})  # a small file is one request then
+        return remake({**settings, "allow_delayed_open": True})  # a small file is then one request
 
     def new_input(self, location: str) -> PyArrowFile:
         file = super().new_input(location)
@@ -68,7 +68,7 @@ class QuickFileIO(PyArrowFileIO):  # type: ignore[misc]  # the library is not ty
 
 
 def _is_metadata(location: str) -> bool:
-    """Manifests, their lists, and the table's metadata: their names have a UUID."""
+    """Returns whether the file is a manifest, a manifest list or table metadata: their names have a UUID."""
     return location.endswith((".avro", ".metadata.json"))
 
 
@@ -91,7 +91,7 @@ class _KnownFile(PyArrowFile):  # type: ignore[misc]
 
 class _NewFile(_KnownFile):
     def exists(self) -> bool:
-        return False  # and nobody else writes under this name
+        return False  # nobody else writes under this name
 
     def to_input_file(self) -> InputFile:
         return _as(_KnownFile, self)
@@ -101,7 +101,7 @@ class _NewFile(_KnownFile):
 
 
 class _Kept(BytesIO):
-    """Written as a whole when it is closed, and kept when that went well."""
+    """Buffer that is written as a whole on close, and kept after a successful write."""
 
     def __init__(self, location: str, stream: OutputStream) -> None:
         super().__init__()

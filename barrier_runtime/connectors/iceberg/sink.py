@@ -1,14 +1,14 @@
-"""Exactly-once into an Iceberg table: one snapshot for all that was decided since the last one, over all subtasks.
+"""Exactly-once rows in an Iceberg table: a snapshot for everything decided since the last commit.
 
-Before a checkpoint is decided every subtask writes its rows as data files of the table, which no snapshot has yet, and
-stages a description of them in the job's storage (`iceberg/data_files`). Then subtask 0 appends all of them in one
-commit that carries the highest checkpoint (`iceberg/table`), so the table itself tells whether it was made: by us, by a
-zombie, or by nobody. No slot holds more rows than it has written itself.
+Before the decision every subtask writes its rows as data files of the table, which are in no snapshot yet, and stages a
+description in the job's storage (`iceberg/data_files`). Subtask 0 then appends the files of all subtasks in one commit
+with the highest checkpoint (`iceberg/table`). The table itself therefore shows whether the commit was made, whoever
+made it. No slot holds more rows than its own.
 
-Files of a checkpoint that was given up are deleted; those of a process that died between writing and staging stay as
-orphans, which the table's maintenance removes. It must leave alone what is younger than the longest outage of the job.
-With `compact=` small files of this sink become larger ones behind the commits (`iceberg/compaction`), with
-`keep_snapshots=` its old snapshots expire; otherwise both are the user's business.
+Files of an aborted checkpoint are deleted. A process that dies between writing and staging leaves orphans for the
+table's maintenance, which must spare files younger than the longest outage of the job. With `compact=` small files of
+this sink are joined after the commits (`iceberg/compaction`), with `keep_snapshots=` its old snapshots expire;
+otherwise users do both.
 """
 
 import contextlib
@@ -43,20 +43,22 @@ _SECRET = ("token", "credential", "secret", "password", "access-key")
 
 @kinds_checked
 class IcebergSink(BatchingSink):
-    """`table`: "namespace.table", made with the columns of the first rows when there is none; an existing one, also a
-    partitioned one, must have them with the same types. Times are kept to the microsecond, and one with
-    nanoseconds ends the job.
+    """Writes rows to `table`, "namespace.table".
 
-    `catalog`: its name; `properties`: what pyiceberg is to know of it (`type`, `uri`, `warehouse`), over what it finds
-    under that name in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.
-    `commit_every`: a duration, or seconds. Rows are decided with each checkpoint, and the table gets one snapshot for
-    all checkpoints of that time, because each commit rewrites the table's metadata. 0: with each checkpoint.
-    `keep_snapshots`: so many of the newest snapshots of this sink stay; older ones expire with the next commit, but for
-    those that branches and tags need. Readers that are further behind cannot go on. None: all stay, for you to expire.
-    `compact`: the size that files are to have, such as "128 MB", or bytes. Smaller files of this sink become files of
-    that size, off the path of commits, in snapshots that replace files and no rows. None: no compaction.
-    `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before they are written early, as a data
-    file of their own.
+    A missing table is created with the columns of the first rows; an existing table, also a partitioned table, must
+    have these columns with the same types. Times have microseconds; a time with nanoseconds ends the job.
+
+    `catalog`: its name; `properties`: settings of the catalog for pyiceberg (`type`, `uri`, `warehouse`), which
+    override those in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.
+    `commit_every`: a duration, or seconds. Checkpoints decide rows as always, and the table gets one snapshot for all
+    checkpoints of that time, because each commit rewrites the table's metadata. 0: a snapshot per checkpoint.
+    `keep_snapshots`: number of this sink's newest snapshots that stay; older snapshots expire with the next commit,
+    except those that branches and tags need. Readers that are further behind cannot continue. None: all stay, and you
+    expire them.
+    `compact`: target size of files, such as "128 MB", or bytes. Smaller files of this sink are joined to that size in
+    the background, in snapshots that replace files but no rows. None: no compaction.
+    `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before they are written early, as a separate
+    data file.
     """
 
     kind = "iceberg"
@@ -159,7 +161,7 @@ class IcebergSink(BatchingSink):
         return self._table.write(rows, stored)
 
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
-        for application in dict.fromkeys(batch.application for batch in batches):  # one, but after another start
+        for application in dict.fromkeys(batch.application for batch in batches):  # several only after another start
             of_it = [batch for batch in batches if batch.application == application]
             known, compactions = self._table.as_appended(), self._table.compactions
             try:
@@ -167,10 +169,13 @@ class IcebergSink(BatchingSink):
             except Unavailable:
                 if known is None and self._table.compactions == compactions:
                     raise
-                self._deliver(application, of_it, None)  # somebody else, or a compaction, has written meanwhile
+                self._deliver(application, of_it, None)  # another writer or a compaction has changed the table
 
     def _deliver(self, application: str, batches: Sequence[DecidedBatch], known: "Table | None") -> None:
-        """Append those that the table does not have as one snapshot. `known`: the table, where a look is saved."""
+        """Appends the batches that the table lacks as one snapshot.
+
+        `known`: the table, if no new look is needed.
+        """
         from barrier_runtime.connectors.iceberg.table import has
 
         with ThreadPoolExecutor(max_workers=8) as reading:
@@ -178,7 +183,7 @@ class IcebergSink(BatchingSink):
             read = {
                 batch.checkpoint: [reading.submit(self._files_of, each) for each in batch.objects] for batch in batches
             }
-        table = known or (looking and looking.result()) or self._table.looked_at()  # rows of an old release make it
+        table = known or (looking and looking.result()) or self._table.looked_at()  # rows of an old release create it
         new = [batch for batch in batches if not has(table, application, batch.checkpoint)]
         if not new:
             return
@@ -200,7 +205,7 @@ class IcebergSink(BatchingSink):
             self._compactor.added(files)
 
     def _files_of(self, staged: StagedRows) -> "list[WrittenFiles]":
-        """Rows that an earlier release has staged are written now."""
+        """Returns staged descriptions; rows staged by an earlier release are written now."""
         from barrier_runtime.connectors.iceberg.data_files import from_rows
 
         rows = self._read(staged)

@@ -1,4 +1,4 @@
-"""An Iceberg table as a source: the rows of its newest snapshot, then what every later snapshot appends or changes."""
+"""Source of an Iceberg table: rows of the newest snapshot, then appends or changes of later snapshots."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 @kinds_checked
 @dataclass(frozen=True)
 class IcebergSource(EventTimeOfSource):
-    """`table`: "namespace.table", in a catalog as `IcebergSink` takes it. `every`: how often to look for new snapshots,
-    for ever; None: the stream ends with the rows of the newest.
+    """Rows of the Iceberg table `table`, "namespace.table", in a catalog as for `IcebergSink`.
 
-    Without `key`, only rows that are appended can be followed: a snapshot that overwrites or deletes rows ends the job;
-    compactions are passed over. With the columns that tell its rows apart they are upserts: the table's columns,
-    `deleted`, and `changed_at`, when the snapshot was committed; all rows of the files that a snapshot rewrote come,
-    and an update of the key is a deletion and a new row.
+    `every`: interval of looking for new snapshots, without end; None: the stream ends with the rows of the newest
+    snapshot.
 
-    Snapshots must not expire before they are read. The rows of one data file, and the keys of the files that a snapshot
+    Without `key` the source follows only appended rows: a snapshot that overwrites or deletes rows ends the job;
+    compactions are skipped. With `key`, the columns that identify rows, the stream has upserts: the table's columns,
+    `deleted`, and `changed_at`, the time of the snapshot's commit. These are all rows of the files that a snapshot
+    rewrote; an update of the key is a delete and a new row.
+
+    Snapshots must not expire before they are read. The rows of a data file, and the keys of the files that a snapshot
     changes, must fit in the memory of a slot. Columns are those of the table when the program starts.
 
     >>> flow.source("orders", IcebergSource("shop.orders", every=timedelta(seconds=10)))  # doctest: +SKIP
@@ -42,7 +44,10 @@ class IcebergSource(EventTimeOfSource):
     key: Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:
-        """Looks at the table. Raises `InvalidJob` when it is not there, `Unavailable` when nobody answers."""
+        """Reads the table.
+
+        Raises `InvalidJob` if the table is missing, `Unavailable` if the catalog does not answer.
+        """
         where = f"source {name!r}"
         period_s = period_of(self.every, where)
         if "." not in self.table.strip("."):

@@ -1,22 +1,22 @@
-"""One Iceberg table through pyiceberg: what it remembers of us, and how checkpoints are appended to it at most once.
+"""An Iceberg table through pyiceberg: its memory of the sink's commits, and appends at most once.
 
-Every commit of ours is one snapshot, of all checkpoints that were decided and are not in the table. Its summary names
-the application (job, sink, lineage) and the highest checkpoint, and the same commit sets the table property
-`barrier-runtime.<application>` to that: who expires old snapshots, with their summaries, must not make us forget.
+Every commit is a snapshot of all checkpoints that were decided and are not in the table. The summary of the snapshot
+names the application (job, sink, lineage) and the highest checkpoint. The same commit stores both in the table property
+`barrier-runtime.<application>`, because old snapshots expire together with their summaries.
 
-| what is seen of the application             | the checkpoint was | then                                        |
+| the table shows for the application         | the checkpoint was | then                                        |
 |---------------------------------------------|--------------------|---------------------------------------------|
 | property >= the checkpoint                  | appended           | nothing                                     |
-| property below the checkpoint               | not appended       | append, on condition that the branch is at  |
-|                                             |                    | the snapshot that was looked at             |
-| no property (lost, or set by nobody yet)    | as the summaries   | the same; the snapshots are looked at one   |
-|                                             | say                | by one                                      |
-| the condition failed                        | unknown            | look again: a zombie, or another writer     |
-| no answer                                   | unknown            | look again                                  |
+| property below the checkpoint               | not appended       | append, if the branch is still at the       |
+|                                             |                    | snapshot that was read                      |
+| no property (lost, or not yet set)          | as the summaries   | the same, after reading all snapshots       |
+|                                             | say                |                                             |
+| the condition failed                        | unknown            | read again: a zombie, or another writer     |
+| no answer                                   | unknown            | read again                                  |
 
-The client library would meet a failed condition by appending to whatever is there then, without looking: that would
-double rows that a zombie has just appended. It takes the number of its attempts from the table's properties, so the
-copy in memory says none; the table's own is not touched.
+After a failed condition pyiceberg would append to the new snapshot without reading it, which would double rows that a
+zombie has just appended. pyiceberg takes the number of attempts from the table's properties, so the copy in memory says
+0; the stored property stays.
 """
 
 import contextlib
@@ -68,12 +68,12 @@ from barrier_runtime.state.outside_errors import described, must_be_mended
 
 log = logging.getLogger("barrier_runtime.sinks")
 CHECKPOINT = "barrier-runtime.checkpoint"
-_KNOWN_S = 60.0  # credentials that a catalog gives with a table are good for longer
-_BOUNDED = {  # properties of tables that are made here: the metadata must not grow with the number of commits
+_KNOWN_S = 60.0  # credentials that a catalog gives with a table are valid for longer
+_BOUNDED = {  # properties of new tables: the metadata must not grow with the number of commits
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     "commit.manifest-merge.enabled": "true",
-    "commit.manifest.target-size-bytes": str(1 << 20),  # the most that a merge of manifests reads and writes again
+    "commit.manifest.target-size-bytes": str(1 << 20),  # limit of a merge of manifests
 }
 _CLEAN_FROM = 16  # expired snapshots, whose files are deleted together
 _FILE_IO = "py-io-impl"
@@ -90,8 +90,10 @@ NO_ANSWER = (OSError, ServerError, ServiceUnavailableError, TooManyRequestsError
 
 
 class IcebergTable:
-    """`name`: "namespace.table". Blocking. Raises `InvalidJob` when catalog or table cannot be used as they are,
-    `Unavailable` when the catalog does not answer."""
+    """Table "namespace.table". Blocking.
+
+    Raises `InvalidJob` if catalog or table cannot be used as they are, `Unavailable` if the catalog does not answer.
+    """
 
     def __init__(
         self,
@@ -103,35 +105,40 @@ class IcebergTable:
         owner: str = "",
         keep_snapshots: int | None = None,
     ) -> None:
-        """`keep_snapshots`: so many of the applications that begin with `owner` stay."""
+        """Opens the catalog.
+
+        `keep_snapshots` is the number of kept snapshots of applications beginning with `owner`.
+        """
         self._owner = owner
         self._keep = keep_snapshots
-        self._expired: list[Expired] = []  # whose files are still to be deleted
+        self._expired: list[Expired] = []  # snapshots whose files are still to be deleted
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="iceberg-expiry")
         self._cleaning: Future[None] | None = None
         self._made_of: dict[tuple[str, ...], list[DataFile]] = {}  # paths of small files -> files with their rows
-        self._appended: tuple[float, Table] | None = None  # when we appended last, and the table as it was then
-        self.compactions = 0  # so many were made through this process
+        self._appended: tuple[float, Table] | None = None  # time of our last append, and the table after it
+        self.compactions = 0  # number of compactions through this process
         self._name = name
         self._where = where
-        self._last: tuple[float, Table] | None = None  # when it was asked for, for writing
+        self._last: tuple[float, Table] | None = None  # time of the last read for writing, and the table
         self.opened = partial(opened_catalog, catalog, properties, where, "IcebergSink")
         self._catalog = self.opened()
 
     def columns(self) -> pa.Schema | None:
-        """Of the table as it is; None: there is none yet. Raises `Unavailable` when the catalog does not answer."""
+        """Returns the current columns; None: no table. Raises `Unavailable` if the catalog does not answer."""
         table = self.now()
         return None if table is None else table.schema().as_arrow()
 
     def check_writable(self) -> None:
-        """Raise `InvalidJob` for a table whose partitions cannot be computed here."""
+        """Raises `InvalidJob` for a table whose partitions cannot be computed here."""
         table = self._known()
         if table is not None:
             check_transforms(table, self._name, self._where)
 
     def write(self, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> WrittenFiles:
-        """Write the rows as data files of no snapshot; the table is made with their columns when there is none. Raises
-        `Unavailable` when it is to be tried again; what was written then stays as an orphan."""
+        """Writes the rows as data files in no snapshot; creates a missing table with their columns.
+
+        Raises `Unavailable` for a retry; files already written stay as orphans.
+        """
         table = self._known()
         if table is None:
             table = self._created(schema)
@@ -142,18 +149,20 @@ class IcebergTable:
             return write_files(table, batches, schema, self._owner)
 
     def as_appended(self) -> Table | None:
-        """The table as our last commit has left it, if that was not long ago: the next commit is conditional on nobody
-        having written since. None: look at it."""
+        """Returns the table after our last commit if recent; None: read the table.
+
+        The next commit fails if another writer has committed since.
+        """
         appended = self._appended
         return None if appended is None or time.monotonic() - appended[0] > _KNOWN_S else appended[1]
 
     def compacted(self) -> None:
-        """A compaction has moved the table, so that the next commit looks at it. Any thread may call."""
+        """Records a compaction, so that the next commit reads the table. Any thread may call."""
         self._appended = None
         self.compactions += 1
 
     def looked_at(self) -> Table:
-        """The table as it is now, for `append`. Raises `Unavailable` when it is gone or the catalog does not answer."""
+        """Returns the current table for `append`. Raises `Unavailable` if the table or the catalog is missing."""
         table = self.now()
         if table is None:
             raise Unavailable(
@@ -170,9 +179,11 @@ class IcebergTable:
         *,
         small_together: bool = False,
     ) -> int:
-        """Append the files to `table`, as it was looked at, as one snapshot; their number. `small_together`: small ones
-        as fewer and larger ones. Raises `Unavailable` when it is to be tried again, `Corrupt` when a file is gone,
-        which is seen while the snapshot is prepared."""
+        """Appends the files to `table`, as it was read, as one snapshot, and returns their number.
+
+        `small_together` joins small files. Raises `Unavailable` for a retry, `Corrupt` if a file is gone, which shows
+        while the snapshot is prepared.
+        """
         self._appended = None
         table.metadata.properties[LIBRARY_RETRIES] = "0"
         expired = [] if self._keep is None else to_expire(table.metadata, self._owner, self._keep)
@@ -211,7 +222,7 @@ class IcebergTable:
         return len(files)
 
     def _later(self, work: Callable[..., None], *arguments: object) -> "Future[None] | None":
-        """Off the path of commits. Not once the sink is closed, which a commit under way may outlive."""
+        """Runs work outside commits. Returns None after `close`: a running commit may outlive the closed sink."""
         try:
             later = self._threads.submit(work, *arguments)
         except RuntimeError:
@@ -224,8 +235,10 @@ class IcebergTable:
             log.error("%s: work behind a commit failed: %s", self._where, error, exc_info=error)
 
     def _joined(self, table: Table, files: Sequence[DataFile]) -> tuple[list[DataFile], list[str]]:
-        """Fewer files with the same rows, and those that they stand for. What was written is kept for the next attempt:
-        only one commit can have it."""
+        """Returns fewer files with the same rows, and the paths of the files that they replace.
+
+        Joined files are kept for the next attempt; only one commit can contain them.
+        """
         found: list[DataFile] = []
         replaced: list[str] = []
         made: dict[tuple[str, ...], list[DataFile]] = {}
@@ -258,7 +271,10 @@ class IcebergTable:
             )
 
     def drop(self, written: Sequence[WrittenFiles]) -> None:
-        """Delete files that will never be in a snapshot. Those that stay are orphans for the table's maintenance."""
+        """Deletes files that no snapshot will contain.
+
+        Files that remain are orphans for the table's maintenance.
+        """
         table = self.now()
         if table is None:
             return
@@ -267,14 +283,14 @@ class IcebergTable:
                 table.io.delete(path)
 
     def _known(self) -> Table | None:
-        """As it was not long ago, which is good for writing files: their schema and partitions stay known to it."""
+        """Returns the table as of a recent read. Files may use its schema and spec, whose ids never change."""
         if self._last is None or time.monotonic() - self._last[0] > _KNOWN_S:
             table = self.now()
             self._last = None if table is None else (time.monotonic(), table)
         return None if self._last is None else self._last[1]
 
     def now(self) -> Table | None:
-        """The table as it is now; None: there is none. Raises `Unavailable` when the catalog does not answer."""
+        """Returns the current table; None: no table. Raises `Unavailable` if the catalog does not answer."""
         try:
             with translated(f"{self._where}: the catalog does not tell of the table {self._name}", NoSuchTableError):
                 return self._catalog.load_table(self._name)
@@ -282,8 +298,10 @@ class IcebergTable:
             return None
 
     def _created(self, schema: pa.Schema) -> Table:
-        """Of two that create it one wins, and both append. Of two that create the namespace in an SQL catalog, too: the
-        other one is told of it by its database."""
+        """Creates the table, or loads the table that another process has just created.
+
+        Two processes that create the namespace in an SQL catalog at once: the database refuses one, which tries again.
+        """
         for last in (False, True):
             try:
                 return self._made(schema)
@@ -307,20 +325,20 @@ def _partition_of(file: DataFile) -> tuple[int, str]:
 
 
 def deleted(io: FileIO, paths: Sequence[str]) -> None:
-    """Off the path of commits. What stays is an orphan, for the table's maintenance."""
+    """Deletes files outside commits. Files that remain are orphans for the table's maintenance."""
     for path in paths:
         with contextlib.suppress(*NO_ANSWER):
             io.delete(path)
 
 
 def _clean(expired: Sequence[Expired], io: FileIO) -> None:
-    """Off the path of commits. What stays is an orphan, for the table's maintenance."""
+    """Deletes files of expired snapshots outside commits. Files that remain are orphans for maintenance."""
     with contextlib.suppress(*NO_ANSWER, *database_errors()):
         deleted(io, unneeded_files(expired, io))
 
 
 def check_transforms(table: Table, name: str, where: str) -> None:
-    """Raise `InvalidJob` unless the partitions of rows can be computed."""
+    """Raises `InvalidJob` unless the partitions of rows can be computed."""
     for field in table.spec().fields:
         if isinstance(field.transform, IdentityTransform | VoidTransform):
             continue
@@ -333,7 +351,10 @@ def check_transforms(table: Table, name: str, where: str) -> None:
 
 
 def has(table: Table, application: str, checkpoint: int) -> bool:
-    """Was this checkpoint, or a later one, appended? The property is set with every commit, so its word is enough."""
+    """Returns whether this or a later checkpoint was appended.
+
+    Every commit sets the property, which suffices.
+    """
     said = table.properties.get(_property(application))
     if said is not None:
         return int(said) >= checkpoint
@@ -348,7 +369,7 @@ def _is_of(summary: Any, application: str, checkpoint: int) -> bool:
 
 
 def database_errors() -> tuple[type[Exception], ...]:
-    """Of an SQL catalog whose database does not answer. The library is there when there is such a catalog."""
+    """Returns errors of an SQL catalog without an answer. An SQL catalog has already imported sqlalchemy."""
     if "sqlalchemy" not in sys.modules:
         return ()
     from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
@@ -357,7 +378,7 @@ def database_errors() -> tuple[type[Exception], ...]:
 
 
 def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
-    """What an exception of pyiceberg, its catalog or its storage means; `failure` begins the message."""
+    """Returns the error for an exception of pyiceberg, catalog or storage; `failure` begins the message."""
     if isinstance(error, BarrierRuntimeError):
         return error
     refused = isinstance(error, database_errors()) and _DATABASE_REFUSES.search(str(error))
@@ -371,7 +392,7 @@ def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
 
 @contextlib.contextmanager
 def translated(failure: str, *but: type[Exception]) -> Iterator[None]:
-    """Raises what `trouble` makes of an exception; ours and those of `but` come out as they are."""
+    """Translates exceptions by `trouble`, except own errors and those of `but`."""
     try:
         yield
     except Exception as error:
@@ -385,12 +406,15 @@ def _property(application: str) -> str:
 
 
 def opened_catalog(catalog: str, properties: Mapping[str, str], where: str, who: str) -> Catalog:
-    """Raises `InvalidJob` when it cannot be opened, `Unavailable` when it does not answer. `who` uses it."""
+    """Opens the catalog for `who`.
+
+    Raises `InvalidJob` if the catalog cannot be opened, `Unavailable` if it does not answer.
+    """
     try:
         return _opened(catalog, properties)
     except (*NO_ANSWER, *database_errors()) as error:
         raise trouble(error, f"{where}: the Iceberg catalog {catalog!r} does not answer") from error
-    except Exception as error:  # of the catalog's own client: many kinds
+    except Exception as error:  # many kinds, from the catalog's own client
         raise InvalidJob(
             f"{where}: the Iceberg catalog {catalog!r} cannot be opened ({type(error).__name__}: {error}): give "
             f"{who} the catalog's properties, or set PYICEBERG_CATALOG__<NAME>__URI and the others"
@@ -398,7 +422,7 @@ def opened_catalog(catalog: str, properties: Mapping[str, str], where: str, who:
 
 
 def _opened(name: str, properties: Mapping[str, str]) -> Catalog:
-    """An SQL catalog makes tables of its own when it is opened first; of two that do so at once, one fails."""
+    """Opens the catalog, twice if necessary: if two processes create an SQL catalog's tables, one fails."""
     configured = Config().get_catalog_config(name) or {}
     if _FILE_IO not in {*properties, *configured}:
         properties = {**properties, _FILE_IO: QUICK_FILE_IO}
