@@ -1,1 +1,1 @@
-"""Tables of ClickHouse as a target."""
+"""Sink for tables of ClickHouse."""

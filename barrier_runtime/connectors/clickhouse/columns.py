@@ -1,8 +1,8 @@
-"""Which columns of ClickHouse take which Arrow types without loss. Pure.
+"""Columns of ClickHouse that hold Arrow types without loss. Pure.
 
 | Arrow                       | ClickHouse                                            |
 |-----------------------------|-------------------------------------------------------|
-| integers                    | Int8 … Int64, UInt8 … UInt64 that hold all its values |
+| integers                    | Int8 … Int64, UInt8 … UInt64 that hold all values     |
 | float, double               | Float64; float also Float32                           |
 | string, binary              | String                                                |
 | bool                        | UInt8, Bool                                           |
@@ -10,10 +10,10 @@
 | timestamp[s]                | DateTime, DateTime64                                  |
 | timestamp[ms], [us]         | DateTime64 of at least as many digits                 |
 | decimal(p, s)               | Decimal(p', s), p' at least p                         |
-| list                        | Array of what takes its values                        |
+| list                        | Array of a type for the values                        |
 
-Refused by value: dates and times beyond the column's range, which the server would wrap, nulls in an array of a type
-without them, and in key columns -0.0, which is the key 0.0.
+Refused values: dates and times beyond the column's range, which the server would wrap; nulls in an array of a type
+without them; in key columns -0.0, which is the key 0.0.
 """
 
 import datetime
@@ -33,7 +33,7 @@ _DECIMAL = re.compile(r"Decimal\((\d+), ?(\d+)\)")
 _MOST_DIGITS = 76
 _ARRAY = re.compile(r"Array\((.*)\)")
 _YEAR_1900, _YEAR_2299 = datetime.datetime(1900, 1, 1), datetime.datetime(2299, 12, 31, 23, 59, 59)
-_RANGES = {  # of a column type: the first and the last time
+_RANGES = {  # column type -> first and last time
     "Date": (datetime.datetime(1970, 1, 1), datetime.datetime(2149, 6, 6)),
     "Date32": (_YEAR_1900, datetime.datetime(2299, 12, 31)),
     "DateTime": (datetime.datetime(1970, 1, 1), datetime.datetime(2106, 2, 7, 6, 28, 15)),
@@ -42,7 +42,7 @@ _RANGES = {  # of a column type: the first and the last time
 
 
 def takes(column: str, kind: pa.DataType) -> bool:
-    """Whether a column of type `column` takes every value of Arrow's type `kind`, nulls apart."""
+    """Returns whether a column of type `column` holds every value of Arrow's `kind`, ignoring nulls."""
     column = plain(column)
     is_ = pa.types
     if is_.is_integer(kind):
@@ -72,7 +72,7 @@ def takes(column: str, kind: pa.DataType) -> bool:
 
 
 def unkept(column: str, values: pa.Array, *, is_key: bool) -> str:
-    """Why the column of type `column` does not keep one of the values, which it takes by their type; "" if it does."""
+    """Returns why the column cannot keep a value of a type that it takes, or ""."""
     found = _ARRAY.fullmatch(plain(column))
     if found is not None:
         values = values.flatten()
@@ -94,7 +94,7 @@ def unkept(column: str, values: pa.Array, *, is_key: bool) -> str:
 
 
 def plain(column: str) -> str:
-    """The type below `Nullable` and `LowCardinality`."""
+    """Returns the type below `Nullable` and `LowCardinality`."""
     while found := _WRAPPED.fullmatch(column):
         column = found[2]
     return column
@@ -105,7 +105,7 @@ def nullable(column: str) -> bool:
 
 
 def column_for(kind: pa.DataType) -> str:
-    """A type of ClickHouse for a table that is to be made; "" for what it has no type for."""
+    """Returns the ClickHouse type for a new table, or "" if there is none."""
     is_ = pa.types
     if is_.is_list(kind) or is_.is_large_list(kind):
         inner = column_for(kind.value_type)

@@ -1,18 +1,18 @@
-"""Which generation writes: a number that only rises, claimed by making a table.
+"""Fence of a sink: a rising number that a generation claims by creating a table.
 
-ClickHouse has no transactions, but one table of a name is made once. The fence n of a sink is an empty table whose name
-ends in n; its columns' defaults hold the log and the fencing token it was made for. Rows carry versions that begin with
-their generation's n, and of a key's rows the one with the highest version counts: so what an older generation still
-writes, or a request that arrives late, never covers newer rows.
+ClickHouse has no transactions, but creates a table of a name only once. Fence n of a sink is an empty table whose name
+ends in n; the defaults of its columns hold the log and the fencing token of its generation. Versions of rows begin with
+the n of their generation, and of the rows of a key the highest version counts. Late requests and writes of an older
+generation therefore never cover newer rows.
 
-| fences of this sink                       | a generation with (log, token)                           |
-|-------------------------------------------|----------------------------------------------------------|
-| none, or the newest is of an older token  | makes the next one; another was quicker: it looks again  |
-| the newest is its own                     | goes on with it, as its other subtasks do                |
-| one of its log with a newer token         | is fenced                                                |
-| its own, and a newer one of another log   | waits: another job has this one's names, or its log back |
+| fences of this sink                       | a generation with (log, token)                            |
+|-------------------------------------------|-----------------------------------------------------------|
+| none, or the newest is of an older token  | creates the next; if another was quicker, it looks again  |
+| the newest is its own                     | uses it, as its other subtasks do                         |
+| one of its log with a newer token         | is fenced                                                 |
+| its own, and a newer one of another log   | waits: another job has these names, or its log is back    |
 
-A generation that has claimed drops older fences of its own log; of each other log the newest stays.
+A generation that has claimed a fence drops older fences of its own log; the newest fence of each other log stays.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class WriterFence:
 
 
 class Fences:
-    """Of one sink of one job. `where`: for messages."""
+    """Fences of one sink of one job. `where` is for messages."""
 
     def __init__(self, session: ClickHouseSession, job: str, sink: str, where: str) -> None:
         self._session = session
@@ -40,7 +40,7 @@ class Fences:
         self._where = where
 
     def claim(self, log: str, token: int) -> int:
-        """The number of this generation. Raises `Fenced` and `Unavailable`."""
+        """Returns the number of this generation. Raises `Fenced` and `Unavailable`."""
         for _ in range(_TRIES):
             fences = self._all()
             newest = max(fences, key=lambda fence: fence.number, default=None)

@@ -1,4 +1,7 @@
-"""A connection to ClickHouse by its native protocol, and what its errors mean. The only file that knows the client."""
+"""Connection to ClickHouse by its native protocol, and its errors.
+
+Only this module imports the client.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -9,18 +12,18 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavai
 
 _CONNECT_S = 5.0
 _ANSWER_S = 60.0
-EXISTS = 57  # a table of that name
+EXISTS = 57  # a table of that name exists
 _PASSES = {
     159,  # timeout
     160,  # too slow
-    164,  # read only, for a while
+    164,  # temporarily read only
     201,  # quota
     202,  # too many queries at once
     203,  # no free connection
     209,  # socket timeout
     210,  # network
     225,  # no keeper
-    236,  # aborted, as by a server that goes down
+    236,  # aborted, for example by a server that stops
     241,  # memory
     242,  # table is read only
     243,  # no space
@@ -29,9 +32,9 @@ _PASSES = {
     285,  # too few live replicas
     319,  # unknown whether inserted
     394,  # query was cancelled
-    473,  # a lock would wait for ever
+    473,  # a lock would wait forever
     745,  # overloaded
-    999,  # its keeper
+    999,  # error of Keeper
 }
 _REFUSED = {192, 193, 194, 195, 497, 516}  # user, password, access
 
@@ -39,11 +42,11 @@ T = TypeVar("T")
 
 
 class TableExists(BarrierRuntimeError):
-    """Somebody else has made the table that was to be made."""
+    """Another process has created the table."""
 
 
 def address(url: str) -> tuple[str, int, str]:
-    """(host, port, database) of clickhouse://host:port/database. Raises `InvalidJob`."""
+    """Returns (host, port, database) of clickhouse://host:port/database. Raises `InvalidJob`."""
     form = (
         "ClickHouseSink: the URL is clickhouse://host:port/database, without user, password and query: these come from "
         "CLICKHOUSE_USER and CLICKHOUSE_PASSWORD in every slot"
@@ -59,7 +62,7 @@ def address(url: str) -> tuple[str, int, str]:
 
 
 class ClickHouseSession:
-    """One connection, made anew after it broke. Blocking; used by one thread at a time."""
+    """Connection that is replaced after it breaks. Blocks; used by one thread at a time."""
 
     def __init__(self, url: str, where: str) -> None:
         self._address = address(url)
@@ -70,7 +73,7 @@ class ClickHouseSession:
         return self._run(lambda client: client.execute(text, parameters))
 
     def insert(self, into: str, columns: Sequence[Sequence[Any]]) -> None:
-        """`into`: INSERT INTO table (…) VALUES. Returns when the server has the rows."""
+        """Inserts rows and returns when the server has them. `into` is INSERT INTO table (…) VALUES."""
         self._run(lambda client: client.execute(into, list(columns), columnar=True))
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
 """Rows of a ClickHouse table, by idempotent upserts (`sink_bases/upsert`) into a ReplacingMergeTree.
 
-Each row has a version: the number of its generation's fence (`fence`), then a number that rises with each row that is
-written. ClickHouse keeps, of the rows of one sorting key, the one with the highest version: it drops the others when it
-merges, and a query with FINAL leaves them out at once. So a row that is written again covers the earlier one, whatever
-the order in which requests arrive.
+Each row has a version: the number of its generation's fence (`fence`), then a number that rises with each row. Of the
+rows of a sorting key, ClickHouse keeps the row with the highest version: merges drop the others, and a query with FINAL
+omits them at once. A repeated row therefore covers the earlier row, in whatever order requests arrive.
 """
 
 from collections.abc import Sequence
@@ -26,19 +25,20 @@ _ROW_BITS = 40  # of a version: a generation may write 10^12 rows per subtask
 
 @kinds_checked
 class ClickHouseSink(UpsertSink):
-    """`url`: clickhouse://host:port/database, the native protocol's port (9000). User and password come from
-    CLICKHOUSE_USER and CLICKHOUSE_PASSWORD in every slot.
+    """Writes rows to ClickHouse at `url`: clickhouse://host:port/database, with the native port (9000).
 
-    - `table` exists, with engine ReplacingMergeTree(version) and the columns of `key` as its sorting key (ORDER BY). It
-      has the rows' columns, each of a type that holds every value; others get their defaults.
-    - `version`: its column for versions, UInt64, written by the sink alone.
+    User and password come from CLICKHOUSE_USER and CLICKHOUSE_PASSWORD in every slot.
+
+    - `table` exists, with engine ReplacingMergeTree(version) and the columns of `key` as sorting key (ORDER BY). The
+      table has the rows' columns, each of a type that holds every value; other columns get their defaults.
+    - `version`: column for versions, UInt64, written only by the sink.
     - `deterministic`: see `UpsertSink`. Without it the sink is at-least-once.
 
-    Queries with FINAL see each key once. All slots write to one server, or to one replica.
+    Queries with FINAL see each key once. All slots write to the same server or replica.
     """
 
     kind: ClassVar[str] = "clickhouse"
-    write_bytes: ClassVar[int] = 4 << 20  # ClickHouse likes few large inserts
+    write_bytes: ClassVar[int] = 4 << 20  # ClickHouse works best with few large inserts
 
     def __init__(
         self,
@@ -132,8 +132,10 @@ class ClickHouseSink(UpsertSink):
             session.close()
 
     def _table_columns(self) -> dict[str, str]:
-        """Types by name; empty when there is no table: what it should be is said with the first rows. Raises
-        `InvalidJob` when rows of one key would not replace each other."""
+        """Returns types by name; empty if the table is missing, which `check_schema` reports at the first row.
+
+        Raises `InvalidJob` if rows of a key would not replace each other.
+        """
         found = self._session.query(
             "SELECT engine, engine_full, sorting_key FROM system.tables "
             "WHERE database = currentDatabase() AND name = %(table)s",
@@ -172,7 +174,7 @@ def _declared(field: pa.Field, key: bool) -> str:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """As the client takes them. Times without a zone are UTC, whatever the server's is."""
+    """Returns values as the client takes them. Times without a zone are UTC, whatever the server's zone."""
     kind = _for_client(column.type)
     values: list[Any] = (column if kind == column.type else column.cast(kind)).to_pylist()
     return values

@@ -1,1 +1,1 @@
-"""Redis keys."""
+"""Sink for Redis keys."""

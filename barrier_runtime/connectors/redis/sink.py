@@ -1,21 +1,20 @@
 """Rows as values of Redis keys, by idempotent upserts (see `upsert`).
 
-Each subtask writes a few hundred rows with one script, and sends several scripts at once. A script first looks at the
-job's *fence*: a hash with the fencing token of the generation that opened the sink last, and the decision log that the
-token is a position of. Whoever has not exactly these is refused there, in the same atomic step, so a zombie cannot
-overwrite what its successor has written.
+Each subtask writes a few hundred rows per script and sends several scripts at once. A script first compares the job's
+*fence*: a hash with the fencing token of the generation that opened the sink last, and the decision log in which the
+token is a position. A script with another token or log is refused in the same atomic step, so a zombie cannot overwrite
+rows of its successor.
 
-Who may take the fence: within one log, the higher token, whatever lineages there are. Tokens of different logs (the job
-was given another place for its checkpoints, or they were deleted) cannot be compared, so the fence remembers the newest
-token of each log: a generation takes over from another log's if its own log never had one as new. What was fenced out
-once thus never comes back, and of two logs that both live the one started last has the fence.
+Within a log the higher token takes the fence, in any lineage. Tokens of different logs (the job's checkpoints were
+moved or deleted) cannot be compared, so the fence stores the newest token of each log: a generation takes the fence of
+another log if its token is newer than all tokens of its own log. A generation that lost the fence thus never regains
+it, and of two live logs the log started last holds the fence.
 
-Beside the fence is the number of the last write of each subtask. Every attempt to write has a higher one, and a lower
-one is refused: a request whose answer never came may reach Redis long after it was repeated and newer rows were
-written.
+Besides the fence, Redis holds the number of each subtask's last write. Every attempt has a higher number, and lower
+numbers are refused: a request without an answer may reach Redis long after it was repeated and newer rows were written.
 
-Redis must keep what it has acknowledged: `appendonly yes`, and `appendfsync always` if a power failure counts. A
-cluster of several shards is not supported: fence and rows must be changed together.
+Redis must keep acknowledged writes: `appendonly yes`, and `appendfsync always` to survive a power failure. Clusters of
+several shards are not supported: fence and rows must change together.
 """
 
 import re
@@ -36,7 +35,7 @@ from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, 
 
 _PASSING = re.compile(r"\b(?:OOM|LOADING|BUSY|READONLY|MISCONF|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN)\b")
 
-_ROWS_AT_ONCE = 256  # of a script, which keeps others from the server
+_ROWS_AT_ONCE = 256  # per script, during which Redis serves no other client
 _SCRIPTS_AT_ONCE = 16
 _ANSWER_S = 10.0
 
@@ -76,12 +75,14 @@ return {log, token, write}
 
 @kinds_checked
 class RedisUpsertSink(UpsertSink):
-    """`url`: redis://host:port/database, or rediss:// for TLS. A password is better left to the environment
-    (REDIS_PASSWORD, REDIS_USERNAME, in every slot); one in the URL or in `password` is never shown nor stored.
+    """Writes rows to Redis at `url`: redis://host:port/database, or rediss:// for TLS.
+
+    Prefer a password in the environment (REDIS_PASSWORD, REDIS_USERNAME, in every slot); a password in the URL or in
+    `password` is never shown or stored.
 
     - `key`: a column, or several; the Redis key is `prefix` and their values, joined by colons (`redis/text`).
-    - `value`: "hash" (the other columns as fields, nulls left out), "json" (the other columns as one object), or one
-      column (text or binary; null deletes the key). Floats that are no numbers are NaN, Infinity and -Infinity.
+    - `value`: "hash" (the other columns as fields, without nulls), "json" (the other columns as an object), or a column
+      (text or binary; null deletes the key). Floats that are no numbers are NaN, Infinity and -Infinity.
     - `deterministic`: see `UpsertSink`. Without it the sink is at-least-once.
     """
 
@@ -146,7 +147,7 @@ class RedisUpsertSink(UpsertSink):
             )
 
     def upsert(self, rows: pa.RecordBatch) -> None:
-        """Some scripts travel together, each a step of its own: a connection carries them out in order."""
+        """Sends several scripts together; a connection runs them in order, each atomically."""
         for start in range(0, rows.num_rows, _ROWS_AT_ONCE * _SCRIPTS_AT_ONCE):
             writes = [
                 self._numbered(rows.slice(first, min(_ROWS_AT_ONCE, rows.num_rows - first)))
@@ -154,7 +155,7 @@ class RedisUpsertSink(UpsertSink):
             ]
             first_number = self._write_number - len(writes) + 1
             for number, last in enumerate(self._run(_WRITE, writes), first_number):
-                # The client library may send all of them again, when the answer to some that were written is lost.
+                # The client library may repeat all scripts if the answer is lost after some of them ran.
                 if not number <= last <= self._write_number:
                     raise ProtocolViolation(
                         f"{self._where}: write {number} comes after write {last} of another instance of this "
@@ -162,7 +163,7 @@ class RedisUpsertSink(UpsertSink):
                     )
 
     def _numbered(self, rows: pa.RecordBatch) -> list[bytes | str | int]:
-        """Arguments of one script."""
+        """Returns the arguments of one script."""
         keyed = zip(keys_of(rows, self.key), exact_rows(rows), strict=True)
         flat = [part for key, row in keyed for part in self._written(self.prefix.encode() + key, row)]
         self._write_number += 1
@@ -174,7 +175,7 @@ class RedisUpsertSink(UpsertSink):
             client.close()
 
     def _written(self, key: bytes, row: dict[str, Any]) -> list[bytes | str | int]:
-        """As the script reads it: key, "set" or "hash", count of what follows, value or fields."""
+        """Returns a row for the script: key, "set" or "hash", number of following parts, value or fields."""
         if self.value not in ("hash", "json"):
             value = row[self.value]
             return [key, "hash", 0] if value is None else [key, "set", 1, text_of(value)]
@@ -190,8 +191,10 @@ class RedisUpsertSink(UpsertSink):
         return [key, "hash", len(fields), *fields]
 
     def _run(self, script: str, calls: Sequence[Sequence[bytes | str | int]]) -> list[int]:
-        """Of each call the number of this subtask's last write, if the fence is ours. Raises for the first that has
-        failed, whatever became of the others."""
+        """Returns for each call the number of this subtask's last write, if this generation holds the fence.
+
+        Raises for the first failed call, whatever the results of the others.
+        """
         context = self._context
         keys, who = (self._fence, self._write_numbers), (self._log, context.token, context.subtask)
         with self._trouble():
@@ -242,14 +245,14 @@ class RedisUpsertSink(UpsertSink):
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise Unavailable(f"{what} does not answer ({error}): it is tried again; is it up?") from error
         except redis.RedisError as error:
-            # Of a pipeline the text begins with the command, and of errors with a class it lacks the server's code.
+            # In a pipeline the text begins with the command; for errors with a class the server's code is missing.
             if isinstance(error, passing) or _PASSING.search(str(error)):
                 raise Unavailable(f"{what} cannot take rows now ({error}): it is tried again") from error
             raise InvalidJob(f"{what} refuses the rows ({error}): correct keys, values or permissions") from error
 
 
 def _apart(url: str) -> tuple[str, tuple[str | None, str | None]]:
-    """(the URL without credentials, (user, password))"""
+    """Returns the URL without credentials, and (user, password)."""
     form = (
         "RedisUpsertSink: the URL is redis://host:port/database or rediss://…, without a query; special characters of "
         "a password are percent-encoded, or it comes from REDIS_PASSWORD"
@@ -257,7 +260,7 @@ def _apart(url: str) -> tuple[str, tuple[str | None, str | None]]:
     try:
         parts = urlsplit(url)
         credentials = tuple(unquote(part) if part else None for part in (parts.username, parts.password))
-        _ = parts.port  # raises for what is none
+        _ = parts.port  # raises for an invalid port
     except ValueError:
         raise InvalidJob(form) from None
     if parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.query or parts.fragment:

@@ -1,8 +1,8 @@
-"""Rows as the texts that Redis holds. Two rows with different keys have different Redis keys.
+"""Rows as the text that Redis stores. Rows with different keys have different Redis keys.
 
-A key of one column is its value as it is: text, or the digits of a number. A null is `\\N`, so a text that begins with
-a backslash gets one more. In a key of several columns backslashes and colons of a value get a backslash before them,
-since colons stand between the columns. A column has one type, so a number meets no text that looks like it.
+The key of a single column is the plain value: text, or the digits of a number. Null is `\\N`, so text that begins with
+a backslash gets another backslash. In a key of several columns, which are joined by colons, backslashes and colons of a
+value are escaped by a backslash. A column has a single type, so a number never equals a text.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ _NULL = b"\\N"
 
 
 def check_key(name: str, kind: pa.DataType) -> str | None:
-    """What is wrong with a key column of this type, if anything is."""
+    """Returns why a column of this type cannot be a key, or None."""
     if pa.types.is_union(kind):
         return f"column {name!r} has values of several types ({kind}), whose texts may be equal: cast it to one type"
     return None
 
 
 def keys_of(rows: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
-    """The key of each row, without the prefix."""
+    """Returns the key of each row, without the prefix."""
     columns = [_named_texts(name, rows.column(name)) for name in names]
     if len(columns) == 1:
         return [_alone(text) for text in columns[0]]
@@ -38,9 +38,9 @@ def keys_of(rows: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
 
 
 def exact_rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Rows whose times have all of their digits, and all of their years."""
+    """Returns rows whose times keep all digits and all years."""
     if not any(_has_nanoseconds(field.type) for field in rows.schema):
-        with contextlib.suppress(InvalidJob):  # for a time of a year that Python's have not, before any row is given
+        with contextlib.suppress(InvalidJob):  # for a year that Python's times lack; raised before the first row
             return each_row(rows)
     names = rows.schema.names
     columns = [_exact_values(column) for column in rows.columns]
@@ -59,14 +59,14 @@ def _exact_values(column: pa.Array) -> list[Any]:
 
 
 def text_of(value: Any) -> bytes:
-    """Text as UTF-8, bytes as they are, anything else as in JSON, without quotes."""
+    """Returns text as UTF-8, bytes unchanged, other values as JSON without quotes."""
     if isinstance(value, str):
         return value.encode()
     return value if isinstance(value, bytes) else json_of(value).strip(b'"')
 
 
 def json_of(value: Any) -> bytes:
-    """JSON, which has no number for them: "NaN", "Infinity", "-Infinity"."""
+    """Returns JSON, with "NaN", "Infinity" and "-Infinity" as text."""
     return msgspec.json.encode(_finite(value))
 
 
@@ -93,7 +93,7 @@ def _texts(column: pa.Array) -> list[bytes | None]:
     if _has_nanoseconds(column.type) and pa.types.is_nested(column.type):
         return [None if value is None else json_of(value) for value in json_values(column)]
     rest: list[int | None] = []
-    if _has_nanoseconds(column.type):  # a row's value has microseconds
+    if _has_nanoseconds(column.type):  # values of `rows_of` have microseconds
         numbers = column.view(pa.int64())
         rest = [None if number is None else number % 1000 for number in numbers.to_pylist()]
         column = _whole_microseconds(column)
@@ -111,7 +111,7 @@ def _has_nanoseconds(kind: pa.DataType) -> bool:
 
 
 def _whole_microseconds(column: pa.Array) -> pa.Array:
-    """Nanoseconds as microseconds, rounded down."""
+    """Converts nanoseconds to microseconds, rounded down."""
     kind = column.type
     whole = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("us")
     if pa.types.is_time(kind):
