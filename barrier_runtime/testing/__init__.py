@@ -1,6 +1,8 @@
-"""For tests of users: `certify` for sinks (docs/writing-a-sink.md), `KeyedHarness` for keyed functions
-(docs/state.md), `ConnectedHarness` for those of several inputs (docs/connect.md), `check` for whole flows
-(docs/testing.md)."""
+"""Tests for users.
+
+`certify` is for sinks (docs/writing-a-sink.md), `KeyedHarness` for keyed functions (docs/state.md), `ConnectedHarness`
+for functions of several inputs (docs/connect.md), `check` for whole flows (docs/testing.md).
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from barrier_runtime.testing.flows.check import check as check
     from barrier_runtime.testing.flows.outputs import CheckedSink as CheckedSink
 
-_SIMULATED = {  # imported when they are first used: they need greenlet, the others do not
+_SIMULATED = {  # imported on first use, because only these need greenlet
     "Checked": "barrier_runtime.testing.flows.check",
     "CheckFailed": "barrier_runtime.testing.flows.check",
     "CheckedSink": "barrier_runtime.testing.flows.outputs",

@@ -1,14 +1,14 @@
-"""For tests of users: `certify` crashes a sink at every point of the contract and compares what a reader sees.
+"""Certification of sinks: `certify` crashes a sink at every point and compares the visible rows.
 
     from barrier_runtime.testing import certify
 
     def test_my_sink_is_exactly_once():
         print(certify(lambda: MySink(url), lambda: read_all(url)))
 
-No Spark and no event loop: real `SinkOperator`s around your sink, many small jobs one after another, in one thread. In
-each, generations of subtasks die or are held up somewhere and their successors go on; after every step your reader is
-asked. What it must see: every row of a commit that has returned; only rows of decided checkpoints; none twice; nothing
-in parts. See `docs/writing-a-sink.md`.
+There is no Spark and no event loop: real `SinkOperator`s drive your sink through many small jobs in one thread. In each
+job generations of subtasks die or stall somewhere and their successors continue; your reader runs after every step. The
+reader must see every row of a returned commit, only rows of decided checkpoints, no row twice, and no part of a
+transaction. See `docs/writing-a-sink.md`.
 """
 
 import inspect
@@ -55,19 +55,19 @@ Reader: TypeAlias = Callable[[], Iterable[Mapping[str, Any]]] | Callable[[int], 
 
 
 def make_row(number: int) -> dict[str, Any]:
-    """Row `number` of `SCHEMA`; two keys."""
+    """Returns row `number` of `SCHEMA`, with one of two keys."""
     return {"id": number, "key": f"key-{number % 2}", "value": number * 10}
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """The sink did as it must in all of these."""
+    """Result of a certification without a broken rule."""
 
     sink: str
     guarantee: str
     scenarios: int
     crashes: int  # of generations, all their subtasks at once
-    observations: int  # how often the reader looked
+    observations: int  # calls of the reader
     seconds: float
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Certificate:
 
 
 class NotCertified(AssertionError):
-    """A rule was broken. `scenario` can be run alone: `certify(..., only=scenario)`."""
+    """Broken rule. `certify(..., only=scenario)` runs the scenario alone."""
 
     def __init__(self, sink: str, scenario: str, broken: Broken, steps: list[str]) -> None:
         self.scenario = scenario
@@ -120,25 +120,27 @@ def certify(
     leftovers: Callable[[], Collection[object]] | None = None,
     only: str | None = None,
 ) -> Certificate:
-    """Raises `NotCertified` at the first broken rule.
+    """Crashes a sink in many scenarios. Raises `NotCertified` at the first broken rule.
 
-    `make_sink`: a fresh, unopened sink, one per subtask and generation; all write to one target.
-    `read`: the rows (mappings) that a reader of the target sees now; also called before anything was written. Rows have
-    ids that no other scenario uses, and every scenario is a job of its own, so the target need not be emptied. A `read`
-    that takes an argument is given the scenario's lowest id: it may leave out lower ones, which is faster.
+    `make_sink`: returns a new, unopened sink, one per subtask and generation; all write to the same target.
+    `read`: returns the rows (mappings) that a reader of the target sees now; also called before the first write. Every
+    scenario is a job of its own with new ids, so the target need not be emptied. A `read` with a parameter receives the
+    scenario's lowest id; omitting rows with lower ids is faster.
     `make_row`, `schema`, `id_column`, `key_column`: rows to write; `make_row(n)[id_column]` must be n.
-    `scenarios`: how many of the enumerated crashes and stalls, evenly drawn; None: all (some thousand). Single ones are
-    always run, as is one random walk for each of `seeds`.
-    `inside`: how many times a process dies inside a call, between two lines of the sink's own files (and its
-    package's); None: at every line. An in-memory stand-in of a target must be in a file of its own then.
-    Files that the sink opens and writes are always broken off, after `open` and in the middle of a write.
-    `rows`: that a subtask writes per checkpoint. `ordered`: one subtask's rows of one key come out of `read` in the
-    order in which readers get them, and that must be the order in which they were written.
-    `shows_early`: for upserts that rely on a deterministic replay: undecided rows may be seen.
-    `reset`: empties the target, between scenarios; not needed, but makes long certifications faster.
-    `kill`: what else ends with a sink's process: its connections, without a word. Default: sinks are only dropped.
-    `leftovers`: what is staged in the target; it must be empty when a generation found everything done.
-    `only`: the one scenario to run, as named by a failure.
+    `scenarios`: number of enumerated crashes and stalls, evenly drawn; None: all (some thousand). Single scenarios
+    always run, and a random walk for each of `seeds`.
+    `inside`: number of deaths inside a call, between two lines of the sink's own files (and its package's); None: at
+    every line. An in-memory stand-in of a target must then be in a file of its own. Writes of files are always
+    interrupted, after `open` and in the middle of a write.
+    `parallelism`: subtasks of a generation. `rows`: rows of a subtask per checkpoint. `ordered`: `read` returns the
+    rows in the order in which readers get them, which for a subtask's rows of a key must be the order of writing.
+    `shows_early`: for upserts that rely on a deterministic replay: undecided rows may be visible.
+    `make_store` opens object stores by URL; `job_store` is the store of the jobs, by default in memory.
+    `reset`: empties the target between scenarios; optional, but faster for long certifications.
+    `kill`: ends everything else of a sink's process, such as connections, without notice. Default: sinks are only
+    dropped.
+    `leftovers`: returns everything staged in the target; must be empty after a generation that found all work done.
+    `only`: the single scenario to run, as named by a failure.
     """
     sample = make_sink()
     if not isinstance(sample, TwoPhaseCommitSink):
@@ -189,7 +191,7 @@ _INSIDE: tuple[Callable[[int], Scenario], ...] = (partial(inside_call, "plain"),
 
 
 def _drawn(every: list[Scenario], most: int | None) -> list[Scenario]:
-    """Every one, or evenly drawn ones; the same every time."""
+    """Returns all scenarios, or an even sample that is equal in every run."""
     if most is None or most >= len(every):
         return every
     chosen = sorted(random.Random(len(every)).sample(range(len(every)), max(0, most)))
@@ -208,7 +210,7 @@ class _Run:
         self._next_id = 1 + max((int(row[column]) for row in target.read(0)), default=0)
 
     def play_all(self, between_calls: int | None, inside_calls: int | None, seeds: Iterable[int]) -> None:
-        """Undisturbed runs first: they count the moments at which later runs crash."""
+        """Plays all scenarios. The undisturbed runs come first: they count the crash points of later runs."""
         lived = {plan: self.play(straight(plan)) for plan in PLANS}
         between = [
             each
@@ -228,7 +230,10 @@ class _Run:
         return Certificate(self.sink, guarantee, self.scenarios, self.crashes, self.observations, seconds)
 
     def play(self, scenario: Scenario) -> tuple[int, int, int]:
-        """How many crash points, lines in calls and writes of files its first generation had. Raises `NotCertified`."""
+        """Returns the numbers of crash points, lines in calls and file writes of the first generation.
+
+        Raises `NotCertified`.
+        """
         if self._reset is not None:
             self._reset()
         self.scenarios += 1

@@ -1,5 +1,7 @@
-"""`ConnectedHarness`: a user's function of `connect` by itself, as `KeyedHarness` runs one of `process`: row by row, in
-the test's own thread, with production's operator, state and snapshots."""
+"""`ConnectedHarness`: runs a function of `connect` alone, as `KeyedHarness` one of `process`.
+
+Rows are pushed one by one, in the test's own thread, with production's operator, state and snapshots.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ _WHERE = "ConnectedHarness"
 
 @dataclass(frozen=True)
 class ConnectedHarnessSnapshot:
-    """What a `ConnectedHarness` held at a barrier, to be given to another one."""
+    """State of a `ConnectedHarness` at a barrier, to restore another harness."""
 
     content: HarnessSnapshot
     rows: Mapping[str, pa.Schema]
@@ -33,19 +35,19 @@ class ConnectedHarnessSnapshot:
 
 @kinds_checked
 class ConnectedHarness(FunctionHarness):
-    """Runs what `connect(…).process` runs.
+    """Runs the functions that `connect(…).process` runs.
 
     >>> with ConnectedHarness(Match, keys={"orders": "id", "payments": "order_id"}, broadcast=["limits"]) as harness:
     ...     harness.push("limits", {"shop": "a", "max": 10.0})
     ...     assert harness.push("orders", {"id": 1, "shop": "a", "amount": 12.0}) == [{"id": 1, "refused": True}]
     ...     assert harness.broadcast("limits") == {"a": 10.0}
 
-    `keys`: the inputs by key, each with the column of its `key_by`, or several. `broadcast`: the other inputs. `rows`:
-    the schemas of pushed rows by input; without it the first push into an input tells its types (with several broadcast
-    inputs theirs are needed). `event_time`: a column of all inputs by key, or a dict of input to column. The others are
-    those of `KeyedHarness`. A snapshot is refused if the copies of broadcast state differ between subtasks. With
-    `broadcast={"limits": "barrier"}`, as in `Stream.broadcast`, `snapshot()` is a barrier: what handlers give for rows
-    that become valid there comes with the next call.
+    `keys`: the inputs by key, each with the column or columns of its `key_by`. `broadcast`: the other inputs. `rows`:
+    schemas of pushed rows by input; default: the types of the first row pushed into an input (several broadcast inputs
+    need schemas). `event_time`: a column of all inputs by key, or a dict of input to column. The other arguments are
+    those of `KeyedHarness`. A snapshot is refused if copies of broadcast state differ between subtasks. With
+    `broadcast={"limits": "barrier"}`, as in `Stream.broadcast`, `snapshot()` is a barrier: the next call returns the
+    results of handlers for rows that become valid there.
     """
 
     def __init__(
@@ -105,11 +107,13 @@ class ConnectedHarness(FunctionHarness):
         self._operators.append(made)
         return made
 
-    # ---- what a test does
+    # ---- for tests
 
     def push(self, input: str, *rows: Row) -> list[Row]:
-        """Process these rows of `input` one after the other; what the function gives for them. Those of a broadcast
-        input go to every subtask."""
+        """Processes rows of `input` one after the other and returns the function's results.
+
+        Rows of a broadcast input go to every subtask.
+        """
         for row in rows:
             self._turn_to(input)
             batch = self._batch(row)
@@ -122,7 +126,7 @@ class ConnectedHarness(FunctionHarness):
         return self._taken()
 
     def broadcast(self, name: str) -> dict[Any, Any]:
-        """The broadcast state `name`. Raises `InvalidJob` if its copies differ between subtasks."""
+        """Returns the broadcast state `name`. Raises `InvalidJob` if its copies differ between subtasks."""
         first, *others = [operator.content_of(name) for operator in self._operators]
         for subtask, other in enumerate(others, 1):
             if list(first.items()) != list(other.items()):
@@ -130,20 +134,20 @@ class ConnectedHarness(FunctionHarness):
         return first
 
     def snapshot(self) -> ConnectedHarnessSnapshot:
-        """A checkpoint, completed; the harness goes on."""
+        """Returns the snapshot of a completed checkpoint; the harness continues."""
         snapshot = ConnectedHarnessSnapshot(self._snapshot(), dict(self._input_rows))
         self._switch()
         return snapshot
 
-    # ---- inside
+    # ---- internal
 
     def _switch(self) -> None:
-        """Rows that came before the last barrier become valid."""
+        """Makes rows before the last barrier valid."""
         for operator in self._operators:
             operator.switch(self._emit)
 
     def _turn_to(self, name: str) -> None:
-        """The input at hand: its rows, its keys, its event time."""
+        """Selects an input: its rows, keys and event time."""
         if name not in self._inputs:
             raise InvalidJob(f"{_WHERE}: there is no input {name!r}, only {', '.join(map(repr, self._inputs))}")
         input = self._inputs[name]

@@ -1,8 +1,8 @@
-"""One scenario of a certification: a small stream, checkpoints, a decision log, and generations that come and go.
+"""Environment of a scenario: a small stream, checkpoints, a decision log, and successive generations.
 
-It plays source and coordinator: rows are written again from the position of the newest decided checkpoint, ids of
-undecided checkpoints are used again by the next generation (as a coordinator may), and nothing of a generation is
-decided once a newer one is there. After every step that may change the target, a reader looks at it.
+The environment acts as source and coordinator. Rows are written again from the position of the newest decided
+checkpoint; the next generation reuses ids of undecided checkpoints (as a coordinator may); and no checkpoint of a
+generation is decided after a newer generation exists. The reader runs after every step that may change the target.
 """
 
 import random
@@ -23,7 +23,7 @@ _ATTEMPTS = 6  # of an open or pre-commit that raises
 
 
 class _Denied(Exception):
-    """A zombie wanted something decided."""
+    """A zombie requested a decision."""
 
 
 class Environment:
@@ -39,14 +39,14 @@ class Environment:
         self.crashes = 0
         self.lineage = f"{job}-lineage-1"
         self.lineages = 1
-        self.floor = 0  # checkpoint ids of this lineage begin above it
+        self.floor = 0  # checkpoint ids of this lineage begin above
         self.decisions: list[Decision] = []
         self.decided_ever = 0
         self.first: Process | None = None
         self._token = 0
         self._transactions: dict[bytes, list[Written]] = {}
         self._started_at = 0  # position at which the lineage began
-        self._rounds_before = 0  # of the plan, done before the lineage began
+        self._rounds_before = 0  # rounds of the plan before the lineage began
 
     # ------------------------------------------------------------ generations
 
@@ -57,8 +57,7 @@ class Environment:
         inside: int | None = None,
         writing: int | None = None,
     ) -> Process:
-        """A new generation, nothing opened yet. `inside`: the line of the sink's own at which it will die; `writing`:
-        the write of a file."""
+        """Returns a new, unopened generation, which will die at line `inside` or at write `writing`."""
         self._token += 1
         place = Place(
             self.job,
@@ -83,13 +82,16 @@ class Environment:
         process.drop(self.target.kill)
 
     def begin_lineage(self, *, token: int | None = None, keep: Decision | None = None) -> None:
-        """Another start of the same job: empty, or (`keep`) from an older checkpoint; `token`: as of a new storage."""
+        """Starts the job again, without state or (`keep`) from an older checkpoint.
+
+        `token` is the token of a new storage.
+        """
         self._started_at, self._rounds_before = self._position, self._rounds_done
         self.lineages += 1
         self.lineage = f"{self.job}-lineage-{self.lineages}"
         self.floor = 0
         self.decisions = []
-        if keep is not None:  # the plan goes on: here nothing that came after it is written again
+        if keep is not None:  # the plan continues: later rows are not written again
             self.decisions.append(Decision(keep.checkpoint, keep.manifest, self._started_at, self._rounds_before))
         if token is not None:
             self._token = token
@@ -109,16 +111,18 @@ class Environment:
 
     @property
     def lived(self) -> tuple[int, int, int]:
-        """CrashPoints, lines and writes that the first generation lived through."""
+        """Crash points, lines and writes that the first generation survived."""
         if self.first is None:
             return 0, 0, 0
         return self.first.crash_points.passed, self.first.lines.passed, self.first.lines.writes
 
-    # ------------------------------------------------------------ a generation's life, step by step
+    # ------------------------------------------------------------ life of a generation, step by step
 
     def live(self, process: Process, rounds: int | None = None, *, flush: bool = True) -> Iterator[bool]:
-        """Open, recover, go on with the plan (`rounds` of it, default all), commit at the end (`flush`). Each step
-        yields whether it is worth a look at the target."""
+        """Opens, recovers, plays `rounds` rounds of the plan (default all), and commits at the end (`flush`).
+
+        Each step yields whether to look at the target.
+        """
         yield from self.open(process)
         index, position = self._rounds_done, self._position
         last = len(self.plan) if rounds is None else min(len(self.plan), index + rounds)
@@ -149,7 +153,7 @@ class Environment:
             yield from self.commit(process, restored)
 
     def write(self, process: Process, kind: Round, position: int) -> Generator[bool, None, int]:
-        """Rows of one round; its result is the position after them."""
+        """Writes the rows of a round and returns the position after them."""
         target = self.target
         count = {"half": target.rows, "empty": 0}.get(kind, target.rows * target.parallelism)
         writers = 1 if kind == "half" else process.parallelism
@@ -164,7 +168,10 @@ class Environment:
         return position + count
 
     def checkpoint(self, process: Process, position: int, rounds: int) -> Iterator[bool]:
-        """A barrier, pre-commits, a decision. A pre-commit that raises fails the checkpoint; the next one covers it."""
+        """Runs a barrier, pre-commits and a decision.
+
+        If a pre-commit raises, the checkpoint fails and the next checkpoint covers its rows.
+        """
         for _ in range(_ATTEMPTS):
             checkpoint, captures = self.barrier(process)
             try:
@@ -196,14 +203,14 @@ class Environment:
         return checkpoint, captures
 
     def expire(self, process: Process) -> Iterator[bool]:
-        """A checkpoint of which only subtask 0 makes its pre-commit in time."""
+        """Runs a checkpoint of which only subtask 0 pre-commits in time."""
         checkpoint, captures = self.barrier(process)
         self.sealed(process, captures[:1])
         yield True
         self.abort(process, checkpoint)
 
     def sealed(self, process: Process, captures: Sequence[Callable[[], dict[str, bytes]]]) -> list[OperatorSnapshot]:
-        """Pre-commits of the first subtasks, each tried until it works."""
+        """Pre-commits of the first subtasks, each repeated until successful."""
         return [
             self._tried(process, "raises", "pre_commit", process.seal, subtask, capture)
             for subtask, capture in enumerate(captures)
@@ -224,7 +231,7 @@ class Environment:
         for each in process.written:
             if 0 < each.checkpoint <= checkpoint and each.decision is None:
                 each.decision = self.decided_ever
-                each.must_be_seen = each.committable is None  # nothing will come that could show it
+                each.must_be_seen = each.committable is None  # without a committable no call can show the rows
                 if each.committable is not None:
                     self._transactions.setdefault(each.committable, []).append(each)
         ordered = tuple(sorted(manifest, key=lambda snapshot: snapshot.subtask))
@@ -232,7 +239,7 @@ class Environment:
         process.moment(f"checkpoint {checkpoint} is decided")
 
     def commit(self, process: Process, decision: Decision | None = None) -> Iterator[bool]:
-        """Every subtask hears of the decision and commits; then the global committer, if there is one."""
+        """Commits in every subtask, then by the global committer, if any."""
         decision = decision or self.newest
         assert decision is not None
         for subtask in self.order(process):
@@ -255,7 +262,7 @@ class Environment:
     # ------------------------------------------------------------ running and looking
 
     def run(self, steps: Iterator[bool], most: int | None = None) -> bool:
-        """Do `most` steps (default all) and look after each. Whether it came to the end."""
+        """Runs `most` steps (default all), with a look after each. Returns whether the steps ended."""
         done = 0
         while most is None or done < most:
             look = next(steps, None)
@@ -267,7 +274,7 @@ class Environment:
         return False
 
     def run_as_zombie(self, steps: Iterator[bool]) -> None:
-        """Go on until nothing more can be done. What a zombie's calls raise does not matter; what they do does."""
+        """Runs steps until an error or the end. Errors of a zombie's calls do not matter, only their effects."""
         try:
             self.run(steps)
         except Exception as error:
@@ -276,8 +283,10 @@ class Environment:
     def run_to_crash(
         self, parallelism: int, at: int | None, inside: int | None = None, writing: int | None = None
     ) -> bool:
-        """One generation that dies at moment `at`, or inside a call at line `inside` or write `writing`. False: it came
-        to its end."""
+        """Runs a generation that dies at moment `at`, line `inside` or write `writing`.
+
+        False: the generation ended.
+        """
 
         def die() -> None:
             raise Crash
@@ -303,14 +312,17 @@ class Environment:
         self.judge.observe(seen)
 
     def end(self, process: Process) -> None:
-        """The generation ends well; everything of the plan must be visible."""
+        """Ends a generation without a crash; everything of the plan must be visible."""
         process.close()
         process.drop(None)
         assert self._rounds_done == len(self.plan), "a generation ended before the plan was done"
         self.look()
 
     def recover_once_more(self, parallelism: int = 0, *, clean_up: bool = True) -> None:
-        """A generation that finds all done: nothing may change, and (`clean_up`) nothing staged may be left."""
+        """Runs a generation that finds all work done: nothing may change.
+
+        `clean_up`: no staged data may remain.
+        """
         process = self.start(parallelism)
         self.run(self.live(process))
         self.end(process)
@@ -335,7 +347,7 @@ class Environment:
         *arguments: object,
         attempts: int = _ATTEMPTS,
     ) -> T:
-        """A zombie's call may raise; any other must succeed in the end."""
+        """Repeats a call until it succeeds. A zombie's call may raise; any other must succeed."""
         for attempt in range(attempts):
             try:
                 return call(*arguments)

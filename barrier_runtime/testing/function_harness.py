@@ -1,8 +1,8 @@
-"""What the harnesses of users' keyed functions share: subtasks of production's operator, with its keyed state and its
-snapshots, that a test calls row by row in its own thread. What a row is, and which subtask gets it, the harness says.
+"""Harness of users' keyed functions, and the part that other harnesses share.
 
-`KeyedHarness`: a user's keyed function by itself, row by row, in the test's own thread. No Spark, no event loop, no
-source or sink; but the operator, the keyed state and the snapshots of production, so what holds here holds in a job.
+A harness has subtasks of production's operator, with keyed state and snapshots. A test calls them row by row in its own
+thread, without Spark, event loop, source or sink; results therefore equal those of a job. Subclasses define rows, and
+the subtask of each row. `KeyedHarness` is the harness of a keyed function.
 """
 
 import itertools
@@ -54,7 +54,7 @@ _H = TypeVar("_H", bound="FunctionHarness")
 
 @dataclass(frozen=True)
 class HarnessSnapshot:
-    """What a harness held at a barrier, to be given to another one."""
+    """State of a harness at a barrier, to restore another harness."""
 
     operators: tuple[OperatorSnapshot, ...]
     store: MemoryStore
@@ -65,8 +65,10 @@ class HarnessSnapshot:
 
 
 class FunctionHarness:
-    """Whoever extends it sets `_keys`, `_rows` and `_event_time`, those of the rows at hand, and then calls this
-    constructor."""
+    """Base of harnesses.
+
+    Subclasses set `_keys`, `_rows` and `_event_time` before they call this constructor.
+    """
 
     _keys: tuple[str, ...]
     _rows: pa.Schema | None
@@ -112,14 +114,14 @@ class FunctionHarness:
     def _made(
         self, output: pa.Schema | None, side: Mapping[str, pa.Schema], on_error: OnError | Retry
     ) -> ProcessOperator:
-        """One subtask."""
+        """Returns the operator of one subtask."""
         raise NotImplementedError
 
-    # ---- what a test does
+    # ---- for tests
 
     @arguments_checked
     def watermark(self, at_ms: int) -> list[Row]:
-        """Event time has reached `at_ms` (since the epoch): what timers give that are due."""
+        """Advances event time to `at_ms` (since the epoch) and returns the results of due timers."""
         for operator in self._subtasks:
             operator.on_watermark(at_ms, self._emit)
         if at_ms < WATERMARK_MAX:
@@ -128,7 +130,7 @@ class FunctionHarness:
 
     @arguments_checked
     def wall(self, at_ms: int) -> list[Row]:
-        """The wall clock is at `at_ms` (since the epoch): what wall-clock timers give that are due."""
+        """Sets the wall clock to `at_ms` (since the epoch) and returns the results of due wall-clock timers."""
         self._wall_ms = at_ms
         for operator in self._subtasks:
             while operator.on_wall_clock(self._emit):
@@ -136,7 +138,7 @@ class FunctionHarness:
         return self._taken()
 
     def end(self) -> list[Row]:
-        """There is no more input: what all timers of event time give, and those by the wall clock that are due."""
+        """Ends the input. Returns results of all event-time timers, and of wall-clock timers that are due."""
         for operator in self._subtasks:
             operator.on_wall_clock(self._emit, last=True)
         given = self.watermark(WATERMARK_MAX)
@@ -146,7 +148,7 @@ class FunctionHarness:
 
     @arguments_checked
     def side(self, name: str) -> list[Row]:
-        """What came into the side output `name` since the last call; "errors" is that of `on_error="side"`."""
+        """Returns rows of the side output `name` since the last call; "errors" belongs to `on_error="side"`."""
         if name not in self._side:
             raise InvalidJob(
                 f"{self._where}: there is no side output {name!r}, only {', '.join(map(repr, self._side)) or 'none'}: "
@@ -157,8 +159,10 @@ class FunctionHarness:
         return rows
 
     def metrics(self) -> dict[str, float]:
-        """What the function counted with `ctx.metrics`, by name, over all subtasks. A histogram `n` is `n.count`,
-        `n.p50`, `n.p99` and `n.max`."""
+        """Returns counts of `ctx.metrics` by name, over all subtasks.
+
+        A histogram `n` is `n.count`, `n.p50`, `n.p99` and `n.max`.
+        """
         counts = self._metrics.counts.items()
         found = {name.removeprefix(PREFIX): value for name, value in counts if name.startswith(PREFIX)}
         recorded = {name: recorder.encoded() for name, recorder in self._metrics.latencies.items()}
@@ -170,17 +174,19 @@ class FunctionHarness:
 
     @arguments_checked
     def state(self, key: Any, at_ms: int | None = None) -> dict[str, Any]:
-        """All states of `key` (a tuple, of several columns) by name: the value, a list, or a dict. What has a TTL in
-        event time is what a row of `at_ms` would see; without it one of the latest time there was. Of a function of
-        several inputs also the broadcast states, as the key's subtask has them. This counts as a read."""
+        """Returns all states of `key` (a tuple for several columns) by name: a value, a list, or a dict.
+
+        States with a TTL in event time appear as to a row at `at_ms` (default: the latest time). For a function of
+        several inputs the result includes broadcast states of the key's subtask. This counts as a read.
+        """
         return {name: _content(each) for name, each in self._at(key, at_ms).states.items()}
 
     def timers(self, key: Any) -> list[int]:
-        """Times (ms) of the timers of `key` that have not fired, the earliest first."""
+        """Returns times (ms) of pending timers of `key`, earliest first."""
         return self._at(key).timers.of_key()
 
     def wall_timers(self, key: Any) -> list[int]:
-        """Times (ms) of the wall-clock timers of `key` that have not fired, the earliest first."""
+        """Returns times (ms) of pending wall-clock timers of `key`, earliest first."""
         return self._at(key).wall_timers.of_key()
 
     def _snapshot(self) -> HarnessSnapshot:
@@ -216,7 +222,7 @@ class FunctionHarness:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- inside
+    # ---- internal
 
     def _batch(self, row: Row) -> pa.RecordBatch:
         if not isinstance(row, Mapping):
@@ -237,7 +243,7 @@ class FunctionHarness:
             self._event_ms = max(self._event_ms, int(event_times_ms(times)[0]))
 
     def _of(self, batch: pa.RecordBatch) -> ProcessOperator:
-        """The subtask of the key of the one row."""
+        """Returns the subtask of the key in a batch of one row."""
         missing = [column for column in self._keys if column not in batch.schema.names]
         if missing:
             raise InvalidJob(f"{self._where}: the rows have no key column {missing[0]!r}: add it, or correct key=")
@@ -245,7 +251,7 @@ class FunctionHarness:
         return self._subtasks[group * self._parallelism // self._max_parallelism]
 
     def _at(self, key: Any, at_ms: int | None = None) -> ProcessOperator:
-        """The subtask of `key`, with its states and timers at that key, and event time at `at_ms`."""
+        """Returns the subtask of `key`, set to the key's states and timers and to event time `at_ms`."""
         if self._rows is None:
             raise InvalidJob(f"{self._where}: no row came yet, so the types of its keys are not known: give rows=")
         values = (key,) if len(self._keys) == 1 else key
@@ -306,7 +312,7 @@ class FunctionHarness:
 
 
 class _AtOnce:
-    """The executor of a function that has nothing to execute: it works in the caller's thread."""
+    """Executor that runs work at once, in the caller's thread."""
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         done(work(), None)
@@ -342,7 +348,7 @@ def _content(state: KeyedState) -> Any:
 
 @kinds_checked
 class KeyedHarness(FunctionHarness):
-    """Runs what `KeyedStream.process` runs.
+    """Runs the functions that `KeyedStream.process` runs.
 
     >>> with KeyedHarness(Totals, key="user") as harness:
     ...     assert harness.push({"user": "ann", "n": 3}) == [{"user": "ann", "total": 3}]
@@ -351,13 +357,13 @@ class KeyedHarness(FunctionHarness):
     >>> with KeyedHarness(Totals, key="user", restore=snapshot, parallelism=2) as harness:
     ...     assert harness.push({"user": "ann", "n": 1}) == [{"user": "ann", "total": 4}]
 
-    `key`: the column of `key_by`, or several. `rows`: the schema of the rows that are pushed; without it the first push
-    tells their types. `schema`, `state`, `event_time`, `side` and `on_error` are those of `process`. `parallelism`:
-    among so many subtasks the keys are divided. `restore` begins with what `snapshot()` gave, maybe that of another
-    parallelism or of an earlier version of the function. The wall clock stands at `wall_ms` (ms since the epoch;
-    without it where it was at the snapshot, or at 0) until `wall` moves it; wall-clock timers and states with `TTL(…,
-    clock="processing")` live by it. Changes in place that are not stored are refused at a snapshot, as by
-    `check_state`. Errors are those of a job: `UserCodeError` for what the function raises, `InvalidJob` for wrong use.
+    `key`: the column of `key_by`, or several. `rows`: the schema of pushed rows; default: the types of the first push.
+    `schema`, `state`, `event_time`, `side` and `on_error` are those of `process`. `parallelism`: number of subtasks
+    that share the keys. `restore` begins with the result of `snapshot()`, perhaps of another parallelism or an earlier
+    version of the function. The wall clock stands at `wall_ms` (ms since the epoch; default: the time of the snapshot,
+    or 0) until `wall` moves it; wall-clock timers and states with `TTL(…, clock="processing")` follow it. Changes in
+    place that are not stored are refused at a snapshot, as by `check_state`. Errors are those of a job: `UserCodeError`
+    for errors of the function, `InvalidJob` for wrong use.
     """
 
     def __init__(
@@ -396,7 +402,7 @@ class KeyedHarness(FunctionHarness):
         )
 
     def push(self, *rows: Row) -> list[Row]:
-        """Process these rows one after the other; what the function gives for them."""
+        """Processes rows one after the other and returns the function's results."""
         for row in rows:
             batch = self._batch(row)
             self._of(batch).process(Batch(batch, 0), self._emit)
@@ -404,5 +410,8 @@ class KeyedHarness(FunctionHarness):
         return self._taken()
 
     def snapshot(self) -> HarnessSnapshot:
-        """A checkpoint, completed; the harness goes on. Raises `InvalidJob` for state that cannot be written."""
+        """Returns the snapshot of a completed checkpoint; the harness continues.
+
+        Raises `InvalidJob` for state that cannot be written.
+        """
         return self._snapshot()

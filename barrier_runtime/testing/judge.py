@@ -1,7 +1,7 @@
-"""What a reader of a sink's target may see at any moment, and which rule is broken when it sees something else.
+"""Judge of observations: rules for the rows that readers of a target may see at any moment.
 
-Pure: it is told of every transaction (rows, decision, commits that returned) and of every observation. A transaction
-must be seen once its commit has returned, may be seen once its checkpoint is decided, and else must not be seen.
+Pure: receives every transaction (rows, decision, returned commits) and every observation. A transaction must be visible
+after its commit has returned, may be visible after its checkpoint is decided, and otherwise must not be visible.
 """
 
 from collections import Counter
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Rule = Literal[
-    "lost",  # a decided row is not seen, or can never be: its commit goes on raising
-    "doubled",  # a row is seen more than once
-    "undecided visible",  # a row is seen that no decided transaction holds
-    "torn",  # a part is seen of what must become visible at once
+    "lost",  # a decided row is not visible, or never will be: its commit keeps raising
+    "doubled",  # a row is visible more than once
+    "undecided visible",  # a row of no decided transaction is visible
+    "torn",  # only a part of a transaction or decision is visible
     "out of order",
-    "abort ignored",  # what was aborted can be committed
-    "left over",  # something staged is there in the end that nobody needs
-    "raises",  # a call that must succeed does not
+    "abort ignored",  # an aborted transaction can be committed
+    "left over",  # unneeded staged data remain in the end
+    "raises",  # a call that must succeed raises
 ]
 
 
 class Broken(BaseException):
-    """A rule is broken. Not an `Exception`: retries of the runtime must not swallow it."""
+    """Broken rule. Not an `Exception`: retries of the runtime must not swallow it."""
 
     def __init__(self, rule: Rule, what: str, seen: Sequence[Any] = (), expected: Sequence[Any] = ()) -> None:
         super().__init__(rule, what)
@@ -34,13 +34,13 @@ class Broken(BaseException):
 
 @dataclass(eq=False)
 class Written:
-    """One transaction of one sink subtask."""
+    """Transaction of a sink subtask."""
 
     token: int
     subtask: int
     parallelism: int
     ids: list[int] = field(default_factory=list)
-    checkpoint: int = 0  # that closed it; 0: open
+    checkpoint: int = 0  # checkpoint that closed it; 0: open
     committable: bytes | None = None
     decision: int | None = None  # index of the decision that covers it
     must_be_seen: bool = False
@@ -51,18 +51,18 @@ class Written:
 
 @dataclass(frozen=True)
 class Promise:
-    """What the sink under test promises."""
+    """Promises of the sink under test."""
 
     exactly_once: bool
     global_committer: bool
-    ordered: bool  # one subtask's rows of one key are read in the order in which they were written
-    shows_early: bool  # upserts that rely on a deterministic replay: undecided rows may be seen
+    ordered: bool  # readers get a subtask's rows of a key in the order of writing
+    shows_early: bool  # upserts that rely on a deterministic replay: undecided rows may be visible
     id_column: str
     key_column: str
 
 
 class Judge:
-    """Of one scenario: its rows have ids from `first_id` up to `end_id` (exclusive)."""
+    """Judge of a scenario, whose rows have ids from `first_id` up to `end_id` (exclusive)."""
 
     def __init__(self, promise: Promise, first_id: int) -> None:
         self._promise = promise
@@ -71,7 +71,7 @@ class Judge:
         self.transactions: list[Written] = []
 
     def observe(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Raises `Broken`."""
+        """Compares the visible rows with the transactions. Raises `Broken`."""
         promise = self._promise
         mine = [row for row in rows if self._first_id <= row[promise.id_column] < self.end_id]
         seen = [int(row[promise.id_column]) for row in mine]
@@ -98,7 +98,7 @@ class Judge:
             self._check_order(mine, closed)
 
     def _check_whole(self, closed: list[Written], seen: Iterable[int]) -> None:
-        """One transaction is seen whole or not at all; with a global committer, one decision is."""
+        """Raises `Broken` if a transaction, or with a global committer a decision, is partly visible."""
         wholes: dict[object, set[int]] = {}
         for each in closed:
             wholes.setdefault(each.decision if self._promise.global_committer else each, set()).update(each.ids)
@@ -129,7 +129,7 @@ class Judge:
                 last[line] = number
 
     def _named(self, ids: Sequence[int]) -> str:
-        """The rows, each with the transactions that hold it."""
+        """Names rows, with the transactions that contain them."""
         told = []
         for number in ids[:4]:
             holders = "; ".join(str(each) for each in self.transactions if number in each.ids) or "never written"

@@ -1,11 +1,12 @@
-"""The end of a process inside a call: between any two lines of a sink's own files, and inside what they write.
+"""Death of a process inside a call: between two lines of a sink's own files, and during file writes.
 
-What a sink must do in one step of its target (show rows and remember that it did) it may have written as two. No point
-between calls would tell; a process that dies between these two lines does. Python's trace function counts the lines,
-and raises `Crash` before one of them. Connections that are open then are dropped with the sink.
+A sink must show rows and remember them in one step of its target. If the sink uses two steps, only a death between
+these lines shows the error; no point between calls would. Python's trace function counts the lines and raises `Crash`
+before one of them. Open connections are dropped with the sink.
 
-A file is written in more than one step, though it may be one line (`with open(...) as f: f.write(...)`, `write_text`,
-`shutil.copy`): it is there empty, then in part. So a process also dies when a file was opened, and in mid-write.
+A file is written in several steps, even by one line (`with open(...) as f: f.write(...)`, `write_text`, `shutil.copy`):
+the file exists first empty, then in part. A process therefore also dies after the opening of a file, and in the middle
+of a write.
 """
 
 import builtins
@@ -26,11 +27,11 @@ _LIBRARY = (sysconfig.get_paths()["stdlib"], "<frozen ")
 
 
 class Crash(BaseException):
-    """The process is gone. Not an `Exception`: nothing in it may handle that."""
+    """Death of the process. Not an `Exception`: no code of the process may handle it."""
 
 
 def own_files(sink: TwoPhaseCommitSink) -> frozenset[str]:
-    """Files of the sink's classes; of those in a package, the other modules of that package too."""
+    """Returns the files of the sink's classes; for classes in a package also the package's other modules."""
     found: set[str] = set()
     for each in type(sink).__mro__:
         module = sys.modules.get(each.__module__)
@@ -44,9 +45,11 @@ def own_files(sink: TwoPhaseCommitSink) -> frozenset[str]:
 
 
 class Lines:
-    """Counts, while watched, what a sink's own `files` do: what they write (`writes`: a file that was opened, one that
-    has half of what it was to get) and, with `every_line`, their lines. Raises `Crash` before line number `at`, and at
-    write number `write_at` (None: never)."""
+    """Counts steps of a sink's own `files` while watched, and raises `Crash` at one of them.
+
+    `writes` counts opened files and half-written writes; with `every_line` also lines are counted. `Crash` comes before
+    line number `at` and at write number `write_at` (None: never).
+    """
 
     def __init__(
         self,
@@ -91,7 +94,7 @@ class Lines:
 
     @contextmanager
     def _watched_files(self) -> Iterator[None]:
-        """`open`, under both its names; what copies inside the kernel does it in chunks of bytes instead."""
+        """Replaces `open` in both modules; `shutil` copies in chunks of bytes instead of inside the kernel."""
         real, in_kernel = builtins.open, shutil._USE_CP_SENDFILE  # type: ignore[attr-defined]
 
         def opened(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
@@ -110,7 +113,7 @@ class Lines:
             shutil._USE_CP_SENDFILE = in_kernel  # type: ignore[attr-defined]
 
     def _is_own(self, frame: FrameType | None) -> bool:
-        """Called by the sink, if need be through the standard library."""
+        """Returns whether the sink calls, directly or through the standard library."""
         while (
             frame is not None
             and frame.f_code.co_filename.startswith(_LIBRARY)
@@ -121,7 +124,7 @@ class Lines:
 
 
 class _InHalves:
-    """A file whose writes arrive in two halves, between which the process may die."""
+    """File whose writes arrive in two halves; the process may die in between."""
 
     def __init__(self, file: Any, lines: Lines, name: str) -> None:
         self._file = file

@@ -1,13 +1,13 @@
-"""Which scenarios a certification consists of. Each has a name, by which it can be run alone, and is always the same.
+"""Scenarios of a certification. Each has a name, by which it can run alone, and is equal in every run.
 
-`crash <plan> i j`: the first generation dies at moment i, the second at its moment j, the third ends the plan.
-`stall <plan> i j`: the first generation is held up at moment i; its successor does j steps; then the first, a zombie
-now, does all it still can; then the successor ends the plan. `inside <plan> k`: the first generation dies inside a
-call, before the k-th line of the sink's own files; `inside recovery k`: the second one does. `walk s`: crashes and
-stalls at random, with rescaling. The others are single single scenarios.
+`crash <plan> i j`: the first generation dies at moment i, the second at its moment j, the third ends the plan. `stall
+<plan> i j`: the first generation stalls at moment i and its successor does j steps; then the first, now a zombie, does
+all it can; then the successor ends the plan. `inside <plan> k`: the first generation dies inside a call, before the
+k-th line of the sink's own files; `inside recovery k`: the second generation does. `write <plan> k` and `write recovery
+k`: the same at the k-th step of file writes. `walk s`: random crashes and stalls, with rescaling.
 
-Scenarios of a certification that are written by hand, because an enumeration of crashes and stalls does not reach
-them: repeated commits, aborts, another start of the job, rescaling, a commit beside a pre-commit.
+The other scenarios are written by hand, because the enumeration does not reach them: repeated commits, aborts, another
+start of the job, rescaling, a commit during a pre-commit.
 """
 
 import random
@@ -22,7 +22,7 @@ from barrier_runtime.testing.target import Round
 
 
 def _pre_committed(environment: Environment) -> Process:
-    """A generation that opened, recovered, wrote a round and made it durable; nothing of that is decided."""
+    """Returns a generation that opened, recovered and pre-committed a round, which is not decided."""
     process = environment.start()
     environment.run(environment.open(process))
     environment.run(written_and_sealed(environment, process))
@@ -42,7 +42,10 @@ def _closed_by(process: Process) -> list[tuple[Written, bytes]]:
 
 
 def _repeated_commits(environment: Environment) -> None:
-    """T6, T11: at once, later, by another generation, and older ones after newer ones."""
+    """Repeats commits: at once, later, by another generation, and older commits after newer commits.
+
+    T6 and T11 of docs/behaviours.md.
+    """
     first = environment.start()
     environment.run(environment.live(first, flush=False))
     done = _closed_by(first)
@@ -75,7 +78,7 @@ def _commit_globally_again(environment: Environment, process: Process, done: Seq
 
 
 def _abort(environment: Environment, *, by_another: bool) -> None:
-    """T6: what was aborted is gone, twice is as good as once, and committing it is an error."""
+    """Aborts, twice; aborted rows must be gone, and committing them must raise (T6 of docs/behaviours.md)."""
     first = _pre_committed(environment)
     aborted = _closed_by(first)
     by = first
@@ -110,7 +113,7 @@ def _must_refuse(process: Process, written: Written, committable: bytes, globall
 
 
 def _abort_after_commit(environment: Environment) -> None:
-    """What readers have seen is not taken back."""
+    """Aborts after the commit: visible rows must stay."""
     first = environment.start()
     environment.run(environment.live(first))
     for written, committable in _closed_by(first):
@@ -124,7 +127,10 @@ def _abort_after_commit(environment: Environment) -> None:
 
 
 def _fresh_start(environment: Environment, *, token: int | None) -> None:
-    """T14: ids from 1 again, on a target that has seen checkpoint 100."""
+    """Starts with checkpoint ids from 1 again, on a target that has seen checkpoint 100.
+
+    T14 of docs/behaviours.md.
+    """
     environment.floor = 99
     first = environment.start()
     environment.run(environment.live(first, 2))
@@ -136,7 +142,7 @@ def _fresh_start(environment: Environment, *, token: int | None) -> None:
 
 
 def _older_checkpoint(environment: Environment) -> None:
-    """A start from an older checkpoint is another lineage; what that one lists is visible already."""
+    """Starts from an older checkpoint as another lineage; the rows listed there are already visible."""
     first = environment.start()
     environment.run(environment.live(first, 2))
     kept = environment.decisions[0]
@@ -147,7 +153,10 @@ def _older_checkpoint(environment: Environment) -> None:
 
 
 def _rescale(environment: Environment, *parallelisms: int) -> None:
-    """T8: each generation has decided what it has not committed, and pre-committed what is not decided."""
+    """Rescales; generations leave uncommitted decided and undecided pre-committed transactions.
+
+    T8 of docs/behaviours.md.
+    """
     for parallelism in parallelisms:
         process = environment.start(parallelism)
         if environment.newest is not None and environment.newest.rounds >= len(environment.plan) - 1:
@@ -173,7 +182,7 @@ def _crash_in_recovery(environment: Environment) -> None:
 
 
 def _commit_beside_pre_commit(environment: Environment) -> None:
-    """As in a slot: a commit of the past on one thread while another makes the present durable."""
+    """Commits an older checkpoint on one thread during the pre-commit of the current one, as in a slot."""
     process = environment.start()
     position = 0
     environment.run(environment.open(process))
@@ -221,7 +230,7 @@ PLANS: dict[str, tuple[Round, ...]] = {
     "empty": ("half", "empty", "commit"),
 }
 MOST_ROUNDS = 8
-_SECOND_CRASHES = 14  # crash points of the second generation, which are its recovery and a little more
+_SECOND_CRASHES = 14  # crash points of the second generation: its recovery and a little more
 _SUCCESSOR_STEPS = 16
 
 
@@ -234,7 +243,7 @@ class Scenario:
 
 
 def single_scenario(name: str) -> Scenario:
-    """The single single scenario of this name."""
+    """Returns the hand-written scenario of this name."""
     plan, play = SINGLE_SCENARIOS[name]
     return Scenario(name, plan, play)
 
@@ -284,7 +293,7 @@ def inside(plan: str, line: int) -> Scenario:
 
 
 def inside_write(plan: str, number: int) -> Scenario:
-    """A process dies when it has opened a file, or has written half of what it was to write."""
+    """Returns a scenario whose process dies after opening a file, or after half of a write."""
 
     def play(environment: Environment) -> None:
         if environment.run_to_crash(0, None, writing=number):
@@ -326,7 +335,7 @@ def walk(seed: int) -> Scenario:
 
 
 def by_name(name: str) -> Scenario:
-    """Raises `ValueError` for a name of none."""
+    """Returns the scenario of this name. Raises `ValueError` for an unknown name."""
     if name in SINGLE_SCENARIOS:
         return single_scenario(name)
     kind, *rest = name.split() or [""]
@@ -374,8 +383,10 @@ def _stall(environment: Environment, at: int, steps: int) -> None:
 def _stalled(
     environment: Environment, at: int, steps: int, parallelism: int = 0, successor_parallelism: int = 0
 ) -> tuple[Process, tuple[Process, Iterator[bool]] | None]:
-    """A process that is held up at crash point `at` and goes on as a zombie, and its successor, which went `steps` far
-    meanwhile; None: it had fewer crash points."""
+    """Stalls a process at crash point `at`; after `steps` steps of its successor it continues as a zombie.
+
+    Returns the process and its successor; None: the process had fewer crash points.
+    """
     successor: list[tuple[Process, Iterator[bool]]] = []
 
     def held_up() -> None:
@@ -407,7 +418,7 @@ def _walk(environment: Environment) -> None:
 
 
 def _stall_once(environment: Environment, at: int, steps: int, parallelism: int, successor_parallelism: int) -> None:
-    """As `_stall`, but the successor dies too, after `steps` more."""
+    """Plays `_stall`, but the successor dies too, up to 10 steps later."""
     first, overtaken_by = _stalled(environment, at, steps, parallelism, successor_parallelism)
     if overtaken_by is not None:
         second, life = overtaken_by

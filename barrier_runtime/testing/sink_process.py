@@ -1,10 +1,7 @@
-"""One generation of sink subtasks as certification runs it: the real `SinkOperator` around the sink under test, its
-work done by hand and in one thread, with a *moment* before every call into the sink at which the process can be ended
-or held up.
+"""Generation of sink subtasks in a certification: the real `SinkOperator` around the watched sink.
 
-The sink under test as certification watches it: every call is noted, and is a moment at which its process may end.
-
-It also knows which calls returned: from then on a reader must see the rows.
+Work runs by hand in one thread. Every call into the sink is noted, and a *moment* before each call may end or stall the
+process. After a commit has returned, a reader must see its rows.
 """
 
 import time
@@ -29,7 +26,7 @@ from barrier_runtime.testing.kill_lines import Lines
 
 
 class Watcher(Protocol):
-    """Who is told of the calls: the process that the sink is in."""
+    """Process of the sink, which receives the calls."""
 
     token: int
     parallelism: int
@@ -42,11 +39,11 @@ class Watcher(Protocol):
     def named(self, committable: bytes) -> str: ...
 
     def committed(self, committables: Sequence[bytes]) -> None:
-        """From now on they must be seen."""
+        """Marks committables whose rows must be visible from now on."""
 
 
 class _Open:
-    """A transaction of the sink under test and what is known of it."""
+    """Transaction of the sink under test, with its record."""
 
     __slots__ = ("transaction", "written")
 
@@ -56,7 +53,7 @@ class _Open:
 
 
 class WatchedSink(TwoPhaseCommitSink):
-    """Passes every call on; a moment before each, a note of each."""
+    """Passes on every call, after a moment and with a note."""
 
     def __init__(self, sink: TwoPhaseCommitSink, watcher: Watcher, subtask: int) -> None:
         self.sink = sink
@@ -156,12 +153,12 @@ class WatchedSink(TwoPhaseCommitSink):
 
 
 SINK = "out"
-_ATTEMPTS = 6  # of a call that raises, before it counts as failed for ever
+_ATTEMPTS = 6  # of a call that raises, before the call counts as failed
 _LONGEST_WAIT_S = 0.5
 
 
 class CrashPoints:
-    """Counts the crash points of one process and does `act` at one of them (None: at none)."""
+    """Counts the crash points of a process and runs `act` at number `at` (None: never)."""
 
     def __init__(self, at: int | None = None, act: Callable[[], None] | None = None) -> None:
         self.passed = 0
@@ -176,20 +173,20 @@ class CrashPoints:
 
 @dataclass(frozen=True)
 class Place:
-    """What a process has from the environment around it."""
+    """Parts of the environment that a process uses."""
 
     job: str
     lineage: str
     make_sink: Callable[[], TwoPhaseCommitSink]
     make_store: Callable[[str], ObjectStore]
     job_store: ObjectStore
-    note: Callable[[str], None]  # a step, for the report
+    note: Callable[[str], None]  # adds a step to the report
     began: Callable[[Written], None]
-    committed: Callable[[Sequence[bytes]], None]  # from now on these must be seen
+    committed: Callable[[Sequence[bytes]], None]  # from now on these must be visible
 
 
 class _Executor:
-    """Does one piece of blocking work at a time, when told."""
+    """Executor that runs a piece of blocking work on request."""
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
@@ -201,7 +198,7 @@ class _Executor:
         self.work_of_one()()
 
     def work_of_one(self) -> Callable[[], None]:
-        """Do the oldest piece of work, if there is one; what is returned tells the operator of the outcome."""
+        """Runs the oldest waiting work; returns a function that reports the result to the operator."""
         if not self.waiting:
             return lambda: None
         work, done = self.waiting.popleft()
@@ -214,12 +211,12 @@ class _Executor:
 
 
 class _Reports:
-    """What one subtask told the coordinator."""
+    """Reports of a subtask to the coordinator."""
 
     def __init__(self) -> None:
         self.committed_through = 0
         self.globally_through = 0
-        self.error = ""  # of the last commit that failed
+        self.error = ""  # of the last failed commit
 
     def add(self, report: CommitReport) -> None:
         if report.error is not None:
@@ -231,7 +228,7 @@ class _Reports:
 
 
 class _Hand:
-    """One opened subtask."""
+    """Opened subtask."""
 
     def __init__(self, operator: SinkOperator, sink: WatchedSink, executor: _Executor) -> None:
         self.operator = operator
@@ -246,7 +243,7 @@ def _no_keyed_state() -> Any:
 
 
 class Process:
-    """All subtasks of one generation. Every method may raise `Crash` (at the chosen moment) or `Broken`."""
+    """All subtasks of a generation. Every method may raise `Crash` (at the chosen moment) or `Broken`."""
 
     def __init__(self, place: Place, token: int, parallelism: int, crash_points: CrashPoints, lines: Lines) -> None:
         self.place = place
@@ -255,9 +252,9 @@ class Process:
         self.crash_points = crash_points
         self.lines = lines
         self.hands: list[_Hand] = []
-        self.sinks: list[WatchedSink] = []  # also such as could not be opened
+        self.sinks: list[WatchedSink] = []  # including sinks that failed to open
         self.last_checkpoint = 0
-        self.is_zombie = False  # a newer generation is there: nothing of this one is decided any more
+        self.is_zombie = False  # a newer generation exists: no checkpoint of this generation is decided any more
         self.written: list[Written] = []
         self.names: dict[bytes, str] = {}
 
@@ -269,7 +266,7 @@ class Process:
         return self.names.get(committable, "a committable of an earlier generation")
 
     def open_next(self, restored: tuple[OperatorSnapshot, ...]) -> None:
-        """Open one subtask more; it recovers what `restored` decided. Raises what the sink raises."""
+        """Opens the next subtask, which recovers the decided part of `restored`. Raises the sink's errors."""
         subtask = len(self.hands)
         sink = WatchedSink(self.place.make_sink(), self, subtask)
         self.sinks.append(sink)
@@ -307,7 +304,7 @@ class Process:
 
     def write(self, subtask: int, rows: pa.RecordBatch, ids: Sequence[int]) -> None:
         hand = self.hands[subtask]
-        self.open_transaction(subtask).ids.extend(ids)  # before the call: it may be the last one
+        self.open_transaction(subtask).ids.extend(ids)  # before the call, which may be the last
         hand.operator.process(Batch(rows, 0), Emit(lambda batch: None))
         while hand.executor.waiting:
             hand.executor.run_one()
@@ -316,7 +313,7 @@ class Process:
         return [each for each in self.written if each.subtask == subtask][-1]
 
     def seal(self, subtask: int, blocking: Callable[[], dict[str, bytes]]) -> OperatorSnapshot:
-        """The blocking part of a snapshot: pre-commit. Raises what the sink raises."""
+        """Runs the blocking part of a snapshot: pre-commit. Raises the sink's errors."""
         snapshot = OperatorSnapshot(SINK, subtask, self.parallelism, blocking())
         for each in self.written:
             if each.committable is not None:
@@ -327,7 +324,7 @@ class Process:
         return [hand.executor.work_of_one() for hand in self.hands]
 
     def settle(self, subtask: int, through: int, *, globally: bool = False) -> Iterator[None]:
-        """Do the subtask's waiting work, a step each, until it is through with checkpoint `through`."""
+        """Runs the subtask's waiting work step by step until checkpoint `through` is committed."""
         hand = self.hands[subtask]
         for attempt in range(_ATTEMPTS):
             while hand.executor.waiting:
@@ -349,7 +346,7 @@ class Process:
         )
 
     def drop(self, kill: Callable[[TwoPhaseCommitSink], None] | None) -> None:
-        """The process is gone: nothing of it is called any more, and its memory is free."""
+        """Drops the process: nothing calls it any more, and its memory is free."""
         for sink in self.sinks:
             if kill is not None:
                 kill(sink.sink)

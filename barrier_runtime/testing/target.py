@@ -1,4 +1,4 @@
-"""What a certification is given: the sink, its reader, how rows are made; and what a decision and a plan consist of."""
+"""Parameters of a certification, and the elements of decisions and plans."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.testing.judge import Promise
 
-# commit: rows, a decided checkpoint, commits; late: the same, but commits wait for a later one; expire: the checkpoint
-# is given up and the next one covers its rows; half: only subtask 0 has rows; empty: nobody has.
+# commit: rows, a decided checkpoint, commits; late: the same, but commits wait for a later checkpoint; expire: the
+# checkpoint is aborted and the next checkpoint covers its rows; half: only subtask 0 has rows; empty: no rows.
 Round = Literal["commit", "late", "expire", "half", "empty"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is certified, and how to look at it."""
+    """Sink under test, and access to its target."""
 
     make_sink: Callable[[], TwoPhaseCommitSink]
-    read: Callable[[int], Iterable[Mapping[str, Any]]]  # rows with this id or a higher one; others do no harm
+    read: Callable[[int], Iterable[Mapping[str, Any]]]  # rows with this id or a higher id; others do no harm
     make_row: Callable[[int], dict[str, Any]]
     schema: pa.Schema
     promise: Promise
     make_store: Callable[[str], ObjectStore]
     job_store: ObjectStore
     parallelism: int
-    rows: int  # a subtask's of one checkpoint
+    rows: int  # of a subtask per checkpoint
     files: frozenset[str]  # of the sink
-    every_line: bool  # processes die also between two lines of these
+    every_line: bool  # processes also die between two lines of these files
     kill: Callable[[TwoPhaseCommitSink], None] | None
     leftovers: Callable[[], Collection[object]] | None
 
@@ -39,5 +39,5 @@ class Target:
 class Decision:
     checkpoint: int
     manifest: tuple[OperatorSnapshot, ...]
-    position: int  # rows before it
-    rounds: int  # of the plan that are done
+    position: int  # rows before the checkpoint
+    rounds: int  # completed rounds of the plan

@@ -1,1 +1,1 @@
-"""`check`: a user's whole flow in the simulated world, crashed at every point of the protocol."""
+"""`check`: runs a user's flow in the simulated world, with crashes at every point of the protocol."""

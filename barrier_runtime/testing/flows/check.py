@@ -1,13 +1,12 @@
-"""For tests of users: `check` runs a whole flow in virtual time, crashes it at every point of the protocol, and
-compares its rows with those of the run without crashes.
+"""Check of whole flows in virtual time: crashes at any point of the protocol must not change rows.
 
     from barrier_runtime.testing import check
 
     def test_my_flow_is_exactly_once():
         print(check(build_flow, {"payments": payments}))
 
-No Spark, no server, no threads: the production classes (slots, channels, coordinator, log, sinks' operators) on
-simulated loops, sockets and stores, one run after another. See docs/testing.md.
+There is no Spark, no server and no thread: the production classes (slots, channels, coordinator, log, sinks' operators)
+run on simulated loops, sockets and stores, one run after another. See docs/testing.md.
 """
 
 import time
@@ -30,12 +29,12 @@ _VICTIMS: tuple[Victim, ...] = ("process", "program")
 
 @dataclass(frozen=True)
 class Checked:
-    """The flow gave the same rows in all of these."""
+    """Result of a check whose runs all gave the same rows."""
 
     flow: str
     runs: int
     crashes: int
-    phases: tuple[str, ...]  # in which something died, in the order of a checkpoint
+    phases: tuple[str, ...]  # phases with a crash, in checkpoint order
     rows: dict[str, int]  # of each sink
     virtual_s: float
     seconds: float = field(compare=False)
@@ -48,7 +47,7 @@ class Checked:
 
 
 class CheckFailed(AssertionError):
-    """A run gave other rows, or did not end. `scenario` can be run alone: `check(…, only=scenario)`."""
+    """Run with other rows, or without an end. `check(…, only=scenario)` runs the scenario alone."""
 
     def __init__(
         self, flow: str, scenario: FlowScenario, what: str, found: Difference | None = None, hint: str = ""
@@ -80,22 +79,24 @@ def check(
     sinks: Mapping[str, Callable[[], CheckedSink]] | None = None,
     only: str | None = None,
 ) -> Checked:
-    """Raises `CheckFailed` at the first run whose rows are not those of the run without crashes.
+    """Runs a flow with crashes.
 
-    `flow`: a `Dataflow`, or a function that builds one. The function is called for each simulated process, so what its
-    closures hold begins anew after a crash, as in production; what is global in a module does not.
-    `inputs`: for each source of the flow its rows: a list of dicts or a table (one split, read in that order), or a
-    list of such lists (a split each; the order of rows of different splits is another one in each run). They come
-    within a second of virtual time, with a checkpoint every 0.12 s.
-    `crashes`: "every phase" lets, for each phase of the protocol, parallelism and seed, the process at hand die, and
-    in another run the whole program (which goes on with the next parallelism); the seed decides at which checkpoint.
-    "every point" does so each time that a run comes to a phase. "none" only compares seeds and parallelisms.
-    `parallelism`: numbers of slots, at most 16. The first, with the first seed and without a crash, tells what rows are
-    expected. They are compared as a multiset: sinks of several subtasks have no order.
-    `seeds`: each is another interleaving of messages, rows, threads and requests.
-    `sinks`: sinks by name that take part as they are: a function, called for each run, that returns a `CheckedSink`
-    with a target of its own. Rows of the other sinks go to a transactional memory, whatever system they name.
-    `only`: the one run to compare with what is expected, as named by a failure.
+    Raises `CheckFailed` at the first run whose rows differ from the undisturbed run.
+
+    `flow`: a `Dataflow`, or a function that builds one. The function is called for each simulated process, so closures
+    start fresh after a crash, as in production; globals of a module do not.
+    `inputs`: the rows of each source: a list of dicts or a table (a single split, read in this order), or a list of
+    such lists (a split each; the order between splits differs in each run). Rows arrive within a second of virtual
+    time, with a checkpoint every 0.12 s.
+    `crashes`: "every phase" crashes, for each phase of the protocol, parallelism and seed, the active process, and in
+    another run the whole program (which continues with the next parallelism); the seed selects the checkpoint. "every
+    point" crashes at each occurrence of each phase. "none" only compares seeds and parallelisms.
+    `parallelism`: numbers of slots, at most 16. The run with the first number, the first seed and no crash gives the
+    expected rows. Rows are compared as a multiset: sinks of several subtasks have no order.
+    `seeds`: each gives another interleaving of messages, rows, threads and requests.
+    `sinks`: sinks by name that are used as they are: a function, called for each run, that returns a `CheckedSink` with
+    a target of its own. Rows of other sinks go to a transactional memory, whatever system they name.
+    `only`: the single run to compare, as named by a failure.
 
     Raises `InvalidJob` for a flow that cannot run and for inputs that do not fit it.
     """
@@ -128,7 +129,7 @@ def check(
 
 
 def _crashes(crashes: Crashes, seed: int, quiet: FlowOutcome) -> Iterator[CrashPoint]:
-    """Where a run of which `quiet` tells the points is to be crashed."""
+    """Yields the crashes of a run; `quiet` is the run without crashes and has the points."""
     if crashes == "none":
         return
     for number, phase in enumerate(PHASES):
@@ -136,12 +137,12 @@ def _crashes(crashes: Crashes, seed: int, quiet: FlowOutcome) -> Iterator[CrashP
         for which, victim in enumerate(_VICTIMS):
             if crashes == "every point":
                 yield from (CrashPoint(phase, nth, victim) for nth in range(1, often + 1))
-            elif often:  # spread over the run: another one in each phase, and for each victim
+            elif often:  # spread over the run: different in each phase and for each victim
                 yield CrashPoint(phase, 1 + (seed * 31 + number * 7 + which * 13 + often // 2) % often, victim)
 
 
 class _Check:
-    """Runs one scenario after another, and compares."""
+    """Runs scenarios and compares their rows."""
 
     def __init__(self, name: str, flow: FlowUnderTest, reference: FlowScenario) -> None:
         self._name = name

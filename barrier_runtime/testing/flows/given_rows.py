@@ -1,6 +1,6 @@
-"""The source that a checked flow reads in place of its own: given rows in a few splits, paced in virtual time.
+"""Source of a checked flow: given rows in splits, paced in virtual time; and differences of rows.
 
-How the rows of one sink differ from those expected: as multisets, told in the order of the rows.
+Rows of a sink are compared with expected rows as multisets; differences are reported in row order.
 """
 
 from collections import Counter
@@ -15,21 +15,24 @@ from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.data.schemas import described, no_rows
 from barrier_runtime.state.errors import InvalidJob
 
-# What a user gives for a source: rows, rows by split, or a table (one split).
+# Rows for a source from a user: rows, rows by split, or a table (a single split).
 GivenInput: TypeAlias = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]] | pa.Table | pa.RecordBatch
 
 
 @dataclass(frozen=True)
 class GivenRows:
-    """Row i of a split of n is due at `start_ns` + the split's length · i / n (wall clock of the world outside)."""
+    """Rows by split. Row i of a split of n rows is due at `start_ns` + length of the split · i / n.
+
+    Times are those of the wall clock outside all processes.
+    """
 
     name: str
     schema: pa.Schema
-    tables: tuple[pa.RecordBatch, ...] = field(repr=False)  # one per split
+    tables: tuple[pa.RecordBatch, ...] = field(repr=False)  # per split
     start_ns: int
-    lengths_ns: tuple[int, ...]  # of each split: how long its rows take to come
+    lengths_ns: tuple[int, ...]  # per split: time until its last row
     batch_rows: int
-    exactly_once: bool  # as the flow's own source is: one that does not replay is refused, as in production
+    exactly_once: bool  # as the flow's own source: sources without replay are refused, as in production
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return [Split(f"{self.name}-{index}", str(index).encode()) for index in range(len(self.tables))]
@@ -72,11 +75,11 @@ class GivenReader:
         self._next = int(position)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: the reader holds nothing open."""
 
 
 def tables_of(source: str, given: GivenInput, schema: pa.Schema) -> tuple[pa.RecordBatch, ...]:
-    """A batch per split. Raises `InvalidJob` for rows that do not fit the schema of the source."""
+    """Returns a batch per split. Raises `InvalidJob` for rows that do not fit the schema of the source."""
     if isinstance(given, pa.RecordBatch):
         given = pa.Table.from_batches([given])
     if isinstance(given, pa.Table):
@@ -102,11 +105,11 @@ _SHOWN = 400  # characters of a row
 @dataclass(frozen=True)
 class Difference:
     sink: str
-    missing: tuple[Mapping[str, Any], ...]  # as often as they are
+    missing: tuple[Mapping[str, Any], ...]  # with repetitions
     unexpected: tuple[Mapping[str, Any], ...]
 
     def lines(self) -> list[str]:
-        """For people; the first rows alone."""
+        """Returns the first rows of the difference, for people."""
         told = []
         if self.missing:
             told.append(f"missing rows: {len(self.missing)}, the first: {_shown(self.missing[0])}")
@@ -118,14 +121,14 @@ class Difference:
 def difference(
     sink: str, expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
 ) -> Difference | None:
-    """None when there is none. Values are compared with their types; a NaN equals a NaN."""
+    """Returns the difference, or None. Values are compared with their types; NaN equals NaN."""
     missing = _beyond(expected, found)
     unexpected = _beyond(found, expected)
     return Difference(sink, missing, unexpected) if missing or unexpected else None
 
 
 def _beyond(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Rows that `others` lack, or have less often, in their order."""
+    """Returns the rows that `others` lack or have less often, in order."""
     left = Counter(map(_key, others))
     beyond = []
     for row in rows:
@@ -138,7 +141,7 @@ def _beyond(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any
 
 
 def _key(row: Mapping[str, Any]) -> str:
-    """Of nested dicts the order plays no part; of lists it does."""
+    """Returns a comparable text; the order of nested dicts does not matter, that of lists does."""
     return repr(_plain(row))
 
 

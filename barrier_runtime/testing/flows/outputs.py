@@ -1,6 +1,4 @@
-"""Where the rows of a checked flow go: a transactional memory in place of a connector's target, or the user's own sink;
-and the crash points around each call of a sink.
-"""
+"""Sinks of a checked flow: a transactional memory or the user's sink, with crash points at each call."""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +13,21 @@ from barrier_runtime.state.errors import ProtocolViolation
 
 @dataclass(frozen=True)
 class CheckedSink:
-    """A sink of the user's that takes part in a check. `make`: a fresh, unopened sink, one per subtask and generation;
-    all write to one target. `read`: the rows that a reader of the target sees."""
+    """User's sink in a check.
+
+    `make` returns a new, unopened sink, one per subtask and generation; all write to the same target. `read` returns
+    the rows that a reader of the target sees.
+    """
 
     make: Callable[[], TwoPhaseCommitSink]
     read: Callable[[], Iterable[Mapping[str, Any]]]
 
 
 class SinkCalls(Protocol):
-    """Who is told of calls of a sink: the process that it is in. Nothing after it runs when the process died."""
+    """Process of a sink, which learns of the sink's calls.
+
+    If the process dies, no code after this call runs.
+    """
 
     def __call__(self, phase: str, /) -> None: ...
 
@@ -39,7 +43,7 @@ _STAGED = msgspec.json.Decoder(_Staged)
 
 @dataclass
 class OutputMemory:
-    """One sink's target, outside of all processes. Rows are seen when their transaction is committed."""
+    """Target of a sink, outside of all processes. Rows are visible after the commit of their transaction."""
 
     staged: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
     visible: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
@@ -62,7 +66,7 @@ class OutputMemory:
 
 
 class OutputSink(TwoPhaseCommitSink):
-    """Writes to an `OutputMemory`. What no generation ever decides stays staged there, and is never seen."""
+    """Sink into an `OutputMemory`. Undecided transactions stay staged and never become visible."""
 
     def __init__(self, memory: OutputMemory) -> None:
         self._memory = memory
@@ -93,7 +97,7 @@ class OutputSink(TwoPhaseCommitSink):
 
 
 class CrashingSink(TwoPhaseCommitSink):
-    """Passes every call on to `sink`, and tells `at` of the phase before and after."""
+    """Passes every call on to `sink`, and calls `at` with the phase before and after."""
 
     def __init__(self, sink: TwoPhaseCommitSink, at: SinkCalls) -> None:
         self.sink = sink

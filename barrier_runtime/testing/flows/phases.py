@@ -1,11 +1,11 @@
-"""The points of the protocol at which a process of a checked flow may die: the table of phases, and who dies there."""
+"""Points of the protocol at which a process of a checked flow may die: phases and victims."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-Victim = Literal["process", "program"]  # the one at hand, or the driver, its coordinator and all slots
+Victim = Literal["process", "program"]  # the active process; or the driver, its coordinator and all slots
 
-PHASES = {  # in the order in which a checkpoint comes to them; who is at hand
+PHASES = {  # in checkpoint order; the text names the active process
     "fence": "the coordinator has begun a generation in the log and told nobody",
     "restore": "a slot is told what to restore",
     "recover": "a sink is about to finish what the restored checkpoint decided",
@@ -30,7 +30,7 @@ PHASES = {  # in the order in which a checkpoint comes to them; who is at hand
 
 @dataclass(frozen=True)
 class CrashPoint:
-    """The `nth` time (from 1) that a run comes to `phase`."""
+    """Occurrence number `nth` (from 1) of `phase` in a run."""
 
     phase: str
     nth: int
@@ -43,8 +43,10 @@ class CrashPoint:
 
 @dataclass(frozen=True)
 class FlowScenario:
-    """One run: which seed decides the interleaving, how many slots, and the crash, if there is one. `again`: the run
-    that tells what is expected, a second time."""
+    """Run of a flow: seed of the interleaving, number of slots, and crash, if any.
+
+    `again` repeats the run that gives the expected rows.
+    """
 
     seed: int
     parallelism: int
@@ -53,7 +55,7 @@ class FlowScenario:
 
     @property
     def name(self) -> str:
-        """By which it can be run alone: `named`."""
+        """Name by which `named` finds the scenario."""
         parts = [str(self.seed), str(self.parallelism)]
         if self.crash is not None:
             parts += [self.crash.phase, str(self.crash.nth), self.crash.victim]
@@ -69,7 +71,7 @@ class FlowScenario:
 
 
 def named(name: str) -> FlowScenario:
-    """Raises `ValueError` for what no scenario is called."""
+    """Returns the scenario of a name. Raises `ValueError` for an unknown name."""
     parts = name.split("/")
     if len(parts) == 2:
         return FlowScenario(int(parts[0]), int(parts[1]))

@@ -1,8 +1,7 @@
-"""One run of a user's flow in the simulated world: its sources and sinks are replaced, and one process, or the whole
-program, dies at one point of the protocol.
+"""Run of a user's flow in the simulated world, with replaced sources and sinks and one crash.
 
-A slot that died is started again by Spark, 0.2 to 0.8 s later; a coordinator by its supervisor, at once; a program by
-its user, with the next of the parallelisms.
+The process or the whole program dies at one point of the protocol. Spark restarts a dead slot after 0.2 to 0.8 s, the
+supervisor restarts a coordinator at once, and the user restarts a program with the next parallelism.
 """
 
 import contextlib
@@ -48,14 +47,14 @@ from barrier_runtime.testing.simulation.loop import WALL_START_NS, OutOfSteps, S
 from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
 
 MAX_PARALLELISM = 16  # key groups
-_START_NS = WALL_START_NS + 200_000_000  # when the first row is due
-_LENGTHS_NS = (500_000_000, 1_000_000_000)  # of the input: splits are not equally fast
-# About eight while there is input.
+_START_NS = WALL_START_NS + 200_000_000  # time of the first row
+_LENGTHS_NS = (500_000_000, 1_000_000_000)  # of the input: splits differ in speed
+# About eight checkpoints during the input.
 _CHECKPOINTS = {"interval_ms": 120, "min_pause_ms": 20, "timeout_ms": 5_000, "retained": 2}
-_WITHIN_S = 120.0  # of virtual time, until the job has ended
-_AFTERWARDS_S = 1.0  # what was left of dead programs may still do something
+_WITHIN_S = 120.0  # virtual time until the job must have ended
+_AFTERWARDS_S = 1.0  # remains of dead programs may still act
 _MAX_STEPS = 5_000_000
-_CALL_US = (200, 3_000)  # how long a call of a sink is on its way
+_CALL_US = (200, 3_000)  # duration of a sink's call
 _HEARD: dict[type[Any], str] = {
     Deploy: "restore",
     Start: "start",
@@ -68,7 +67,7 @@ _RECORDS: dict[type[Any], str] = {Fence: "fence", Complete: "decision", Finish: 
 
 
 class Flow(Protocol):
-    """A `Dataflow`."""
+    """`Dataflow`."""
 
     @property
     def plan(self) -> Plan: ...
@@ -76,32 +75,34 @@ class Flow(Protocol):
 
 @dataclass(frozen=True)
 class FlowUnderTest:
-    """What is checked. `make` is called for each simulated process, so closures begin anew in each, as they do in
-    production."""
+    """Flow and its inputs.
+
+    `make` runs for each simulated process, so closures start fresh, as in production.
+    """
 
     make: Callable[[], Flow]
     inputs: Mapping[str, tuple[pa.RecordBatch, ...]]  # by source, a batch per split
     sinks: Mapping[str, Callable[[], CheckedSink]]
     parallelisms: Sequence[int]
-    checkpoints: Mapping[str, Any] = field(default_factory=dict)  # options other than those of `check`
+    checkpoints: Mapping[str, Any] = field(default_factory=dict)  # options that override those of `check`
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
 
 
 @dataclass
 class FlowOutcome:
-    """What came of one run. `trouble`: why it did not end well; then `rows` says little."""
+    """Outcome of a run. `trouble` is the reason for a bad end; `rows` are then incomplete."""
 
-    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by sink, as a reader of its target sees them
-    points: Counter[str] = field(default_factory=Counter)  # how often the run came to each phase
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by sink, as a reader of the target sees them
+    points: Counter[str] = field(default_factory=Counter)  # occurrences of each phase
     crashed: bool = False
-    restored_in_flight: int = 0  # inputs with rows that were on their way in a checkpoint that was restored
+    restored_in_flight: int = 0  # inputs whose rows in flight a restored checkpoint had
     trouble: str = ""
     virtual_s: float = 0.0
     trace: str = ""
 
 
 def run_flow(flow: FlowUnderTest, scenario: FlowScenario) -> FlowOutcome:
-    """Deterministic, as far as the user's functions are: the same scenario gives the same run."""
+    """Runs a scenario; equal scenarios give equal runs, if the user's functions are deterministic."""
     run = _FlowRun(flow, scenario)
     with (
         run.sim,
@@ -114,7 +115,7 @@ def run_flow(flow: FlowUnderTest, scenario: FlowScenario) -> FlowOutcome:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Crashes that are wanted are told by nobody's log."""
+    """Silences the logs of intended crashes."""
     loggers = [logging.getLogger(name) for name in ("barrier_runtime", "coordinator")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -171,7 +172,7 @@ class _FlowRun(SimCluster):
     def _failed(self, program: Program, reason: str) -> None:
         self._outcome.trouble = f"the job failed: {reason}"
 
-    # ------------------------------------------------------------ what runs
+    # ------------------------------------------------------------ jobs and programs
 
     def _job(self, number: int, parallelism: int) -> tuple[JobGraph, JobSpec]:
         graph = self._compiled(self._plan, parallelism, None)
@@ -272,7 +273,7 @@ class _FlowRun(SimCluster):
         self.sim.after(self.sim.between_us(100_000, 500_000), lambda _: self._start_again(later))
 
     def _at(self, process: SimProcess, phase: str) -> None:
-        """In a blocking call of a sink: it takes its time, and does not go on in a dead process."""
+        """Delays a sink's blocking call; the call does not continue in a dead process."""
         jobs = self.sim.jobs
         if jobs.current is not None:
             jobs.block(self.sim.between_us(*_CALL_US))
@@ -309,7 +310,7 @@ class _FlowRun(SimCluster):
 
 
 class _CrashingLink:
-    """The control connection of a slot whose process may die just before it says something."""
+    """Control connection of a slot whose process may die just before it sends a message."""
 
     def __init__(self, link: TcpControlLink, process: SimProcess, reached: Callable[[str, SimProcess], None]) -> None:
         self._link = link

@@ -1,4 +1,5 @@
-"""The simulated world in which whole jobs run: virtual time, processes, threads, TCP and object stores from one seed.
+"""Simulated world for whole jobs: virtual time, processes, threads, TCP and stores from a single seed.
 
-`barrier_runtime.testing.check` runs a user's flow in it; the project's own simulation (tests/simulation) adds trouble
-of every kind, servers of sinks and sources, and judges."""
+`barrier_runtime.testing.check` runs a user's flow in this world; the project's own simulation (tests/simulation) adds
+faults of every kind, servers of sinks and sources, and judges.
+"""

@@ -1,9 +1,9 @@
-"""One job on a simulated cluster: programs that a user starts, their coordinators and slots, and who starts them again.
+"""Job on a simulated cluster: programs that a user starts, their coordinators and slots, and restarts.
 
-It plays what is not ours: Spark (starts a task again when its process is gone, kills one when the driver asks), the
-supervisor of the embedded coordinator, and the driver that submits the job and polls. Everything between (slots,
-channels, coordinators, sinks, log) is the production code, on simulated loops, sockets, threads and stores. What goes
-wrong, and who judges, is the business of subclasses.
+The cluster simulates the parts outside this project: Spark (restarts the task of a dead process, kills a task at the
+driver's request), the supervisor of the embedded coordinator, and the driver that submits the job and polls. Everything
+between (slots, channels, coordinators, sinks, log) is production code, on simulated loops, sockets, threads and stores.
+Subclasses add faults and judges.
 """
 
 import asyncio
@@ -46,15 +46,18 @@ from barrier_runtime.testing.simulation.network import SimListening
 from barrier_runtime.testing.simulation.store import SimStore, StoreFaults
 
 PORT = 7000
-RESPAWN_US = (200_000, 800_000)  # until Spark has started a task again
-_WATCHDOG_S = 30.0  # that a slot of a killed program may go on for: it has time for all that a zombie can do
-POLL_US = 500_000  # the driver asks the coordinator what it wants
+RESPAWN_US = (200_000, 800_000)  # until Spark has restarted a task
+_WATCHDOG_S = 30.0  # for which a slot of a killed program may continue: enough for everything that a zombie can do
+POLL_US = 500_000  # interval of the driver's polls
 _KEY = b"k" * 32
-_MEMORY_BYTES = 8 << 20  # what operators hold; state is kept by `lsm_kv`, which takes none of it
+_MEMORY_BYTES = 8 << 20  # memory of operators; state is in `lsm_kv`, outside this memory
 
 
 class WatchedStore(MemoryStore):
-    """Tells of every effect, in order, and by whom. `actor` is set by whoever is about to cause it."""
+    """Store that reports every effect, in order.
+
+    `actor` is set before each effect to the process that causes it.
+    """
 
     def __init__(
         self,
@@ -84,20 +87,20 @@ class WatchedStore(MemoryStore):
 
 @dataclass
 class SlotTask:
-    """One attempt of one slot of a program."""
+    """Attempt of a slot of a program."""
 
     index: int
     attempt: int
     process: SimProcess
-    program: str = ""  # as in `JobSpec`, that it runs
+    program: str = ""  # program that the slot runs, as in `JobSpec`
     slot: Slot | None = None
-    given_up: bool = False  # Spark has started another attempt already
-    dismissed: bool = False  # the job had no place for it
+    given_up: bool = False  # Spark has already started another attempt
+    dismissed: bool = False  # the job had no place for the slot
 
 
 @dataclass
 class Program:
-    """One start of the user's program: a run, with a coordinator and its slots."""
+    """Start of the user's program: a run, with a coordinator and its slots."""
 
     number: int
     spec: JobSpec
@@ -106,9 +109,9 @@ class Program:
     tasks: list[SlotTask] = field(default_factory=list)
     coordinators: list["SimCoordinator"] = field(default_factory=list)
     attempts: int = 0
-    others: dict[str, JobGraph] = field(default_factory=dict)  # what it may go on with, by name
-    standbys: str = ""  # the last request for some
-    outcome: str = ""  # set when it ended; "killed" by whoever plays the user
+    others: dict[str, JobGraph] = field(default_factory=dict)  # programs for a replace, by name
+    standbys: str = ""  # the last request for standby slots
+    outcome: str = ""  # set at the end; "killed" by the simulated user
     reason: str = ""
 
     @property
@@ -126,23 +129,28 @@ class SimCoordinator:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """What a cluster is like. `turn_us`: virtual time that each turn of a slot's loop takes on top; `unreached`: how
-    often Spark does not reach a process that it is to kill; `mark`, `first_name`: of two clusters, so that neither has
-    the other's names."""
+    """Properties of a cluster.
 
-    standby: bool = False  # two daemons with leases from the start; else one coordinator
+    `turn_us` is additional virtual time of each turn of a slot's loop; `unreached` the rate at which Spark fails to
+    kill a process. `mark` and `first_name` keep the names of two clusters apart.
+    """
+
+    standby: bool = False  # two daemons with leases from the start; otherwise one coordinator
     turn_us: int = 0
     window_bytes: int = MAX_WINDOW_BYTES
     unreached: float = 0.0
     mark: str = ""
     first_name: int = 0
     max_drift_ms: int | None = None
-    no_cores: float = 0.0  # how often there is none for a slot that is to stand by
-    begins_us: int = 300  # within which blocking work of a slot begins: its threads may be busy
+    no_cores: float = 0.0  # rate of missing cores for a standby slot
+    begins_us: int = 300  # latest begin of a slot's blocking work: its threads may be busy
 
 
 class SimCluster:
-    """Subclasses say what runs (`_job`) and may watch: messages, requests and effects of the store, ends."""
+    """Cluster of a job.
+
+    Subclasses define the program (`_job`) and may watch messages, store effects and ends.
+    """
 
     def __init__(self, job: str, sim: Simulation, options: ClusterOptions) -> None:
         self.job = job
@@ -156,80 +164,80 @@ class SimCluster:
         self._last_ended: Program
         self._names = options.first_name
         self._processes: set[str] = set()  # names
-        self._stopping: Literal["", "checkpoint", "drain"] = ""  # the user wants the job to end
+        self._stopping: Literal["", "checkpoint", "drain"] = ""  # the user wants to end the job
 
     def world_ns(self) -> int:
-        """The time outside of all processes."""
+        """Returns the time outside of all processes."""
         return WALL_START_NS + self.sim.now_us * 1000
 
     def now_ms(self) -> int:
         return self.world_ns() // 1_000_000
 
-    # ------------------------------------------------------------ what subclasses say
+    # ------------------------------------------------------------ for subclasses
 
     def _job(self, number: int, parallelism: int) -> tuple[JobGraph, JobSpec]:
-        """What program `number` runs."""
+        """Returns the graph and description of program `number`."""
         raise NotImplementedError
 
     def _graph(self, program: Program, task: SlotTask) -> JobGraph:
-        """As one slot has it."""
+        """Returns the graph of a slot."""
         return program.others.get(task.program, program.graph)
 
     def _link(self, process: SimProcess, link: TcpControlLink) -> ControlLink:
-        """By which a slot speaks."""
+        """Returns the control connection of a slot."""
         return link
 
     def _hears(self, process: SimProcess, slot: Slot, message: ToSlot) -> None:
         slot.handle(message)
 
     def _refused(self, program: Program, coordinator: SimCoordinator, error: InvalidJob) -> bool:
-        """The submitted job was; False: the driver tries again."""
+        """Handles the refusal of a submitted job. False: the driver tries again."""
         self._ended(program, "failed", str(error))
         return True
 
     def _told(self, runner: JobRunner) -> None:
-        """A coordinator said how the job ended for it."""
+        """Called after a coordinator reports the job's end."""
 
     def _failed(self, program: Program, reason: str) -> None:
-        """The job did."""
+        """Called after the job failed."""
 
     def _stop(self, runner: JobRunner) -> None:
-        """The user asks for it, again and again; on the loop of the coordinator."""
+        """Stops the job, repeatedly, on the coordinator's loop."""
         if self._stopping:
             runner.stop(self._stopping)
 
     def _look_after(self) -> None:
-        """At each poll of the driver."""
+        """Called at each poll of the driver."""
 
     def _look(self, program: Program, runner: JobRunner) -> None:
-        """At each poll, at a program that somebody leads."""
+        """Called at each poll for a program with a leader."""
 
     def _born(self, process: SimProcess) -> None:
-        """A process was started."""
+        """Called after the start of a process."""
 
     def requested(self, actor: str, operation: str, key: str) -> None:
-        """`actor` begins a call of the job's store."""
+        """Called before `actor` calls the job's store."""
 
     def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
-        """`actor` has the outcome of its `put_if_absent`."""
+        """Called after `actor` has the outcome of its `put_if_absent`."""
 
     def got(self, actor: str, key: str, there: bool | None) -> None:
-        """`actor` has the answer to its `get`: whether there is such an object; None: an error."""
+        """Called after `actor` has the answer of `get`: whether the object exists; None: an error."""
 
     def _wrote(self, actor: str, key: str, data: bytes) -> None:
-        """An object came into the job's store."""
+        """Called after an object was written to the job's store."""
 
     def _dropped(self, actor: str, key: str) -> None:
-        """An object of the job's store was deleted."""
+        """Called after an object of the job's store was deleted."""
 
     def _open_target(self, process: SimProcess, url: str) -> ObjectStore:
-        """What a sink in `process` gets for `url`."""
+        """Returns the store for `url` of a sink in `process`."""
         return SimStore(self.sim, process, self.target, self.target_faults)
 
     # ------------------------------------------------------------ programs
 
     def _current(self) -> Program:
-        """The youngest that lives (one that was started earlier may have come to its FENCE later), or ended last."""
+        """Returns the youngest live program, or the last that ended. An older program may reach FENCE later."""
         return next((program for program in reversed(self.programs) if program.active), self._last_ended)
 
     def _start_program(self, parallelism: int) -> None:
@@ -245,16 +253,16 @@ class SimCluster:
             self._start_slot(program, index)
 
     def _start_again(self, parallelism: int) -> None:
-        """The user does, unless the job has come to its end meanwhile."""
+        """Starts the program again, unless the job has ended meanwhile."""
         if self._current().outcome not in ("finished", "cancelled"):
             self._start_program(parallelism)
 
     def _addresses(self, number: int) -> tuple[str, str]:
-        """Where coordinators of a program may be."""
+        """Returns the places of a program's coordinators."""
         return f"{self.options.mark}driver-{number}", f"{self.options.mark}standby-{number}"
 
     def _kill_program(self, program: Program, *, leave_zombies: bool) -> None:
-        """The whole program is gone at once; now and then a slot is not reached and lives on for a while."""
+        """Kills the whole program; with zombies some slots survive for a while."""
         program.outcome = program.outcome or "killed"
         for coordinator in program.coordinators:
             coordinator.process.crash()
@@ -278,7 +286,7 @@ class SimCluster:
                 self._failed(program, reason)
 
     def _poll(self, _: object = None) -> None:
-        """The driver does: tasks to kill, wishes to repeat."""
+        """Simulates the driver's poll: kills tasks, and repeats requests."""
         self.sim.after(POLL_US, self._poll)
         self._look_after()
         for program in self.programs:
@@ -295,8 +303,7 @@ class SimCluster:
                 self._on(program, runner, partial(self._stop, runner))
 
     def _start_what_is_wanted(self, program: Program, runner: JobRunner) -> None:
-        """Slots that are to stand by, and those of the job that somebody who did not know better told to leave. Now and
-        then there are no cores."""
+        """Starts requested standby slots, and slots dismissed by mistake. Sometimes there are no cores."""
         wanted = runner.standbys
         if wanted is not None and wanted.request != program.standbys:
             program.standbys = wanted.request
@@ -352,7 +359,7 @@ class SimCluster:
             await asyncio.sleep(0.1)
 
     async def _submit(self, program: Program, coordinator: SimCoordinator, directory: JobDirectory) -> None:
-        """The driver does, and again until it is heard."""
+        """Submits the job as the driver does, until a coordinator accepts or refuses it."""
         while program.active:
             try:
                 await directory.submit(program.spec)
@@ -368,7 +375,7 @@ class SimCluster:
         self.sim.after(300_000, lambda _: self._restart_coordinator(program))
 
     def _runner(self, program: Program) -> JobRunner | None:
-        """Of the coordinator that leads; of the youngest that answers while none does."""
+        """Returns the runner of the leading coordinator; without a leader, of the youngest that answers."""
         found: JobRunner | None = None
         for coordinator in program.coordinators:
             if coordinator.process.running and coordinator.directory is not None:
@@ -380,20 +387,20 @@ class SimCluster:
         return found
 
     def _restart_coordinator(self, program: Program) -> None:
-        """Its supervisor does that when the process is gone."""
+        """Restarts a dead coordinator, as its supervisor does."""
         for listening in program.listening if self.options.standby else program.listening[:1]:
             served = any(each.process.alive for each in program.coordinators if each.listening is listening)
             if program.active and not served:
                 self._start_coordinator(program, listening)
 
     def _on(self, program: Program, runner: JobRunner, call: Callable[[], Any]) -> None:
-        """On the loop of the coordinator that runs `runner`."""
+        """Runs `call` on the loop of the coordinator that has `runner`."""
         for coordinator in program.coordinators:
             if coordinator.directory is not None and coordinator.directory.run(self.job, program.spec.run_id) is runner:
                 coordinator.process.loop.call_soon(call)
 
     def _state(self) -> str:
-        """Of the current program, for people."""
+        """Returns the state of the current program, for people."""
         program = self._current()
         runner = self._runner(program)
         phase = "no coordinator" if runner is None else f"{runner.phase} ({runner.status().reason})"
@@ -473,7 +480,7 @@ class SimCluster:
         task.dismissed = shutdown.outcome == "left"
         if shutdown.outcome == "replaced" and not task.given_up:
             self._respawn(program, task)
-        elif shutdown.outcome == "failed":  # the driver hears of it from the task, should the coordinator be gone
+        elif shutdown.outcome == "failed":  # the task reports this to the driver, even without a coordinator
             self.sim.after(2_000_000, lambda _: self._failed_by_task(program, shutdown.reason))
 
     def _failed_by_task(self, program: Program, reason: str) -> None:
@@ -482,7 +489,7 @@ class SimCluster:
             self._kill_program(program, leave_zombies=False)
 
     def _lose_slot(self, program: Program, task: SlotTask, *, kill: bool) -> None:
-        """Spark takes the task for gone and starts it again; the process may live on (`kill=False`)."""
+        """Restarts a task that Spark considers lost; with `kill=False` the old process lives on."""
         if kill:
             task.process.crash()
         self._respawn(program, task)
@@ -496,7 +503,7 @@ class SimCluster:
         )
 
     def _start_if_none(self, program: Program, index: int, of: str) -> None:
-        """As Spark does: no new attempt while it knows of a running one."""
+        """Starts a slot, unless an attempt is known to run, as Spark does."""
         own = [task for task in program.tasks if (task.index, task.program) == (index, of)]
         if not any(task.process.alive and not task.given_up for task in own):
             self._start_slot(program, index, of)
@@ -511,8 +518,7 @@ class SimCluster:
 
 @contextlib.contextmanager
 def in_one_thread() -> Iterator[None]:
-    """Jobs are greenlets of one thread: what production asks for at a time on several is asked one after the other. And
-    this process's memory, which differs from run to run, is not told."""
+    """Makes concurrent requests sequential (jobs are greenlets of one thread), and the memory constant."""
     with (
         patch.object(commit_log, "READS_AT_ONCE", 1),
         patch.object(commit_log_summary, "READS_AT_ONCE", 1),

@@ -1,13 +1,13 @@
-"""One connection of the simulated network: both ends as asyncio's transports, and the bytes between them.
+"""Connection of the simulated network: both ends as asyncio transports, and the bytes between them.
 
     write → send buffer (user) → window → wire (delay per delivery, in order) → receive buffer (kernel) → data_received
 
-Each connection has a base delay of its own, and deliveries differ, so what is sent on two connections may arrive in
-either order. At most `WINDOW` bytes of one direction are on the wire or unread; the rest waits in the sender's buffer
-and pauses its protocol, as a socket that is not read does. Chunks merge and split.
+Each connection has its own base delay, and deliveries differ, so data on two connections may arrive in either order. At
+most `WINDOW` bytes of a direction are on the wire or unread; the rest waits in the sender's buffer and pauses its
+protocol, as with an unread socket. Chunks merge and split.
 """
 
-# It stands in for classes of asyncio whose whole interface nobody here asks for.
+# These classes replace classes of asyncio whose full interface is not used here.
 # mypy: disable-error-code="override,abstract,assignment,arg-type,type-arg,attr-defined"
 
 import asyncio
@@ -19,23 +19,23 @@ from barrier_runtime.testing.simulation.contracts import AnyProcess, Event, Simu
 
 WINDOW = 64 * 1024  # bytes
 _READ_BYTES = 256 * 1024
-_HIGH_WATER = 64 * 1024  # of a send buffer, until the protocol says otherwise
+_HIGH_WATER = 64 * 1024  # of a send buffer, unless the protocol sets another
 _FIN, _RST = "fin", "rst"
 Address = tuple[str, int]
 
 
 class NetworkFaults:
-    """How the network behaves by itself; the nemesis may change it at any time. Rates are per delivery."""
+    """Rates of network faults per delivery; a test may change them at any time."""
 
     def __init__(self) -> None:
         self.late = 1 / 256  # up to 50 ms
         self.split = 1 / 32
-        self.host_lost = 1 / 20  # of crashes: no word to the peer until it writes
+        self.host_lost = 1 / 20  # of crashes: the peer learns nothing until it writes
         self.never_told = 1 / 3  # of half-open ends: not even then
 
 
 class Wires(Protocol):
-    """What a connection needs of the network: the class is `network.SimNetwork`."""
+    """Part of the network that a connection uses; the class is `network.SimNetwork`."""
 
     simulation: Simulated
     faults: NetworkFaults
@@ -43,20 +43,20 @@ class Wires(Protocol):
     def delay_us(self, base_us: int) -> int: ...
 
     def waits(self, source: str, target: str, event: Event, argument: Any) -> bool:
-        """Whether this has to wait until the way from `source` to `target` is free; it is called again then."""
+        """Returns whether the way from `source` to `target` is blocked; `event` then runs later."""
         ...
 
 
 class Connection:
-    """Both ends and what lies between them."""
+    """Connection: both ends and the wire."""
 
     def __init__(self, network: Wires, number: int, client: AnyProcess, address: Address, place: str) -> None:
-        """`client` connects; `address` on `place` accepts."""
+        """Connects `client` to `address` on `place`."""
         simulation = network.simulation
         self.number = number
         self.address = address
         self.base_us = simulation.bits(simulation.bits(2) + 8)  # up to 0.25, 0.5, 1 or 2 ms
-        self.severed = False  # nothing that is sent arrives any more
+        self.severed = False  # bytes sent from now on never arrive
         self.ends = (
             SimTransport(network, self, client.place, place),
             SimTransport(network, self, place, client.place),
@@ -73,10 +73,10 @@ class Connection:
 
 
 class SimTransport(asyncio.Transport):
-    """One end of a connection: the transport of a process, and the kernel's part of the socket.
+    """End of a connection: the transport of a process, and the kernel's part of the socket.
 
-    `wire` holds what is on its way *to* this end; `unread` what arrived and was not read yet; `unsent` what this end
-    wrote and the window does not let out yet.
+    `wire` holds deliveries on the way *to* this end, `unread` bytes that arrived and wait, `unsent` bytes that this end
+    wrote and the window holds back.
     """
 
     peer: "SimTransport"
@@ -88,7 +88,7 @@ class SimTransport(asyncio.Transport):
         self.connection = connection
         self.place = place
         self._peer_place = peer_place
-        self.process: AnyProcess | None = None  # none while it waits in a backlog
+        self.process: AnyProcess | None = None  # None in a backlog
         self._loop: asyncio.AbstractEventLoop | None = None
         self._protocol: asyncio.BaseProtocol | None = None
         # the kernel's receiving half
@@ -113,7 +113,7 @@ class SimTransport(asyncio.Transport):
         self._lost = False  # connection_lost was called, or will be
         self._told_eof = False
 
-    # ------------------------------------------------------------ made by network and server
+    # ------------------------------------------------------------ for network and server
 
     def belong_to(self, process: AnyProcess) -> None:
         self.process = process
@@ -203,7 +203,7 @@ class SimTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def close(self) -> None:
-        """What was written goes out first."""
+        """Closes after all written bytes are sent."""
         if self._closing:
             return
         self._closing = True
@@ -214,7 +214,7 @@ class SimTransport(asyncio.Transport):
     def abort(self) -> None:
         self._force_close(None)
 
-    # ------------------------------------------------------------ losing the connection
+    # ------------------------------------------------------------ loss of the connection
 
     def _force_close(self, error: Exception | None) -> None:
         if self._lost:
@@ -239,7 +239,7 @@ class SimTransport(asyncio.Transport):
             self.socket_closed()
 
     def socket_closed(self) -> None:
-        """The kernel closes the connection: orderly, or with a reset when bytes were left unread."""
+        """Closes the kernel's socket: orderly, or with a reset if unread bytes remain."""
         if self.shut:
             return
         self.shut = True
@@ -248,12 +248,12 @@ class SimTransport(asyncio.Transport):
         if self._reset is None and not self.connection.severed:
             self.peer._comes(_RST if unread else _FIN)
 
-    # ------------------------------------------------------------ bytes on their way
+    # ------------------------------------------------------------ bytes on the wire
 
     def transmit(self, data: bytes) -> None:
-        """Onto the wire to the peer."""
+        """Puts bytes on the wire to the peer."""
         if self.connection.severed:
-            self.peer._in_flight += len(data)  # nobody will ever acknowledge it
+            self.peer._in_flight += len(data)  # never acknowledged
             if self.reset_on_write:
                 self.reset_on_write = False
                 self._simulation.after(self._simulation.between_us(1_000, 2_000_000), SimTransport.reset_arrived, self)
@@ -262,14 +262,14 @@ class SimTransport(asyncio.Transport):
         self.peer._comes(data)
 
     def _comes(self, what: Any) -> None:
-        """Send `what` to this end; it arrives after all that was sent before."""
+        """Sends `what` to this end; it arrives after everything sent before."""
         simulation = self._simulation
         wire = self.wire
         now = simulation.now_us
         network = self._network
         if wire and what is not _FIN and what is not _RST:
             last = wire[-1]
-            if last[1] == now and last[2] is not _FIN and last[2] is not _RST:  # sent in one go
+            if last[1] == now and last[2] is not _FIN and last[2] is not _RST:  # sent at the same moment
                 last[2] += what
                 return
         arrival = max(self._last_arrival_us, now + network.delay_us(self.connection.base_us))
@@ -292,7 +292,7 @@ class SimTransport(asyncio.Transport):
                 self.reset_arrived()
                 return
             elif self.shut:
-                self.peer.reset_later()  # bytes for a socket that is closed
+                self.peer.reset_later()  # bytes for a closed socket
             else:
                 self.unread.append(what)
                 size += len(what)
@@ -305,7 +305,7 @@ class SimTransport(asyncio.Transport):
         self._arm_reading()
 
     def reset_arrived(self) -> None:
-        """The connection is dead and this end's kernel knows. What was read before is still there to be read."""
+        """Marks the connection as reset at this end's kernel. Unread bytes can still be read."""
         if self.shut or self._reset is not None:
             return
         self._reset = ConnectionResetError(104, f"connection {self.connection.number} was reset by the peer")
@@ -396,7 +396,7 @@ class SimTransport(asyncio.Transport):
             self._call("pause_writing")
 
     def _call(self, method: str, *args: Any) -> Any:
-        """A call of the protocol. What it raises ends the connection and is told to the loop, as asyncio does."""
+        """Calls the protocol. An error ends the connection and goes to the loop, as in asyncio."""
         try:
             return getattr(self._protocol, method)(*args)
         except Exception as error:

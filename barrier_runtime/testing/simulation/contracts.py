@@ -1,6 +1,6 @@
-"""What threads and connections need of the simulation and of its processes: `loop` has the classes that are meant.
+"""Protocols of simulation and processes for threads and connections; `loop` has the classes.
 
-Stated here, because those classes hold the threads and the network, and files do not import in a circle.
+A module of its own, because those classes hold the threads and the network, and imports must not be circular.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ Event = Callable[[Any], object]
 
 
 class Simulated(Protocol):
-    """A `Simulation`: virtual time (microseconds), chance, and the trace."""
+    """`Simulation`: virtual time (microseconds), chance, and the trace."""
 
     rng: random.Random
     now_us: int
@@ -38,7 +38,7 @@ class Simulated(Protocol):
 
 
 class AnyProcess(Protocol):
-    """A `SimProcess`: a loop, and whether it runs, stands still or is dead."""
+    """`SimProcess`: a loop, and the state running, stalled or dead."""
 
     name: str
     place: str

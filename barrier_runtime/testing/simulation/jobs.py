@@ -1,10 +1,10 @@
-"""Blocking work without threads: each job is a greenlet that may wait in the middle of a call while the world goes on.
+"""Blocking work without threads: jobs are greenlets that may wait in a call while the world continues.
 
-What production runs on threads (restore, upload, commit, the coordinator's store calls) runs here as jobs of a process.
-A job begins a little after it was submitted, gives way wherever it waits (`block`, a store call), and its result is
-handed back on the process's loop. Between two waits it runs without interruption.
+Work that production runs on threads (restore, upload, commit, the coordinator's store calls) runs here as jobs of a
+process. A job begins shortly after its submission, yields wherever it waits (`block`, a store call), and delivers its
+result on the process's loop. Between two waits a job runs without interruption.
 
-A job of a dead process never goes on. A job of a stalled one goes on after the stall.
+A job of a dead process never continues. A job of a stalled process continues after the stall.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _FIRST_START_US, LATEST_START_US = 20, 300
 
 
 class BlockingJob(greenlet):  # type: ignore[misc]
-    """One piece of work under way. The hub, which runs the events, is its parent."""
+    """Running piece of work. Its parent is the hub, which runs the events."""
 
     def __init__(self, process: AnyProcess, work: Callable[[], Any], ended: Callable[[Any, Any], None]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Request:
 
 
 class Jobs:
-    """All jobs of a simulation. `current` is the one that runs right now."""
+    """All jobs of a simulation. `current` is the running job."""
 
     def __init__(self, simulation: Simulated) -> None:
         self._simulation = simulation
@@ -63,15 +63,17 @@ class Jobs:
         self._switch(job)
 
     def block(self, delay_us: int) -> None:
-        """Wait for `delay_us` of virtual time."""
+        """Waits for `delay_us` of virtual time."""
         job = self.running("a wait")
         self._simulation.after(delay_us, self._go_on, job)
         self.wait()
 
     def request(self, there_us: int, effect: Callable[[], Any], back_us: int) -> Any:
-        """Ask something of the world outside of the process: `effect` happens after `there_us`, its result (or what it
-        raised) is here `back_us` later. It happens also while the process is stalled; of a process that died before,
-        only half of the requests had got out."""
+        """Runs `effect` outside the process after `there_us`; result or error arrive `back_us` later.
+
+        The effect also happens while the process is stalled. If the process has died, the effect happens in half of the
+        cases.
+        """
         job = self.running("a request")
         request = _Request(job, effect, back_us)
         self._simulation.after(there_us, self._arrive, request)
@@ -81,7 +83,7 @@ class Jobs:
         return request.result
 
     def wait(self) -> None:
-        """Give way until an event lets this job go on."""
+        """Yields until an event continues this job."""
         self._hub.switch()
         if self._simulation.closed:
             raise GreenletExit
@@ -96,12 +98,12 @@ class Jobs:
         self._simulation.after(request.back_us, self._go_on, request.job)
 
     def running(self, what: str) -> BlockingJob:
-        """The current job. Blocking anywhere else would stop a loop."""
+        """Returns the current job. Blocking outside of a job would stop a loop."""
         if self._simulation.closed:
             raise GreenletExit
         if self.current is None:
             raise RuntimeError(f"{what} outside of a blocking job would stop the loop of its process")
-        if not self.current.process.alive:  # it died in this very call
+        if not self.current.process.alive:  # the process died in this call
             self.wait()
         return self.current
 
@@ -122,7 +124,7 @@ class Jobs:
             job.process.jobs.pop(job, None)
 
     def close(self) -> None:
-        """Unwind what has not ended. Whatever it still asks of the world is refused."""
+        """Unwinds unfinished jobs; the world refuses their requests."""
         for process in self._simulation.processes:
             for job in list(process.jobs):
                 if not job.dead:
@@ -131,10 +133,10 @@ class Jobs:
 
 
 class Pool:
-    """A bounded number of simulated threads of one process; first in, first out."""
+    """Bounded number of simulated threads of a process; first in, first out."""
 
     def __init__(self, process: AnyProcess, threads: int, begins_us: int = LATEST_START_US) -> None:
-        """`begins_us`: within which a thread begins with its work, once it has no other."""
+        """Creates the pool. A free thread begins work within `begins_us`."""
         self._process = process
         self._threads = threads
         self._begins_us = begins_us
@@ -142,7 +144,7 @@ class Pool:
         self.running = 0
 
     def submit(self, work: Callable[[], Any], deliver: Done, wanted: Callable[[], bool]) -> None:
-        """Run `work`, then call `deliver(result, error)` on the loop; neither, unless `wanted()` when it begins."""
+        """Runs `work`, then `deliver(result, error)` on the loop; neither if `wanted()` is false at the begin."""
         self._waiting.append((work, deliver, wanted))
         self._start_next()
 
@@ -214,7 +216,7 @@ class SimWorkers:
 
 
 def settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    """What became of work whose end somebody may await."""
+    """Sets the result or error of a future."""
     if future.done():
         return
     if error is not None:

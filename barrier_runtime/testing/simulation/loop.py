@@ -1,15 +1,15 @@
-"""The simulated world: virtual time, one random generator, and processes whose asyncio loops run one after the other.
+"""Simulated world: virtual time, a random generator, and processes whose asyncio loops run in turn.
 
-One OS thread runs everything, so a seed decides the whole history. Virtual time moves from event to event; running code
-takes none, except that each turn of a loop begins a few microseconds after it became due. Production code runs
-unchanged: it sees an asyncio loop, streams, threads (see `jobs`), an object store (see `store`) and clocks.
+A single OS thread runs everything, so the seed determines the whole history. Virtual time advances from event to event;
+running code takes no time, but each turn of a loop begins a few microseconds after it became due. Production code runs
+unchanged on an asyncio loop, streams, threads (`jobs`), an object store (`store`) and clocks.
 
-What may not decide anything: addresses of objects, hashes of strings, the collector. So tasks and futures hash by
-number, collection is off while a simulation runs, and what a dead process left is kept, untouched, until the simulation
+Addresses of objects, hashes of strings and the garbage collector must not influence a run. Tasks and futures therefore
+hash by number, collection is off during a simulation, and remains of a dead process stay untouched until the simulation
 is closed.
 """
 
-# It stands in for classes of asyncio whose whole interface nobody here asks for.
+# These classes replace classes of asyncio whose full interface is not used here.
 # mypy: disable-error-code="override,abstract,assignment,arg-type,type-arg,attr-defined"
 
 import asyncio
@@ -35,22 +35,22 @@ from barrier_runtime.testing.simulation.jobs import LATEST_START_US, Jobs, Pool,
 from barrier_runtime.testing.simulation.network import SimListening, SimNetwork, SimServer
 
 WALL_START_NS = 1_767_225_600 * 1_000_000_000  # 2026-01-01
-SECOND = 1_000_000  # the unit of virtual time is a microsecond
+SECOND = 1_000_000  # virtual time is in microseconds
 _ALIVE, _STALLED, _DEAD = "alive", "stalled", "dead"
 _TRACE_BLOCK = 512
-_AWAKE_US = (5, 60)  # until a thread of a continued process runs
-_LOOK_S = 0.0005  # between two looks whether another job has set an event
-_NUMBER_STEP = 4096  # more processes than that no simulation has
+_AWAKE_US = (5, 60)  # until a thread of a resumed process runs
+_LOOK_S = 0.0005  # interval of looking whether another job has set an event
+_NUMBER_STEP = 4096  # no simulation has more processes
 _MEMORY_FOLDER = Path("/dev/shm")
 
 
 class OutOfSteps(Exception):
-    """The simulation ran for more events than it may: something goes round and round."""
+    """More events than allowed: the simulation probably loops."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a process's loop had to complain about: an exception nobody waited for, a callback that raised."""
+    """Problem of a process's loop: an exception without a waiter, or a callback that raised."""
 
     at_s: float
     process: str
@@ -62,7 +62,7 @@ class Problem:
 
 
 class Simulation:
-    """Use as a context manager: leaving it drops every process without a word and removes the local files."""
+    """Simulation as a context manager: the exit drops every process at once and removes the local files."""
 
     def __init__(self, seed: int, *, max_steps: int = 20_000_000) -> None:
         self.seed = seed
@@ -91,7 +91,7 @@ class Simulation:
         return self.now_us / SECOND
 
     def at(self, when_us: int, event: Event, argument: Any = None) -> None:
-        """Call `event(argument)` at `when_us`; at equal times in the order of these calls. It cannot be taken back."""
+        """Schedules `event(argument)` at `when_us`; equal times keep the order of calls. Cannot be cancelled."""
         self._sequence += 1
         heappush(self._events, (when_us, self._sequence, event, argument))
 
@@ -103,7 +103,7 @@ class Simulation:
         self.run_to(self.now_us + int(seconds * SECOND))
 
     def run_to(self, end_us: int) -> None:
-        """Let everything happen that is due up to and including `end_us`."""
+        """Runs all events up to and including `end_us`."""
         events = self._events
         left = self.max_steps - self.steps
         steps = 0
@@ -121,7 +121,10 @@ class Simulation:
         self.now_us = max(self.now_us, end_us)
 
     def run_until(self, condition: Callable[[], bool], within_s: float, *, look_every_s: float = 0.005) -> bool:
-        """Run until `condition()`, looked at every `look_every_s` of virtual time; False if it did not come within."""
+        """Runs until `condition()`, checked every `look_every_s` of virtual time.
+
+        False: not within `within_s`.
+        """
         end_us = self.now_us + int(within_s * SECOND)
         every_us = max(1, int(look_every_s * SECOND))
         while not condition():
@@ -138,10 +141,13 @@ class Simulation:
     def between_us(self, low_us: int, high_us: int) -> int:
         return low_us + int(self.rng.random() * (high_us - low_us + 1))
 
-    # ------------------------------------------------------------ what happened
+    # ------------------------------------------------------------ trace
 
     def trace(self, kind: str, *details: object) -> None:
-        """Details are strings, numbers, bytes and tuples of them: nothing whose repr holds an address."""
+        """Adds an entry.
+
+        Details are strings, numbers, bytes and tuples of them, without addresses in their repr.
+        """
         self._untold.append((self.now_us, kind, *details))
         if len(self._untold) >= _TRACE_BLOCK:
             self._tell()
@@ -152,7 +158,7 @@ class Simulation:
         self._untold.clear()
 
     def trace_hash(self) -> str:
-        """Of everything traced so far, the number of steps and the state of the random generator."""
+        """Returns a hash of the trace, the number of steps and the state of the random generator."""
         self._tell()
         whole = self._hash.copy()
         whole.update(repr((self.now_us, self.steps, self.rng.getstate())).encode())
@@ -166,14 +172,14 @@ class Simulation:
         )
 
     def new_id(self) -> str:
-        """Like uuid4().hex, from the seed."""
+        """Returns an id like uuid4().hex, from the seed."""
         return f"{self.bits(128):032x}"
 
     # ------------------------------------------------------------ life
 
     @property
     def directory(self) -> Path:
-        """For local files; in memory where the system has a folder for that. Its path is of one length always."""
+        """Folder for local files, in memory if possible. The length of its path is constant."""
         if self._directory is None:
             parent = _MEMORY_FOLDER if _MEMORY_FOLDER.is_dir() else None
             self._directory = Path(tempfile.mkdtemp(prefix="barrier-sim-", dir=parent))
@@ -190,8 +196,10 @@ class Simulation:
             gc.enable()
 
     def close(self) -> None:
-        """Nothing of any process runs on. What they left is unwound in a fixed order: their cleanup code runs, but
-        network and store refuse it."""
+        """Ends all processes. Remains are unwound in a fixed order.
+
+        Their cleanup code runs, but network and store refuse its requests.
+        """
         if self.closed:
             return
         self.closed = True
@@ -206,9 +214,9 @@ class Simulation:
 
 
 class SimProcess:
-    """One OS process: a loop, clocks, and blocking jobs. It is also the `Clock` of the slot that runs in it.
+    """OS process: a loop, clocks, and blocking jobs. Also the `Clock` of its slot.
 
-    `place` is what network trouble refers to: the host. By default each process is on one of its own.
+    `place` is the host, to which network faults refer. By default each process has its own host.
     """
 
     def __init__(self, simulation: Simulation, name: str, place: str | None = None) -> None:
@@ -218,8 +226,8 @@ class SimProcess:
         self.number = len(simulation.processes)
         self.pid = 1000 + self.number
         self.state = _ALIVE
-        self.turn_us = 0  # virtual time that each turn of the loop takes on top: a slow machine
-        self.skew_ns = 0  # of the wall clock; may be changed at any moment
+        self.turn_us = 0  # additional virtual time of each turn: a slow machine
+        self.skew_ns = 0  # of the wall clock; may change at any moment
         self._steady_from_ns: int | None = None
         self.jobs: dict[Any, None] = {}  # greenlets that have begun and not ended
         self.held: list[tuple[Event, Any]] = []  # events of jobs that wait for the end of a stall
@@ -238,7 +246,7 @@ class SimProcess:
         return self.simulation.now_us / SECOND
 
     def steady_ms(self) -> int:
-        """As `server/runner.SteadyClock`: the wall clock when it was read first, then steady."""
+        """Returns the time of `server/runner.SteadyClock`: the wall clock at the first read, then steady."""
         if self._steady_from_ns is None:
             self._steady_from_ns = self.wall_ns() - self.simulation.now_us * 1000
         return (self._steady_from_ns + self.simulation.now_us * 1000) // 1_000_000
@@ -250,7 +258,7 @@ class SimProcess:
 
     @property
     def alive(self) -> bool:
-        """Also while it is stalled."""
+        """True for running and stalled processes."""
         return self.state is not _DEAD
 
     @property
@@ -268,20 +276,20 @@ class SimProcess:
         return SimWorkers(self, threads, begins_us)
 
     def sleep(self, seconds: float) -> None:
-        """What `time.sleep` is on a thread: for blocking jobs only."""
+        """Replaces `time.sleep` in blocking jobs."""
         self.simulation.jobs.block(int(seconds * SECOND))
 
     def wait(self, event: threading.Event) -> None:
-        """What `Event.wait` is on a thread: another job sets it."""
+        """Replaces `Event.wait` in blocking jobs; another job sets the event."""
         while not event.is_set():
             self.sleep(_LOOK_S)
 
     def crash(self) -> None:
-        """SIGKILL: nothing of it ever runs again, its connections die with it."""
+        """Kills the process (SIGKILL): none of its code runs again, and its connections end."""
         self._die("crash")
 
     def leave(self) -> None:
-        """The process ends by itself: what it has written before still goes out."""
+        """Ends the process orderly: bytes already written are still sent."""
         self._die("leave")
 
     def _die(self, how: str) -> None:
@@ -292,7 +300,7 @@ class SimProcess:
         self.simulation.network.process_died(self, orderly=how == "leave")
 
     def stall(self, seconds: float | None = None) -> None:
-        """SIGSTOP, and SIGCONT after `seconds` (None: when `resume` is called)."""
+        """Stops the process (SIGSTOP), and continues it after `seconds` (None: at `resume`)."""
         if self.state is _DEAD:
             return
         simulation = self.simulation
@@ -304,7 +312,7 @@ class SimProcess:
             simulation.at(self._stalled_until_us, self._stall_over)
 
     def resume(self) -> None:
-        """What came meanwhile happens now, in the order in which it came."""
+        """Continues the process (SIGCONT) and runs held events in order of arrival."""
         if self.state is not _STALLED:
             return
         self.simulation.trace("resume", self.name)
@@ -316,11 +324,11 @@ class SimProcess:
         self.loop._arm()
 
     def _stall_over(self, _: object) -> None:
-        if self._stalled_until_us == self.simulation.now_us:  # else it was stalled again meanwhile
+        if self._stalled_until_us == self.simulation.now_us:  # otherwise stalled again meanwhile
             self.resume()
 
     def _abandon(self) -> None:
-        """Keep whatever could run code when it is collected."""
+        """Marks the process as dead and keeps everything that could run code at its collection."""
         if self.state is not _DEAD:
             self.state = _DEAD
             self._left = sorted(asyncio.all_tasks(self.loop), key=hash)
@@ -333,7 +341,7 @@ class SimProcess:
             assert isinstance(coroutine, Coroutine | Generator)
             try:
                 coroutine.close()
-            except Exception as error:  # cleanup of a process that is dead: it can reach nothing, so nothing is lost
+            except Exception as error:  # cleanup of a dead process can reach nothing, so nothing is lost
                 self.simulation.trace("unwound", self.name, type(error).__name__)
         asyncio._set_running_loop(None)
         self.loop._ready.clear()
@@ -343,7 +351,7 @@ class SimProcess:
 
 
 class SimHandle:
-    """A callback in the queue of a loop. `when` is set for timers."""
+    """Callback in the queue of a loop. `when` is set for timers."""
 
     __slots__ = ("_args", "_callback", "_context", "_when")
 
@@ -367,11 +375,11 @@ class SimHandle:
 
 
 class SimTask(asyncio.Task):
-    """A task that hashes by number: sets of tasks are walked in the same order in every run."""
+    """Task that hashes by number, so sets of tasks have the same order in every run."""
 
     def __init__(self, coroutine: Any, *, loop: "SimLoop", name: str, context: Any, number: int) -> None:
         self._number = number
-        more: dict[str, Any] = {} if sys.version_info < (3, 11) else {"context": context}  # 3.10 copies the current one
+        more: dict[str, Any] = {} if sys.version_info < (3, 11) else {"context": context}  # 3.10 copies its own
         super().__init__(coroutine, loop=loop, name=name, **more)
 
     def __hash__(self) -> int:
@@ -379,7 +387,7 @@ class SimTask(asyncio.Task):
 
 
 class SimFuture(asyncio.Future):
-    """Like `SimTask`."""
+    """Future that hashes by number, as `SimTask`."""
 
     def __init__(self, *, loop: "SimLoop", number: int) -> None:
         self._number = number
@@ -390,15 +398,17 @@ class SimFuture(asyncio.Future):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """The event loop of one process. Callbacks queue up in `_ready`; a *turn* runs those that were there when it began,
-    as asyncio does. Turns are events of the simulation."""
+    """Event loop of a process. Callbacks wait in `_ready`.
+
+    A *turn* runs the callbacks present at its begin, as in asyncio. Turns are events of the simulation.
+    """
 
     def __init__(self, process: SimProcess) -> None:
         self.process = process
         self.simulation = process.simulation
         self._ready: deque[SimHandle] = deque()
         self._turn_due = False
-        self._numbers = process.number  # counts in steps, so that no two loops give out the same number
+        self._numbers = process.number  # counts in steps, so that loops never share a number
         self._pools: dict[int, tuple[Any, Pool]] = {}  # id(executor) -> executor, its threads
         self._bits = self.simulation.bits
         self._after = self.simulation.after
@@ -487,7 +497,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> SimTask:
         if self.process.state is _DEAD:
-            coro.close()  # it never begins
+            coro.close()  # the coroutine never begins
         self._numbers += _NUMBER_STEP
         number = self._numbers
         name = name or f"{self.process.name}-{number // _NUMBER_STEP}"
@@ -496,8 +506,10 @@ class SimLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------ blocking work
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
-        """On a simulated thread. Of the executor count its number of threads, and whether it was shut down (whoever
-        shuts one down here cancels what has not begun)."""
+        """Runs `func` on a simulated thread.
+
+        Only the executor's number of threads and its shutdown matter; a shutdown here cancels work that has not begun.
+        """
         if executor is not None and executor._shutdown:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future = self.create_future()
@@ -541,7 +553,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             listening = sock
         return network.serve(listening, self.process, protocol_factory)
 
-    # ------------------------------------------------------------ the rest
+    # ------------------------------------------------------------ other methods
 
     def is_running(self) -> bool:
         return asyncio._get_running_loop() is self

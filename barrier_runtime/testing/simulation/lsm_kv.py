@@ -1,8 +1,9 @@
-"""A key-value store in memory whose files look like RocksDB's to everything that takes, keeps and restores snapshots.
+"""In-memory key-value store with files like RocksDB's, for code that takes or restores snapshots.
 
-Numbered SST files whose bytes never change, CURRENT, a MANIFEST that lists what is alive, OPTIONS. A flush writes the
-memtable as a new SST; now and then all become one (compaction). As in RocksDB, opening a snapshot goes on with the
-numbering of its manifest, so after a restore to an older state names of a former incarnation are given to other bytes.
+There are numbered SST files with constant bytes, CURRENT, a MANIFEST that lists the live files, and OPTIONS. A flush
+writes the memtable as a new SST; sometimes a compaction merges all. As in RocksDB, an opened snapshot continues the
+numbering of its manifest, so after a restore of an older state names of an earlier incarnation are reused for other
+bytes.
 """
 
 import os
@@ -25,8 +26,10 @@ _FIRST_MANIFEST, _FIRST_OPTIONS, _FIRST_SST = 5, 7, 8
 
 
 class LsmKv:
-    """`compact()` is asked after each flush whether this is the moment to compact, and by who asks whether one is
-    under way."""
+    """Store of a database.
+
+    `compact()` decides after each flush whether to compact, and also answers `compacts`.
+    """
 
     kind = "lsm"
 
@@ -41,7 +44,7 @@ class LsmKv:
     ) -> None:
         self._directory = str(directory)
         self._compact = compact
-        self._content = content  # all that is in memtable and files
+        self._content = content  # content of memtable and files
         self._memtable: dict[bytes, bytes | None] = {}
         self._live = live  # SSTs, oldest first
         self._next_number = next_number
@@ -86,7 +89,7 @@ class LsmKv:
         _write(f"{target}/{self._manifest}", f"{self._next_number};{listed}".encode())
 
     def compact(self) -> None:
-        """By chance only, at a flush."""
+        """Does nothing: compaction happens only by chance at a flush."""
 
     @property
     def compacts(self) -> bool:
@@ -112,7 +115,7 @@ class LsmKv:
 
 
 class LsmBackend:
-    """For the registry in `state.backend.restore`. Databases with anything in them are opened side by side."""
+    """Backend for the registry in `state.backend.restore`. Nonempty databases are opened side by side."""
 
     copied_bytes = 0
 
@@ -134,12 +137,12 @@ class LsmBackend:
         content = MemoryKv()
         for number in live:
             content.write(_read_sst(directory / _sst(number)))
-        opened = int(next_number)  # the number of the new manifest, as in RocksDB
+        opened = int(next_number)  # number of the new manifest, as in RocksDB
         return LsmKv(directory, self._compact, content, live, opened + 1, opened)
 
 
 def install(simulation: Simulation) -> None:
-    """Make backend "lsm" known to production's restore, with this simulation's chance to compact."""
+    """Registers backend "lsm" for production's restore, with this simulation's chance of compaction."""
     BACKENDS["lsm"] = LsmBackend(lambda: simulation.bits(2) == 0)
 
 

@@ -1,11 +1,11 @@
-"""The simulated network: who listens where, how connections are made, and its faults (`connection`: the bytes).
+"""Simulated network: listening sockets, connection setup, and faults (`connection` has the bytes).
 
-Faults: `cut`, `half_open`, `clog`/`unclog` (one way between two places: bytes and connects wait), `partition`/`heal`. A
-dead process's kernel closes its sockets; sometimes the host is gone as well, and the peer learns of it only when it
-writes. A stalled process's kernel goes on accepting connects and bytes.
+Faults: `cut`, `half_open`, `clog`/`unclog` (from one place to another: bytes and connects wait), `partition`/`heal`.
+The kernel of a dead process closes its sockets; sometimes the host is gone too, and the peer notices only when it
+writes. The kernel of a stalled process still accepts connects and bytes.
 """
 
-# It stands in for classes of asyncio whose whole interface nobody here asks for.
+# These classes replace classes of asyncio whose full interface is not used here.
 # mypy: disable-error-code="override,abstract,assignment,arg-type,type-arg,attr-defined"
 
 import asyncio
@@ -21,14 +21,14 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class SimListening:
-    """A listening socket. It may outlive the process that serves it: connects then wait in the backlog."""
+    """Listening socket. It may outlive its process: connects then wait in the backlog."""
 
     family = type = 0
 
     def __init__(self, address: Address, place: str, owner: AnyProcess | None) -> None:
         self.address = address
         self.place = place
-        self.owner = owner  # None: it is inherited by whoever serves it, and outlives them
+        self.owner = owner  # None: inherited by its servers, and outlives them
         self.closed = False
         self.backlog: deque[SimTransport] = deque()
         self.servers: list[SimServer] = []
@@ -37,7 +37,7 @@ class SimListening:
         return self.address
 
     def setblocking(self, flag: bool) -> None:
-        """It never blocks."""
+        """Does nothing: the socket never blocks."""
 
 
 class SimServer(asyncio.AbstractServer):
@@ -59,7 +59,7 @@ class SimServer(asyncio.AbstractServer):
         return self.process.loop
 
     def close(self) -> None:
-        """What was accepted stays. A listening socket that is inherited stays open."""
+        """Stops accepting; accepted connections stay, and an inherited listening socket stays open."""
         if self._serving:
             self._serving = False
             self._listening.servers.remove(self)
@@ -67,10 +67,10 @@ class SimServer(asyncio.AbstractServer):
                 self._network.stop_listening(self._listening)
 
     async def wait_closed(self) -> None:
-        """Nothing is waited for."""
+        """Returns at once."""
 
     def accept(self) -> None:
-        """A callback of the loop: take all that wait."""
+        """Accepts all waiting connections; a callback of the loop."""
         backlog = self._listening.backlog
         while self._serving and backlog:
             end = backlog.popleft()
@@ -92,7 +92,10 @@ class SimNetwork:
     # ------------------------------------------------------------ listening and connecting
 
     def listen(self, host: str, port: int = 0, *, place: str, owner: AnyProcess | None = None) -> SimListening:
-        """A listening socket on `place`. Without an owner it outlives every process that serves it."""
+        """Returns a listening socket on `place`.
+
+        Without an owner the socket outlives every process that serves it.
+        """
         if port == 0:
             self._ports += 1
             port = self._ports
@@ -129,7 +132,7 @@ class SimNetwork:
         finally:
             attempt.over = True
             if end is None and attempt.end is not None:
-                attempt.end.socket_closed()  # given up on the way
+                attempt.end.socket_closed()  # the caller gave up meanwhile
         protocol = factory()
         made = process.loop.create_future()
         end.start(protocol, made)
@@ -176,26 +179,26 @@ class SimNetwork:
 
     @property
     def connections(self) -> list[Connection]:
-        """Those of which at least one end is open, in the order in which they were made."""
+        """Connections with an open end, in order of creation."""
         for number in [number for number, connection in self._connections.items() if not connection.open]:
             del self._connections[number]
         return list(self._connections.values())
 
     def cut(self, connection: Connection) -> None:
-        """Both ends are told, each after a delay of its own; what was on the way is gone."""
+        """Resets both ends, each after its own delay; bytes on the wire are lost."""
         self._sever(connection, "cut")
         for end in connection.ends:
             end.reset_later()
 
     def half_open(self, connection: Connection, told: SimTransport) -> None:
-        """Only the end `told` learns of it. The other one when it writes, or never: its bytes go nowhere."""
+        """Resets only the end `told`. The other end notices when it writes, or never: its bytes are lost."""
         self._sever(connection, "half open")
         told.reset_later()
         if not self.simulation.chance(self.faults.never_told):
             told.peer.reset_on_write = True
 
     def clog(self, source: AnyProcess | str, target: AnyProcess | str) -> None:
-        """Whatever goes from `source` to `target` (places, or processes on them) waits, connects included."""
+        """Delays everything from `source` to `target` (places, or processes on them), including connects."""
         pair = _place(source), _place(target)
         self.simulation.trace("clog", *pair)
         self._clogged[pair] = None
@@ -214,7 +217,7 @@ class SimNetwork:
         return list(self._clogged)
 
     def partition(self, some: Iterable[AnyProcess | str], others: Iterable[AnyProcess | str]) -> None:
-        """Clog every pair of them, both ways."""
+        """Clogs every pair in both directions."""
         others = [_place(other) for other in others]
         for one in some:
             for other in others:
@@ -222,11 +225,11 @@ class SimNetwork:
                 self.clog(other, one)
 
     def heal(self) -> None:
-        """Unclog everything. What was cut stays cut."""
+        """Unclogs everything. Cut connections stay cut."""
         for source, target in self.clogged:
             self.unclog(source, target)
 
-    # ------------------------------------------------------------ called by processes and ends
+    # ------------------------------------------------------------ for processes and ends
 
     def process_died(self, process: AnyProcess, *, orderly: bool) -> None:
         for listening in list(self._listening.values()):
@@ -272,7 +275,7 @@ class SimNetwork:
 
 
 class _Attempt:
-    """One connect under way."""
+    """Running connect."""
 
     __slots__ = ("address", "end", "established", "over", "process")
 

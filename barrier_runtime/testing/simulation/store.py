@@ -1,10 +1,10 @@
-"""The object store as one simulated process sees it: far away, slow, and at times worse than that.
+"""Object store as seen by a simulated process: remote, slow, and sometimes faulty.
 
-Every call is a blocking job's: the request travels, takes effect on the shared `MemoryStore`, the answer travels back.
-The effect also happens when the process is stalled meanwhile, and often when it is dead. Faults are drawn per call from
-the rates in `StoreFaults`, which the nemesis changes; all of them are within the contract of
-`state.store.object_store`, but for `flipped_byte`, `truncated_read` and `ignore_conditions`, which are what checks on
-top of it must catch.
+Every call belongs to a blocking job: the request travels, takes effect on the shared `MemoryStore`, and the answer
+travels back. The effect also happens if the process is stalled meanwhile, and often if it is dead. Faults are drawn per
+call from the rates in `StoreFaults`, which a test may change. All faults obey the contract of
+`state.store.object_store`, except `flipped_byte`, `truncated_read` and `ignore_conditions`, which the checks above the
+store must detect.
 """
 
 from collections import deque
@@ -18,35 +18,35 @@ from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome
 from barrier_runtime.testing.simulation.loop import SECOND, SimProcess, Simulation
 
-_TRAVEL_US = (300, 4_000)  # one way
-_GIVE_UP_US = (1 * SECOND, 10 * SECOND)  # how long a client waits for an answer that does not come
+_TRAVEL_US = (300, 4_000)  # in one direction
+_GIVE_UP_US = (1 * SECOND, 10 * SECOND)  # time that a client waits for a missing answer
 _FORGET_DELETED_US = 60 * SECOND
 
 
 @dataclass
 class StoreFaults:
-    """Rates are per call. Writes are put, put_file, put_if_absent, delete, publish."""
+    """Rates of faults per call. Writes are put, put_file, put_if_absent, delete, publish."""
 
-    fail_before: float = 0.0  # nothing happened
-    apply_then_fail: float = 0.0  # of writes: it happened, the answer is lost
-    land_late: float = 0.0  # of writes: the client gives up, and it happens up to `late_s` after the call
+    fail_before: float = 0.0  # no effect
+    apply_then_fail: float = 0.0  # of writes: an effect, but no answer
+    land_late: float = 0.0  # of writes: the client gives up, and the effect comes up to `late_s` after the call
     late_s: float = 30.0
-    conflict: float = 0.0  # of put_if_absent: HTTP 409, nothing happened
-    slow: float = 0.0  # the answer comes, up to `slow_s` later
+    conflict: float = 0.0  # of put_if_absent: HTTP 409, no effect
+    slow: float = 0.0  # the answer comes up to `slow_s` later
     slow_s: float = 30.0
     truncated_read: float = 0.0  # of reads: half of the bytes
     flipped_byte: float = 0.0  # of reads: one bit is wrong
     stale_list: float = 0.0  # of lists: as of up to `stale_s` ago
     stale_s: float = 20.0
-    ignore_conditions: bool = False  # put_if_absent overwrites and says it landed
+    ignore_conditions: bool = False  # put_if_absent overwrites and reports success
     outage_until_s: float = 0.0  # until then (virtual time) everything fails, or hangs until the client gives up
-    held: str = ""  # calls for keys below this take until …
+    held: str = ""  # calls for keys with this prefix wait until …
     held_until_s: float = 0.0
-    seen: dict[str, int] = field(default_factory=dict)  # how often each one struck
-    deleted: deque[tuple[int, ObjectInfo]] = field(default_factory=deque)  # lately, and when: for stale lists
+    seen: dict[str, int] = field(default_factory=dict)  # number of occurrences of each fault
+    deleted: deque[tuple[int, ObjectInfo]] = field(default_factory=deque)  # recent, for stale lists
 
     def heal(self) -> None:
-        """From now on the store is well. What is to land late still does."""
+        """Ends all faults. Late effects still happen."""
         self.fail_before = self.apply_then_fail = self.land_late = self.conflict = self.slow = 0.0
         self.truncated_read = self.flipped_byte = self.stale_list = 0.0
         self.ignore_conditions = False
@@ -54,24 +54,26 @@ class StoreFaults:
 
 
 class StoreWatcher(Protocol):
-    """What a checker may want to hear of the processes' calls, in the order of each process."""
+    """Watcher of the processes' calls, in the order of each process."""
 
     def requested(self, actor: str, operation: str, key: str) -> None:
-        """`actor` begins a call; a delete is told once per key."""
+        """Called before `actor` calls the store; for a delete once per key."""
         ...
 
     def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
-        """`actor` has the outcome of its `put_if_absent`."""
+        """Called after `actor` has the outcome of its `put_if_absent`."""
         ...
 
     def got(self, actor: str, key: str, there: bool | None) -> None:
-        """`actor` has the answer to its `get`: whether there is such an object; None: an error."""
+        """Called after `actor` has the answer of `get`: whether the object exists; None: an error."""
         ...
 
 
 class SimStore:
-    """`ObjectStore` of one process. `memory` and `faults` are shared by all processes; while an effect happens,
-    `memory.actor` is the name of the process that asked for it."""
+    """`ObjectStore` of a process. All processes share `memory` and `faults`.
+
+    During an effect `memory.actor` is the name of the process that requested it.
+    """
 
     requests_at_once = 1  # a simulated process has no threads
 
@@ -147,7 +149,7 @@ class SimStore:
         return iter(infos)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """One request for all of them. One that fails may have deleted some."""
+        """Deletes all keys by one request. A failed request may have deleted some."""
         keys = list(keys)
         some = keys
         if self._strikes("partial_delete", self._faults.fail_before):
@@ -170,7 +172,7 @@ class SimStore:
     # ------------------------------------------------------------ requests
 
     def _write(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        """A request that may have its effect without an answer."""
+        """Sends a request that may have its effect without an answer."""
         faults, simulation = self._faults, self._simulation
         if self._strikes("land_late", faults.land_late):
             simulation.jobs.running(operation)
@@ -184,7 +186,7 @@ class SimStore:
         return self._call(operation, key, effect)
 
     def _call(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        """A request that may fail before it has any effect, or take its time."""
+        """Sends a request that may fail without an effect, or be slow."""
         faults, simulation = self._faults, self._simulation
         self._told(operation, key)
         held_us = int(faults.held_until_s * SECOND) - simulation.now_us
@@ -238,7 +240,7 @@ class SimStore:
     def _lands(self, effect: Callable[[], Any]) -> None:
         try:
             effect()
-        except BarrierRuntimeError as error:  # nobody is left to be told
+        except BarrierRuntimeError as error:  # no caller is left
             self._simulation.trace("landed late", self._process.name, type(error).__name__)
 
     def _drop(self, key: str) -> None:
@@ -250,7 +252,7 @@ class SimStore:
         self._memory.delete([key])
 
     def _listing(self, prefix: str, age_us: int) -> Sequence[ObjectInfo]:
-        """As it was `age_us` ago: without what came since, with what was deleted since."""
+        """Returns the list as of `age_us` ago: without later objects, with objects deleted since."""
         infos = [*self._memory.list(prefix)]
         if age_us == 0:
             return infos
@@ -275,4 +277,4 @@ class SimStore:
 
 
 def _nothing() -> None:
-    """The effect of a request that fails."""
+    """Has no effect: for a request that fails."""
