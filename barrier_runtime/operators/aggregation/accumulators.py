@@ -175,9 +175,9 @@ def _carry_running(
 
 
 def _running_rounds(ufunc: np.ufunc, values: Values, before: Values, rows: RunningOrder) -> Values:
-    """Computes round by round: round r takes the r-th row of every short group; long groups are done one by one.
-    Each group sees the same operations in the same order as in a row-wise program, so float sums do not depend on other
-    keys in the batch."""
+    """Computes the value after each row in rounds: round r takes the r-th row of every short group.
+    Long groups are done one by one. Each group sees the same operations in the same order as in a row-wise program, so
+    float sums do not depend on other keys in the batch."""
     result = np.empty_like(values)
     short = rows.lengths <= _ROUNDS
     for group in np.flatnonzero(~short).tolist():

@@ -58,8 +58,8 @@ class Aggregate:
     approximate: bool = False  # count_distinct only
 
     def __post_init__(self) -> None:
-        """Raises `InvalidJob` for `None` as a column, except for a count: the aggregate would count rows, or take the
-        last value."""
+        """Raises `InvalidJob` for `None` as a column, except for a count.
+        The aggregate would count rows, or take the last value."""
         for name in ("column", *(("by",) if self.kind in ("arg_min", "arg_max") else ())):
             if getattr(self, name) is None and self.kind != "count":
                 raise InvalidJob(f"{_FUNCTIONS.get(self.kind, self.kind)}: {name}=None: give the name of a column")
@@ -92,8 +92,7 @@ def sum_(column: str, *, widen: bool = False) -> Aggregate:
 
 def mean(column: str) -> Aggregate:
     """Average (float64). The average of integers has a single rounding, however large their sum; the average of
-    decimals
-    is a decimal with four more digits after the point, rounded half up."""
+    decimals is a decimal with four more digits after the point, rounded half up."""
     return Aggregate("mean", column)
 
 

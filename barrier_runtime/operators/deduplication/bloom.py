@@ -29,7 +29,7 @@ _IDS_PER_WORD = 3
 _BITS = 5
 _SMALLEST = 9  # log2 of words: 4 KiB
 _GROWTH = 4  # size of a further filter, relative to the full one
-_ROOM = 5 / 4  # capacity of a new bucket, relative to the ids of the previous bucket
+_ROOM = 5 / 4  # capacity of a new bucket, relative to the ids of the largest bucket
 
 _ONE, _63 = np.uint64(1), np.uint64(63)
 _SHIFTS = [np.uint64(6 * bit) for bit in range(1, _BITS)]

@@ -76,7 +76,6 @@ class SelectColumnsOperator(Operator):
         emit(batch.having(pa.RecordBatch.from_arrays(arrays, names=list(self._columns))))
 
     def _see(self, few: FewRows) -> None:
-        """Notes a new schema of small batches."""
         self._from, self._positions = few.schema, None
         positions, wanted = few.layout.positions, self._columns.values()
         if positions.keys() >= set(wanted):

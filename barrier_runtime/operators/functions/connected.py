@@ -1,12 +1,8 @@
 """The step of `connect`: a keyed function with several inputs, each with its own rows and handler.
 
-Rows with keys are processed as by `process`: for each batch the operator uses the key columns, the handler and the
-event time of the batch's input, and is otherwise a `ProcessOperator`. All inputs share their state, by the values of
-their keys, whatever the columns are called.
-
-Rows of broadcast inputs reach every subtask in the same order (`sequencing`). Their handlers run without a key, at once
-or after the next barrier (`switching`); only subtask 0 emits their results, so results appear once at every
-parallelism. See docs/design/broadcast-state.md.
+For each batch the operator uses the key columns, the handler and the event time of the batch's input, and is otherwise
+a `ProcessOperator`. All inputs share state, by the values of their keys. Handlers of broadcast rows run without a key,
+at once or after the next barrier (`switching`); only subtask 0 emits their results. See docs/design/broadcast-state.md.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,8 +47,6 @@ class ConnectedInput:
 
 
 class _Port:
-    """An input, and the parts of the operator that belong to this input."""
-
     def __init__(self, input: ConnectedInput) -> None:
         self.input = input
         self.call: Callable[..., Any] | None = None

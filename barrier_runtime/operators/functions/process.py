@@ -105,7 +105,8 @@ def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None
 
 
 def check_event_time_of_states(states: Mapping[str, KeyedState], event_time: str | None, where: str) -> list[str]:
-    """Returns the names of states with a TTL in event time. Raises `InvalidJob` if the step has no event time."""
+    """Returns the names of states with a TTL in event time.
+    Raises `InvalidJob` if there are such states and the step has no event time."""
     names = [name for name, state in states.items() if state.ttl is not None and state.ttl.clock == "event"]
     if names and event_time is None:
         raise InvalidJob(
@@ -263,8 +264,8 @@ class ProcessOperator(KeyedOperator):
             self._failures.flush(emit, emit_ns)
 
     def visit(self, rows: pa.RecordBatch, at_ms: int | None = None) -> None:
-        """Binds states and timers to the key of `rows` (one row) until the next row or timer, at event time `at_ms`.
-        For harnesses."""
+        """Binds states and timers to the key of `rows` (one row), at event time `at_ms`.
+        The binding lasts until the next row or timer. For harnesses."""
         self._check(rows.schema)
         self._current.key = self.codec.state_keys(rows)[0]
         self._context.timestamp = at_ms
@@ -371,8 +372,9 @@ class ProcessOperator(KeyedOperator):
         self._flush_sides(emit, batch.emit_ns)
 
     def _process_in_time(self, batch: Batch, watermarks: npt.NDArray[np.int64] | None, emit: Emit) -> None:
-        """Processes row by row as if each had a watermark before it, so results do not depend on the cuts of batches.
-        `watermarks`: of each row's key group; timers follow the event time of the whole stream."""
+        """Processes row by row as if each row had a watermark before it.
+        So results do not depend on the cuts of batches. `watermarks`: of each row's key group; timers follow the event
+        time of the whole stream."""
         self._by_row = self._by_row or batch.reached is not None
         state_keys, user_keys = self.codec.keys(batch)
         reached: Iterable[int] = itertools.repeat(WATERMARK_MIN) if batch.reached is None else batch.reached.tolist()
@@ -436,7 +438,7 @@ class ProcessOperator(KeyedOperator):
         return input_row(batch, max(0, len(batch) - length_hint(coming) - 1))
 
     def _stopped(self, batch: Batch, at: int, reached_ms: int) -> None:
-        """Keeps the rows from `at` on: the timers due before exceed a slice."""
+        """Keeps the rows from `at` on: the timers due before exceed a turn."""
         self._rest = batch.slice(at)
         self._going_to_ms = reached_ms
 
@@ -519,7 +521,7 @@ class ProcessOperator(KeyedOperator):
 
     def _advance(self, watermark_ms: int, given: "YieldedRows", in_slices: bool = False) -> bool:
         """Advances event time to `watermark_ms`, with a stop at each due timer.
-        False: the slice is over, and event time is that of the last timer fired."""
+        False: the turn is over, and event time is that of the last timer fired."""
         current, context, on_timer = self._current, self._context, self._on_timer
         if on_timer is not None and self._timers.next_ms <= watermark_ms:
             time_slice = Slice(self.context.now_s) if in_slices else None

@@ -1,11 +1,8 @@
-"""One order for broadcast rows: all broadcast inputs of a step go through a single subtask.
+"""One order for broadcast rows: all broadcast inputs of a step go through subtask 0 of a sequencer.
 
-Each receiver of a broadcast edge takes rows from its channels in turn. With several senders every receiver would see
-another order, and copies of state would differ. So all rows first go to one subtask (a "single" edge), whose only
-channel to each receiver keeps the order.
-
-For the same reason several broadcast inputs of a step share an edge. Its rows have a column per input: a struct, null
-in rows of other inputs. A single input passes unchanged.
+With several senders every receiver would see another order, and copies of state would differ (see
+docs/design/broadcast-state.md). Several broadcast inputs of a step share an edge, whose rows have a struct column per
+input, null in rows of other inputs. A single input passes unchanged.
 """
 
 from collections.abc import Iterator, Sequence

@@ -114,8 +114,9 @@ class AsOfJoinOperator(JoinOperator):
 def with_versions(
     columns: JoinColumns, rows: pa.RecordBatch, runs: Sequence[RowRun], of_run: Ints, position: Ints, outer: bool
 ) -> tuple[pa.RecordBatch | None, Bools]:
-    """Returns the rows in order, each joined with the row at `position` of the run `of_run`; and which rows are kept.
-    `of_run`: number of the run; -1: no match. Without `outer` only matched rows are kept; None: no rows."""
+    """Returns the rows in order, each with its version, and which rows are kept.
+    The version is the row at `position` of the run `of_run` (its number; -1: no version). Without `outer` only rows
+    with a version are kept; None: no rows."""
     found = of_run >= 0
     kept = np.ones(len(rows), np.bool_) if outer else found
     if not found.any():

@@ -1,8 +1,8 @@
 """Common parts of joins of two streams: keyed inputs (port 0 is left), held rows, late rows, snapshots.
 
-A row at or before the watermark is late. Late rows are counted per side, or sent to a side output, and not joined,
-since their partners may already be removed. A null key equals nothing: a row with a null key is not held, and is
-emitted at once if its side emits rows without a partner.
+A row at or before the watermark (window join: a row whose windows are over) is late. Late rows are counted per side, or
+sent to a side output, and not joined, since their partners may already be removed. A null key equals nothing: a row
+with a null key is not held, and is emitted at once if its side emits rows without a partner.
 
 `JoinClock` compares event times of both sides exactly, in a unit fine enough for both.
 """

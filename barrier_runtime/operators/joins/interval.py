@@ -2,8 +2,7 @@
 The window join is an interval join too: of window starts, which have to be equal.
 
 A pair is emitted when its second row arrives. An unmatched row is emitted when the watermark rules out further
-partners; rows are held as long as a partner is possible. A pair may be older than the watermark by the time a row is
-held: the forwarded watermark lags by this time (`output_delay_ms`), so no row is late downstream.
+partners; rows are held as long as a partner is possible. See docs/design/joins-and-lookups.md.
 """
 
 import datetime

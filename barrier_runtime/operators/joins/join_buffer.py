@@ -1,8 +1,7 @@
 """Held rows of a join side, in runs of growing size: a row is found in few runs, and moved rarely.
 
-Each batch is a run. Four runs of about the same size are merged, so there are some three per power of four, oldest
-first. A run with half of its rows dead is rewritten, a dead run dropped: removal costs as much as it frees. Runs beyond
-128 MB are not copied again.
+Each batch is a run; merges leave some three runs per power of four, oldest first. Runs beyond 128 MB are not copied
+again. See docs/design/joins-and-lookups.md.
 
 `KeyNumbers` assigns a small number to each key with held rows, shared by both sides, so that numpy compares keys. The
 number is free once all rows of the key are released, including dead rows not yet swept.

@@ -1,7 +1,6 @@
-"""Runs of join buffers, in snapshots and in local files.
+"""Runs of join buffers, in snapshots and in local files. See docs/design/joins-and-lookups.md.
 
-In a snapshot each run is a value, written once; bits beside it, written each time, say which rows live and have
-matched. A run never changes, so later checkpoints name it again (`Capture.stored`) as long as it exists. Runs are
+In a snapshot each run is a value, written once; bits, written each time, say which rows live and have matched. Runs are
 encoded off the loop. At another parallelism each subtask takes the rows of its key groups from all runs.
 
 All runs of an operator, both sides, have a share of the slot's memory (`SlotMemory.hold`). When they outgrow the share,

@@ -61,8 +61,8 @@ class KeyedLife(Operator):
         return self._floors.watermarks([rows.column(key) for key in keys], self._watermark_ms)
 
     def _watermarks_by_key(self, batch: Batch, keys: Sequence[str]) -> npt.NDArray[np.int64] | None:
-        """Returns event time at each row, independent of the cuts of batches. None: the subtask's watermark for all
-        rows."""
+        """Returns event time at each row, independent of the cuts of batches.
+        None: the subtask's watermark for all rows."""
         reached, floors = batch.reached, None if self._floors is None else self._floors_by_key(batch.rows, keys)
         if reached is None or not len(reached) or reached[-1] <= self._watermark_ms:
             return floors

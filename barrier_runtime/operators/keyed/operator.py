@@ -48,8 +48,7 @@ class KeyedOperator(KeyedLife):
         more: Sequence[str] = (),
     ) -> None:
         """`columns`: all columns that the state depends on, keys included; `more`: columns that may differ in the next
-        version
-        of the program. `schema`: of the input, if known."""
+        version of the program. `schema`: of the input, if known."""
         super().__init__()
         self.name = name
         self.where = f"{self.kind} {name!r}"

@@ -95,7 +95,7 @@ _PROGRESS = VersionedDecoder(value_format("{}: its progress in its snapshot"), m
 
 
 def timers_unknown(progress: bytes) -> bytes:
-    """Returns `progress` without the first times of timers, after timers were added behind the operator's back."""
+    """Returns `progress` without the first times of timers, after others have added timers to the tables."""
     known = _PROGRESS.decode(progress, "its own snapshot")
     return msgspec.structs.replace(known, timers_from_ms={}).encode()
 

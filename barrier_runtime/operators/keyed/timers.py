@@ -2,18 +2,17 @@
 
 This file has timers by event time; wall-clock timers (`wall_timers`) add another clock. All timers are in state, by
 time (`state/values/timer_table`); memory holds the next ones in a heap. A *mark* in the heap says: from its time on,
-and from a position in the store, some timers of its key groups are not in the heap. A mark comes up when all timers
-before it have fired. Then the next timers of one of its groups are read from that position, so no scan starts with
-timers that have fired and been deleted.
+and from a position in the store, some timers of its key groups are not in the heap. When all timers before a mark have
+fired, the next timers of one of its groups are read from that position, so no scan starts with fired timers.
 
-While marks cover all key groups, a timer set behind all of them (*far*) is only written, without a lookup. Most timers
-of a steady stream are far, and cost the heap nothing before they are due. If the heap has dead timers, the heap is
-looked up, since a held timer may be set twice. See docs/design/timers.md.
+While marks cover all key groups, a timer set behind all of them (*far*) is only written, and costs the heap nothing
+before it is due. The heap is looked up first only if it has dead timers, since the new timer may be one of them;
+without the lookup a held timer may be written twice, which is harmless. See docs/design/timers.md.
 
 States and moves of a timer:
 
     held      in the heap and alive
-    dead      in the heap, but deleted: ignored when it comes up, or dropped with others
+    dead      in the heap, but deleted: ignored when its time comes, or dropped with others
     waiting   set or deleted, and not yet in the store
     stored    in the store
     outside   set and not in the heap, waiting or stored: always behind the mark of its key group
@@ -30,8 +29,6 @@ States and moves of a timer:
                                         the group has no more timers: all of them, and its mark goes
     trim        held, not waiting       stored: the heap had grown; all groups have marks then, none behind the cut
     fire        held                    waiting to be deleted
-
-Setting a timer twice is setting it once: a timer is in the heap once, and in the store once.
 """
 
 import bisect
@@ -58,7 +55,7 @@ _HELD_OF_GROUP = 4
 _OUTSIDE_SHARE = 8  # the first eighth of the waiting timers outside is held at once, since finding them visits all
 _NEVER = WATERMARK_MAX + 1
 SLICE_S = 0.002
-_SLICE_TIMERS = 1_000  # also ends a slice if the clock stands still
+_SLICE_TIMERS = 1_000  # ends a turn even if the clock stands still
 
 
 class Slice:
@@ -204,7 +201,7 @@ class Timers:
 
     def due(self, watermark_ms: int, time_slice: Slice | None = None) -> Iterator[tuple[StateKey, int]]:
         """Takes the timers up to `watermark_ms`, earliest first, including those registered meanwhile.
-        With a slice the iteration stops when the slice is over; while `next_ms` is not above `watermark_ms`, the caller
+        With a slice the iteration stops when its time is over; while `next_ms` is not above `watermark_ms`, the caller
         calls again."""
         self._ending = watermark_ms == WATERMARK_MAX
         while self.next_ms <= watermark_ms:

@@ -12,8 +12,7 @@ _CATCHING_UP = 0.5  # ms per ms, while the wall clock is behind a time already r
 
 class WallClock:
     """The wall clock, without steps back.
-    If the machine's clock was set back, time advances at half the pace of a steady clock until the machine's clock has
-    caught up. So timers keep firing, and time is right again after twice the jump."""
+    If the machine's clock was set back, time advances at half the pace of a steady clock until both agree."""
 
     def __init__(self, wall_ms: Callable[[], int], steady_s: Callable[[], float], from_ms: int = WATERMARK_MIN) -> None:
         """`from_ms`: latest time returned before, for example by the process that wrote the state."""

@@ -1,11 +1,8 @@
-"""Timers by the wall clock: due at a time of day, whether rows arrive or not.
+"""Timers by the wall clock, in a table of their own. See docs/design/timers.md.
 
-They are stored and ordered like event-time timers, in a table of their own. A timer of the slot's loop wakes the slot
-when the first is due; the subtask then gives the operator a turn. Many due timers fire in slices, so barriers and rows
-get their turns in between. An operator opens off the loop, so no wake-up is set before its first turn.
-
-`UndoableTimers` undo a failed call's changes to timers before the call is repeated (`state/values/undo` does the same
-for tables).
+The slot's loop wakes the slot when the first timer is due. An operator opens off the loop, so no wake-up is set before
+its first turn. `UndoableTimers` undo a failed call's changes to timers before the call is repeated (`state/values/undo`
+does the same for tables).
 """
 
 import heapq
@@ -87,7 +84,7 @@ class WallTimers(Timers):
         return False
 
     def due_now(self) -> Iterator[tuple[StateKey, int]]:
-        """Takes a slice of the due timers, earliest first."""
+        """Takes the due timers, earliest first, for one turn."""
         self._may_wake = False  # wake-ups are set once, at the end
         yield from self.due(self._clock.now_ms(), Slice(self._steady_s))
         self._may_wake = True

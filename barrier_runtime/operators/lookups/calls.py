@@ -1,9 +1,6 @@
 """Calls of a user's `fetch_many` on threads, or on an asyncio loop with a thread of its own.
-
-Coroutines do not run on the slot's loop: work of some milliseconds between two awaits would hold up rows, barriers and
-heartbeats of the whole slot. Each call ends with `replied(request, results, error)`, on any thread, unless it was given
-up before.
-"""
+Coroutines do not run on the slot's loop (see docs/design/joins-and-lookups.md). Each call ends with `replied(request,
+results, error)`, on any thread, unless it was given up before."""
 
 import asyncio
 import concurrent.futures
@@ -24,7 +21,7 @@ log = logging.getLogger("barrier_runtime.lookup")
 Replied: TypeAlias = Callable[[int, list[Any] | None, Exception | None], None]
 Read: TypeAlias = Callable[[Sequence[Any], Any], list[Any]]  # keys and reply -> a result for each key
 
-_CLOSE_S = 5.0  # then unfinished coroutines are abandoned
+_CLOSE_S = 5.0  # before unfinished coroutines are abandoned
 
 
 class Calls(Protocol):

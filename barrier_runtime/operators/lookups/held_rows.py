@@ -20,8 +20,7 @@ HELD_VALUE = "lookup-rows"  # name of the snapshot value
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`streams`: an Arrow IPC stream of rows, and their earliest emission time (ns). `reached`: by stream the event
-    time
-    (ms) reached at each row, as little-endian int64; empty if unknown."""
+    time (ms) reached at each row, as little-endian int64; empty if unknown."""
 
     streams: tuple[tuple[int, bytes], ...] = ()
     version: int = 1

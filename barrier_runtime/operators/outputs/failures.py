@@ -155,8 +155,7 @@ def guarded(
     failures: Failures,
     of_rows: bool,
 ) -> Callable[..., Any]:
-    """Returns `call`, a keyed function of rows (or timers), as a function that does not raise errors taken by
-    `failures`.
+    """Returns `call`, a keyed function of rows (or timers), without the errors that `failures` takes.
     After an error nothing stays of the rows yielded or emitted for this row. `take` copies rows as they are yielded."""
 
     def tried(key: Any, what: Any, ctx: Any) -> list[Row] | None:

@@ -145,8 +145,7 @@ DEAD_LETTERS = "dead letters"  # tag of the side output
 class DeadLetterOperator(Operator):
     def __init__(self, name: str, error: str, good: Sequence[str], dead_letter: Mapping[str, str]) -> None:
         """`error`: the column that is null in good rows. `good`: columns of good rows. `dead_letter`: columns of bad
-        records, new
-        name -> column."""
+        records, new name -> column."""
         self._error = error
         self._good = list(good)
         self._dead_letter = dict(dead_letter)

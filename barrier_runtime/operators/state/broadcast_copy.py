@@ -1,10 +1,8 @@
 """Copies of broadcast state: one per subtask of an operator, all equal, and one in each snapshot.
 
-Every subtask applies the same changes in the same order (`operators/functions/sequencing`), so all copies are equal
-when a barrier passes. Subtask 0 puts the content into its snapshot, and every subtask a hash of its copy. A checkpoint
-with different hashes is not decided (`coordinator/checkpoints/checkpoint`) and not restored; otherwise a restore gives
-the content to every subtask, whatever their number. At-least-once checkpoints have no single moment: copies may differ,
-so these checkpoints carry no hash. See docs/design/broadcast-state.md.
+Subtask 0 puts the content into its snapshot, and every subtask a hash of its copy; a checkpoint with different hashes
+is neither decided nor restored. At-least-once checkpoints have no single moment: copies may differ, so these
+checkpoints carry no hash. See docs/design/broadcast-state.md.
 
 Entries are held as bytes. So a snapshot encodes nothing on the loop, a value that is read is a new object, which no
 function can change in the state of a single subtask, and the hash covers the bytes that a restore will read.

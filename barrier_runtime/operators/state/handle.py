@@ -55,7 +55,7 @@ class NoKey:
 
 def _asked(frame: FrameType | None) -> str:
     """Returns the name of the state (or timers) whose method runs in `frame` or in a calling frame.
-    Handles do not tell the key their name."""
+    The key does not know which handle uses it."""
     while frame is not None:
         said = getattr(frame.f_locals.get("self"), "_said", None)
         if said:

@@ -138,8 +138,7 @@ class StoredType:
         migrate: Migrate | None = None,
     ) -> None:
         """`says`: the declaring class, for messages. `renamed`: earlier names of fields; `migrate`: functions that
-        convert
-        old values (`migration`). Raises `InvalidJob` for a type that cannot be stored."""
+        convert old values (`migration`). Raises `InvalidJob` for a type that cannot be stored."""
         if kind is None or kind is type(None):
             raise InvalidJob(f"{says}({kind!r}) could hold nothing: declare the type of its values, as in {says}(int)")
         if isinstance(kind, str):

@@ -1,12 +1,9 @@
 """`TTL`: how long an entry of keyed state lives; and the clocks that decide expiry.
 
-- clock="event": time is that of the current row or timer; for late rows the watermark. For rows in time the watermark
-  plays no part, so neither does the interleaving of inputs. Entries that the watermark has passed may have been
-  deleted, so late rows never see them, deleted or not.
-- clock="processing": time is the wall clock, read once per batch, so time stands still while a row is processed, and
-  never goes back. A replay sees other times: the step is marked as not deterministic.
-
-See docs/design/time-to-live.md.
+By event time, time is that of the current row or timer; for late rows it is the watermark, since entries that the
+watermark has passed may already be deleted. The wall clock is read once per batch, so time stands still while a row is
+processed, and never goes back; a replay sees other times, so the step is marked as not deterministic. See
+docs/design/time-to-live.md.
 """
 
 import datetime

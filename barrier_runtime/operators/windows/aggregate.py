@@ -320,9 +320,9 @@ class Windows(WindowEntries):
     def _without_late(
         self, batch: Batch, assigned: Ints | None, starts: Ints, closed: npt.NDArray[np.bool_], emit: Emit
     ) -> tuple[pa.RecordBatch, Ints, Ints]:
-        """Returns the rows without closed windows (each row once per open window), window starts, and numbers in
-        `starts`.
-        A row is late if all of its windows are closed."""
+        """Returns the rows without closed windows: each row once per open window.
+        Also returns the windows' starts, and their numbers in `starts`. A row is late if all of its windows are closed.
+        """
         rows = batch.rows
         kept = np.flatnonzero(~closed)
         if assigned is None and len(kept) == len(starts):

@@ -85,7 +85,8 @@ class Calendar(KnownWindows):
         return int(self.first_open_starts(np.array([max(watermark_ms, WATERMARK_MIN)]))[0])
 
     def first_open_starts(self, watermarks_ms: Ints) -> Ints:
-        """Returns the window of the time directly after each watermark; outside of known years the watermark itself."""
+        """Returns the window of the time directly after each watermark.
+        Outside of the supported years the watermark itself."""
         next_ms = np.minimum(watermarks_ms, WATERMARK_MAX - 1) + 1
         known = (next_ms >= _year(_FIRST_YEAR)) & (next_ms < _year(_LAST_YEAR + 1))
         if known.all():
@@ -173,5 +174,4 @@ def _offset_ms(time: datetime.datetime) -> int:
 
 
 def _year(year: int) -> int:
-    """Returns the begin of a year in UTC."""
     return (datetime.date(year, 1, 1).toordinal() - _EPOCH_DAY) * _DAY_MS

@@ -5,11 +5,11 @@ By *event time* a row has the time in one of its columns, and watermarks from up
 By the *wall clock* a row has the time of its arrival at its subtask: no row is late, and none waits. All rows of a
 batch have the clock's time at the batch's arrival. Windows over by then are emitted before these rows, so the watermark
 of these windows is the clock less one millisecond: snapshots store it like the watermark of event time, and floors,
-slices and restores work as by event time. Watermarks from upstream are only forwarded.
+turns and restores work as by event time. Watermarks from upstream are only forwarded.
 
     event                   effect
     rows                    windows that are over are emitted, then the rows get the time; a wake-up at the next end
-    a wake-up, a turn       windows that are over are emitted, in slices
+    a wake-up, a turn       windows that are over are emitted, some in each turn
     a watermark             nothing
     the end of the input    all windows are emitted, since no row follows
     a restore               the clock continues from the time in snapshots, or the machine's if later: so no row falls

@@ -1,14 +1,5 @@
-"""Entries of windows: they take rows, in a columnar table keyed by (keys, start), and emit results.
-
-The assigner and the content determine the kind of entries:
-
-    entries            one per                         for
-    `Windows`          key and window                  all windows that begin at known times
-    `HeldWindows`      the same, with its rows         the same, for functions of whole windows
-    `Slices`           key and slice of windows        `Sliding`, where results can be added up
-    `Sessions`         session                         sessions that emit one result
-    `ToldSessions`     the same, with the last result  sessions with a trigger or an allowed lateness
-"""
+"""Base of the entries of windows, which take rows and emit results, and the code that all kinds share.
+Entries are in a columnar table keyed by (keys, start). docs/design/windows.md lists the kinds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -90,7 +81,7 @@ class WindowEntries:
         raise NotImplementedError
 
     def tell_early(self, emit: Emit) -> bool:
-        """Emits a slice of early results due by the wall clock; returns whether there were any."""
+        """Emits a turn of early results due by the wall clock; returns whether there were any."""
         return False
 
     # ---- for all kinds of entries

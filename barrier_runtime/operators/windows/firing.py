@@ -1,8 +1,8 @@
-"""Ordered firing of due windows in slices, so that barriers come in between.
+"""Ordered firing of due windows in turns, so that barriers come in between.
 
 A million windows may be over at one watermark, and sorting all of them takes a second. Here a sample is sorted first;
-its *splitters* divide all others into *parts*, chunk by chunk, and a part is sorted in its turn. The parts in sequence
-equal one sort of everything.
+its *splitters* divide all others into *parts*, chunk by chunk, and a part is sorted when its turn comes. The parts in
+sequence equal one sort of everything.
 
     state       a step                                    next
     few         all in order                              over

@@ -1,18 +1,10 @@
-"""The window operator, composed of four values, each of which does not know the kinds of the others:
+"""The window operator, composed of an assigner, a trigger, a clock and a content.
 
-    value      decides                               values
-    assigner   which windows a row belongs to        `Tumbling`, `Sliding`, `Count`, `Session`, …
-    trigger    when a window emits results besides   None, `Every`, …
-               its last result
-    clock      the time of a row, and the current    `EventTime`, `WallTime`
-               time
-    content    the data kept of rows, and the        `Aggregates`, `Applied`, `Top`
-               output
+None of these values knows the kinds of the others (see docs/design/windows.md). The content keeps *entries*, which take
+the rows (`entries`): one per key and window, slice of windows, or session. The operator itself advances time, in the
+same way for all entries.
 
-The content keeps *entries*, which take the rows (`entries`): one per key and window, slice of windows, or session. The
-operator itself advances time, in the same way for all entries. See docs/design/windows.md.
-
-Work due at a watermark is done in slices. On the way to the watermark the operator takes no row, so state alone shows
+Work due at a watermark is done in turns. On the way to the watermark the operator takes no row, so state alone shows
 the remaining work: windows that are over and still present. A snapshot stores the time being advanced to, and a
 restored operator advances there before its first row.
 """
@@ -40,7 +32,7 @@ from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
 
 LATE = "late rows"  # tag of the side output
-SLICE_STEPS = 8  # also ends a slice if the clock stands still
+SLICE_STEPS = 8  # ends a turn even if the clock stands still
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -105,8 +97,7 @@ class WindowOperator(KeyedOperator):
         trigger: WindowTrigger | None = None,
     ) -> None:
         """`late`: rows too late for all of their windows go to the side output `LATE`; otherwise they are dropped and
-        counted.
-        `lateness_ms`: how long windows that are over are kept for such rows."""
+        counted. `lateness_ms`: how long windows that are over are kept for such rows."""
         times = [] if clock.column is None else [clock.column]
         super().__init__(name, keys, [*keys, *times], schema, columns_used(content.aggregates.values()))
         if content.holds_rows:
@@ -260,7 +251,7 @@ class WindowOperator(KeyedOperator):
         return self._time.turn(emit, last)
 
     def go_on(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
-        """Advances time to `watermark_ms`. False: the slice is over, and time has not arrived."""
+        """Advances time to `watermark_ms`. False: the turn is over, and time has not arrived."""
         if self._going_to_ms is None and watermark_ms <= self._watermark_ms:
             return True
         if self._bound is None:  # no row has arrived, so there are no windows
@@ -283,7 +274,7 @@ class WindowOperator(KeyedOperator):
 
     def first_goes(self, batch: Batch, row: int, reached_ms: int, emit: Emit) -> bool:
         """Advances time to `reached_ms` before row `row` of a batch.
-        False: this takes more than a slice, and the rows from there on are given back."""
+        False: this takes more than a turn, and the rows from there on are given back."""
         if self.go_on(reached_ms, emit, self.stops):
             return True
         self._rest = batch.slice(row)

@@ -144,10 +144,10 @@ class Extremes:
 
 
 def _lines(held: Ints, ranks: Ints, its_group: npt.NDArray[np.intp]) -> tuple[Ints, npt.NDArray[np.intp], Ints]:
-    """Returns all versions of the groups' lines, each group's last line, and each rank's line (-1: no place).
-    The lines start with `held`, a line per group; each rank with a place at its arrival adds a line. Few of many ranks
-    have a place: so some of each group are taken first, then only those above the result, the next of every group in a
-    round."""
+    """Returns all versions of the groups' lines, each group's last line, and each rank's line.
+    The lines start with `held`, a line per group; each rank with a place at its arrival adds a line (-1: no place). Few
+    of many ranks have a place: so some of each group are taken first, then only those above the result; a round takes
+    the next rank of every group."""
     current, newest = held.copy(), np.arange(len(held))
     lines, number = [held], len(held)
     version = np.full(len(ranks), -1, np.int64)

@@ -1,9 +1,8 @@
 """Count, mean and sum of squared deviations of a column (Welford), for variances and standard deviations.
 
 All are relative to the first value (the *shift*), so numbers far from 0, such as times, lose no digits. Values are
-doubles, added one by one: the k-th value of all groups at once while there are many groups, the rest of a few long
-groups in Python. Adding whole batches would be faster, but the last bits of a result would depend on the cuts of
-batches, which a replay changes.
+doubles, added one by one, so that results do not depend on the cuts of batches: the k-th value of all groups at once
+while there are many groups, the rest of a few long groups in Python.
 """
 
 from dataclasses import dataclass

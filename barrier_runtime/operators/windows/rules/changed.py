@@ -1,4 +1,4 @@
-"""Windows or sessions with rows since their last result, and their early results by the wall clock, in slices."""
+"""Windows or sessions with rows since their last result, and their early results by the wall clock."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias

@@ -1,12 +1,9 @@
 """Rules of early results (`Every`): windows emit results before they are over.
 
-State holds the number of rows in each window's last result, so a restore knows which windows have changed.
-
-- By event time, batches are cut at the row that reaches a multiple of the interval, and a watermark stops at the first
-  multiple that it passes: early results do not depend on the ends of batches and watermarks.
-- By rows, all results of a batch are computed at once: as running aggregates, or, for results of only the rows since
-  the last result, in a scratch table with an entry per result.
-- By the wall clock the slot gives turns; a turn emits a slice of the windows, so that barriers come in between.
+State holds the number of rows in each window's last result, so a restore knows which windows have changed. Batches are
+cut, and a watermark stops, at multiples of an interval of event time (see docs/design/event-time-in-a-batch.md). By
+rows, all results of a batch are computed at once: as running aggregates, or, for results of only the rows since the
+last result, in a scratch table with an entry per result. By the wall clock, a turn emits some thousand windows at most.
 """
 
 from collections.abc import Iterator, Mapping

@@ -7,7 +7,7 @@ cut into *components*. Components that become one session each:
 
     rows are added        a component is one session if
     in any order          none of its rows is late, and none of its sessions over by the event time of its last row
-    as they come          each row touches the component's earlier rows and session, which are not over
+    as they arrive        each row touches the session of the component's earlier rows, which is not over
 
 Other components are taken row by row: those with rows behind the watermark, and, where order matters, rows that join
 sessions. If order matters for merged sessions (float sums have other bits in another order), a session into which

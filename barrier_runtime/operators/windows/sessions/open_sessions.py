@@ -79,9 +79,8 @@ class OpenSessions:
     # ---- sessions of a batch
 
     def reached(self, keys: Ints, earliest_ms: Ints, last_ms: Ints) -> tuple[Ints, Ints]:
-        """Returns sessions of `keys` (distinct) that may touch times from `earliest_ms` on, and the newest other per
-        key.
-        `last_ms`: by session."""
+        """Returns sessions of `keys` (distinct) that may touch times from `earliest_ms` on.
+        Also returns the newest other session of each key. `last_ms`: by session."""
         found: list[Ints] = []
         rest = np.full(len(keys), _NONE, np.int64)
         at = np.arange(len(keys))

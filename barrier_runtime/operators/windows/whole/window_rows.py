@@ -6,9 +6,9 @@ the key-value store.
 
 A chunk is the value of (keys, start of the window, number of the chunk): an Arrow record batch without schema, in the
 order of the window's rows. A column of the window's entry has first time, last time and number of rows of each chunk,
-so a window is read in the order of time without holding all of it. A chunk absorbs its predecessor if that has no more
-rows, so a window of n rows has about log2(n) small chunks, and each row is rewritten at most as often. Older releases
-wrote only chunks.
+so a window is read in the order of time without holding all of it. A new chunk absorbs its predecessor if the
+predecessor has at most as many rows, so a window of n rows has about log2(n) small chunks, and each row is rewritten at
+most as often. Older releases wrote only chunks.
 """
 
 from collections.abc import Iterator, Sequence
