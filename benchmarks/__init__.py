@@ -1,2 +1,4 @@
-"""Scripts that measure what the README claims; commands, and what was tried, are in README.md beside this
-file, figures in figures.md."""
+"""Scripts that measure what the README claims.
+
+README.md in this folder has the commands, figures.md the figures and the ideas that were tried.
+"""

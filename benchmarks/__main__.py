@@ -1,7 +1,7 @@
-"""The one entry point of the benchmarks: `python -m benchmarks <command>`; `--help` after each.
+"""Entry point of the benchmarks: `python -m benchmarks <command>`; each command has `--help`.
 
-Results go to build/bench/results.json, which `run` and `all` begin anew and the others add to; the report is made from
-it again after each command.
+Results go to build/bench/results.json. `run` and `all` start a new file; the other commands add to the file. Each
+command then writes the report again.
 """
 
 import argparse

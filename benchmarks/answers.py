@@ -1,4 +1,4 @@
-"""Are the answers right? Each workload on bounded events, ours and Flink's, beside a batch of Spark SQL."""
+"""Comparison of answers: each workload on bounded events, ours and Flink's, with a batch of Spark SQL."""
 
 import contextlib
 import operator
@@ -22,7 +22,7 @@ Rows = list[tuple[Any, ...]]
 
 @contextlib.contextmanager
 def spark_session() -> Iterator[Any]:
-    """Local, of two cores, in UTC."""
+    """A local Spark session: two cores, UTC."""
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -38,13 +38,13 @@ def spark_session() -> Iterator[Any]:
 
 
 def answers(known: Workload, folder: Path, spark: Any, parallelism: int = 2) -> tuple[Rows, Rows]:
-    """(Spark's, ours) of the events in the Parquet files of `folder`, in one order."""
+    """(Spark's answer, ours) for the events in the Parquet files of `folder`, in the same order."""
     expected, columns = expected_rows(known, folder, spark)
     return comparable(known, expected, columns), comparable(known, our_rows(known, folder, parallelism), columns)
 
 
 def expected_rows(known: Workload, folder: Path, spark: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """Spark's, and the columns to compare."""
+    """Spark's rows, and the columns to compare."""
     spark.read.parquet(str(folder)).selectExpr("*", "timestamp_millis(at) AS ts").createOrReplaceTempView("events")
     result = spark.sql(known.sql)
     columns = list(known.answer) or [column for column in result.columns if not (known.group and column == "emitted")]
@@ -52,7 +52,7 @@ def expected_rows(known: Workload, folder: Path, spark: Any) -> tuple[list[dict[
 
 
 def comparable(known: Workload, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Rows:
-    """The rows, in an order that is the same for both; of a running result the last row of each group."""
+    """The rows in a fixed order; of a running result only the last row of each group."""
     if known.summed:
         sums: dict[tuple[Any, ...], Any] = {}
         for row in rows:
@@ -65,7 +65,7 @@ def comparable(known: Workload, rows: Sequence[dict[str, Any]], columns: Sequenc
 
 
 def at_most(rows: Rows, answer: Rows) -> bool:
-    """No group (all columns but the last) that the answer has not, and no sum (the last column) above the answer's."""
+    """Whether each group (all columns but the last) is in the answer, with at most its sum (last column)."""
     sums = {tuple(group): total for *group, total in answer}
     return bool(rows) and all(total <= sums.get(tuple(group), -1) for *group, total in rows)
 
@@ -79,7 +79,7 @@ def our_rows(known: Workload, folder: Path, parallelism: int) -> list[dict[str, 
 
 
 def compare(names: Sequence[str], parent: Path, rows: int, parallelism: int, engines: Sequence[str] = ("ours",)) -> int:
-    """Prints a line per workload and engine ("ours", "flink"). Returns how many answers differ."""
+    """Prints a line per workload and engine ("ours", "flink"); returns how many answers differ."""
     wrong = 0
     with spark_session() as spark:
         for name in names:
@@ -91,7 +91,7 @@ def compare(names: Sequence[str], parent: Path, rows: int, parallelism: int, eng
 def compared(
     name: str, spark: Any, parent: Path, rows: int, parallelism: int, engines: Sequence[str]
 ) -> Iterator[Answer]:
-    """Each engine's answer beside Spark's, over the first `rows` events; says it, too."""
+    """Compares each engine's answer with Spark's, over the first `rows` events, and prints each result."""
     spec = RunSpec(workload=name, engine="ours", measure="throughput", source="parquet", sink="discard", rows=rows)
     spec = with_input(spec, parent, file_rows(spec))
     known = workload(name)

@@ -1,9 +1,9 @@
-"""Checkpoints before a sink that takes rows much slower than they come: aligned, unaligned, unaligned after a while.
+"""Checkpoints before a slow sink: aligned, unaligned, unaligned after a while.
 
     python -m benchmarks.backpressure --rate 50000 --taken 5000 --seconds 30
 
-A keyed count on two slots feeds a sink that blocks for a moment per row, so that every queue before it is full. Printed
-per mode: how long checkpoints took from trigger to decision, and how many bytes of rows in flight went with them.
+A keyed count on two slots feeds a sink that blocks briefly for each row, so all queues before the sink are full. The
+program prints per mode the time of checkpoints from trigger to decision, and the bytes of in-flight rows in them.
 """
 
 import argparse
@@ -28,7 +28,7 @@ MODES: dict[str, RunOptions] = {
 
 
 class SlowSink(MeasuringSink):
-    """Takes `per_s` rows a second, in each of its subtasks."""
+    """A sink that takes `per_s` rows per second in each subtask."""
 
     def __init__(self, folder: str, per_s: float) -> None:
         super().__init__(folder)

@@ -1,11 +1,11 @@
-"""What this machine does at most: the keyed workloads as one batch, by DuckDB, Polars and pyarrow, over the same files.
+"""The limit of this machine: the keyed workloads as one batch by DuckDB, Polars and pyarrow, same files.
 
     python -m benchmarks.batch_limit --keys 10000 1000000
 
-A batch aggregation has no state that survives, no checkpoints and no order to keep, and gives one row per group: our
-`run --measure throughput` over the same files cannot be faster, and what lies between them is what streaming costs.
-Each run is a process of its own; engines take turns. Seconds go from the first byte read until the answer is in
-memory, without imports; processor time is that of the process in those seconds. The engines' answers are compared.
+A batch aggregation keeps no state after the run, takes no checkpoints, keeps no order, and returns one row per group.
+So `run --measure throughput` of this runtime over the same files cannot be faster; the difference is the cost of
+streaming. Each run is a separate process; engines take turns. Seconds count from the first byte read until the answer
+is in memory, without imports; processor time is the process's in these seconds. The engines' answers are compared.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _WINDOW_MS = 10_000
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One aggregation. `answer`: groups, rows in all of them, and the sum of the values."""
+    """One aggregation. `answer`: the number of groups, their rows, and the sum of the values."""
 
     seconds: float
     cpu_s: float
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compared(workload: str, keys: int, chosen: argparse.Namespace) -> None:
-    """A line per engine; ends the program when they differ in their answers."""
+    """Prints a line per engine; ends the program if the engines' answers differ."""
     spec = RunSpec(
         engine="ours", workload=workload, measure="throughput", source="parquet", sink="discard", rows=chosen.rows,
         keys=keys, parallelism=chosen.threads,
@@ -81,7 +81,7 @@ def _compared(workload: str, keys: int, chosen: argparse.Namespace) -> None:
 
 
 def _in_a_process(engine: str, workload: str, folder: str, threads: int) -> Run:
-    """With the number of threads set before any library is imported: Polars reads it only then."""
+    """Sets the number of threads before a library is imported, because Polars reads the number only then."""
     command = [sys.executable, "-m", "benchmarks.batch_limit", "--threads", str(threads)]
     told = subprocess.run(
         [*command, "--one", engine, workload, folder],

@@ -1,7 +1,7 @@
-"""The Kafka broker that engines read from and write to: the examples' real one, with more memory.
+"""The Kafka broker for the engines: the examples' real broker with more memory.
 
-Its JVM has the quick compiler only: the other one is at work for minutes, on the cores that are measured. It has had
-some thousand requests before anybody is measured: who comes first would meet a broker that is still being loaded.
+The JVM has only the quick compiler; the other compiler works for minutes on the measured cores. Some thousand requests
+warm the broker up, so that the first engine does not meet a broker that still loads.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def broker() -> Iterator[LoadedKafka]:
 
 
 def _warm_up(server: LoadedKafka) -> None:
-    """Transactions and their reading, one after the other."""
+    """Sends transactions and reads them, in sequence."""
     from confluent_kafka import Consumer, Producer
 
     topic = "warm-up"

@@ -1,5 +1,7 @@
-"""What checkpoints cost this runtime: throughput lost (by interval, keys and parallelism), and bytes, requests, phases
-and latency against the size of the state and how much of it changes.
+"""Cost of this runtime's checkpoints.
+
+Measured are lost throughput (by interval, keys and parallelism), and bytes, requests, phases and latency by size of
+state and rate of change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,8 +19,10 @@ NEVER_MS = 86_400_000
 def throughput_specs(
     intervals_ms: Sequence[int], keys: Sequence[int], parallelisms: Sequence[int], rows: int, rounds: int, folder: str
 ) -> Iterator[RunSpec]:
-    """Interval 0: no checkpoint but the last. Intervals take turns, so that each has a neighbour without, and every
-    other round begins at the other end: what runs second finds another machine than what runs first."""
+    """Runs for the cost by interval; interval 0: only the last checkpoint.
+
+    Intervals take turns, so each interval has a neighbour without checkpoints. Every other round has the reverse order,
+    because the machine differs between earlier and later runs."""
     for number in range(rounds):
         for size in keys:
             for parallelism in parallelisms:
@@ -47,7 +51,7 @@ def size_specs(
     rounds: int,
     folder: str,
 ) -> Iterator[RunSpec]:
-    """`shares` of the keys change per second."""
+    """Runs for the cost by size; `shares` of the keys change per second."""
     for number in range(rounds):
         for storage in storages:
             for size in keys:
@@ -70,7 +74,7 @@ def size_specs(
 
 
 def cost(spec: RunSpec, inputs: Path, progress: Progress) -> CheckpointCost | None:
-    """None when the run failed or was too short to tell; the bar says why."""
+    """None if the run failed or was too short for a figure; the progress bar shows the reason."""
     result = throughput_of_all(spec, inputs)
     if result.rows_per_s_steady is None:
         progress.note(f"failed: {spec.name}: {result.error or 'too few rows'}")
@@ -108,5 +112,5 @@ def size(spec: RunSpec) -> CheckpointSize:
 
 
 def changed_bytes(keys: int, rows: float) -> float:
-    """Bytes of the keys that so many rows change: drawn at random, so some get two."""
+    """Bytes of the keys that `rows` rows change. Keys are drawn at random, so some keys get two rows."""
     return float(WIDE_BYTES * keys * (1 - (1 - 1 / keys) ** rows))

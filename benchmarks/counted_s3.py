@@ -1,4 +1,4 @@
-"""An S3 endpoint that counts requests, so that a checkpoint's cost in requests is what the store saw:
+"""An S3 endpoint that counts requests, so that a checkpoint's requests are known from the store:
 
 python -m benchmarks.counted_s3 9000
 """
@@ -21,7 +21,7 @@ _CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "A
 
 
 class Counting(OneAtATime):
-    """Requests by method; a GET of `/-/requests` tells them and is not counted."""
+    """Counts requests by method. A GET of `/-/requests` returns the counts and is not counted."""
 
     def __init__(self) -> None:
         super().__init__(moto_application())
@@ -49,18 +49,18 @@ class CountedS3(S3Server):
 
     @property
     def for_clients(self) -> dict[str, str]:
-        """Environment of who uses it."""
+        """Environment for clients of the endpoint."""
         return {**_CREDENTIALS, "AWS_ENDPOINT_URL": self.endpoint}
 
     def requests(self) -> int:
-        """So far, of all kinds."""
+        """Requests of all kinds until now."""
         with urllib.request.urlopen(f"{self.endpoint}{_COUNTS}", timeout=5) as answer:
             return sum(json.load(answer).values())
 
 
 @contextlib.contextmanager
 def counted_s3() -> Iterator[CountedS3]:
-    """Running, with the bucket of `url`."""
+    """A running endpoint with the bucket of `url`."""
     import boto3
 
     server = CountedS3()

@@ -1,12 +1,11 @@
-"""How much memory `deduplicate` takes for very many ids, its Bloom filters included, and what an id costs it.
+"""Memory of `deduplicate` for very many ids, with the Bloom filters, and the cost of an id.
 
     python -m benchmarks.deduplicated [--ids 10000000] [--memory-mb 256] [--folder DIR]
 
-One subtask on RocksDB, which has two thirds of the memory; filters and cached entries have the third. All ids (text of
-16 letters) come once, with a checkpoint every million, then a tenth of them again. The last checkpoint is restored in
-a process of its own, which fills the filters anew, and a hundredth of the ids come once more. Memory is the most that a
-process had; what it had before it opened the state, the batches of ids included, is told beside it. Times are of the
-processor.
+One subtask runs on RocksDB, which has two thirds of the memory; filters and cached entries have the rest. All ids (text
+of 16 letters) come once, with a checkpoint every million; then a tenth of the ids comes again. A separate process
+restores the last checkpoint and fills the filters again; a hundredth of the ids comes once more. Memory is the peak of
+a process; the memory before state is opened, with the batches of ids, is printed too. Times are processor time.
 """
 
 import argparse
@@ -32,9 +31,9 @@ from benchmarks.surroundings import Surroundings
 from benchmarks.timers import opened, rss_mb
 
 _NAME = "ids"
-_ROWS = 10_000  # of a batch
+_ROWS = 10_000  # per batch
 _EVERY = 1_000_000  # ids between two checkpoints
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # ids are as good as random
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # makes ids practically random
 
 
 class _Run:

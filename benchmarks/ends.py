@@ -1,12 +1,12 @@
-"""Throughput and visible latency of each target at short checkpoints, against real servers on this machine; and the
-throughput of Kinesis, a source.
+"""Throughput and visible latency of each target at short checkpoints; throughput of the source Kinesis.
 
     python -m benchmarks ends [END …] [--rows 1000000] [--rate 2000] [--seconds 15]
 
-Per target two jobs on Spark, parallelism 2, a checkpoint every 500 ms to a local folder: one that writes rows (three
-columns) as fast as it can, from the moment all slots run until all rows are visible; one at an even pace, whose visible
-latency is per row, from its intended emission to the moment the commit of its checkpoint was confirmed. `kinesis` is
-read, not written: records that are there, into a folder, as fast as it can.
+Targets are real servers on this machine. Two jobs run per target, on Spark with parallelism 2 and a checkpoint every
+500 ms to a local folder. The first job writes rows (three columns) at full speed; its time counts from the moment all
+slots run until all rows are visible. The second job writes at an even pace; visible latency is per row, from the
+intended emission until the commit of the row's checkpoint is confirmed. `kinesis` is read, not written: existing
+records go to a folder at full speed.
 """
 
 import argparse
@@ -53,7 +53,7 @@ from examples.servers import (
 FOLDER = Path("build/bench/ends")
 INTERVAL_S = 0.5
 
-_KINESIS_ROWS = 50_000  # what moto's server takes in some seconds
+_KINESIS_ROWS = 50_000  # moto's server takes this many in some seconds
 
 Target: TypeAlias = TwoPhaseCommitSink | Callable[[Any, BatchCheckpoint], None]  # a function: for `for_each_batch`
 NewTarget: TypeAlias = Callable[[], Target]
@@ -142,7 +142,7 @@ def iceberg_sqlite() -> Iterator[NewTarget]:
 
 
 def sparks_parquet() -> Target:
-    """Spark's own writer, which appends each batch; it keeps no number."""
+    """Spark's own writer, which appends each batch and keeps no batch number."""
     url = folder(str(time.monotonic_ns()))
 
     def write(rows: Any, checkpoint: BatchCheckpoint) -> None:
@@ -195,8 +195,8 @@ def flow_into(target: Target, rate: float, rows: int) -> Dataflow:
 
 @contextlib.contextmanager
 def flow_from_kinesis(rows: int) -> Iterator[Dataflow]:
-    """Of a stream of two shards, on moto's server, with as many records of 100 bytes."""
-    with s3_server() as server:  # which serves it beside S3
+    """Flow from a stream of two shards on moto's server, with `rows` records of 100 bytes."""
+    with s3_server() as server:  # also serves Kinesis
         import boto3
 
         client, stream = boto3.client("kinesis", endpoint_url=server.endpoint, region_name="us-east-1"), "rows"
@@ -212,7 +212,7 @@ def flow_from_kinesis(rows: int) -> Iterator[Dataflow]:
 
 
 def measured(spark: SparkSession, flow: Dataflow) -> tuple[float, JobStatus]:
-    """Records per second until all are visible, and the job's last status."""
+    """(Records per second until all are visible, the job's last status)."""
     checkpoints = str((FOLDER / "checkpoints" / flow.name).resolve())
     with flow.start(spark=spark, parallelism=2, checkpoints=checkpoints, checkpoint_interval=INTERVAL_S) as handle:
         while handle.status().phase not in ("running", "finished"):
@@ -232,7 +232,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_all(chosen: argparse.Namespace) -> None:
-    """Prints a table, a line per target as it is done."""
+    """Prints a table, with a line per finished target."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     print(describe())

@@ -1,4 +1,4 @@
-"""The one generator of keyed events: row i is the same in every engine, source and process, whoever makes it.
+"""The only generator of keyed events: row i is the same in all engines, sources and processes.
 
 Columns: `key` (uniform in 0 … keys-1), `value` (uniform in 0 … 999), `at` (event time, ms) and `emitted` (intended
 emission, ns), all int64. Key and value are splitmix64 of the row's number; the Java sources do the same arithmetic.
@@ -29,7 +29,7 @@ def mixed(numbers: Ints) -> npt.NDArray[np.uint64]:
 
 
 def columns(numbers: Ints, emitted_ns: Ints, keys: int) -> list[Ints]:
-    """Rows `numbers`, due at `emitted_ns`, column by column."""
+    """Rows `numbers`, due at `emitted_ns`, as columns."""
     random = mixed(numbers)
     key = ((random >> np.uint64(20)) % np.uint64(keys)).astype(np.int64)
     value = (random % np.uint64(VALUES)).astype(np.int64)
@@ -37,19 +37,19 @@ def columns(numbers: Ints, emitted_ns: Ints, keys: int) -> list[Ints]:
 
 
 def events(numbers: Ints, emitted_ns: Ints, keys: int) -> pa.RecordBatch:
-    """The same as Arrow."""
+    """Rows `numbers`, due at `emitted_ns`, in Arrow."""
     arrays = [pa.array(column) for column in columns(numbers, emitted_ns, keys)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def bounded(begin: int, end: int, keys: int, pace: int) -> pa.RecordBatch:
-    """Rows `begin` … `end` - 1 of a bounded input, with `pace` of them per second of event time."""
+    """Rows `begin` … `end` - 1 of a bounded input, `pace` rows per second of event time."""
     numbers = np.arange(begin, end)
     return events(numbers, _BEGIN_NS + numbers * (10**9 // pace), keys)
 
 
 def write_parquet(path: Path, rows: pa.RecordBatch) -> None:
-    """Under another name first: a file that is there is whole."""
+    """Writes under a temporary name first, so that an existing file is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     pq.write_table(pa.Table.from_batches([rows]), part, compression="snappy")

@@ -1,11 +1,11 @@
-"""What a row costs when far more windows are open than fit in memory: the operator alone, in one core, with RocksDB.
+"""Cost of a row if far more windows are open than fit in memory: the operator alone, one core, RocksDB.
 
     python -m benchmarks.evicted --pairs 10000000
 
-`--pairs` pairs of a key and a window are begun, in an order that is as good as random; then `--again` rows come for
-open pairs at random, each of which has to be read back and written; then all windows are over at once. A snapshot is
-taken every `--snapshot-every` rows. Rates are by the CPU time of this process, RocksDB's threads included, and then by
-the clock; the longest call is by the CPU time of its thread. Memory is this process's.
+First `--pairs` pairs of key and window begin, in a practically random order. Then `--again` rows come for random open
+pairs; each pair is read back and written. Then all windows end at the same time. A snapshot is taken every
+`--snapshot-every` rows. Rates are by this process's CPU time (with RocksDB's threads) and by the clock; the longest
+call is by CPU time of the calling thread. Memory is that of this process.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from benchmarks.surroundings import Surroundings
 _WINDOWS = 4
 _SIZE_MS = 10_000
 _SCHEMA = pa.schema([("key", pa.int64()), ("at", pa.int64()), ("price", pa.int64())])
-_ODD = 0x9E3779B1  # the order of pairs: multiples of it, modulo their number
+_ODD = 0x9E3779B1  # order of pairs: multiples of this number, modulo the number of pairs
 
 
 class _Spent:
-    """CPU seconds of the process, and seconds by the clock, since it was made."""
+    """CPU seconds of the process, and seconds by the clock, since its creation."""
 
     def __init__(self) -> None:
         self._cpu_s, self._s = time.process_time(), time.perf_counter()
@@ -62,11 +62,11 @@ class Run:
         self._since = 0
 
     def feed(self, numbers: np.ndarray) -> None:
-        """A row for each of these pairs."""
+        """Feeds a row for each of these pairs."""
         at = numbers % _WINDOWS * _SIZE_MS + numbers % _SIZE_MS
         columns = [pa.array(numbers // _WINDOWS), pa.array(at), pa.array(numbers % 1_000)]
         left: Batch | None = Batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA), 0)
-        while left is not None:  # as a subtask does, between other work
+        while left is not None:  # as a subtask does between other work
             began = time.thread_time()
             self.operator.process(left, self._emit)
             left = self.operator.take_rest()
@@ -77,7 +77,7 @@ class Run:
             self.snapshot()
 
     def begin_all(self, told_rows: int) -> None:
-        """Tells the rate of each part of so many."""
+        """Prints the rate after every `told_rows` rows."""
         told, spent = 0, _Spent()
         for first in range(0, self._pairs, self._batch_rows):
             end = min(first + self._batch_rows, self._pairs)

@@ -1,13 +1,13 @@
-"""Feeds a topic with the events, each at its intended time, from a process of its own:
+"""Feeds a topic with the events, each at its intended time, from a separate process:
 
     python -m benchmarks.feeder <bootstrap> <topic> <partitions> <rate> <keys>
 
-Event i goes to partition i mod partitions and carries its intended emission time; when the feeder or the broker falls
-behind, events come late and say so. Stops when standard input ends; says by how many ms its events were late when it
-handed them to the client (99th percentile over its turns).
+Event i goes to partition i mod partitions and carries its intended emission time; if the feeder or the broker falls
+behind, events are late and the figures show it. The feeder stops when standard input ends, and prints how many ms late
+it handed events to the client (99th percentile over its turns).
 
-What it takes of the cores is missing to those that are measured, so messages are made some hundreds at a time, before
-they are due, and a turn hands the client a list for each partition.
+The measured processes lose the processor time of the feeder. So messages are made some hundreds at a time before they
+are due, and a turn hands the client a list per partition.
 """
 
 import sys
@@ -20,11 +20,11 @@ from benchmarks import events
 
 _TURN_S = 0.001
 _MOST = 20_000  # events per turn
-_MADE_AHEAD_S = 0.04  # of events; a few turns' messages cost as much to make as one's
+_MADE_AHEAD_S = 0.04  # of events; messages of several turns cost as much to make as of a single turn
 _TIMEOUT_S = 30
 _CONFIG = {
-    "linger.ms": 1,  # a request per event would be most of what the broker does
-    "max.in.flight": 5,  # what a slow broker has not answered must not be thousands of requests of one event each
+    "linger.ms": 1,  # a request per event would be most of the broker's work
+    "max.in.flight": 5,  # a slow broker must not get thousands of requests of one event each
     "acks": "1",
     "queue.buffering.max.messages": 2_000_000,
     "queue.buffering.max.kbytes": 1 << 20,
@@ -44,7 +44,7 @@ def main() -> int:
 
     threading.Thread(target=listen, daemon=True).start()
     producer = Producer({"bootstrap.servers": bootstrap, **_CONFIG})
-    producer.list_topics(topic, timeout=_TIMEOUT_S)  # the schedule begins when the broker is reached
+    producer.list_topics(topic, timeout=_TIMEOUT_S)  # starts the schedule only when the broker is reached
     began_ns, row = time.time_ns(), 0
     made: list[dict[str, bytes]] = []  # messages of the rows from `first_made` on
     first_made = 0

@@ -1,10 +1,10 @@
-"""What it takes to tell of very many windows that one watermark makes due, and how long a barrier may wait for a slice.
+"""Cost of very many windows that one watermark makes due, and the longest wait of a barrier for a slice.
 
     python -m benchmarks.firing tumbling --windows 1000000
 
-The operator alone, with RocksDB: rows of as many keys, one each, then event time goes to its end as a subtask does it,
-slice by slice. Between two slices a barrier is taken. Times are CPU times of this thread; Python's collector leaves out
-what was imported, as in a slot.
+The operator alone, with RocksDB: one row for each of as many keys; then event time goes to the end, slice by slice as
+in a subtask. A barrier is taken between two slices. Times are CPU times of this thread; Python's collector ignores
+imported objects, as in a slot.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Flink's answer to a workload over Parquet files: its changes, added up. A row that was taken back is none.
+"""Flink's answer to a workload over Parquet files: the sum of its changes, without retracted rows.
 
-Flink writes a line of JSON per change (`java/flink/AnswerSink.java`), in as many files as it has subtasks. The changes
-of a row may be in several of them, in any order; what counts is how many of each row remain.
+Flink writes a line of JSON per change (`java/flink/AnswerSink.java`), in as many files as there are subtasks. Changes
+of a row can be in several files and in any order; the answer has each row as often as it remains.
 """
 
 import itertools
@@ -18,11 +18,11 @@ from benchmarks.workloads import Workload
 
 
 class AnswerFailed(RuntimeError):
-    """Flink did not come to an end, or its changes do not add up. The message has its last words."""
+    """Flink did not finish, or its changes do not add up. The message has Flink's last log lines."""
 
 
 def flink_rows(known: Workload, spec: RunSpec) -> list[dict[str, Any]]:
-    """`spec`: of Flink with its input; its folder is emptied. Raises `AnswerFailed`."""
+    """`spec`: a spec of Flink with its input; its folder is emptied. Raises `AnswerFailed`."""
     result = run(spec, None)
     if result.error is not None:
         raise AnswerFailed(f"{known.name} in Flink: {result.error}")
@@ -40,8 +40,9 @@ def _changes(file: Path) -> Iterator[list[Any]]:
 
 
 def remaining(changes: Iterable[list[Any]]) -> Iterable[tuple[Any, ...]]:
-    """Of changes (+1 or -1, then the fields) the rows that are left, each as often as it is. Raises `AnswerFailed`
-    where a row was taken back that never came."""
+    """Rows that remain of changes (+1 or -1, then the fields), each as often as it remains.
+
+    Raises `AnswerFailed` if a retracted row never came."""
     counts: Counter[tuple[Any, ...]] = Counter()
     for sign, *row in changes:
         counts[tuple(row)] += sign
@@ -52,8 +53,9 @@ def remaining(changes: Iterable[list[Any]]) -> Iterable[tuple[Any, ...]]:
 
 
 def newest(changes: Iterable[list[Any]], key: Sequence[int]) -> Iterable[tuple[Any, ...]]:
-    """The last row of each key (indices of its fields), of a result that replaces rows without taking them back. All
-    changes of a key are in one file."""
+    """The last row of each key (indices of its fields), of a result that replaces rows without retractions.
+
+    All changes of a key are in one file."""
     rows: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for sign, *row in changes:
         of = tuple(row[index] for index in key)
@@ -65,7 +67,7 @@ def newest(changes: Iterable[list[Any]], key: Sequence[int]) -> Iterable[tuple[A
 
 
 def as_lists(rows: Sequence[Mapping[str, Any]], group: Sequence[str], ours: str, flink: str) -> list[dict[str, Any]]:
-    """A row per `group`, with the values of the column `flink` in a list `ours`, the greatest first."""
+    """A row per `group`; the list `ours` has the values of the column `flink`, the greatest first."""
     lists: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
     for row in rows:
         lists[tuple(row[name] for name in group)].append(row[flink])

@@ -1,6 +1,6 @@
-"""`python -m benchmarks flink-setup`: a side environment with apache-flink, the jars and classes that its runs need.
+"""`python -m benchmarks flink-setup`: a side environment with apache-flink, and the jars and classes.
 
-Nothing of it goes into the project's own environment. It is kept in the user's cache (about 1 GB), for all clones.
+The project's environment does not change. The side environment is in the user's cache (about 1 GB), for all clones.
 """
 
 import subprocess
@@ -11,7 +11,7 @@ from examples.servers.base import ServerError
 
 
 def set_up() -> str:
-    """Returns what is there now. Raises `ServerError` with the remedy."""
+    """Returns the parts that exist now. Raises `ServerError` with the remedy."""
     home = flink_home()
     done = home.parent / "_DONE"
     if not done.exists():
@@ -38,7 +38,7 @@ def set_up() -> str:
 
 
 def missing() -> str | None:
-    """Why Flink cannot run here; None when it can."""
+    """Why Flink cannot run here; None if it can."""
     try:
         flink_jars()
         classes("flink")

@@ -1,10 +1,10 @@
-"""Rows per second of a vectorised keyed function (`process_groups`): the operator alone, in one core, with RocksDB.
+"""Rows per second of a vectorised keyed function (`process_groups`): one operator, one core, RocksDB.
 
     python -m benchmarks.groups [--rows 4000000] [--keys 10000] [--batch-rows 8192]
 
-Two examples, each with state in columns: the last value of each key, with what it was before in each batch; and keys
-whose value has risen above a threshold, told once per crossing. A checkpoint follows every million rows and is in the
-figures. Rates are by the CPU time of this process, RocksDB's threads included, and by the clock.
+Two examples with state in columns: the last value of each key with the previous value, per batch; and keys whose value
+rose above a threshold, once per crossing. A checkpoint follows every million rows and is in the figures. Rates are by
+the CPU time of this process, with RocksDB's threads, and by the clock.
 """
 
 import argparse
@@ -30,14 +30,14 @@ _LIMIT = 90.0
 
 
 def last_value(keys: BatchKeys, batch: pa.RecordBatch, state: dict[str, Any]) -> dict[str, Any]:
-    """A row for each key of the batch: what it was before, and what it is now."""
+    """A row for each key of the batch: the previous value and the current value."""
     before = state["last"].copy()
     state["last"][:] = batch.column("v").to_numpy()[keys.last_rows]
     return {"k": keys.rows.column("k"), "before": before, "v": state["last"]}
 
 
 def threshold(keys: BatchKeys, batch: pa.RecordBatch, state: dict[str, Any]) -> dict[str, Any]:
-    """A row for each key that is above the limit at the end of the batch, and was not before."""
+    """A row for each key above the limit at the end of the batch that was not above it before."""
     last = batch.column("v").to_numpy()[keys.last_rows]
     above = last > _LIMIT
     crossed = above & (state["above"] == 0)

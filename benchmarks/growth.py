@@ -1,8 +1,7 @@
-"""Which runs `growth` takes: the keyed count with one of rate, keys and parallelism growing, the other two as they are.
-Pure.
+"""The runs of `growth`: the keyed count with growing rate, keys or parallelism. Pure.
 
-Engines take turns: within a round every engine does a cell before the next one begins, and each round begins with
-another engine. A cell that is on several curves is measured once.
+Only one of the three grows at a time. Engines take turns: within a round all engines do a cell before the next cell
+begins, and each round begins with a different engine. A cell on several curves is measured once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,9 +13,10 @@ from benchmarks.spec import RunSpec
 
 @dataclass(frozen=True)
 class GrowthSizes:
-    """The values of each curve, and what the other two are meanwhile (`at_…`). The defaults are nine cells of 40 s per
-    engine and round. State has at most as many keys as there were rows: at 50,000 rows per second for 19 s 60 % of a
-    million."""
+    """Values of each curve, and of the two that do not grow (`at_…`).
+
+    The defaults are nine cells of 40 s per engine and round. State has at most as many keys as rows came: at 50,000
+    rows per second for 19 s this is 60 % of a million."""
 
     rates: Sequence[float] = (1_000, 10_000, 50_000, 100_000)
     keys: Sequence[int] = (1_000, 10_000, 100_000, 1_000_000)

@@ -1,12 +1,12 @@
-"""What a job costs that has nothing to do: processor time of each process and thread, and how often each is woken.
+"""Cost of an idle job: processor time and wake-ups of each process and thread.
 
     python -m benchmarks.idle                     a source that knows that nothing is due
-    python -m benchmarks.idle --source folder     one that watches an empty folder
-    python -m benchmarks.idle --source kafka      one that reads an empty topic
+    python -m benchmarks.idle --source folder     a source that watches an empty folder
+    python -m benchmarks.idle --source kafka      a source that reads an empty topic
 
-The job keeps a count per key in RocksDB and takes a checkpoint every second. Figures are shares of one core, over
-`--seconds`, from /proc/<pid>/task/<tid>/schedstat and status (Linux): processor time does not depend on what else runs
-on the machine nearly as much as time does, so runs before and after a change can be compared in pairs.
+The job keeps a count per key in RocksDB and takes a checkpoint every second. Figures are shares of one core over
+`--seconds`, from /proc/<pid>/task/<tid>/schedstat and status (Linux). Other load on the machine changes processor time
+much less than wall-clock time, so runs before and after a change can be compared in pairs.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _SHOWN = 0.0004  # threads that use less of a core are not listed
 
 
 class NothingDue:
-    """One split per subtask; the next row is due in an hour, for ever."""
+    """One split per subtask; the next row is always due in an hour."""
 
     exactly_once = True
     schema = events.SCHEMA
@@ -59,10 +59,10 @@ class NothingDueReader:
         return b"{}"
 
     def seek(self, position: bytes) -> None:
-        """There is one position."""
+        """Does nothing: there is only one position."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Thread:
 
 
 def threads_of(pid: int) -> dict[int, Thread]:
-    """By thread id; empty for a process that has ended."""
+    """Threads by id; empty for an ended process."""
     found = {}
     with contextlib.suppress(OSError):
         for task in (_PROC / str(pid) / "task").iterdir():

@@ -1,8 +1,8 @@
-"""Parquet files of bounded runs: each file made once, used by all engines and rounds. A run reads the first so many of
-them, through a folder of links, so a smaller input is the beginning of a larger one.
+"""Parquet files of bounded runs: each file is made once, for all engines and rounds.
 
-Flink hands files out in no order, and a window drops the rows of an early file that is read late. So Flink has the
-same rows, row group by row group, in as many files as it has subtasks, each in order of time and read by one of them.
+A run reads the first files through a folder of links, so a smaller input is the beginning of a larger input. Flink
+hands files out in no order, and a window drops the rows of an early file that is read late. So Flink gets the same
+rows, row group by row group, in as many files as subtasks; each file is in order of time and read by one subtask.
 """
 
 import tempfile
@@ -18,17 +18,17 @@ from benchmarks.workloads import ROWWISE, workload
 _LEAST_FILES = 8
 _MOST_ROWS = {"events": 1_000_000, "nexmark": 500_000}
 _ANY_ORDER = ("flink", "flink-sql", "pyflink")
-_ROWWISE_ROWS = 62_500  # of which PyFlink has a hundred thousand in a quarter of a minute
+_ROWWISE_ROWS = 62_500  # PyFlink has a hundred thousand of these in 15 seconds
 
 
 def file_rows(spec: RunSpec) -> int:
-    """Rows of each file where `spec.rows` are the most that are read."""
+    """Rows of each file if at most `spec.rows` are read."""
     most = _ROWWISE_ROWS if spec.workload in ROWWISE else _MOST_ROWS[workload(spec.workload).input]
     return max(1, min(most, spec.rows // _LEAST_FILES))
 
 
 def with_input(spec: RunSpec, parent: Path, rows_per_file: int) -> RunSpec:
-    """`spec` with the folder of its `rows`, rounded up to whole files; files that are not there yet are made."""
+    """`spec` with the folder of its `rows`, rounded up to whole files; missing files are made."""
     known = workload(spec.workload)
     is_nexmark = known.input == "nexmark"
     pace = known.pace(spec.keys)
@@ -50,8 +50,9 @@ def with_input(spec: RunSpec, parent: Path, rows_per_file: int) -> RunSpec:
 
 
 def in_order(folder: Path, files: int) -> Path:
-    """A folder with the rows of `folder` in so many files: its first file goes to the first, the second to the second
-    and so on in turn."""
+    """A folder with the rows of `folder` in `files` files.
+
+    The first file of `folder` goes to the first file, the second to the second, and so on in turn."""
     parts = sorted(folder.glob("*.parquet"))
     dealt = folder.with_name(f"{folder.name}-in-{files}")
     if not dealt.exists():

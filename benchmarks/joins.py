@@ -1,4 +1,4 @@
-"""What a row costs in a join of two streams, in one core: the operator alone, with RocksDB and a snapshot now and then.
+"""Cost of a row in a join of two streams in one core: the operator alone, with RocksDB and snapshots.
 
     python -m benchmarks.joins interval --keys 10000
 
@@ -7,8 +7,8 @@ match. `rows/s` counts rows of both sides; times are CPU times of this thread, s
 
     python -m benchmarks.joins interval --keys 1000000 --bytes 400
 
-Each row has a text of so many bytes besides. A join of five seconds holds about a row of each key and side; told is how
-much of them is in mapped files, and how much memory the process has that no file is behind.
+With `--bytes` each row also has a text of this size. A join of five seconds holds about a row of each key and side. The
+program prints the share of these rows in mapped files, and the memory of the process without mapped files.
 """
 
 import argparse
@@ -53,7 +53,7 @@ _JOINS: dict[str, Callable[[Side, Side], Operator]] = {
 
 @dataclass
 class Held:
-    """The most that there was, in bytes."""
+    """The peak of each figure, in bytes."""
 
     mapped: int = 0
     anonymous: int = 0
@@ -71,7 +71,7 @@ class Held:
 def run(
     operator: Operator, sides: tuple[Side, Side], keys: int, rows: int, batch_rows: int, text_bytes: int, held: Held
 ) -> tuple[float, int]:
-    """(CPU seconds, rows that came out) for `rows` rows of each side. The operator is open."""
+    """(CPU seconds, output rows) for `rows` rows of each side. The operator is open."""
     rng = np.random.default_rng(1)
     spent, out, snapshots = 0.0, [0], 0
 

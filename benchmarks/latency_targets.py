@@ -1,7 +1,7 @@
-"""Which runs `latency-targets` takes: the keyed count on this runtime with each `latency_target` at each rate. Pure.
+"""The runs of `latency-targets`: the keyed count with each `latency_target` at each rate. Pure.
 
-Targets take turns: within a round every target does a rate before the next rate begins, and each round begins with
-another target.
+Targets take turns: within a round all targets do a rate before the next rate begins, and each round begins with a
+different target.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from benchmarks.spec import RunSpec
 
 @dataclass(frozen=True)
 class TargetSizes:
-    """How much the table takes. The defaults are 45 runs of 40 s."""
+    """Size of the table's runs. The defaults are 45 runs of 40 s."""
 
     targets_ms: Sequence[float] = (0, 0.25, 1, 4, 10)
     rates: Sequence[float] = (1_000, 10_000, 100_000)

@@ -1,4 +1,4 @@
-"""Where and with what a figure was measured: kept with every result, so that it can be told from another machine's."""
+"""Where and with which versions a figure was measured; stored with each result."""
 
 import os
 import platform
@@ -33,7 +33,7 @@ def facts() -> dict[str, str]:
 
 
 def command() -> str:
-    """As it can be typed again in the repository's folder: each part of the benchmarks is a program of its own, too."""
+    """The command, for the repository's folder: each part of the benchmarks is also a program."""
     found = getattr(sys.modules["__main__"], "__spec__", None)  # None: a script
     program = [sys.argv[0]] if found is None else ["-m", found.name.removesuffix(".__main__")]
     return shlex.join(["python", *program, *sys.argv[1:]])

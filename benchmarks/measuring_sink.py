@@ -1,8 +1,8 @@
-"""A sink that measures instead of writing: for every row, how long after its *intended* emission it arrived.
+"""A sink that measures instead of writing: how long after its *intended* emission each row arrived.
 
-Rows are noted as two numbers in an array as they arrive, a few microseconds per batch; pre-commit writes the array of a
-checkpoint to one file. (Keeping the batches and working them off in pre-commit held the interpreter for milliseconds
-and was most of the tail it measured.) The first write of each generation is noted at once, for recovery times.
+Arriving rows are stored as two numbers in an array, in a few microseconds per batch; pre-commit writes the array of a
+checkpoint to one file. (Processing stored batches in pre-commit blocked the interpreter for milliseconds and caused
+most of the measured tail.) The first write of each generation is recorded at once, for recovery times.
 """
 
 import time
@@ -34,12 +34,14 @@ class _Rows:
 
 
 class MeasuringSink(TwoPhaseCommitSink):
-    """`folder` is on the machine of the slots. At least once: rows that are replayed are measured again."""
+    """A measuring sink, at least once: replayed rows are measured again.
+
+    `folder` is on the machine of the slots. With `keep_s` the loop writes the array at this interval, so that a kill
+    loses no more than that."""
 
     guarantee = "at_least_once"
 
     def __init__(self, folder: str, column: str = "intended_at", keep_s: float | None = None) -> None:
-        """With `keep_s` what was noted is written that often, on the loop: so that a kill loses no more of it."""
         self.folder = folder
         self.column = column
         self.keep_s = keep_s
@@ -87,10 +89,10 @@ class MeasuringSink(TwoPhaseCommitSink):
             del transaction.intended[:], transaction.arrived[:]
 
     def commit(self, committable: bytes) -> None:
-        """Never called: pre-commit hands nothing over."""
+        """Never called: pre-commit returns nothing."""
 
     def abort(self, committable: bytes) -> None:
-        """Nothing can be taken back."""
+        """Does nothing: no write can be undone."""
 
 
 def first_writes(folder: Path) -> dict[int, int]:

@@ -1,10 +1,10 @@
-"""Nexmark's auction house (Tucker et al., 2008) with the fields, ratios and sizes of today's benchmark: of 50 events
-one is a person, three are auctions, 46 are bids, with 200, 500 and 100 bytes on average, a bid's url and channel apart.
+"""Nexmark's auction house (Tucker et al., 2008) with the fields, ratios and sizes of today's benchmark.
 
-Event i is a function of i alone. All three kinds are rows of one stream with the columns of all; what a kind does not
-have is null, `extra` they all have. Half of the bids are for one auction of the last hundred, three quarters of the
-bidders and sellers one person of the last hundred; the others are spread over those in flight, some of which come
-later. Every engine reads the same Parquet files of it, so there is one generator.
+Of 50 events 1 is a person, 3 are auctions and 46 are bids, with 200, 500 and 100 bytes on average without a bid's url
+and channel. Event i is a function of i alone. All three kinds are rows of one stream with all columns; a column that a
+kind lacks is null, and `extra` is in all kinds. Half of the bids are for a single auction of the last hundred; three
+quarters of the bidders and sellers are a single person of the last hundred. The others are spread over those in flight,
+and some of them come later. All engines read the same Parquet files, so there is only one generator.
 """
 
 import numpy as np
@@ -18,8 +18,8 @@ PERSON, AUCTION, BID = 0, 1, 2
 PER_ROUND = 50
 AUCTIONS_PER_ROUND = 3
 IN_FLIGHT = 100  # auctions
-LONGEST_EVENTS = 2 * IN_FLIGHT * PER_ROUND // AUCTIONS_PER_ROUND  # within which an auction expires
-PACE = 10_000  # events per second of event time, unless told
+LONGEST_EVENTS = 2 * IN_FLIGHT * PER_ROUND // AUCTIONS_PER_ROUND  # an auction expires within these
+PACE = 10_000  # events per second of event time; default
 _ACTIVE_PEOPLE = 1_000
 _LEAD = 10  # people and auctions that are referred to before they come
 _FIRST_ID = 1_000
@@ -66,8 +66,9 @@ Bools = npt.NDArray[np.bool_]
 
 
 def events(numbers: Ints, emitted_ns: Ints, pace: int = PACE) -> pa.RecordBatch:
-    """Events `numbers`, that happen when they are due. `pace`: how many do per second of event time, which says how
-    long auctions last."""
+    """Events `numbers`, which happen when they are due.
+
+    `pace`, events per second of event time, determines how long auctions last."""
     rounds, place = numbers // PER_ROUND, numbers % PER_ROUND
     kind = np.select([place == 0, place <= AUCTIONS_PER_ROUND], [PERSON, AUCTION], BID)
     person, auction, bid = kind == PERSON, kind == AUCTION, kind == BID
@@ -96,13 +97,13 @@ def events(numbers: Ints, emitted_ns: Ints, pace: int = PACE) -> pa.RecordBatch:
 
 
 def bounded(begin: int, end: int, pace: int = PACE) -> pa.RecordBatch:
-    """Events `begin` … `end` - 1 of a bounded input, with `pace` of them per second of event time."""
+    """Events `begin` … `end` - 1 of a bounded input, `pace` events per second of event time."""
     numbers = np.arange(begin, end)
     return events(numbers, _BEGIN_NS + numbers * (10**9 // pace), pace)
 
 
 def _one_of_people(last: Ints, draw: Ints, hot: int) -> Ints:
-    """`hot`: which of the last hundred is chosen three times of four; sellers and bidders have others."""
+    """`hot`: which of the last hundred is chosen three times of four; sellers and bidders differ."""
     active = np.minimum(last + 1, _ACTIVE_PEOPLE)
     any_ = last + 1 - active + (draw >> 8) % (active + _LEAD)
     return np.where(draw % 4 > 0, last // _HOT * _HOT + hot, any_) + _FIRST_ID
@@ -139,7 +140,7 @@ def _texts(numbers: Ints, kind: Ints) -> dict[str, pa.Array]:
         "channel": channel,
         "url": url,
     }
-    fixed = np.array([8, 48, 32])[kind]  # what numbers take
+    fixed = np.array([8, 48, 32])[kind]  # bytes of the numbers
     counted = [name for name in texts if name not in ("channel", "url")]
     sizes = [pc.fill_null(pc.binary_length(texts[name]), 0).to_numpy(zero_copy_only=False) for name in counted]
     rest = fixed + np.sum(sizes, axis=0)
@@ -151,6 +152,6 @@ def _column(values: Ints, absent: Bools | None) -> pa.Array:
 
 
 def _named(names: tuple[str, ...], draw: Ints, present: Bools) -> pa.Array:
-    """One of `names` per row, null where it is absent."""
+    """An entry of `names` per row; null where not `present`."""
     indices = pa.array((draw % len(names)).astype(np.int32), mask=~present)
     return pa.DictionaryArray.from_arrays(indices, pa.array(names)).cast(pa.string())

@@ -1,5 +1,7 @@
-"""Nexmark beside Flink SQL in one command: each query's answers set against a batch of Spark SQL, then its rows per
-second and core-seconds, engines in turn, the same Parquet rows, exactly once, a checkpoint a second for both.
+"""Nexmark compared with Flink SQL in one command: answers, rows per second and core-seconds.
+
+Each query's answers are compared with a batch of Spark SQL. Then engines take turns with the same Parquet rows, exactly
+once, with a checkpoint per second.
 """
 
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from benchmarks.throughput import throughput
 
 @dataclass(frozen=True)
 class NexmarkSizes:
-    """How much is run; of the answers and of the rates, 0 leaves them out."""
+    """Size of the comparison; 0 leaves answers or rates out."""
 
     answers: int = 1_000_000  # events
     rows: int = 16_000_000  # at most
@@ -46,7 +48,7 @@ def _answers(store: Store, engines: Sequence[str], queries: Sequence[str], sizes
 
 
 def _rates(store: Store, engines: Sequence[str], queries: Sequence[str], sizes: NexmarkSizes, folder: Path) -> None:
-    """Every other round begins with the other engine."""
+    """Runs the throughput; every other round begins with the other engine."""
     with Progress(sizes.rounds * len(queries) * len(engines), "Nexmark") as progress:
         for number in range(sizes.rounds):
             for name in queries:

@@ -1,9 +1,9 @@
-"""Nexmark q0 to q22 as Flink SQL 2.3, over the same table `events`; in Spark's SQL they are in `nexmark_queries`.
+"""Nexmark q0 to q22 as Flink SQL 2.3 over the table `events`; Spark's SQL is in `nexmark_queries`.
 
-Statements are separated by ";", the last one is the query. They are Nexmark's own but for these. Averages are of
-DOUBLE: Flink's AVG of BIGINT drops the fraction. The published text of q6 (OVER with 10 PRECEDING) is refused, because
-OVER takes no retractions (FLINK-19059); a Top-N takes them, and has the same ten auctions. q13's side table is a
-function, cheaper than any join: Flink's file connector has no look-up. Pure.
+";" separates statements; the last statement is the query. They are Nexmark's own, with these exceptions. Averages are
+of DOUBLE, because Flink's AVG of BIGINT drops the fraction. Flink refuses the published text of q6 (OVER with 10
+PRECEDING), because OVER takes no retractions (FLINK-19059); a Top-N takes them and has the same ten auctions. q13's
+side table is a function, which is cheaper than any join, because Flink's file connector has no look-up. Pure.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _COLUMNS = {
 
 
 def _view(kind: int, more: str = "") -> str:
-    """Flink's window functions want a table by name."""
+    """A view of one kind, because Flink's window functions want a table by name."""
     name, columns = _NAMES[kind], _COLUMNS[kind] + more
     return f"CREATE TEMPORARY VIEW {name} AS SELECT {columns} FROM events WHERE kind = {kind}"
 

@@ -1,7 +1,7 @@
-"""Nexmark's queries in our language: joins, windows, aggregates and expressions, none with a function of its own state.
+"""Nexmark's queries in our DSL: joins, windows, aggregates and expressions, without own state functions.
 
-`events` has all three kinds of rows (`benchmarks.nexmark`). Each function gives the result's stream; what the same
-query is in SQL says `benchmarks.nexmark_queries`.
+`events` has all three kinds of rows (`benchmarks.nexmark`). Each function returns the result's stream;
+`benchmarks.nexmark_queries` has the same queries in SQL.
 """
 
 from datetime import timedelta
@@ -32,7 +32,7 @@ from barrier_runtime.api.dataflow import Stream
 SIDE_ROWS = 10_000  # of q13's table
 _EVER = timedelta(days=36_500)
 _ANY_TIME = (-_EVER, _EVER)
-_LONGEST = timedelta(seconds=10)  # more than any auction lasts, at 500 events per second or more
+_LONGEST = timedelta(seconds=10)  # more than an auction lasts at 500 events per second or more
 _WINDOW, _SLIDE, _INSTANT = timedelta(seconds=10), timedelta(seconds=2), timedelta(milliseconds=1)
 _AT = pa.timestamp("ms", "UTC")
 _NS_PER_MS = 1_000_000
@@ -40,7 +40,7 @@ _BID = ("auction", "bidder", "price", "channel", "url", "at", "extra", "emitted"
 
 
 def bids(events: Stream, *columns: str) -> Stream:
-    """`columns`: all, unless told."""
+    """The bids; `columns`: default all."""
     return events.filter("kind = 2").select(list(columns or _BID))
 
 
@@ -70,7 +70,7 @@ def q2(events: Stream) -> Stream:
 
 
 def q10(events: Stream) -> Stream:
-    """The rows of a log that is written to folders by day and minute."""
+    """Rows of a log that is written to folders by day and minute."""
     plain = {name: name for name in ("auction", "bidder", "price", "at", "extra", "emitted")}
     timed = bids(events, *plain).select({**plain, "ts": pc.field("at").cast(_AT)})
     parts = {"day": "date_format(ts, 'yyyy-MM-dd')", "minute": "date_format(ts, 'HH:mm')"}
@@ -112,7 +112,7 @@ def q22(events: Stream) -> Stream:
 
 
 def side_table() -> pa.Table:
-    """What q13 looks keys up in."""
+    """The table for the look-ups of q13."""
     keys = list(range(SIDE_ROWS))
     return pa.table({"key": keys, "value": [f"value-{key}" for key in keys]})
 
@@ -160,8 +160,9 @@ def q8(events: Stream) -> Stream:
 
 
 def _valid_bids(events: Stream, *columns: str) -> Stream:
-    """Each bid with the auction it was made in, while that was open. `columns`: of the auction; those of the bid that
-    both have end in `_bid`."""
+    """Each bid with its auction, if the auction was open.
+
+    `columns` are of the auction; columns of the bid that both have end in `_bid`."""
     auctions = events.filter("kind = 1").select(list(dict.fromkeys(("id", "at", "expires", *columns))))
     made = bids(events, "auction", "bidder", "price", "at", "extra", "emitted")
     joined = auctions.key_by("id").join(
@@ -171,7 +172,7 @@ def _valid_bids(events: Stream, *columns: str) -> Stream:
 
 
 def _closed(events: Stream, *columns: str) -> Stream:
-    """Each auction with its highest bid (`final`), when it has expired: a window of the moment at which it does."""
+    """Each auction with its highest bid (`final`) on expiry: a window of the moment of expiry."""
     closing = _valid_bids(events, *columns).key_by("id", *columns)
     windows = closing.window("closing", Tumbling(_INSTANT), event_time="expires")
     return windows.aggregate(final=max_("price"), emitted=max_("emitted"), closed=first("expires"))
@@ -197,7 +198,7 @@ class LastTen(RowAggregate):
         return sorted([*state, *later])[-10:]
 
     def result(self, state: list[tuple[int, int, int]]) -> float:
-        return sum(price for _, _, price in state) / max(1, len(state))  # of a new key the result is asked for, too
+        return sum(price for _, _, price in state) / max(1, len(state))  # a new key's result is asked for too
 
 
 def q6(events: Stream) -> Stream:
@@ -206,7 +207,9 @@ def q6(events: Stream) -> Stream:
 
 
 def q9(events: Stream) -> Stream:
-    """The winning bid: of the highest ones the earliest. A rank has a price of up to 10^8 and 20 s in ns."""
+    """The winning bid: the earliest of the highest bids.
+
+    A rank holds a price of up to 10^8 and 20 s in ns."""
     columns = AUCTION[1:]
     valid = _valid_bids(events, *columns)
     every = {name: name for name in ("id", *columns, "bidder", "price", "at_bid", "extra_bid", "emitted")}
@@ -225,7 +228,7 @@ def q9(events: Stream) -> Stream:
 
 
 def q5(events: Stream) -> Stream:
-    """The auctions with the most bids of a window: those whose count is the greatest of the window."""
+    """The auctions with the most bids of a window: their count is the window's maximum."""
     sliding = bids(events, "auction", "at").key_by("auction").window("hot", Sliding(_WINDOW, _SLIDE), event_time="at")
     counts = sliding.aggregate(n=count()).select(
         {"auction": "auction", "n": "n", "end_ms": _ms("window_end"), "last": _ms("window_end") - 1}
@@ -239,7 +242,7 @@ def q5(events: Stream) -> Stream:
 
 
 def q7(events: Stream) -> Stream:
-    """The highest bids of a window: those whose price is the greatest of the window, found per auction first."""
+    """The highest bids of a window: their price is the window's maximum, found per auction first."""
     end = (pc.divide(pc.field("at"), 10_000) + 1) * 10_000
     plain = {name: name for name in ("auction", "price", "bidder", "at", "extra")}
     made = bids(events, *plain).select({**plain, "end_ms": end})
@@ -263,7 +266,7 @@ def q11(events: Stream) -> Stream:
 
 
 def q12(events: Stream) -> Stream:
-    """How many bids in 10 s of the wall clock: the windows of a bidder begin with the first bid after the last one."""
+    """Bids in 10 s of the wall clock: a bidder's next window begins with the first bid after the last window."""
     early = Every(_WINDOW, clock="processing", accumulate=False)
     windows = bids(events, "bidder", "emitted").key_by("bidder").window("q12", Global(), early=early)
     return windows.aggregate(n=count(), emitted=max_("emitted"))
@@ -273,8 +276,9 @@ _RANKS = (("rank1", "price < 10000"), ("rank2", "price >= 10000 AND price < 1000
 
 
 def _ranked(events: Stream, *columns: str, who: tuple[str, ...] = ("bidder", "auction"), **computed: str) -> Stream:
-    """`columns` of the bids and what is computed of them (with the time `ts`), the day, and per rank of prices `who`
-    are of such a bid."""
+    """`columns` of the bids and the `computed` columns (with the time `ts`), the day, and `who` per price rank.
+
+    The columns per rank have the values of `who` only if the bid has that rank."""
     of_rank = {f"{rank}_{each}": f"CASE WHEN {where} THEN {each} END" for rank, where in _RANKS for each in who}
     plain = {name: name for name in ("auction", "bidder", "emitted", *columns)}
     made = bids(events, *dict.fromkeys((*plain, "price", "at")))

@@ -1,6 +1,6 @@
-"""Nexmark q0 to q22, each as SQL over one bounded or endless view; in our language they are in `nexmark_flows`.
+"""Nexmark q0 to q22, each as SQL over a bounded or endless view; `nexmark_flows` has them in our DSL.
 
-`answer` names the columns that are compared. Flink's texts are in `nexmark_flink`.
+`answer` names the columns to compare. Flink's texts are in `nexmark_flink`.
 """
 
 import dataclasses
@@ -217,7 +217,7 @@ _QUERIES = (
         ours=flows.q12,
         group=("bidder",),
         summed="n",
-        flink_ends=False,  # its last windows of the wall clock are still open when the input ends
+        flink_ends=False,  # its last wall-clock windows are still open when the input ends
         answer=("bidder", "n"),
     ),
     dataclasses.replace(_BATCH, name="q13", question="Nexmark q13, bounded side input", sql=_Q13, ours=flows.q13),

@@ -1,7 +1,7 @@
-"""The texts of Nexmark's events: letters that are a function of a number, made for many rows at once. Pure.
+"""Texts of Nexmark's events: letters as a function of a number, made for many rows at once. Pure.
 
-Letters come out of one fixed sequence: a text is a part of it, from a place that the row's number says, so that 100 MB
-of texts are one look-up. Of 13 characters of a short text one is a separator, as the benchmark has it.
+A text is a part of one fixed sequence, from a place that the row's number determines, so that 100 MB of texts are one
+look-up. On average 1 of 13 characters of a short text is a separator, as in the benchmark.
 """
 
 import functools
@@ -23,14 +23,14 @@ HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
 
 
 def drawn(numbers: Ints, salt: int) -> Ints:
-    """63 bits per number, another sequence for each salt (0 … 31)."""
+    """63 bits per number, a different sequence for each salt (0 … 31)."""
     bits: Ints = (mixed(numbers * 32 + salt) >> np.uint64(1)).astype(np.int64)
     return bits
 
 
 @functools.cache
 def _sequence(separator: str) -> npt.NDArray[np.uint8]:
-    """`separator`: a character; "" for letters alone."""
+    """`separator`: a character, or "" for letters alone."""
     draw = drawn(np.arange(2 * _LETTERS), 0)
     letters = (ord("a") + draw % 26).astype(np.uint8)
     if separator:
@@ -39,8 +39,9 @@ def _sequence(separator: str) -> npt.NDArray[np.uint8]:
 
 
 def exact(draw: Ints, lengths: Ints, present: Bools | None = None, separator: str = "") -> pa.Array:
-    """A text of `lengths` characters per row, its place told by `draw`; null where it is not `present`. Lengths are
-    less than 65,536; the texts together less than 2 GB."""
+    """A text of `lengths` characters per row; null where not `present`.
+
+    `draw` determines the text's place. Lengths are less than 65,536; all texts together less than 2 GB."""
     if present is not None:
         lengths = np.where(present, lengths, 0)
     ends = np.cumsum(lengths)
@@ -59,7 +60,7 @@ def short(draw: Ints, most: int, present: Bools | None = None, separator: str = 
 
 
 def extra(draw: Ints, rest: Ints, average: Ints) -> pa.Array:
-    """What an event of `rest` bytes lacks to its `average`, by 20 % more or less; empty where it lacks nothing."""
+    """Padding of an event of `rest` bytes to `average`, ±20 %; empty if nothing is missing."""
     lacks = np.maximum(0, average - rest)
     spread = np.floor(lacks * 0.2 + 0.5).astype(np.int64)
     lengths = lacks - spread + (draw >> 20) % np.maximum(1, 2 * spread)
@@ -67,8 +68,10 @@ def extra(draw: Ints, rest: Ints, average: Ints) -> pa.Array:
 
 
 def channels_and_urls(draw: Ints, present: Bools) -> tuple[pa.Array, pa.Array]:
-    """Half of the rows have one of four channels with an address each; the others one of 10,000, of whose addresses
-    nine tenths name a number of the channel. Null where they are not `present`."""
+    """Channel and url of each row; null where not `present`.
+
+    Half of the rows have one of four channels with one address each. The others have one of 10,000 channels, and nine
+    tenths of their addresses name the channel's number."""
     names, urls = _channels()
     hot = draw % 2 == 0
     which = np.where(hot, (draw >> 8) % len(HOT_CHANNELS), len(HOT_CHANNELS) + (draw >> 8) % CHANNELS)

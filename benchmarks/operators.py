@@ -1,11 +1,11 @@
-"""What a row costs in one core, stage by stage: no Spark, no sockets, no threads but the state's own.
+"""Cost of a row in one core, stage by stage: no Spark, no sockets, no threads except the state's.
 
     python -m benchmarks.operators window --keys 1000000
 
-A job of parallelism 2 is played in one thread: two readers, their rows partitioned by key, half of them through the
-frames of a data connection (as between two slots), two operators with RocksDB and a checkpoint every `--interval`
-seconds of CPU time, however busy the machine is. So `rows/s` is what one core does; two cores do about twice as much.
-Times are CPU times of this thread, apart from `all`, which has RocksDB's threads in it as well. Sinks are left out.
+One thread plays a job of parallelism 2: two readers, rows partitioned by key, half of them through the frames of a data
+connection (as between two slots), two operators with RocksDB, and a checkpoint every `--interval` seconds of CPU time,
+however busy the machine is. So `rows/s` is for one core; two cores do about twice as much. Times are CPU times of this
+thread; only `all` includes RocksDB's threads. Sinks are left out.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _WINDOW = datetime.timedelta(seconds=10)
 
 
 class Stages:
-    """CPU nanoseconds of this thread, by stage; and the longest single call of each."""
+    """CPU nanoseconds of this thread, and the longest single call, by stage."""
 
     def __init__(self) -> None:
         self.spent: dict[str, int] = {}
@@ -144,7 +144,7 @@ class Bench:
     # ---- checkpoints
 
     def checkpoint(self) -> None:
-        """Of both subtasks: frozen and drained in slices here, linked and uploaded on threads."""
+        """A checkpoint of both subtasks: frozen and drained in slices here, linked and uploaded on threads."""
         self.wait_for_uploads()
         self._checkpoint += 1
         for operator in self.keyed:
@@ -186,7 +186,7 @@ class Bench:
 
 
 def events(folder: Path, rows: int, keys: int, per_window: int) -> Path:
-    """Parquet files (one per reader): uniform keys, event times that rise evenly, a value."""
+    """Parquet files (one per reader): uniform keys, evenly rising event times, a value."""
     made = folder / f"events-{rows}-{keys}-{per_window}"
     if made.exists():
         return made

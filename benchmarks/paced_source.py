@@ -1,7 +1,7 @@
-"""The generator as a source of ours: rows of `benchmarks.events` on a schedule, each with its intended emission.
+"""The generator as a source of ours: scheduled rows of `benchmarks.events` with their intended emission.
 
-What they hold is made ahead of time, hundreds of rows at once, so that making them, which takes nanoseconds in Java, is
-a small share of what is measured.
+The source computes keys and values ahead of time, hundreds of rows at once, so that their cost, which is nanoseconds in
+Java, is a small share of the measured time.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,10 @@ class _Position(msgspec.Struct, frozen=True):
 
 
 class PacedSource:
-    """Endless. `rows_per_second` over all splits, as many splits as subtasks. With `preload` so many keys get a row
-    each at once, so that all of the state is there; the schedule begins after that, in each split by itself."""
+    """Endless; `rows_per_second` over all splits, and as many splits as subtasks.
+
+    With `preload` this number of keys gets a row each at once, so that all state exists. Then the schedule begins, in
+    each split by itself."""
 
     exactly_once = True
     schema = events.SCHEMA
@@ -114,4 +116,4 @@ class PacedReader:
         self._ahead, self._ahead_from = [[]], self._row
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""

@@ -1,15 +1,15 @@
-"""What open pages cost: processor time of the coordinator, and latencies of the job, with and without them in turn.
+"""Cost of open pages: processor time of the coordinator and latencies of the job, with and without pages.
 
     python -m benchmarks.pages                    one run, 5 pages opened and closed in turn, 60 times
     python -m benchmarks.pages --pairs 16 --keep build/pages.jsonl    the same in several runs
     python -m benchmarks.pages --render           times and sizes of a large job's page and metrics, without Spark
 
-A page here is what a browser does: the stream of ticks, and the page again whenever its number changes. All are in one
-process of less priority, which stays while they are closed: a browser is on another machine. On a machine that others
-use, too, `chrt -r 10 python -m benchmarks.pages` runs all but that process before what others do. The job counts per
-key at `--rate` rows a second with a checkpoint every half second. Runs differ more from each other than an open page
-could make them, so open and closed are blocks of one run, in the order closed, open, open, closed, and each two
-neighbours are compared: told is the middle of their ratios with its 95 % interval (`report.intervals`).
+A page acts like a browser: it reads the stream of ticks, and the page again on each new page number. One process of
+lower priority runs all pages and stays while they are closed, because a browser is on another machine. If others use
+the machine, `chrt -r 10 python -m benchmarks.pages` gives all processes except that one priority over the others. The
+job counts per key at `--rate` rows per second with a checkpoint every half second. Runs differ more from each other
+than by an open page. So open and closed are blocks of one run, in the order closed, open, open, closed, and each two
+neighbours are compared. The program prints the middle of their ratios with its 95 % interval (`report.intervals`).
 """
 
 import argparse
@@ -52,12 +52,12 @@ from benchmarks.report.intervals import of_differences
 from benchmarks.stamps import Stamps, read_stamps
 
 _WARM_UP_S = 15.0
-_LEFT_OUT_S = 2.0  # at the beginning of a block: pages are being opened, or have not noticed yet that they are closed
+_LEFT_OUT_S = 2.0  # at the beginning of a block: pages are opening, or have not noticed their end
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 
 def read_page(link: str, shown: Event, read: "Synchronized[int]") -> None:
-    """Until the process is ended: the page, while `shown` is set. `read` counts ticks and pages."""
+    """Reads the page while `shown` is set, until the process is ended; `read` counts ticks and pages."""
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
     opener.addheaders = [("Accept", "text/html")]
     opener.open(link).read()
@@ -89,7 +89,7 @@ def look(links: list[str], shown: Event, read: "Synchronized[int]") -> None:
 
 @contextlib.contextmanager
 def pages(links: list[str]) -> Iterator[Event]:
-    """Set what is given, and they are open."""
+    """An event; the pages are open while it is set."""
     spawned = multiprocessing.get_context("spawn")
     shown, read = spawned.Event(), spawned.Value("q", 0)
     readers = spawned.Process(target=look, args=(links, shown, read), daemon=True)
@@ -103,7 +103,7 @@ def pages(links: list[str]) -> Iterator[Event]:
 
 
 def cpu_s(pid: int) -> float:
-    """Of all threads that live."""
+    """Processor time of all live threads."""
     found = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(file.read_text().split()[0]) for file in found) / 1e9
 
@@ -164,7 +164,7 @@ def lines(pairs: Sequence[Pair]) -> list[str]:
 
 
 def kept(file: Path, pairs: Sequence[Pair]) -> list[Pair]:
-    """Those of earlier runs and these, which `file` has from now on: a line each."""
+    """Pairs of earlier runs and these; from now on `file` has all of them, a line each."""
     with file.open("ab") as out:
         out.writelines(msgspec.json.encode(each) + b"\n" for each in pairs)
     return [_PAIR.decode(line) for line in file.read_bytes().splitlines()]

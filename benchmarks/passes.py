@@ -1,16 +1,17 @@
-"""What a turn of a slot's subtasks costs in one core when batches are small: no Spark, no sockets, no waiting.
+"""Cost of a turn of a slot's subtasks in one core with small batches: no Spark, no sockets, no waiting.
 
     python -m benchmarks.passes --workload keyed-count --rate 10000
     python -m benchmarks.passes --rate 10000 --scheduled
 
-Two slots are played in one thread, with the runtime's own subtasks, channels and frames and state in RocksDB. The time
-that sources live by moves by `--every` between two turns, so each source batch has `rate` x `every` / 2 rows, however
-busy the machine is; a turn runs the source's subtask of each slot, then those behind the shuffle. Reported is the least
-processor time of some rounds, per turn of one slot and per row: figures of two commits taken in turn are comparable
-also while others use the machine. The kernel's part (sockets, timers, wakes) is not in them.
+One thread plays two slots, with the runtime's own subtasks, channels and frames, and state in RocksDB. The clock of
+the sources moves by `--every` between two turns, so each source batch has `rate` x `every` / 2 rows, however busy
+the machine is. A turn runs the source's subtask of each slot, then the subtasks behind the shuffle. Reported is the
+lowest processor time of several rounds, per turn of one slot and per row; so two commits measured in turn are
+comparable even if others use the machine. The kernel's part (sockets, timers, wakes) is not included.
 
-With `--scheduled` each slot has a `Scheduler` that says when what has its turn, and the time in which both rest is
-skipped: reported are cores per slot at that rate, of the runtime alone, with warmer caches than a job ever has.
+With `--scheduled` each slot has a `Scheduler` that decides when each subtask has its turn, and the time in which
+both slots rest is skipped. Reported are cores per slot at that rate, of the runtime alone, with warmer caches than
+in a job.
 """
 
 import argparse
@@ -50,7 +51,7 @@ WARM_UP_TURNS = 4_000
 
 
 class _Host:
-    """The time of both slots' sources. Nothing is captured here."""
+    """Time of both slots' sources; no rows are captured here."""
 
     def __init__(self) -> None:
         self.at_ns = time.time_ns()
@@ -87,8 +88,9 @@ class _Host:
 
 
 class _Skipping:
-    """A clock of slots that never sleep: when all of them would, the time until the first one rings is skipped. Also
-    their event loop: what is called soon."""
+    """A clock of slots that never sleep, and their event loop (`call_soon`).
+
+    When all slots would sleep, the time until the first wake-up is skipped."""
 
     wall_ns = staticmethod(time.time_ns)
 
@@ -101,7 +103,7 @@ class _Skipping:
         self.soon.append(call)
 
     def monotonic_s(self) -> float:
-        return time.process_time() + self.skipped_s  # others that take the core do not make it late
+        return time.process_time() + self.skipped_s  # other processes on the core cause no delay
 
     def timer(self, loop: object, ring: Callable[[], None]) -> "_SkippedTimer":
         self._timers.append(_SkippedTimer(self, ring))
@@ -132,7 +134,7 @@ class _SkippedTimer:
 
 
 class _Framed:
-    """An output to another slot: through the frames of a data connection, which has no socket."""
+    """An output to another slot, through the frames of a data connection without a socket."""
 
     writable = True
 
@@ -147,7 +149,7 @@ class _Framed:
 
 
 class _Channel(InputChannel):
-    """Wakes who reads it, once there is somebody."""
+    """Wakes its reader if there is a reader."""
 
     def __init__(self, index: int, port: int) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -204,7 +206,7 @@ class Passes:
         return ResultPartition(edge, channels, slot, self.graph.max_parallelism)
 
     def turns(self, count: int, every_ns: int) -> None:
-        """So many turns of each slot. Sources are first: what they give is with the sinks at the end of the turn."""
+        """`count` turns of each slot. Sources are first; their rows reach the sinks by the end of the turn."""
         depth = len(self.graph.chains)
         for _ in range(count):
             self.host.at_ns += every_ns
@@ -224,7 +226,7 @@ class Passes:
             for (at, _, _), channel in self._inputs.items():
                 if at == number:
                     channel.wake = scheduler.wake_by_input
-            scheduler.source_time = schedulers[0].source_time  # of the host, too: both agree on what is due
+            scheduler.source_time = schedulers[0].source_time  # of the host too: both agree on due rows
             scheduler.start(slot)
         self.host.source_time = schedulers[0].source_time
         while True:
@@ -243,7 +245,7 @@ class Passes:
 
 
 def measured(passes: Passes, turns: int, every_ns: int, rounds: int) -> tuple[float, float]:
-    """Microseconds of processor time per turn of a slot and per row: the least of `rounds`."""
+    """Microseconds of processor time per turn of a slot and per row: the lowest of `rounds`."""
     passes.turns(WARM_UP_TURNS, every_ns)
     best = (float("inf"), float("inf"))
     for _ in range(rounds):
@@ -259,7 +261,7 @@ def _raise(subtask: Subtask | None, error: Exception) -> None:
 
 
 def measured_with_scheduler(passes: Passes, seconds: float, rounds: int) -> tuple[float, float, float]:
-    """Cores and turns per second of a slot, and microseconds per row: the least of `rounds` of `seconds` each."""
+    """(Cores, turns per second of a slot, microseconds per row): the lowest of `rounds` of `seconds` each."""
     best = (float("inf"), 0.0, float("inf"))
     turns, began, began_s, rows = 0, 0.0, time.process_time(), passes.rows
     for clock in passes.scheduled():

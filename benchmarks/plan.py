@@ -1,5 +1,7 @@
-"""Which runs, in which order. Engines take turns: within a round every engine does a cell (workload, rate, …) before
-the next cell begins, and each round begins with another engine: what changes on the machine hits all alike. Pure.
+"""The runs and their order. Pure.
+
+Engines take turns: within a round all engines do a cell (workload, rate, …) before the next cell begins, and each round
+begins with a different engine, so that changes of the machine affect all engines alike.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,13 +15,13 @@ from benchmarks.workloads import ROWWISE, workload
 
 ROWS = 64_000_000  # of a bounded input, at most
 _ONLY = {"python-count": ("ours", "pyflink"), "wide-state": ("ours",)}
-_ROWWISE = 8  # times fewer rows where a Python function sees each
+_ROWWISE = 8  # times fewer rows if a Python function sees each row
 _WIDE = 4  # times fewer of Nexmark's
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asked for."""
+    """The choices of the command line."""
 
     engines: Sequence[str]
     workloads: Sequence[str] = ("keyed-count",)
@@ -51,7 +53,7 @@ def runs(wanted: Wanted) -> Iterator[RunSpec]:
 
 
 def can(engine: str, cell: RunSpec) -> bool:
-    """Has the engine this workload and this source?"""
+    """Whether the engine has this workload and this source."""
     known = ENGINES[engine]
     if known.workloads is not None and cell.workload not in known.workloads:
         return False
@@ -62,7 +64,7 @@ def can(engine: str, cell: RunSpec) -> bool:
     if engine == "pyflink" and cell.measure == "visible":
         return False
     if engine == "pyflink" and cell.measure == "throughput":
-        return cell.workload == "python-count"  # which its keyed count is
+        return cell.workload == "python-count"  # its keyed count is this workload
     if engine.startswith("spark") and not workload(cell.workload).spark_streams:
         return False
     if engine.startswith("flink") and not workload(cell.workload).flink:
@@ -73,7 +75,7 @@ def can(engine: str, cell: RunSpec) -> bool:
 
 
 def estimated_s(specs: Sequence[RunSpec]) -> float:
-    """How long the runs will take, start and end of the engines included."""
+    """Duration of the runs, with the engines' start and end."""
     return sum(40.0 if spec.rows else 15 + spec.warm_up_s + spec.seconds + 4 for spec in specs)
 
 

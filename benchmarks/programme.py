@@ -1,4 +1,4 @@
-"""What the larger commands measure, one part after the other: `all`, `all --quick` and `table`."""
+"""Parts of the larger commands, in sequence: `all`, `all --quick` and `table`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +18,13 @@ SEARCHED = ("keyed-count", "python-count")
 
 @dataclass(frozen=True)
 class TableSizes:
-    """How much each part of the table takes. The defaults take an hour and a half on two cores, one round half an
-    hour."""
+    """Size of each part of the table.
+
+    The defaults take an hour and a half on two cores; one round takes half an hour."""
 
     seconds: float = 12.0
     warm_up_s: float = 7.0
-    rounds: int = 3  # the fewest that have a 95 % interval
+    rounds: int = 3  # the fewest that give a 95 % interval
     rows: int = ROWS
     keys: Sequence[int] = (10_000, 1_000_000)
     rates: Sequence[float] = (10_000, 100_000)
@@ -55,7 +56,7 @@ def checkpoints(store: Store, rounds: int) -> None:
 
 
 def quick(store: Store, asked: Sequence[str]) -> None:
-    """A taste of each figure."""
+    """Measures each figure briefly."""
     engines = there(store, asked)
     brief = Wanted(engines=engines, rounds=1, seconds=4.0, warm_up_s=2.0, keys=(10_000,), rows=4_000_000)
     measure(store, replace(brief, measures=("latency",), rates=(10_000,)))
@@ -71,7 +72,7 @@ def quick_checkpoints(store: Store) -> None:
 
 
 def table(store: Store, asked: Sequence[str], sizes: TableSizes) -> None:
-    """The figures of the table, side by side."""
+    """Measures the table's figures of all engines."""
     found = there(store, asked)
 
     def of(*names: str) -> list[str]:
@@ -100,6 +101,6 @@ def table(store: Store, asked: Sequence[str], sizes: TableSizes) -> None:
     if "ours" in found:
         recover(store, ["slot"], sizes.kills, 50_000, 5.0)
         costs = throughput_specs((0, 1_000), sizes.keys, (2,), sizes.rows, sizes.cost_rounds, _GRID)
-        # long enough for merges of files to be in it as often as they are in the long run
+        # long enough to contain merges of files as often as the long run
         size = size_specs((many,), (0.01,), ("file",), sizes.seconds * 5, sizes.warm_up_s * 5, 1, _GRID)
         grid(store, list(costs), list(size))

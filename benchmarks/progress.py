@@ -1,4 +1,4 @@
-"""The progress bar: one line on standard error, and what is done now."""
+"""A progress bar: one line on standard error with the current step."""
 
 from types import TracebackType
 
@@ -23,7 +23,7 @@ class Progress:
         self._bar.set_postfix_str(now)
 
     def note(self, line: str) -> None:
-        """A line that stays, above the bar."""
+        """Prints a line that stays, above the bar."""
         self._bar.write(line)
 
     def step(self) -> None:

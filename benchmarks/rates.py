@@ -1,12 +1,12 @@
-"""Search for the highest rate that an engine holds: doubles until one is not held, then halves the ratio. Pure."""
+"""Search for the highest rate that an engine holds: doubles until not held, then halves the ratio. Pure."""
 
 from collections.abc import Sequence
 
-_FINE = 1.15  # held and not held this close to each other is an answer
+_FINE = 1.15  # a held rate and a rate not held this close to each other are the answer
 
 
 def next_rate(tried: Sequence[tuple[float, bool]], first: float, lowest: float, highest: float) -> float | None:
-    """The rate to try next, rows per second; None when the answer is known: the highest held rate (0 if none)."""
+    """The rate to try next, rows per second; None if the highest held rate is known (0 if none is held)."""
     held = [rate for rate, ok in tried if ok]
     lost = [rate for rate, ok in tried if not ok]
     if not tried:
@@ -23,6 +23,6 @@ def next_rate(tried: Sequence[tuple[float, bool]], first: float, lowest: float, 
 
 
 def highest_held(tried: Sequence[tuple[float, bool]]) -> float:
-    """The highest held rate below every rate that was not held; 0 if there is none."""
+    """The highest held rate below all rates that were not held; 0 if there is none."""
     bound = min((rate for rate, ok in tried if not ok), default=float("inf"))
     return max((rate for rate, ok in tried if ok and rate < bound), default=0.0)

@@ -1,9 +1,8 @@
-"""SIGKILL of a slot, an executor or the coordinator under load: how long until output flows again, and until it has
-caught up?
+"""SIGKILL of a slot, an executor or the coordinator under load: time until output and until caught up.
 
-Times per kill, from the kill: to the first row that any sink gets from the new generation (a replayed one), to the
-first row that was *due* after the kill, to the moment when latency is back to what it was, and to the next completed
-checkpoint. The death of the coordinator stops no rows; there the last one is the figure.
+Times count from the kill: to the first row that any sink gets from the new generation (a replayed row), to the first
+row that was *due* after the kill, to the return of latency to its earlier value, and to the next completed checkpoint.
+The coordinator's death stops no rows, so its figure is the last of these.
 """
 
 import contextlib
@@ -34,7 +33,7 @@ _TIMEOUT_S = 120.0
 _LOOK_S = 0.02
 _STEP_NS = 100_000_000
 _BEFORE_S, _AFTER_S = 2, 10  # of the timeline
-_BACK = 2.0  # times the usual median latency, and a little, is "back to what it was"
+_BACK = 2.0  # times the usual median latency, and a little more, is caught up
 _LITTLE_MS = 5.0
 _STEADY = 5  # steps in a row
 
@@ -49,7 +48,7 @@ class _Kill:
 def recoveries(
     victims: Sequence[Victim], kills: int, rate: float, keys: int, pause_s: float, progress: Progress
 ) -> list[Recovery]:
-    """Each victim on a job of its own."""
+    """Measures each victim on a separate job."""
     found: list[Recovery] = []
     for victim in victims:
         folder = _FOLDER / victim
@@ -80,7 +79,7 @@ def recoveries(
 
 @contextlib.contextmanager
 def _job(victim: Victim, rate: float, keys: int, folder: Path) -> Iterator[JobHandle]:
-    """Executors of their own only where one is to die."""
+    """A running job; it has separate executors only if an executor is to die."""
     flow, result = KEYED_COUNT.flow(lambda flow: flow.source("events", PacedSource(rate, keys), event_time="at"))
     result.sink("measured", MeasuringSink(str((folder / "rows").resolve()), column="emitted", keep_s=0.05))
     with _spark_home(folder) if victim == "executor" else contextlib.nullcontext():
@@ -96,7 +95,7 @@ def _job(victim: Victim, rate: float, keys: int, folder: Path) -> Iterator[JobHa
 
 @contextlib.contextmanager
 def _spark_home(folder: Path) -> Iterator[None]:
-    """Spark as it is installed, but executors' folders go below `folder` and not into the package."""
+    """The installed Spark, with executors' folders below `folder` instead of in the package."""
     import pyspark
 
     home = folder / "spark"
@@ -147,10 +146,10 @@ def _executor_of(slot: int) -> int:
 def _recovery(
     victim: Victim, rate: float, keys: int, kill: _Kill, stamps: Stamps, first: dict[int, int], until_ns: int
 ) -> Recovery:
-    """`until_ns`: the next kill, or as long as it is watched."""
+    """`until_ns`: the next kill, or the end of the observation."""
     due_after = stamps.arrived[stamps.intended >= kill.at_ns]
     first_ns = int(due_after.min()) if victim == "coordinator" else first[kill.token]
-    fresh_ns = int(due_after[due_after >= first_ns].min())  # an executor's orphans go on for a moment
+    fresh_ns = int(due_after[due_after >= first_ns].min())  # an executor's orphans continue briefly
     from_ns = kill.at_ns - _BEFORE_S * 10**9
     until_ns = min(until_ns, int(stamps.arrived.max()))
     within = stamps.arrived[(stamps.arrived >= from_ns) & (stamps.arrived < until_ns)]
@@ -172,8 +171,10 @@ def _recovery(
 
 
 def caught_up(stamps: Stamps, at_ns: int, until_ns: int) -> int | None:
-    """When the last of the rows was out that the fault had held up: from then on, for half a second at least, every
-    tenth of a second of rows had the usual latency (twice its median, and a little). None if not before `until_ns`."""
+    """When the last row that the fault delayed was out; None if not before `until_ns`.
+
+    From then on, for half a second at least, every tenth of a second of rows had the usual latency (twice its median,
+    and a little more)."""
     usual = stamps.due_in(at_ns - _BEFORE_S * 10**9, at_ns)
     after = stamps.due_in(at_ns, until_ns)
     limit_ms = _BACK * float(np.median(usual.latency_ns)) / 1e6 + _LITTLE_MS

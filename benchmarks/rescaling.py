@@ -1,17 +1,17 @@
-"""A running job goes 2 -> 4 -> 3 -> 2 slots, again and again, or to another program, or is copied to savepoints: for
-how long does no row come out, and is any read twice?
+"""Rescales, replacements and savepoints of a running job: time without output, and rows read twice.
 
     python -m benchmarks.rescaling --rate 50000 --keys 100000 --rescales 12
     python -m benchmarks.rescaling --wide --keys 20000000 --rescales 9 --replaces 5
     python -m benchmarks.rescaling --wide --keys 1000000 --rescales 0 --savepoints 10
 
-With `--wide` a key and its state are 100 bytes in RocksDB, all keys are there from the start (the job begins with a
-savepoint that has them), and each row changes those of one key; else the job is a count per key, in columns.
+The job goes 2 -> 4 -> 3 -> 2 slots again and again, is replaced by another program, or is copied to savepoints. With
+`--wide` a key and its state are 100 bytes in RocksDB, all keys exist from the start (the job begins with a savepoint
+that has them), and each row changes the bytes of one key; otherwise the job is a count per key, in columns.
 
-Of each rescale: the longest time between two rows at the sinks from the request until a second after its end (*gap*),
-and the pause that the coordinator tells, by parts: the last checkpoint until it is decided, until all of it is visible,
-and until the new slots run. A row that is read twice comes to a sink twice. Of each savepoint: the gap while it is
-taken, that of as long a time before it was asked for, and its bytes beside those of the whole state. Results:
+Figures of a rescale: the longest time between two rows at the sinks from the request until a second after its end
+(*gap*), and the pause from the coordinator, in parts: until the last checkpoint is decided, until all of it is visible,
+until the new slots run. A row that is read twice comes to a sink twice. Figures of a savepoint: the gap while it is
+taken, the gap of as long a time before its request, and its bytes compared with the whole state. Results:
 build/bench/rescaling.json.
 """
 
@@ -40,7 +40,7 @@ from benchmarks.workloads import KEYED_COUNT, WIDE_BYTES, WIDE_STATE
 
 _FOLDER = Path("build/bench/rescaling")
 _MEMORY = Path("/dev/shm")
-# In memory where there is room: a sink that waits for the disk would be measured, and no row.
+# In memory if there is room: a sink that waits for the disk would be measured instead of rows.
 _ROWS = _MEMORY / "bench-rescaling-rows" if _MEMORY.is_dir() else (_FOLDER / "rows").resolve()
 _RESULT = Path("build/bench/rescaling.json")
 _ROUND = (4, 3, 2)
@@ -51,7 +51,7 @@ _AT_ONCE = 500_000  # keys of a savepoint
 
 @dataclass(frozen=True)
 class RescaleFigures:
-    """Milliseconds. `busy`: processes that wanted a processor when it began, as the kernel's load of a minute says."""
+    """Milliseconds. `busy`: processes that wanted a processor at the begin (the kernel's load of a minute)."""
 
     kind: str
     before: int
@@ -87,7 +87,7 @@ def rescales(
     done: list[tuple[RescaleStatus, float]] = []
     copied: list[tuple[float, float, SavepointTaken, int, float]] = []
     with _flow(rate, keys, wide).start(
-        master="local[6]",  # a program that takes over has its own slots beside the old ones
+        master="local[6]",  # a program that takes over has its own slots besides the old slots
         parallelism=2,
         checkpoints=str((_FOLDER / "checkpoints").resolve()),
         checkpoint_interval=1.0,
@@ -126,7 +126,7 @@ def _flow(rate: float, keys: int, wide: bool) -> Dataflow:
 
 
 def filled(keys: int) -> pa.RecordBatchReader:
-    """Each key with as many bytes of noise as the workload keeps; the first eight are its count."""
+    """Each key with as many bytes of noise as in the workload; the first eight are its count."""
     width = WIDE_BYTES - 8
     schema = pa.schema([("key", pa.int64()), ("value", pa.binary())])
     random = np.random.default_rng(1)

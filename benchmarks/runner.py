@@ -1,8 +1,8 @@
-"""One run of one engine: a process of its own is started, fed, watched, told to stop, and what it left is worked out.
+"""One run of one engine: starts, feeds, watches and stops its process, and computes the results.
 
-The measured interval begins a warm-up after the first output. Rows are chosen by when they were *due*, so those
-that a stalled engine brought out late are in. After the interval the engine goes on for some seconds, so that they can
-come out at all.
+The measured interval begins a warm-up after the first output. Rows are chosen by their *due* time, so late rows of a
+stalled engine are included. After the interval the engine continues for some seconds, so that these rows can come
+out.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ _LAST_LINES = 15
 
 
 class EngineFailed(RuntimeError):
-    """An engine's process ended or hung. The message has its last words."""
+    """An engine's process ended or hung. The message has its last log lines."""
 
 
 class Engine:
-    """The process of an engine, and what it has said."""
+    """The process of an engine, and its words so far."""
 
     def __init__(self, spec: RunSpec, environment: Mapping[str, str]) -> None:
         self.folder = Path(spec.folder)
@@ -61,7 +61,7 @@ class Engine:
         self._reader.start()
 
     def wait_for(self, word: str, patience_s: float) -> int:
-        """When it said so (ns)."""
+        """Waits for the word; returns when the engine said it (ns)."""
         with self._changed:
             self._changed.wait_for(lambda: word in self.said or "end" in self.said, patience_s)
         if word not in self.said:
@@ -69,7 +69,7 @@ class Engine:
         return self.said[word]
 
     def stop(self) -> None:
-        """Close its standard input and wait for its end. Raises `EngineFailed` if that is not a good one."""
+        """Closes its standard input and waits for its end. Raises `EngineFailed` on a bad exit."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -86,7 +86,7 @@ class Engine:
         return "\n".join([*errors[:3], *lines[-_LAST_LINES:]])
 
     def kill(self) -> None:
-        """It and all below it."""
+        """Kills the process and all processes below it."""
         import psutil
 
         with contextlib.suppress(psutil.Error):
@@ -111,7 +111,7 @@ class Engine:
 
 
 def run(spec: RunSpec, kafka: LoadedKafka | None) -> RunResult:
-    """Never raises for a failure of the engine: that is a result, with `error`."""
+    """Never raises for a failure of the engine; the result then has `error`."""
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(counted_s3()) if spec.storage == "s3" else None
         if store is not None:
@@ -197,7 +197,7 @@ def _go_on(engine: Engine, until_ns: int) -> None:
 
 
 def _wait_for_output(spec: RunSpec, engine: Engine, watcher: Watcher | None) -> None:
-    """The warm-up begins with the first row that came out, however long the first one takes."""
+    """Waits for the first output row, with which the warm-up begins, however late it is."""
     deadline = time.monotonic() + _START_S
     folder = Path(spec.folder)
     while time.monotonic() < deadline:
@@ -263,7 +263,7 @@ def _facts(spec: RunSpec) -> Facts | None:
 
 
 class _Feeder:
-    """The feeder's process, for as long as the block runs. `late_ms`, after it: what the feeder says of itself."""
+    """The feeder's process while the block runs. `late_ms`, afterwards: the feeder's own lateness."""
 
     def __init__(self, spec: RunSpec) -> None:
         arguments = [spec.bootstrap, spec.topic_in, str(PARTITIONS), repr(spec.rate), str(spec.keys)]

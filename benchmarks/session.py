@@ -1,4 +1,4 @@
-"""What the commands do: runs, searches and grids, one result after the other into results.json."""
+"""The commands' work: runs, searches and grids, with each result into results.json."""
 
 import dataclasses
 import importlib
@@ -28,7 +28,7 @@ _LOWEST, _HIGHEST = 1_000.0, 5_000_000.0
 
 
 class Store:
-    """results.json: written after every run, so that a benchmark that is broken off leaves what it has."""
+    """results.json, written after every run, so that an interrupted benchmark keeps its results."""
 
     def __init__(self, folder: Path, fresh: bool) -> None:
         self._folder = folder
@@ -53,7 +53,7 @@ class Store:
 
 
 def there(store: Store, engines: Sequence[str]) -> list[str]:
-    """Engines that can run here; why the others cannot goes into the results."""
+    """Engines that can run here; the results record why the others cannot."""
     unknown = set(engines) - set(ENGINES)
     if unknown:
         raise KeyError(f"no engine {', '.join(sorted(unknown))}: {', '.join(ENGINES)}")

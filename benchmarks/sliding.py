@@ -1,5 +1,7 @@
-"""Sliding windows in our language, made of two tumbling ones: panes as long as the slide, then every pane is counted
-into each window that it is part of. So a row is touched once per pane and not once per window.
+"""Sliding windows in our DSL, made of two tumbling windows.
+
+The first windows are panes as long as the slide; then each pane counts in each window that contains it. So a row is
+processed once per pane and not once per window.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,8 @@ def sliding(
     event_time: str,
     sums: Sequence[str] = (),
 ) -> Stream:
-    """Columns: `keys`, `end_ms` (exclusive end of the window, int64), `n` (rows), the sums under their columns' names.
+    """Columns: `keys`, `end_ms` (exclusive end of the window, int64), `n` (rows), the sums under their names.
+
     `size` is a multiple of `slide`."""
     panes_per_window = size // slide
     slide_ms = slide // timedelta(milliseconds=1)
@@ -58,8 +61,10 @@ def sliding(
 
 
 def _into_windows(rows: pa.RecordBatch, output: pa.Schema, panes: int, slide_ms: int) -> pa.RecordBatch:
-    """A row per window that the pane is part of. `last_ms` is the window's last millisecond, which lies in the pane
-    that ends with the window: there the second tumbling window collects its parts."""
+    """A row per window that contains the pane.
+
+    `last_ms`, the window's last millisecond, is in the pane at the window's end; there the second tumbling window
+    collects the parts."""
     repeated = rows.take(pa.array(np.repeat(np.arange(rows.num_rows), panes)))
     pane_ends = repeated.column("window_end").view(pa.int64()).to_numpy()
     ends = pane_ends + np.tile(np.arange(panes), rows.num_rows) * slide_ms

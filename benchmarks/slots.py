@@ -1,13 +1,13 @@
-"""A job's slots at a rate, a process each and without Spark: what they use, what it is used for, and how late rows are.
+"""A job's slots at a rate, without Spark: processor time by process and thread, and latency.
 
     python -m benchmarks.slots --rate 10000 --seconds 10
     python -m benchmarks.slots --rate 10000 --nice -15        (as root: on a machine that others use, too)
 
-As `barrier-runtime demo` does, this process takes the part of Spark; coordinator, control links, data connections,
-RocksDB and checkpoints are those of any job. Reported are processor time of each process and of its busiest threads,
-user and system, from /proc, how often a thread was woken, and latencies of the measuring sink. With --nice the
-processes measured go before what others run, so that two commits can be compared in turn; latencies
-on such a machine still have what else wants a core at that moment in them.
+Each slot is a process. This process replaces Spark, as in `barrier-runtime demo`; coordinator, control links, data
+connections, RocksDB and checkpoints are as in any job. Reported are processor time (user and system) of each process
+and its busiest threads from /proc, wake-ups of threads, and latencies of the measuring sink. With --nice the measured
+processes go before the others, so that two commits can be compared in turn; but latencies still include waits for other
+processes that want a core at that moment.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _SHOWN = 0.002  # threads that use less of a core are not listed
 
 
 class _Order(msgspec.Struct, frozen=True):
-    """What a slot's process gets as its argument."""
+    """Argument of a slot's process."""
 
     workload: str
     rate: float
@@ -130,7 +130,7 @@ def measure(order: _Order, warm_up_s: float, seconds: float, attach: str) -> Non
 
 
 def _sample(pids: Sequence[int]) -> dict[int, tuple[Thread, float]]:
-    """Threads, and of each the seconds it has been in the kernel."""
+    """Threads, each with its seconds in the kernel."""
     found = {}
     for pid in pids:
         for tid, thread in threads_of(pid).items():

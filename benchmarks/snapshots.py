@@ -1,12 +1,12 @@
-"""What a checkpoint costs: bytes uploaded against bytes changed, duration, and how long it keeps the loop.
+"""Cost of a checkpoint: bytes uploaded against bytes changed, duration, and blocking of the loop.
 
     python -m benchmarks.snapshots --keys 1000000 --changed 0.01 --checkpoints 60
     python -m benchmarks.snapshots --keys 1000000 --changed 1 --columns
 
-One subtask of two (so half of the keys), values of 100 bytes in a state table over RocksDB, or with `--columns` one
-count per key in columns; `--changed` of them changed per second, a checkpoint per second. Changes are made in small
-steps over the second, as batches would; a *gap* is the longest time the loop made no step, less what its thread
-waited for a processor (as Linux counts it).
+One subtask of two (so half of the keys) has values of 100 bytes in a state table over RocksDB, or with `--columns` one
+count per key in columns. `--changed` of the keys change per second, with a checkpoint per second. Changes are made in
+small steps over the second, as batches would. A *gap* is the longest time without a step of the loop, minus the time
+that its thread waited for a processor (as Linux counts it).
 """
 
 import argparse
@@ -115,7 +115,7 @@ class Round:
 
 
 def _running_s() -> float:
-    """The clock, without the time this thread was ready to run and no processor was free."""
+    """The clock, without the time in which this thread was ready but no processor was free."""
     waited_ns = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
     return time.perf_counter() - waited_ns / 1e9
 

@@ -1,9 +1,9 @@
-"""The registry of engines, a row each, and one module per engine, run as a process of its own:
-`python -m benchmarks.engines.<name> <spec.json>`.
+"""Registry of engines; each engine is a module that runs as a separate process.
 
-What an engine's process does is the same for all (see `child`): read the `RunSpec`, say when it began, runs and has
-finished, run the workload until its input or standard input ends, leave stamps and `facts.json` in the spec's folder.
-This module is pure and imports nothing of ours: side environments load it, too.
+The command is `python -m benchmarks.engines.<name> <spec.json>`. All engine processes do the same (see `child`): read
+the `RunSpec`; report the begin, the running job and the end; run the workload until the input or standard input ends;
+leave stamps and `facts.json` in the spec's folder. This module is pure and imports nothing of ours, because side
+environments load it too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Known:
-    """A row of the registry. The rows' order is that of the report and of the table's columns."""
+    """A row of the registry. The report and the table's columns keep the order of the rows."""
 
-    module: str  # what is run
+    module: str  # the module to run
     title: str  # for people
-    column: str | None  # its head in the table; None: it has no column
-    colour: str  # in every picture
-    workloads: Sequence[str] | None = None  # what it can run; None: whatever is written in SQL
-    latency_only: bool = False  # nothing but processed latency from its own generator
-    setup: str | None = None  # module whose `missing()` says why the engine cannot run here, or None when it can
+    column: str | None  # heading in the table; None: no column
+    colour: str  # in all pictures
+    workloads: Sequence[str] | None = None  # workloads it can run; None: all that are written in SQL
+    latency_only: bool = False  # only processed latency, from the engine's own generator
+    setup: str | None = None  # module with `missing()`: why the engine cannot run here, or None
 
 
 ENGINES: Mapping[str, Known] = {
@@ -34,7 +34,7 @@ ENGINES: Mapping[str, Known] = {
         "Flink SQL",
         "flink-sql",
         "#8fb3d9",
-        workloads=("keyed-count", "interval-join"),  # elsewhere `flink` is SQL already
+        workloads=("keyed-count", "interval-join"),  # in other workloads `flink` is SQL already
         setup="benchmarks.flink_setup",
     ),
     "pyflink": Known(

@@ -1,7 +1,8 @@
-"""Bytewax: the running count per key in one worker, with recovery: state goes to SQLite files once per `interval_ms`.
+"""Bytewax: the running count per key in one worker, with recovery to SQLite files every `interval_ms`.
 
-It comes by pip into a side environment below build/, once; its Python runs `bytewax_job.py`. One worker, because more
-of them share one interpreter; `parallelism` is the number of its source's partitions. Its sinks are at least once.
+pip installs it once, into a side environment below build/, whose Python runs `bytewax_job.py`. Several workers would
+share an interpreter, so there is only one; `parallelism` is the number of partitions of the source. Sinks are at least
+once.
 """
 
 import os
@@ -30,7 +31,7 @@ def settings(spec: RunSpec) -> dict[str, str]:
 
 
 def missing() -> str | None:
-    """Why Bytewax cannot run here; None when it can. Makes the side environment, once."""
+    """Why Bytewax cannot run here; None if it can. Creates the side environment if missing."""
     try:
         _set_up(_HOME)
     except ServerError as error:
@@ -55,7 +56,7 @@ def _python(home: Path) -> Path:
 
 
 def _set_up(home: Path) -> None:
-    """Raises `ServerError` with what was tried and the remedy."""
+    """Raises `ServerError` with the attempts and the remedy."""
     done = home / "_DONE"
     if done.exists():
         return

@@ -1,5 +1,6 @@
-"""Bytewax's dataflow, run by the side environment's Python, which has bytewax and nothing else: source on a schedule,
-running count per key as its documentation writes it, and a sink that stamps each row.
+"""Bytewax's dataflow, run by the Python of the side environment, which has only bytewax.
+
+A scheduled source, a running count per key as in Bytewax's documentation, and a sink that stamps each row.
 """
 
 import json
@@ -22,14 +23,14 @@ from bytewax.run import cli_main
 from benchmarks.engines.words import say, stop_order
 from benchmarks.splitmix import key_of, mixed
 
-_TURN = 500  # rows in a batch, as in the Java sources
+_TURN = 500  # rows per batch, as in the Java sources
 _SHORTEST_SLEEP = timedelta(microseconds=100)  # as in Flink's source
 _FLUSH_NS = 500_000_000
 _PAIRS = 4096
 
 
 class PacedSource(FixedPartitionedSource):  # type: ignore[misc]
-    """Rows (key, emitted): row i is due at start + i / rate; partition s of P makes the rows s, s + P, …"""
+    """Rows (key, emitted): row i is due at start + i / rate; partition s of P makes rows s, s + P, …"""
 
     def __init__(self, rate: float, keys: int, partitions: int, stop: threading.Event) -> None:
         self.period_ns = 1e9 / rate

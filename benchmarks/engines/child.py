@@ -1,5 +1,6 @@
-"""The engine's side of a run: its spec, what it leaves, and a process of another program that does the work (a JVM, a
-side environment's Python).
+"""The engine's side of a run: the spec, the results, and a process of another program that does the work.
+
+Such a program is a JVM or the Python of a side environment.
 """
 
 import subprocess
@@ -23,7 +24,9 @@ def leave_facts(spec: RunSpec, facts: Facts) -> None:
 
 
 def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Its exit code. What it says goes to this process's standard output; the order to stop goes to it."""
+    """Runs the command; returns its exit code.
+
+    Its output goes to this process's standard output. The order to stop is passed on to it."""
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdin is not None
     assert child.stdout is not None

@@ -1,9 +1,9 @@
-"""Flink: in a MiniCluster of one JVM ("flink": Java's DataStream for what `_DATA_STREAM` names, SQL for the rest;
-"flink-sql"), or PyFlink's DataStream in threads ("pyflink").
+"""Flink: in a MiniCluster of one JVM ("flink", "flink-sql"), or PyFlink's DataStream in threads ("pyflink").
 
-RocksDB, incremental checkpoints, buffers flushed after 1 ms when latency is measured (the default, 100 ms, when it is
-not). This process starts the JVM or the side environment's Python, hands on the order to stop, and reads the
-checkpoints from Flink's own log.
+"flink" is Java's DataStream for the workloads of `_DATA_STREAM`, and SQL for the others. RocksDB, incremental
+checkpoints; buffers are flushed after 1 ms if latency is measured, otherwise after the default 100 ms. This process
+starts the JVM or the Python of the side environment, passes on the order to stop, and reads the checkpoints from
+Flink's log.
 """
 
 import datetime
@@ -42,7 +42,7 @@ _COMPLETED = re.compile(
 LOG = "flink.log"
 _DATA_STREAM = ("keyed-count", "interval-join")
 
-# Of Nexmark's own runner, and memory for the state of its joins.
+# Settings of Nexmark's own runner, and memory for the state of joins.
 _NEXMARK = {
     "table.exec.mini-batch.enabled": "true",
     "table.exec.mini-batch.allow-latency": "2 s",
@@ -54,7 +54,7 @@ _NEXMARK = {
 
 
 def settings(spec: RunSpec) -> dict[str, str]:
-    """Nexmark's queries are run tuned."""
+    """Flink's settings; Nexmark's queries run tuned."""
     tuned = _NEXMARK if workload(spec.workload).input == "nexmark" else {}
     return _settings(spec) | tuned
 
@@ -96,7 +96,9 @@ def _java(spec: RunSpec) -> list[str]:
 def java_command(
     spec: RunSpec, chosen: Mapping[str, str], target: str = "", jars: Sequence[Path] = (), sink: str = ""
 ) -> list[str]:
-    """`chosen`: Flink's settings. `sink`: another than the spec's; "files" go to `target`. `jars`: more of them."""
+    """The JVM's command. `chosen`: Flink's settings. `jars`: additional jars.
+
+    `sink`: a different sink than the spec's; "files" go to `target`."""
     known = workload(spec.workload)
     options = {
         "source": spec.source,
@@ -151,7 +153,7 @@ def _environment(spec: RunSpec) -> dict[str, str]:
         "JDK_JAVA_OPTIONS": opened,
         "LOG4J_PROPERTIES": str(Path(spec.folder, "log4j.properties")),
         "FLINK_LOG_DIR": spec.folder,
-        "PYTHONPATH": str(site),  # the interpreter that Flink embeds does not know of the side environment
+        "PYTHONPATH": str(site),  # Flink's embedded interpreter does not know the side environment
     }
 
 

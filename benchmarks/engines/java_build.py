@@ -1,7 +1,7 @@
-"""The jars and classes that the engines on the JVM need: connectors by Maven, our own few classes by javac.
+"""Jars and classes for the engines on the JVM: connectors by Maven, our classes by javac.
 
-Connectors are kept in the user's cache and fetched once; classes go below build/ and are compiled when a source is
-newer. Raises `ServerError` with the remedy when Maven or a JDK is missing.
+Connectors are fetched once into the user's cache. Classes go below build/ and are compiled again if a source is newer.
+Raises `ServerError` with the remedy if Maven or a JDK is missing.
 """
 
 import os
@@ -54,12 +54,12 @@ def spark_jars() -> Path:
 
 
 def flink_home() -> Path:
-    """The side environment that `python -m benchmarks flink-setup` makes."""
+    """The side environment of `python -m benchmarks flink-setup`."""
     return cache() / f"flink-{FLINK_VERSION}" / "venv"
 
 
 def flink_jars() -> list[Path]:
-    """Of the wheel of apache-flink. Raises `ServerError` when it is not set up."""
+    """Jars of the apache-flink wheel. Raises `ServerError` if Flink is not set up."""
     found = [
         path for folder in ("lib", "opt") for path in flink_home().glob(f"lib/*/site-packages/pyflink/{folder}/*.jar")
     ]
@@ -73,7 +73,7 @@ def _of_family(family: Family) -> list[Path]:
 
 
 def classes(family: Family) -> Path:
-    """Folder of our classes, compiled now if they are older than their sources."""
+    """Folder of our classes, compiled first if older than their sources."""
     folder = Path("build/bench/classes", family).resolve()
     sources = [*HERE.glob("shared/*.java"), *HERE.glob(f"{family}/*.java")]
     stamp = folder / "_DONE"

@@ -1,9 +1,9 @@
 """Hazelcast Jet: the running count per key in one embedded member of one JVM, exactly once.
 
-As it comes but for this: as many cooperative threads and processors per vertex as `parallelism`, a snapshot per
-`interval_ms`. State is on the heap, snapshots are in the member's own maps (the open source edition has no other
-place), so losing the process loses the job. The jar comes by Maven, once. This process starts the JVM, hands on the
-order to stop, and reads the snapshots from Hazelcast's log.
+Settings are the defaults, except for `parallelism` cooperative threads and processors per vertex, and a snapshot every
+`interval_ms`. State is on the heap and snapshots are in the member's own maps (the open source edition offers nothing
+else), so the job is lost with the process. Maven fetches the jar once. This process starts the JVM, passes on the order
+to stop, and reads the snapshots from Hazelcast's log.
 """
 
 import datetime
@@ -41,7 +41,7 @@ def settings(spec: RunSpec) -> dict[str, str]:
 
 
 def missing() -> str | None:
-    """Why Jet cannot run here; None when it can. Fetches the jar and compiles our classes, once."""
+    """Why Jet cannot run here; None if it can. Fetches the jar and compiles our classes if missing."""
     try:
         connectors("jet")
         classes("jet")
@@ -86,7 +86,7 @@ def _java(spec: RunSpec) -> list[str]:
 
 
 def _logging(log: Path) -> str:
-    """Errors, and a line per snapshot."""
+    """Logs errors, and a line per snapshot."""
     return f"""handlers = java.util.logging.FileHandler
 .level = WARNING
 com.hazelcast.jet.impl.MasterSnapshotContext.level = FINE
@@ -98,7 +98,7 @@ java.util.logging.SimpleFormatter.format = %1$tF %1$tT.%1$tL %5$s%6$s%n
 
 
 def snapshots(lines: Iterable[str]) -> list[Checkpoint]:
-    """From lines of Hazelcast's log: of each completed snapshot one that says what was stored, then one for its end."""
+    """Snapshots from Hazelcast's log, where each has a line with the stored size, then a line for its end."""
     found, stored = [], dict[str, tuple[float, int]]()
     for line in lines:
         if match := _STORED.search(line):
@@ -112,14 +112,14 @@ def snapshots(lines: Iterable[str]) -> list[Checkpoint]:
                     duration_ms=duration_ms,
                     phases={"phase 1": phase_1_ms},
                     bytes=size,
-                    full_bytes=size,  # each holds all of the state
+                    full_bytes=size,  # each snapshot holds all state
                 )
             )
     return found
 
 
 def _version() -> str:
-    """Of the jar: the POM's."""
+    """Version in the jar's POM."""
     return str(re.findall(r"<version>(\d[\d.]+)</version>", (HERE / "jet.xml").read_text())[-1])
 
 

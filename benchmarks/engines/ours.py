@@ -1,4 +1,4 @@
-"""This runtime: a flow of its own DSL on Spark, RocksDB, checkpoints to a local folder."""
+"""This runtime: a flow of its DSL on Spark, with RocksDB and checkpoints to a local folder."""
 
 import sys
 from functools import partial
@@ -21,8 +21,8 @@ from benchmarks.spec import Checkpoint, Facts, RunSpec
 from benchmarks.workloads import workload
 
 _STARTING_LOOK_S = 0.02
-_ENDLESS_LOOK_S = 1.0  # each look costs some milliseconds, on the cores that are measured
-_BOUNDED_LOOK_S = 0.1  # the end is to be seen soon
+_ENDLESS_LOOK_S = 1.0  # each look costs some milliseconds on the measured cores
+_BOUNDED_LOOK_S = 0.1  # short, because the end must be seen soon
 _END_S = 120.0
 
 
@@ -99,7 +99,7 @@ def sink(spec: RunSpec) -> TwoPhaseCommitSink:
 
 
 def _discard(rows: pa.RecordBatch) -> None:
-    """The row has left the last operator, which is all that is asked."""
+    """Does nothing: the row has left the last operator."""
 
 
 def _checkpoint(entry: CheckpointStatus) -> Checkpoint:

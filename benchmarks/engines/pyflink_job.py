@@ -1,5 +1,7 @@
-"""PyFlink's DataStream, run by the side environment's Python, which has pyflink and nothing of ours: a running count
-per key in a Python `KeyedProcessFunction` with `ValueState`. Source and measuring sink are Flink's, in Java.
+"""PyFlink's DataStream, run by the Python of the side environment, which has pyflink and nothing of ours.
+
+A running count per key in a Python `KeyedProcessFunction` with `ValueState`. Source and measuring sink are Flink's, in
+Java.
 """
 
 import json
@@ -20,7 +22,7 @@ from pyflink.table import StreamTableEnvironment
 
 NAMES = ["key", "value", "at", "emitted"]
 LOOK_S = 0.01
-CANCELLED = "JobCancellationException"  # in the error of a job that was cancelled
+CANCELLED = "JobCancellationException"  # in the error of a cancelled job
 
 
 class Counter(KeyedProcessFunction):  # type: ignore[misc]
@@ -68,7 +70,7 @@ def main() -> None:
     stop = threading.Event()
 
     def listen() -> None:
-        while os.read(sys.stdin.fileno(), 1):  # not by way of its buffer, whose lock the end of the interpreter needs
+        while os.read(sys.stdin.fileno(), 1):  # unbuffered: the interpreter needs the buffer's lock at its end
             pass
         stop.set()
 

@@ -1,9 +1,8 @@
-"""Spark Structured Streaming: micro-batches as they come ("spark"), tuned for latency ("spark-tuned"), and real-time
-mode ("spark-real-time").
+"""Spark Structured Streaming: micro-batches ("spark", "spark-tuned"), and real-time mode ("spark-real-time").
 
-Tuned: RocksDB state store with changelog checkpointing, as many shuffle partitions as cores. As it comes: Spark's own
-defaults, with its in-memory state store and 200 shuffle partitions. Batches follow each other at once.
-A row is stamped in the executor, by a Java `ForeachWriter`, when it leaves the last operator.
+"spark" has Spark's defaults, with the in-memory state store and 200 shuffle partitions. "spark-tuned" is tuned for
+latency: RocksDB state store with changelog checkpointing, as many shuffle partitions as cores. Batches follow each
+other at once. A Java `ForeachWriter` stamps each row in the executor when the row leaves the last operator.
 """
 
 import os
@@ -21,7 +20,7 @@ from benchmarks.workloads import Workload, workload
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _JSON = "key BIGINT, value BIGINT, at BIGINT, emitted BIGINT"
 _REAL_TIME = "5 seconds"  # the shortest that Spark allows
-_BATCH_FILES = 2  # of a million rows: what a micro-batch of a bounded input takes
+_BATCH_FILES = 2  # of a million rows: input of a micro-batch of a bounded input
 _LOOK_S = 0.02
 
 
@@ -80,7 +79,7 @@ def session(spec: RunSpec) -> Any:
         path.extend(map(str, connectors("spark")))
     cores = (
         spec.parallelism * 2 if spec.engine == "spark-real-time" else spec.parallelism
-    )  # all stages run at once there
+    )  # all stages run at the same time there
     builder = SparkSession.builder.master(f"local[{cores}]").config(
         "spark.driver.extraClassPath", os.pathsep.join(path)
     )
@@ -92,7 +91,7 @@ def session(spec: RunSpec) -> Any:
 
 
 def events(spark: Any, spec: RunSpec) -> Any:
-    """The view's rows: the events, `ts` and its watermark."""
+    """Rows of the view: the events, `ts` and its watermark."""
     if spec.source == "generator":
         reader = spark.readStream.format("bench.spark.PacedSource")
         rows = reader.options(rate=spec.rate, keys=spec.keys, splits=spec.parallelism).load()
@@ -108,7 +107,7 @@ def events(spark: Any, spec: RunSpec) -> Any:
 
 
 def start(spark: Any, spec: RunSpec, known: Workload, result: Any) -> Any:
-    """The running query. What Spark refuses, it refuses here."""
+    """Starts the query. If Spark refuses the query, it does so here."""
     if spec.sink == "kafka":
         result = result.selectExpr("to_json(struct(emitted)) AS value")
     writer = result.writeStream.outputMode("update" if spec.engine == "spark-real-time" else known.mode)
@@ -132,7 +131,7 @@ def _progress(query: Any) -> Any:
 
 
 def _checkpoint(progress: dict[str, Any]) -> Checkpoint:
-    """A micro-batch is Spark's checkpoint: it begins with the batch and is done when its offsets are committed."""
+    """A micro-batch as a checkpoint: it begins with the batch and ends when the offsets are committed."""
     import datetime
 
     began = datetime.datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))

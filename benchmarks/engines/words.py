@@ -1,5 +1,7 @@
-"""What an engine's process says and is told: three words on standard output, and the order to stop (standard input
-ends). Imports nothing of ours: side environments load it, too.
+"""Protocol with an engine's process: three words on standard output, and the order to stop.
+
+The end of standard input is the order to stop. This module imports nothing of ours, because side environments load it
+too.
 """
 
 import os
@@ -11,16 +13,16 @@ PREFIX = "bench: "
 
 
 def say(word: str) -> None:
-    """ "began", "running" or "finished"."""
+    """Says "began", "running" or "finished"."""
     print(f"{PREFIX}{word} {time.time_ns()}", flush=True)
 
 
 def stop_order() -> threading.Event:
-    """Set when the harness closes standard input (or is gone)."""
+    """An event that is set when the harness closes standard input or ends."""
     ordered = threading.Event()
 
     def listen() -> None:
-        while os.read(sys.stdin.fileno(), 1):  # not by way of its buffer, whose lock the end of the interpreter needs
+        while os.read(sys.stdin.fileno(), 1):  # unbuffered: the interpreter needs the buffer's lock at its end
             pass
         ordered.set()
 

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing beside it; for the README its pictures as PNG files, and a table."""
+"""The report: one HTML file with everything in it; PNG pictures and a table for the README."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from benchmarks.spec import Results
 
 
 def write_report(results: Results, folder: Path) -> list[Path]:
-    """Paths of what was written; a picture without data is left out."""
+    """Paths of the written files; a picture without data is left out."""
     pictures = {name: folder / f"{name}.png" for name in draw_all(results, folder)}
     report = folder / "report.html"
     report.write_text(page(results, pictures), encoding="utf-8")

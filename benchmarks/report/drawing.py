@@ -1,4 +1,4 @@
-"""What all pictures share: colours, sizes, words. An engine has the same colour everywhere."""
+"""Colours, sizes and words of all pictures. An engine has the same colour in all pictures."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from benchmarks.engines import ENGINES
 
 COLOURS = {engine: known.colour for engine, known in ENGINES.items()}
 GREENS = ("#9fd3bd", "#3f9e7c", "#0b4f3a")
-"""Of pictures of this runtime alone: by size of state, small to large."""
+"""For pictures of this runtime alone: by size of state, small to large."""
 SIZE = (8.0, 4.4)
 GREY = "#555555"
 
@@ -19,7 +19,7 @@ def nexmark(workload: str) -> bool:
 
 
 def headed(axes: Axes, title: str, detail: str) -> None:
-    """What is shown in bold, and under it what was measured, which may have two lines."""
+    """The title in bold, and the measurement below it, with up to two lines."""
     lines = detail.count("\n") + 1
     axes.set_title(title, loc="left", fontweight="bold", pad=8 + 13 * lines)
     text = axes.annotate(
@@ -29,7 +29,7 @@ def headed(axes: Axes, title: str, detail: str) -> None:
 
 
 def legend_below(axes: Axes) -> None:
-    """Where no curve can be. Ours, drawn last, comes first."""
+    """Places the legend below all curves. Ours, drawn last, comes first."""
     handles, labels = axes.get_legend_handles_labels()
     axes.figure.legend(
         handles[::-1], labels[::-1], frameon=False, loc="outside lower center", ncols=min(4, len(labels)), fontsize=9

@@ -1,4 +1,4 @@
-"""How latency and cores grow with rate, keys and parallelism: a picture, and the same as Markdown tables."""
+"""Growth of latency and cores with rate, keys and parallelism: a picture and Markdown tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ _QUANTILES: Sequence[tuple[str, str, Literal["-", ":"], str]] = (
     ("p50", "o", "-", "median"),
     ("p99", "^", ":", "99th percentile"),
 )
-"""Of the latency: field, mark and line, for people."""
+"""Field, mark and line of each latency, for people."""
 _BELOW: Mapping[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 8}
-_EDGE = 0.12  # share of the axis beyond what is drawn
+_EDGE = 0.12  # share of the axis beyond the drawing
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What grows, from small to large, with everything else the same."""
+    """Cells in which one size grows, from small to large, and everything else is the same."""
 
     grows: str  # field of its cells
     cells: Mapping[Cell, Sequence[Row]]
 
     @property
     def same(self) -> str:
-        """What does not grow, for people."""
+        """The sizes that do not grow, for people."""
         base = next(iter(self.cells))
         parts = {
             "rate": f"{base.rate:,.0f} events/s",
@@ -44,8 +44,9 @@ class Curve:
 
 
 def curves(results: Results) -> list[Curve]:
-    """Of the runs of `growth`: for rate, keys and parallelism the most cells that differ in nothing else. What has only
-    one value is no curve."""
+    """Curves of the runs of `growth`: for rate, keys and parallelism the most cells that differ in nothing else.
+
+    A size with only one value is no curve."""
     found = cells(Results(runs=results.growth))
     drawn = []
     for grows in _TITLES:
@@ -61,8 +62,9 @@ def curves(results: Results) -> list[Curve]:
 
 
 def growth_by_cores(results: Results) -> Canvas | None:
-    """A panel per curve: cores to the right, latency up, a line through the values, of which the smallest and
-    the largest stand below it. None without a curve."""
+    """A panel per curve, with cores to the right and latency up; None without a curve.
+
+    A line joins the values; the smallest and the largest value are written below it."""
     drawn = [curve for curve in curves(results) if any(_known(row) for rows in curve.cells.values() for row in rows)]
     if not drawn:
         return None
@@ -125,7 +127,7 @@ def _table(curve: Curve) -> str:
 
 
 def _told(row: Row | None) -> str:
-    """As in the table of latency targets; a row whose runs all failed says so."""
+    """Text as in the table of latency targets; a row whose runs all failed says so."""
     if row is not None and row.failed and not row.runs:
         return "failed"
     return latency_and_cores([] if row is None else row.runs)

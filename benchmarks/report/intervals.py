@@ -1,13 +1,13 @@
 """95 % intervals of a median over few rounds. Pure.
 
-From six values on it is the one of order statistics: it holds for whatever distribution. With three to five there is no
-such interval (the lowest and the highest of five hold the median in 94 % of the cases, of three in 75 %): there it is
-Student's t over the logarithms, which takes it that rounds differ by factors that are normally distributed; over the
-values themselves when one of them is not positive.
+From six values on, order statistics give the interval; it holds for any distribution. With three to five values no such
+interval exists (the lowest and the highest of five hold the median in 94 % of cases, of three in 75 %). There Student's
+t over the logarithms gives the interval, on the assumption that rounds differ by factors with a normal distribution; if
+a value is not positive, it is over the values themselves.
 
-Differences of pairs that were measured in turn (`of_differences`) are as often too high as too low by the same amount,
-whatever else their distribution is. So the averages of any two of them may be ordered, too (Wilcoxon's signed ranks,
-Hodges and Lehmann): that takes a third fewer pairs than order statistics for an interval of the same width.
+Differences of pairs measured in turn (`of_differences`) are as often too high as too low by the same amount, whatever
+else their distribution is. So averages of any two differences can be ordered too (Wilcoxon's signed ranks, Hodges and
+Lehmann); this takes a third fewer pairs than order statistics for an interval of the same width.
 """
 
 import math
@@ -32,7 +32,7 @@ def interval95(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def of_differences(values: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
-    """Middle, and its interval: None with fewer than ten values, for which the approximation is too coarse."""
+    """Middle and interval; None with fewer than ten values, for which the approximation is too coarse."""
     count = len(values)
     averages = sorted((one + other) / 2 for at, one in enumerate(values) for other in values[at:])
     left_out = math.floor(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
@@ -60,7 +60,7 @@ def _students(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _outside(count: int) -> int:
-    """So many values on each side are outside: of `count` fair coins that few are heads in at most 2.5 % of cases."""
+    """Number of values outside on each side: `count` fair coins show that few heads in at most 2.5 % of cases."""
     sum_, left_out = 0.0, 0
     while (sum_ := sum_ + math.comb(count, left_out) / 2**count) <= _BEYOND:
         left_out += 1

@@ -1,4 +1,4 @@
-"""Pictures of this runtime alone: recovery, and what checkpoints cost."""
+"""Pictures of this runtime alone: recovery and the cost of checkpoints."""
 
 import statistics
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def recovery(results: Results) -> Canvas | None:
 
 
 def checkpoint_cost(results: Results) -> Canvas | None:
-    """Throughput at each interval as a share of that without checkpoints, in the same round."""
+    """Throughput at each interval as a share of throughput without checkpoints in the same round."""
     grouped: dict[tuple[int, int], dict[int, list[float]]] = {}
     for cost in results.grid:
         share = share_kept(cost, results.grid)
@@ -89,7 +89,7 @@ def checkpoint_cost(results: Results) -> Canvas | None:
 def checkpoint_size(results: Results) -> Canvas | None:
     found = [size for size in results.sizes if size.checkpoints is not None and size.storage == "file"]
     if len({(size.keys, size.changed) for size in found}) < 2:
-        return None  # a single point is better told in the table
+        return None  # the table is enough for a single point
     colours = _by_size([size.keys for size in found])
     canvas, (left, right) = plt.subplots(1, 2, figsize=SIZE)
     for keys, colour in colours.items():

@@ -1,4 +1,4 @@
-"""Pictures of latency: over time, as a distribution. Ours is drawn last and strongest."""
+"""Pictures of latency over time and as a distribution. Ours is drawn last and strongest."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,14 +15,14 @@ from benchmarks.stamps import distribution
 
 _QUANTILES = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999)
 _MARKED = (0.5, 0.99)
-_TOO_NEAR = 3.0  # times another value: beside each other the two could not be read
+_TOO_NEAR = 3.0  # times another value: labels side by side would be unreadable
 _LINE_POINTS = 11
-_LABEL = (4, 60)  # points from a dot to where the label on its right begins and ends, with half a dot
-_FAINT = 0.005  # of the rows are left of the picture
+_LABEL = (4, 60)  # points from a dot to begin and end of the label on its right, with half a dot
+_FAINT = 0.005  # share of rows left of the picture
 
 
 def latency_over_time(results: Results) -> Canvas | None:
-    """The middle round of each engine: median and worst latency of each tenth of a second; our checkpoints as lines."""
+    """The middle round of each engine: median and worst latency per tenth of a second; our checkpoints as lines."""
     cell, rows = _chosen(results, "latency")
     if cell is None:
         return None
@@ -68,7 +68,7 @@ def visible_cdf(results: Results) -> Canvas | None:
 def _cdf(
     results: Results, measure: str, of: Callable[[RunResult], Percentiles | None], title: str, label: str
 ) -> Canvas | None:
-    """Curves of all rounds, with the values at the median and at 99 % beside them."""
+    """Curves of all rounds, with the values at the median and at 99 %."""
     cell, rows = _chosen(results, measure)
     if cell is None:
         return None
@@ -99,8 +99,10 @@ def _cdf(
 
 
 def mark(axes: Axes, curves: Mapping[str, tuple[Any, Any]]) -> None:
-    """The leftmost curve's values on its left, the others' on their right; below one another where they would meet, and
-    below the line of dots where the next curve's would cover them."""
+    """Writes the leftmost curve's values on its left, the others' on their right.
+
+    Values that would meet go below one another; values that the next curve's dots would cover go below the line of
+    dots."""
     low = min(values[np.searchsorted(shares, _FAINT)] for values, shares in curves.values())
     axes.set_xlim(low / 2.5, max(values[-1] for values, _ in curves.values()) * 2.5)
     for share in _MARKED:
@@ -134,7 +136,7 @@ def _points_between(axes: Axes, left: float, right: float) -> float:
 
 
 def _chosen(results: Results, measure: str) -> tuple[Cell | None, list[Row]]:
-    """The cell that most engines have, at the highest rate: what did not hold it is drawn, and says so."""
+    """The cell that most engines have, at the highest rate. A rate not held is drawn and marked."""
     found = {
         cell: rows
         for cell, rows in cells(results).items()
@@ -168,7 +170,7 @@ def _described(cell: Cell) -> str:
 
 
 def _name(row: Row) -> str:
-    """With the cores it took: latency alone says half."""
+    """The engine with its cores, because latency alone is half of the result."""
     cores = row.figure(cores_of)
     return NAMES[row.engine] if cores is None else f"{NAMES[row.engine]}, {in_cores(cores.median)} cores"
 

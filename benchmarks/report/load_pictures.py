@@ -1,4 +1,4 @@
-"""Pictures of what latency costs: latency and cores by rate, and one against the other at the same rate."""
+"""Pictures of the cost of latency: latency and cores by rate, and latency against cores at the same rate."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,8 +17,7 @@ _EDGE = 0.12  # share of the axis beyond the largest value
 
 
 def latency_by_rate(results: Results) -> Canvas | None:
-    """Median over rounds, with the spread, of latency and of the cores it took; a hollow mark where the rate was not
-    held."""
+    """Latency and used cores by rate: median over rounds, with the spread; hollow: rate not held."""
     found = _same_but_rate(results)
     if len(found) < 2:
         return None
@@ -45,8 +44,9 @@ def latency_by_rate(results: Results) -> Canvas | None:
 
 
 def latency_by_cores(results: Results) -> Canvas | None:
-    """A panel per rate: cores to the right, latency up, from each engine's median to its 99th percentile. Lower and
-    further left is better. None when no run says what it took."""
+    """A panel per rate, cores to the right, latency up, from each engine's median to its 99th percentile.
+
+    Lower and further left is better. None if no run has the cores."""
     found = {
         cell: drawn
         for cell, rows in _same_but_rate(results).items()
@@ -110,14 +110,14 @@ def _against_cores(axes: Axes, row: Row) -> None:
 
 
 def _same_but_rate(results: Results) -> dict[Cell, list[Row]]:
-    """The cells of processed latency that are like the first one but for the rate."""
+    """Cells of processed latency that differ from the first cell only in the rate."""
     found = {cell: rows for cell, rows in cells(results).items() if cell.measure == "latency"}
     base = next(iter(found), None)
     return {cell: rows for cell, rows in found.items() if base is not None and _but_rate(cell) == _but_rate(base)}
 
 
 def _apart(ordered: Sequence[Cell]) -> list[Cell]:
-    """The lowest, the highest, and what is in the middle."""
+    """The lowest, the highest and the middle cell."""
     if len(ordered) <= _MOST_RATES:
         return list(ordered)
     last = len(ordered) - 1

@@ -1,4 +1,4 @@
-"""Nexmark beside Flink SQL as a Markdown table, the queries that we lose first. Pure."""
+"""Nexmark compared with Flink SQL as a Markdown table, our worst queries first. Pure."""
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,9 @@ _HEAD = ("query", "rows/s: ours", "flink", "ratio", "core-µs/event: ours", "fli
 
 
 def nexmark_markdown(results: Results) -> str:
-    """Of the runs of `nexmark`; empty where not both engines have run. A ratio is ours by Flink's, of the medians."""
+    """Table of the runs of `nexmark`; empty if not both engines have run.
+
+    A ratio is ours divided by Flink's, of the medians."""
     queries = [name for name in names("nexmark") if all(_runs(results, name, engine) for engine in (_US, _THEM))]
     if not queries:
         return ""
@@ -81,7 +83,7 @@ def _ratio(results: Results, name: str, of: Callable[[RunResult], float | None])
 
 
 def _answer(answers: Sequence[Answer], name: str, engine: str) -> str:
-    """The last one."""
+    """The last answer of the query."""
     found = [answer for answer in answers if (answer.workload, answer.engine) == (name, engine)]
     if not found:
         return _NONE

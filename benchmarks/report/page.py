@@ -1,5 +1,7 @@
-"""The HTML page: pictures as data in it, then every figure as a table, then machine and commands. Pure but for reading
-the pictures' files."""
+"""The HTML page: pictures as data, then all figures as tables, then machine and commands.
+
+Pure except for reading the pictures' files.
+"""
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence

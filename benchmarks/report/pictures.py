@@ -1,4 +1,4 @@
-"""All pictures: drawn with one style, written as PNG files."""
+"""All pictures: drawn in one style, written as PNG files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,9 @@ Draw = Callable[[Results], Canvas | None]
 
 
 def draw_all(results: Results, folder: Path) -> list[str]:
-    """Names of the pictures written to `folder`/<name>.png. An earlier report's that has no data now is removed."""
+    """Names of the pictures written to `folder`/<name>.png.
+
+    A picture of an earlier report without data now is removed."""
     pictures: dict[str, Draw] = {
         "latency-over-time": latency_over_time,
         "latency-cdf": latency_cdf,

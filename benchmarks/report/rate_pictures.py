@@ -1,4 +1,4 @@
-"""Pictures of rates: bounded throughput and the highest rate held, as bars from zero, a panel per workload."""
+"""Pictures of bounded throughput and the highest rate held: bars from zero, a panel per workload."""
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ def _panel(cell: Cell) -> str:
 
 
 def _panels(bars: Bars, title: str, detail: str) -> Canvas | None:
-    """Each has a scale of its own, from zero."""
+    """Draws the panels; each has its own scale from zero."""
     bars = {panel: engines for panel, engines in bars.items() if engines}
     if not bars:
         return None

@@ -1,6 +1,6 @@
-"""Runs of the same cell put together: the median over the rounds, and the spread from the lowest to the highest. Pure.
+"""Summary of the runs of a cell: median over the rounds, and spread from lowest to highest. Pure.
 
-Every engine is treated alike; no round is left out, but those that failed (they are counted).
+All engines are treated alike. Only failed rounds are left out; they are counted.
 """
 
 import statistics
@@ -25,7 +25,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is the same in all rounds."""
+    """Settings that are the same in all rounds."""
 
     workload: str
     measure: str
@@ -46,7 +46,7 @@ class Row:
     error: str
 
     def figure(self, of: Callable[[RunResult], float | None]) -> Figure | None:
-        """None when no run has it."""
+        """None if no run has it."""
         return figure(of(run) for run in self.runs)
 
 
@@ -56,7 +56,7 @@ def figure(values: Iterable[float | None]) -> Figure | None:
 
 
 def cores_of(run: RunResult) -> float | None:
-    """Cores that the engine's processes kept busy while it was measured. Files of before have the seconds alone."""
+    """Cores that the engine's processes kept busy while measured. Older files have only the seconds."""
     if run.cores is not None or run.cpu_s is None or run.rows or not run.seconds:
         return run.cores
     return run.cpu_s / run.seconds
@@ -79,14 +79,14 @@ def cells(results: Results) -> dict[Cell, list[Row]]:
 
 
 def share_kept(cost: CheckpointCost, grid: Sequence[CheckpointCost]) -> float | None:
-    """Its throughput by that without checkpoints in the same round; None where there is none."""
+    """Throughput divided by throughput without checkpoints in the same round; None if there is none."""
     same = (cost.keys, cost.parallelism, cost.round, 0)
     base = [one for one in grid if (one.keys, one.parallelism, one.round, one.interval_ms) == same]
     return cost.rows_per_s / base[0].rows_per_s if base else None
 
 
 def shown(found: Figure | None, digits: int = 3) -> str:
-    """`1.23 (1.1 to 1.4)`; the spread is left out when there is none; a dash for None."""
+    """`1.23 (1.1 to 1.4)`; without the spread if there is none; a dash for None."""
     if found is None:
         return "-"
     middle = number(found.median, digits)
@@ -95,7 +95,7 @@ def shown(found: Figure | None, digits: int = 3) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """With so many significant digits, thousands apart."""
+    """The value with `digits` significant digits and separated thousands."""
     if value == 0:
         return "0"
     whole = f"{float(f'{value:.{digits}g}'):,.6f}".rstrip("0").rstrip(".")

@@ -1,8 +1,8 @@
-"""The figures side by side as one Markdown table, ready for the README. Pure.
+"""The figures of all engines as one Markdown table, ready for the README. Pure.
 
-A row per figure that was measured, "-" where an engine was not. Medians over the rounds, and from three rounds on their
-95 % intervals in brackets (`intervals`). A row of latencies ends with the cores that they took. Flink's column is
-Java's DataStream for the keyed count and the interval join, and SQL elsewhere.
+A row per measured figure, "-" for an engine without it. Medians over the rounds, and from three rounds on their 95 %
+intervals in brackets (`intervals`). A row of latencies ends with the used cores. Flink's column is Java's DataStream
+for the keyed count and the interval join, and SQL for the others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ _COLUMNS = {engine: known.column for engine, known in ENGINES.items() if known.c
 _INTERVALS = "In brackets: 95 % interval of the median over the rounds, where there are three or more."
 _NONE, _FAILED = "-", "failed"
 
-Line = tuple[str, Mapping[str, str]]  # the figure, and what each engine has
+Line = tuple[str, Mapping[str, str]]  # the figure, and its text per engine
 
 
 def markdown(results: Results) -> str:
-    """Of one machine and date; both are in its last line."""
+    """The table of one machine and date; both are in the last line."""
     lines = [*_latency(results), *_throughput(results), *_rates(results), *_recovery(results)]
     lines += [*_sizes(results), *_overhead(results)]
     head = ["figure", *_COLUMNS.values()]

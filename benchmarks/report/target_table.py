@@ -1,4 +1,4 @@
-"""What `latency_target` gives and costs, as a Markdown table: a row per target, a column per rate. Pure."""
+"""Effect and cost of `latency_target` as a Markdown table: a row per target, a column per rate. Pure."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,7 @@ _FAILED, _NONE = "failed", "-"
 
 
 def targets_markdown(results: Results) -> str:
-    """Of the runs of `latency-targets`, those with the same keys, parallelism and checkpoints in a table of their own;
-    empty without such runs."""
+    """Tables of the runs of `latency-targets`, one per keys, parallelism and checkpoints; empty without runs."""
     groups: dict[str, list[RunResult]] = {}
     for run in results.targets:
         groups.setdefault(_named(run), []).append(run)
