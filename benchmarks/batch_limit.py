@@ -1,4 +1,4 @@
-"""The limit of this machine: the keyed workloads as one batch by DuckDB, Polars and pyarrow, same files.
+"""Limit of this machine: the keyed workloads as one batch by DuckDB, Polars and pyarrow, same files.
 
     python -m benchmarks.batch_limit --keys 10000 1000000
 

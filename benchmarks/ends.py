@@ -1,4 +1,4 @@
-"""Throughput and visible latency of each target at short checkpoints; throughput of the source Kinesis.
+"""Throughput and visible latency of each target at short checkpoints; throughput of Kinesis as source.
 
     python -m benchmarks ends [END …] [--rows 1000000] [--rate 2000] [--seconds 15]
 

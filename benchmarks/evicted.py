@@ -1,4 +1,4 @@
-"""Cost of a row if far more windows are open than fit in memory: the operator alone, one core, RocksDB.
+"""Cost of a row if far more windows are open than fit in memory: one operator, one core, RocksDB.
 
     python -m benchmarks.evicted --pairs 10000000
 

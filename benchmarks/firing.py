@@ -1,4 +1,4 @@
-"""Cost of very many windows that one watermark makes due, and the longest wait of a barrier for a slice.
+"""Cost of very many windows that one watermark makes due; longest wait of a barrier for a slice.
 
     python -m benchmarks.firing tumbling --windows 1000000
 

@@ -53,7 +53,7 @@ def remaining(changes: Iterable[list[Any]]) -> Iterable[tuple[Any, ...]]:
 
 
 def newest(changes: Iterable[list[Any]], key: Sequence[int]) -> Iterable[tuple[Any, ...]]:
-    """The last row of each key (indices of its fields), of a result that replaces rows without retractions.
+    """The last row of each key (indices of its fields), if rows are replaced without retractions.
 
     All changes of a key are in one file."""
     rows: dict[tuple[Any, ...], tuple[Any, ...]] = {}

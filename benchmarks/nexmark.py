@@ -1,4 +1,4 @@
-"""Nexmark's auction house (Tucker et al., 2008) with the fields, ratios and sizes of today's benchmark.
+"""Nexmark's auction house (Tucker et al., 2008) with fields, ratios and sizes of today's benchmark.
 
 Of 50 events 1 is a person, 3 are auctions and 46 are bids, with 200, 500 and 100 bytes on average without a bid's url
 and channel. Event i is a function of i alone. All three kinds are rows of one stream with all columns; a column that a

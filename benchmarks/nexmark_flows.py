@@ -1,4 +1,4 @@
-"""Nexmark's queries in our DSL: joins, windows, aggregates and expressions, without own state functions.
+"""Nexmark's queries in our DSL: joins, windows, aggregates and expressions, without own functions.
 
 `events` has all three kinds of rows (`benchmarks.nexmark`). Each function returns the result's stream;
 `benchmarks.nexmark_queries` has the same queries in SQL.
@@ -266,7 +266,7 @@ def q11(events: Stream) -> Stream:
 
 
 def q12(events: Stream) -> Stream:
-    """Bids in 10 s of the wall clock: a bidder's next window begins with the first bid after the last window."""
+    """Bids in 10 s of the wall clock; a bidder's next window begins with the first bid after the last."""
     early = Every(_WINDOW, clock="processing", accumulate=False)
     windows = bids(events, "bidder", "emitted").key_by("bidder").window("q12", Global(), early=early)
     return windows.aggregate(n=count(), emitted=max_("emitted"))
@@ -276,7 +276,7 @@ _RANKS = (("rank1", "price < 10000"), ("rank2", "price >= 10000 AND price < 1000
 
 
 def _ranked(events: Stream, *columns: str, who: tuple[str, ...] = ("bidder", "auction"), **computed: str) -> Stream:
-    """`columns` of the bids and the `computed` columns (with the time `ts`), the day, and `who` per price rank.
+    """`columns` of the bids, `computed` columns (with the time `ts`), the day, and `who` per price rank.
 
     The columns per rank have the values of `who` only if the bid has that rank."""
     of_rank = {f"{rank}_{each}": f"CASE WHEN {where} THEN {each} END" for rank, where in _RANKS for each in who}

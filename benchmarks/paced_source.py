@@ -1,4 +1,4 @@
-"""The generator as a source of ours: scheduled rows of `benchmarks.events` with their intended emission.
+"""The generator as a source of ours: scheduled rows of `benchmarks.events` with intended emission.
 
 The source computes keys and values ahead of time, hundreds of rows at once, so that their cost, which is nanoseconds in
 Java, is a small share of the measured time.

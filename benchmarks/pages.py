@@ -1,4 +1,4 @@
-"""Cost of open pages: processor time of the coordinator and latencies of the job, with and without pages.
+"""Cost of open pages: processor time of the coordinator and latencies of the job.
 
     python -m benchmarks.pages                    one run, 5 pages opened and closed in turn, 60 times
     python -m benchmarks.pages --pairs 16 --keep build/pages.jsonl    the same in several runs

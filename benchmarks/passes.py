@@ -1,4 +1,4 @@
-"""Cost of a turn of a slot's subtasks in one core with small batches: no Spark, no sockets, no waiting.
+"""Cost of a turn of a slot's subtasks in one core with small batches: no Spark, sockets or waiting.
 
     python -m benchmarks.passes --workload keyed-count --rate 10000
     python -m benchmarks.passes --rate 10000 --scheduled

@@ -1,4 +1,4 @@
-"""Search for the highest rate that an engine holds: doubles until not held, then halves the ratio. Pure."""
+"""Search for the highest rate an engine holds: doubles until not held, then halves the ratio. Pure."""
 
 from collections.abc import Sequence
 

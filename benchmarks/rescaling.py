@@ -51,7 +51,7 @@ _AT_ONCE = 500_000  # keys of a savepoint
 
 @dataclass(frozen=True)
 class RescaleFigures:
-    """Milliseconds. `busy`: processes that wanted a processor at the begin (the kernel's load of a minute)."""
+    """Milliseconds. `busy`: processes that wanted a processor at the begin (kernel's load of a minute)."""
 
     kind: str
     before: int

@@ -26,7 +26,7 @@ def sliding(
     event_time: str,
     sums: Sequence[str] = (),
 ) -> Stream:
-    """Columns: `keys`, `end_ms` (exclusive end of the window, int64), `n` (rows), the sums under their names.
+    """Columns: `keys`, `end_ms` (exclusive end of the window, int64), `n` (rows), the sums by name.
 
     `size` is a multiple of `slide`."""
     panes_per_window = size // slide

@@ -1,7 +1,8 @@
-"""What a run is and what it found: `RunSpec` goes to the engine's process as a file, `RunResult` into results.json.
+"""Specification and result of a run: `RunSpec` goes to the engine's process as a file.
 
-Times ending in `_ns` are wall-clock nanoseconds since the epoch; all processes of a run are on one machine and share
-its clock. Percentiles are milliseconds. A figure that a run does not measure is None, never 0.
+`RunResult` goes into results.json. Times ending in `_ns` are wall-clock nanoseconds since the epoch; all processes of a
+run are on one machine and share its clock. Percentiles are milliseconds. A figure that a run does not measure is None,
+never 0.
 """
 
 from typing import Literal
@@ -15,7 +16,7 @@ Measure = Literal["latency", "visible", "throughput"]
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of one engine. `folder` is its own and empty; the engine leaves its stamps and `facts.json` there."""
+    """One run of one engine. Its empty `folder` gets the engine's stamps and `facts.json`."""
 
     engine: str
     workload: str
@@ -31,7 +32,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 40.0  # measured, after the warm-up
     round: int = 0
     folder: str = ""
-    preload: int = 0  # so many keys get a row each before the schedule begins (this runtime's generator only)
+    preload: int = 0  # number of keys with a row each before the schedule begins (this runtime's generator only)
     latency_target_ms: float | None = None  # of this runtime; None: its default
     storage: Storage = "file"  # of this runtime's checkpoints
     storage_url: str = ""
@@ -47,7 +48,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds. `histogram`: HdrHistogram V2 in base64, microseconds, so that runs can be drawn and merged."""
+    """Milliseconds. `histogram`: HdrHistogram V2 in base64, microseconds, to draw and merge runs."""
 
     count: int
     p50: float
@@ -59,7 +60,7 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One completed checkpoint (of a peer: what its own log says). Durations in ms."""
+    """One completed checkpoint (of another engine: from its own log). Durations in ms."""
 
     at_ns: int  # triggered
     duration_ms: float
@@ -69,21 +70,22 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the measured interval. Phases are medians in ms; bytes per checkpoint (median)."""
+    """Checkpoints of the measured interval. Phases are medians in ms; bytes per checkpoint (median)."""
 
     count: int
     p50_ms: float
     max_ms: float
     phases: dict[str, float]
     bytes: int | None
-    mean_bytes: float | None  # merges of files come now and then, and are in this one only
+    mean_bytes: float | None  # includes the occasional merges of files, unlike the median
     full_bytes: int | None
     requests: float | None  # calls to the checkpoint store per checkpoint
 
 
 class Moment(msgspec.Struct, frozen=True, array_like=True):
-    """A tenth of a second of the measured interval: seconds from its beginning, median and worst latency in ms of the
-    rows that were due then."""
+    """A tenth of a second of the measured interval.
+
+    Seconds from its beginning; median and worst latency in ms of the rows that were due then."""
 
     at_s: float
     p50: float
@@ -91,7 +93,7 @@ class Moment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine's process tells at its end."""
+    """Report of an engine's process at its end."""
 
     version: str
     settings: dict[str, str] = {}
@@ -99,11 +101,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoundedRun(msgspec.Struct, frozen=True, array_like=True):
-    """One query over a bounded input: from its start, in a session that is there, to its end."""
+    """One query over a bounded input: from its start, in an existing session, to its end."""
 
     rows: int
     seconds: float
-    cpu_s: float | None = None  # of all processes; files of before have none
+    cpu_s: float | None = None  # of all processes; older files have none
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +119,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     sink: Sink
     round: int
     rate: float
-    rows: int  # of a bounded input, the most that was asked for
+    rows: int  # of a bounded input: the most requested
     keys: int
     parallelism: int
     interval_ms: int
@@ -131,13 +133,13 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     held: bool | None = None  # the backlog did not grow
     bounded: list[BoundedRun] = []  # over the small and the large input
     rows_per_s: float | None = None  # whole query over the large input
-    rows_per_s_steady: float | None = None  # what the large run had more than the small one, rows by seconds
-    core_us_per_row: float | None = None  # steady, too: core-seconds of the difference, by its rows
+    rows_per_s_steady: float | None = None  # additional rows of the large run, divided by its additional seconds
+    core_us_per_row: float | None = None  # also steady: additional core-seconds divided by additional rows
     cpu_s_per_million: float | None = None
     cpu_s: float | None = None
-    cores: float | None = None  # `cpu_s` by the seconds it was measured in; files of before have only `cpu_s`
+    cores: float | None = None  # `cpu_s` divided by the measured seconds; older files have only `cpu_s`
     peak_mb: float | None = None
-    feeder_late_ms: float | None = None  # 99th percentile: how much of the latency is the feeder's, with Kafka
+    feeder_late_ms: float | None = None  # 99th percentile: the feeder's part of the latency, with Kafka
     gap_ms: float | None = None  # longest time without output
     checkpoint_gap_ms: float | None = None  # the same, around a checkpoint
     checkpoints: CheckpointFigures | None = None
@@ -146,21 +148,22 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """One SIGKILL under load. Milliseconds from the kill; `timeline`: (seconds from the kill, rows that came out)."""
+    """One SIGKILL under load. Milliseconds from the kill; `timeline`: (seconds from it, output rows)."""
 
     victim: str  # slot, executor, coordinator
     rate: float
     keys: int
     first_output_ms: float
-    first_due_ms: float  # first row out that was due after the kill
-    caught_up_ms: float | None  # latency is back to what it was; None: not within the time it was watched
+    first_due_ms: float  # first output row that was due after the kill
+    caught_up_ms: float | None  # latency is back at its earlier value; None: not within the observed time
     next_checkpoint_ms: float | None  # the next completed checkpoint
     timeline: list[tuple[float, int]]
 
 
 class CheckpointCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell of the grid (interval, keys, parallelism): keyed count at full speed, the steady rate. Interval 0: none
-    but the last."""
+    """One cell of the grid (interval, keys, parallelism): keyed count at full speed, steady rate.
+
+    Interval 0: only the last checkpoint."""
 
     interval_ms: int
     keys: int
@@ -171,7 +174,7 @@ class CheckpointCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint costs for `keys` of 100 bytes that do not compress; so many rows per second change one each."""
+    """Cost of a checkpoint for `keys` of 100 incompressible bytes; `changed` rows/s change one key each."""
 
     keys: int
     changed: float
@@ -179,7 +182,7 @@ class CheckpointSize(msgspec.Struct, frozen=True, kw_only=True):
     interval_ms: int
     storage: Storage
     round: int
-    uploaded_by_changed: float | None  # mean bytes of a checkpoint, by `changed_bytes`
+    uploaded_by_changed: float | None  # mean bytes of a checkpoint, divided by `changed_bytes`
     checkpoints: CheckpointFigures | None
     processed: Percentiles | None
     gap_ms: float | None
@@ -200,14 +203,14 @@ class RateHeld(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine's answer to a query over `events` events, set against a batch of Spark SQL."""
+    """An engine's answer to a query over `events` events, compared with a batch of Spark SQL."""
 
     workload: str
     engine: str
     events: int
     rows: int
     same: bool
-    columns: list[str]  # that were compared
+    columns: list[str]  # compared columns
 
 
 class Results(msgspec.Struct, kw_only=True):

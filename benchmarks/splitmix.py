@@ -1,5 +1,6 @@
-"""The arithmetic of `benchmarks.events` for one row at a time, in plain Python, since side environments have no
-numpy. Pure.
+"""The arithmetic of `benchmarks.events` for one row at a time, in plain Python. Pure.
+
+Side environments have no numpy.
 """
 
 _MASK = 0xFFFFFFFFFFFFFFFF

@@ -1,8 +1,8 @@
-"""What measuring sinks leave behind, and what follows from it: percentiles, gaps, a timeline, whether a rate was held.
+"""Stamps of measuring sinks, and figures from them: percentiles, gaps, a timeline, rates held.
 
 A stamp is a pair (intended emission, arrival) of wall-clock nanoseconds, one per output row. Latency counts from the
-*intended* emission: a row that a stalled engine read late has waited since it was due (no coordinated omission).
-Pure but for `read_stamps`. Files: `rows-*.npy` (ours: two rows of int64), `rows-*.bin` (others: little-endian pairs).
+*intended* emission: a row that a stalled engine read late has waited since it was due (no coordinated omission). Pure
+except for `read_stamps`. Files: `rows-*.npy` (ours: two rows of int64), `rows-*.bin` (others: little-endian pairs).
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 _LOWEST_US, _HIGHEST_US, _DIGITS = 1, 3_600_000_000, 3
 _MAY_GROW = 0.05  # seconds of latency per second that count as noise and not as a growing backlog
 _MAY_LAG_S = 5.0
-_AROUND_NS = 500_000_000  # a gap this close to a checkpoint is put down to it
+_AROUND_NS = 500_000_000  # a gap this close to a checkpoint is attributed to it
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def read_stamps(folder: Path) -> Stamps:
 
 
 def histogram(latency_ns: Ints) -> HdrHistogram:
-    """Microseconds; below 1 µs (two clocks read out of order) counts as 1 µs."""
+    """Histogram in microseconds; below 1 µs (two clocks read out of order) counts as 1 µs."""
     made = HdrHistogram(_LOWEST_US, _HIGHEST_US, _DIGITS)
     values, counts = np.unique(np.clip(latency_ns // 1000, _LOWEST_US, _HIGHEST_US), return_counts=True)
     for value, count in zip(values, counts, strict=True):
@@ -79,7 +79,7 @@ def of_histogram(counted: HdrHistogram) -> Percentiles:
 
 
 def distribution(encoded: Iterable[str]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """(milliseconds, share of rows at or below) over all of the histograms, for a cumulative plot."""
+    """(Milliseconds, share of rows at or below) over all of the histograms, for a cumulative plot."""
     total = HdrHistogram(_LOWEST_US, _HIGHEST_US, _DIGITS)
     for text in encoded:
         total.decode_and_add(text.encode("ascii"))
@@ -102,8 +102,9 @@ def timeline(stamps: Stamps, first_ns: int, step_ns: int = 100_000_000) -> list[
 
 
 def held(stamps: Stamps, first_ns: int, last_ns: int) -> bool:
-    """Did the engine keep up with rows due in [first_ns, last_ns)? The backlog did not grow, and rows due near the end
-    came out in time."""
+    """Whether the engine kept up with rows due in [first_ns, last_ns).
+
+    The backlog did not grow, and rows due near the end came out in time."""
     steps = timeline(stamps.due_in(first_ns, last_ns), first_ns, 1_000_000_000)
     seconds = (last_ns - first_ns) / 1e9
     if len(steps) < 2 or steps[-1].at_s < seconds - max(2.0, seconds / 4):
@@ -118,8 +119,9 @@ def held(stamps: Stamps, first_ns: int, last_ns: int) -> bool:
 def gaps_ms(
     stamps: Stamps, first_ns: int, last_ns: int, checkpoints: Sequence[Checkpoint]
 ) -> tuple[float, float | None]:
-    """Longest time without any output in [first_ns, last_ns), and the longest that touches a checkpoint (None without
-    checkpoints). The beginning and the end count as outputs, so silence up to either is seen."""
+    """(Longest time without output in [first_ns, last_ns), the longest that touches a checkpoint).
+
+    The second is None without checkpoints. Begin and end count as outputs, so silence next to them is included."""
     within = stamps.arrived[(stamps.arrived >= first_ns) & (stamps.arrived < last_ns)]
     edges = np.concatenate([[first_ns], within, [last_ns]])
     lengths = np.diff(edges)

@@ -1,19 +1,19 @@
-"""What one call on keyed state costs a row-wise function, by kind, on RocksDB and in one core: no Spark, no loop.
+"""Cost of one call on keyed state in a row-wise function, by kind, on RocksDB and in one core.
 
     python -m benchmarks.state [--calls 200000] [--keys 10000] [--many 500000] [--rounds 5] [--kind WORDS]
 
-Each kind has a backend of its own, with a timer table or two beside it, as the step of a function has. Keys come round
-in a mixed order. Of `--keys` all state fits into the caches, as that of a running program does; of `--many` keys it
-does not, so that a call reads from RocksDB, and brings what is written behind. Elements of lists, and timers, are new
-with each call: what a call costs includes that it, or one before it, is written. A checkpoint follows each round and is
-not in the figures.
+No Spark, no loop. Each kind has a separate backend with one or two timer tables, as a function's step has. Keys come in
+turn, in a mixed order. With `--keys` all state fits into the caches, as in a usual program; with `--many` keys it does
+not, so a call reads from RocksDB, and writes arrears. List elements and timers are new with each call, so the cost of a
+call includes the write of this element or timer, or of an earlier one. A checkpoint follows each round and is not in
+the figures.
 
-Timers are set for times in no order, and for times that go on as those of a stream do. Reported is the least processor
-time per call of the rounds, of all threads, with the loop around the calls taken off; the interpreter is as in a slot.
+Timers are set for times in no order, and for rising times as in a stream. Reported is the lowest processor time per
+call of the rounds, of all threads, minus the loop around the calls; the interpreter is as in a slot.
 
-Then three of other things, with `--calls` of each: what a row of a side output costs beside one of the main output; how
-long a slice of a sweep of expired state takes the loop; and how long a restore of entries takes that `migrate=` has to
-make new, beside one of entries as they are.
+Then follow three other measurements, with `--calls` of each: a row of a side output compared with a row of the main
+output; the time in the loop of a slice of a sweep of expired state; and a restore of entries that `migrate=` has to
+convert, compared with a restore of unchanged entries.
 """
 
 import argparse
@@ -47,7 +47,7 @@ Call: TypeAlias = Callable[[int], object]  # with the number of the row; the key
 Made: TypeAlias = Callable[[KeyedBackend, CurrentKey], Call]
 
 _MEMORY_MB = 256
-_STEP = 7_919  # prime: neighbours in the loop are no neighbours in the state
+_STEP = 7_919  # prime: neighbours in the loop are not neighbours in the state
 _MAP_KEYS = 16
 
 
@@ -76,7 +76,7 @@ def _put(backend: KeyedBackend, current: CurrentKey) -> Call:
 
 
 def _get(backend: KeyedBackend, current: CurrentKey) -> Call:
-    """After each entry was put once: the first round, which is never the least."""
+    """After each entry was put once, in the first round, which is never the lowest."""
     entries: MapState[int, int] = _bound(backend, current, MapState(int, int))
 
     def get(number: int) -> None:
@@ -106,7 +106,7 @@ def _as_it_goes(backend: KeyedBackend, current: CurrentKey) -> Call:
     return lambda number: timers.register(1_000_000 + number)
 
 
-# Whether it makes sense of many keys: each new element, and each new timer, is written anyhow.
+# Whether many keys make a difference: each new element and each new timer is written anyway.
 _KINDS: dict[str, tuple[Made, bool]] = {
     "ValueState: get and set": (_value, True),
     "MapState: put": (_put, True),
@@ -133,7 +133,7 @@ def _round_s(
 
 
 def _least_s(made: Made, keys: Sequence[StateKey], calls: int, rounds: int) -> float:
-    """Of the rounds, for all calls of one."""
+    """The lowest of the rounds, for all calls."""
     folder, current = Path(tempfile.mkdtemp(prefix="barrier-state-")), CurrentKey()
     backend = opened(folder, "first", _MEMORY_MB)
     try:
@@ -164,7 +164,7 @@ class _Emits:
 
 
 def _outputs(rows: int, rounds: int) -> None:
-    """Batches of 10,000 rows into `process`, and what it gives into nothing."""
+    """Batches of 10,000 rows into `process`, whose output is discarded."""
     schema = pa.schema([("k", pa.string()), ("n", pa.int64())])
     parts = [{"k": [f"key-{n % 1_000}" for n in range(10_000)], "n": list(range(at, at + 10_000))} for at in range(4)]
     batches = [Batch(pa.RecordBatch.from_pydict(part, schema), 0) for part in parts]
@@ -193,7 +193,7 @@ def _outputs(rows: int, rounds: int) -> None:
 
 
 def _sweep(entries: int) -> None:
-    """All of them have expired."""
+    """A sweep over entries that have all expired."""
     folder, later, clock = Path(tempfile.mkdtemp(prefix="barrier-state-")), list[Callable[[], None]](), [0]
     current = CurrentKey()
     current.timing = timing = Timing(lambda: clock[0], lambda: 0)

@@ -1,10 +1,10 @@
-"""State made of a table, and state read as tables: how fast, and in how much memory. Without Spark.
+"""State made from a table, and state read as tables: speed and memory. Without Spark.
 
     python -m benchmarks.stored_state --keys 10000000
 
-`write_savepoint` of a `ValueState(int)` per key from batches as they come; then these entries are read from RocksDB,
-and so many rows of a running aggregate (`--rows`) from segments; then one key. Each part is a process of its own, so
-that its memory (RSS, at most) is its own. Results: build/bench/stored_state.json.
+`write_savepoint` of a `ValueState(int)` per key from incoming batches; then reads of these entries from RocksDB, of
+`--rows` rows of a running aggregate from segments, and of one key. Each part is a separate process, so that its memory
+(peak RSS) is its own. Results: build/bench/stored_state.json.
 """
 
 import argparse
@@ -35,7 +35,7 @@ _VALUES, _SUMS = "values", "sums"
 
 @dataclass(frozen=True)
 class Measured:
-    """`seconds`: of wall clock; `cpu_s`: of all threads of the process; `rss_mb`: at most, with what is imported."""
+    """`seconds`: wall clock; `cpu_s`: all threads of the process; `rss_mb`: peak, with imports."""
 
     part: str
     entries: int
@@ -61,7 +61,7 @@ def flow() -> Dataflow:
 
 
 def _batches(keys: int, more: Callable[[int], dict[str, pa.Array]]) -> Iterator[pa.RecordBatch]:
-    """Keys 0 to `keys`, and what `more` gives for so many."""
+    """Keys 0 to `keys`, with the columns that `more` makes for a number of keys."""
     for first in range(0, keys, _BATCH_ROWS):
         end = min(keys, first + _BATCH_ROWS)
         yield pa.record_batch({"key": pa.array(np.arange(first, end)), **more(end - first)})
@@ -118,7 +118,7 @@ _PARTS: dict[str, Callable[[int], tuple[int, int]]] = {
 
 
 def measured(part: str, keys: int) -> Measured:
-    """In this process."""
+    """Measures in this process."""
     began, cpu = time.perf_counter(), time.process_time()
     entries, size = _PARTS[part](keys)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu

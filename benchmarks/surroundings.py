@@ -1,4 +1,4 @@
-"""What an operator needs to be opened outside a slot: state in RocksDB, snapshots to a folder, work done at once."""
+"""Surroundings of an operator outside a slot: state in RocksDB, snapshots to a folder, immediate work."""
 
 import itertools
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class _InlineExecutor:
 
 
 class Surroundings:
-    """Of one slot, with the default settings of a run."""
+    """Surroundings of one slot, with a run's default settings."""
 
     def __init__(self, folder: Path, subtask: int, parallelism: int) -> None:
         self._folder = folder / f"slot-{subtask}"

@@ -1,8 +1,9 @@
-"""Rows per second of a bounded input, alike for all engines.
+"""Rows per second of a bounded input, measured alike for all engines.
 
-Where "start-up" ends is another moment in each engine, so none is cut off. Every figure is of two runs, over the first
-files of an input and over all of it. *Steady* is what the second had more, rows by seconds: start, planning, first
-batch, last checkpoint and end are in both and fall out. Beside it stands the whole query's rate over the large input.
+Engines differ in the end of their start-up, so no start-up is cut off. Each figure is from two runs, over the first
+files of an input and over all of it. *Steady* is the additional rows of the second run divided by its additional
+seconds: start, planning, first batch, last checkpoint and end are in both runs and cancel out. The whole query's rate
+over the large input is reported too.
 """
 
 from pathlib import Path
@@ -15,12 +16,12 @@ from benchmarks.spec import BoundedRun, RunResult, RunSpec
 
 _FEW_FILES = 2  # one per subtask, and one micro-batch
 _LONGEST_S = 40.0
-_SHORTEST_S = 0.2  # a difference below that is noise
-_ENOUGH_S = 3.0  # one from that on is taken as it is; below, a larger input is tried
+_SHORTEST_S = 0.2  # a smaller difference is noise
+_ENOUGH_S = 3.0  # a difference from this on is used; below, a larger input is tried
 
 
 def throughput(spec: RunSpec, inputs: Path) -> RunResult:
-    """Both runs as one result. An engine that is slow gets a smaller large input; `spec.rows` is the most."""
+    """Both runs as one result; a slow engine gets a smaller large input, `spec.rows` at most."""
     small = _one(spec, _FEW_FILES * file_rows(spec), inputs)
     if not small.bounded:
         return small
@@ -33,7 +34,7 @@ def throughput(spec: RunSpec, inputs: Path) -> RunResult:
 
 
 def throughput_of_all(spec: RunSpec, inputs: Path) -> RunResult:
-    """The same over all of `spec.rows`, however long that takes: for figures that are set against each other."""
+    """Both runs over all of `spec.rows`, however long, for figures that are compared with each other."""
     small = _one(spec, min(_FEW_FILES * file_rows(spec), spec.rows), inputs)
     return _told(small, _one(spec, spec.rows, inputs)) if small.bounded else small
 
@@ -48,21 +49,22 @@ def _told(small: RunResult, large: RunResult) -> RunResult:
 
 
 def largest(rows: int, small: BoundedRun) -> int:
-    """`rows` halved until they take no longer than 40 s at the rate of `small`, but twice `small` at least."""
+    """`rows` halved until they take 40 s at most at the rate of `small`, but at least twice `small`."""
     while rows >= small.rows * 4 and rows / small.rows * small.seconds > _LONGEST_S:
         rows //= 2
     return rows
 
 
 def steady(small: BoundedRun, large: BoundedRun) -> float | None:
-    """None when the large input took hardly longer than the small one: then it says nothing."""
+    """None if the large input took hardly longer than the small input."""
     more_s = large.seconds - small.seconds
     return round((large.rows - small.rows) / more_s) if more_s >= _SHORTEST_S else None
 
 
 def core_us_per_row(small: BoundedRun, large: BoundedRun) -> float | None:
-    """Microseconds of one core per row that the large input has more than the small one. None where no processor time
-    was kept, or that of the large input is not more."""
+    """Microseconds of one core per additional row of the large input.
+
+    None if no processor time was stored, or the large input's is not more."""
     if small.cpu_s is None or large.cpu_s is None or large.cpu_s <= small.cpu_s or large.rows <= small.rows:
         return None
     return round((large.cpu_s - small.cpu_s) / (large.rows - small.rows) * 1e6, 3)

@@ -1,9 +1,10 @@
-"""Timers of one subtask in RocksDB: what one costs, how much memory very many take, and how soon a restore fires one.
+"""Timers of one subtask in RocksDB: cost, memory of very many, time until a restored timer fires.
 
     python -m benchmarks.timers [--timers 10000000] [--memory-mb 256] [--folder DIR]
 
-Registers them by key at times far apart, with a checkpoint every million, ends with one, and restores that in a process
-of its own, whose memory is then that of the restored timers alone. Times are of the processor where it says so.
+Registers timers by key at times far apart, with a checkpoint every million and at the end. A separate process
+restores the last checkpoint, so that its memory is that of the restored timers alone. Times are of the processor
+where stated.
 """
 
 import argparse
@@ -33,7 +34,7 @@ _FIRED = 100_000
 def opened(
     folder: Path, name: str, memory_mb: int, restored: tuple[OperatorSnapshot, ...] = (), operator: str = "timers"
 ) -> KeyedBackend:
-    """Of the memory two thirds for RocksDB, one for what tables hold, as in a slot."""
+    """Two thirds of the memory are for RocksDB, the rest is for the tables' own data, as in a slot."""
     numbers = iter(range(1 << 30))
     return open_keyed_backend(
         kind="rocksdb",
@@ -65,7 +66,7 @@ def checkpoint(backend: KeyedBackend, number: int) -> KeyedSnapshot:
 
 
 def rss_mb() -> float:
-    """At most so far, of this process alone: what getrusage says begins with that of its parent."""
+    """Peak until now, of this process alone; getrusage would include the peak of its parent."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1_024
 

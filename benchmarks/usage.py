@@ -1,9 +1,9 @@
-"""Processor time and memory of a process and everything below it, sampled by a thread.
+"""Processor time and memory of a process and all processes below it, sampled by a thread.
 
-Counted is every process that was ever seen below the root, until it ends: also one whose parent has ended, which the
-system hands to another parent. Processes come and go (Spark's workers): what one had used when it was last seen stays
-in the sum; what it used after that, at most for half a second, is not counted. Pure but for `Usage`: `parsed` and
-`Tally` take the text of /proc/<pid>/stat and the processes of a sample as data.
+Every process that was ever seen below the root counts until it ends, even if its parent has ended and the system has
+given it another parent. Processes come and go (Spark's workers): the last seen usage of a process stays in the sum;
+usage after that, at most of half a second, is not counted. Pure except for `Usage`: `parsed` and `Tally` take the text
+of /proc/<pid>/stat and the processes of a sample as data.
 """
 
 import os
@@ -16,7 +16,7 @@ from types import TracebackType
 
 import numpy as np
 
-_PERIOD_S = 0.5  # a look takes some milliseconds, on the cores that are measured
+_PERIOD_S = 0.5  # a look takes some milliseconds on the measured cores
 _PROC = Path("/proc")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -24,7 +24,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Process:
-    """One process at one moment. `began`: with the pid it tells it from a later process of the same number."""
+    """One process at one moment. `began` tells it from a later process with the same pid."""
 
     pid: int
     parent: int
@@ -34,7 +34,7 @@ class Process:
 
 
 def parsed(stat: str) -> Process:
-    """From the text of /proc/<pid>/stat (proc(5)). A command's name may have blanks and parentheses in it."""
+    """Parses the text of /proc/<pid>/stat (proc(5)); a command's name may contain blanks and parentheses."""
     pid, _, rest = stat.partition(" (")
     fields = rest[rest.rindex(")") + 1 :].split()
     return Process(
@@ -47,7 +47,7 @@ def parsed(stat: str) -> Process:
 
 
 class Tally:
-    """Sums over the tree of `root`, a sample after the other."""
+    """Sums over the tree of `root`, sample by sample."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -57,7 +57,7 @@ class Tally:
         self._rss_bytes: list[int] = []
 
     def add(self, at_ns: int, processes: Iterable[Process]) -> None:
-        """All processes of the machine at that time, those of others included."""
+        """Adds a sample: all processes of the machine at that time, with those of others."""
         found = self._tree({process.pid: process for process in processes})
         self._cpu_s.update({(process.pid, process.began): process.cpu_s for process in found})
         self._at_ns.append(at_ns)
@@ -65,7 +65,7 @@ class Tally:
         self._rss_bytes.append(sum(process.rss_bytes for process in found))
 
     def cpu_between(self, first_ns: int, last_ns: int) -> float:
-        """CPU seconds in that time, in a straight line between samples."""
+        """CPU seconds in that time, interpolated between samples."""
         base = self._at_ns[0]  # a float has no room for nanoseconds since the epoch
         at_s = [(at_ns - base) / 1e9 for at_ns in self._at_ns]
         first, last = np.interp([(first_ns - base) / 1e9, (last_ns - base) / 1e9], at_s, self._cpu_sums_s)
@@ -114,12 +114,12 @@ class Usage:
             return self._tally.cpu_between(first_ns, last_ns)
 
     def peak_mb(self) -> float:
-        """Resident, summed over the tree; pages that processes share count in each (our slots are forked)."""
+        """Resident, summed over the tree; shared pages count in each process (our slots are forked)."""
         with self._lock:
             return self._tally.peak_bytes() / 1e6
 
     def look(self) -> None:
-        """Take a sample now."""
+        """Takes a sample now."""
         with self._lock:
             self._tally.add(time.time_ns(), _by_proc() if _PROC.joinpath("self/stat").exists() else _by_psutil())
 
@@ -140,7 +140,7 @@ def _by_proc() -> list[Process]:
 
 
 def _by_psutil() -> list[Process]:
-    """Where there is no /proc (macOS)."""
+    """Processes without /proc (macOS)."""
     import psutil
 
     return [

@@ -1,11 +1,11 @@
-"""What waits in a keyed function: timers of the wall clock, a barrier behind a million timers, rows of a lookup.
+"""Waits in a keyed function: wall-clock timers, a barrier behind a million timers, rows of a lookup.
 
-    python -m benchmarks.waiting wall-timers   how late timers of the wall clock fire, 10,000 of them a second
+    python -m benchmarks.waiting wall-timers   how late wall-clock timers fire, 10,000 of them a second
     python -m benchmarks.waiting barrier       how late checkpoints begin while a million timers fire at one watermark
     python -m benchmarks.waiting rules         how soon rows by key see a broadcast rule
     python -m benchmarks.waiting lookup        rows per second of a lookup whose service takes 5 ms
 
-Each runs a whole job in this process, without Spark, with state in RocksDB, and says the machine's load beside it.
+Each command runs a whole job in this process, without Spark, with state in RocksDB, and prints the machine's load.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def wall_timers(folder: Path, rate: int = 10_000, seconds: int = 10) -> dict[str
 
 
 class _Together:
-    """A timer per key, all for one time, which the last row brings."""
+    """A timer per key, all for the same time, which the last row makes due."""
 
     def process(self, key: int, row: dict[str, Any], ctx: ProcessContext) -> None:
         ctx.timers.register(1_000_000)
@@ -57,13 +57,14 @@ class _Together:
 
 
 def barrier(folder: Path, timers: int = 1_000_000) -> dict[str, Any]:
-    """With aligned checkpoints, whose barriers wait for rows behind the jump of event time, and with unaligned ones."""
+    """Measures aligned checkpoints, whose barriers wait behind the jump of event time, and unaligned ones."""
     return {mode: _barrier(folder / mode, timers, mode == "unaligned") for mode in ("aligned", "unaligned")}
 
 
 def _barrier(folder: Path, timers: int, unaligned: bool) -> dict[str, Any]:
-    """Of the checkpoints that were triggered when the last row had been read: how late they began in the worst subtask,
-    and how long they took."""
+    """Figures of checkpoints triggered after the last row was read.
+
+    They are the start delay in the worst subtask, and the duration."""
     read_s: list[float] = []
 
     def numbers(_: int, __: int) -> Iterator[dict[str, int]]:
@@ -94,7 +95,7 @@ def _barrier(folder: Path, timers: int, unaligned: bool) -> dict[str, Any]:
 
 
 class _Seen:
-    """By each subtask, once a rule: how long after the rule was due the first row by key has read it."""
+    """In each subtask, once per rule: time from the rule's due time until the first row by key reads it."""
 
     newest = BroadcastState(str, float)
 
@@ -113,7 +114,7 @@ class _Seen:
 
 
 def rules(folder: Path, rate: int = 10_000, every: int = 100, seconds: int = 10) -> dict[str, float]:
-    """`every`: rules a second. In two subtasks, so that one has them from the other."""
+    """`every`: rules per second. There are two subtasks, so that a subtask gets rules from the other."""
     flow, sink = Dataflow("rules"), CollectSink()
     rows = flow.rate("rows", rate, rate * seconds, splits=2)
     told = flow.rate("rules", every, every * seconds, splits=1)
@@ -131,7 +132,7 @@ async def _fetch(keys: Sequence[int]) -> dict[int, dict[str, int]]:
 
 
 def lookup(folder: Path, rows: int = 1_000_000) -> dict[str, float]:
-    """By two runs, so that start and end fall out."""
+    """Measures two runs, so that start and end cancel out."""
 
     def took_s(count: int) -> tuple[float, float]:
         flow = Dataflow("lookup")

@@ -1,10 +1,10 @@
-"""What is measured: each workload once as SQL, which says what the answer is, and once in our own language.
+"""The measured workloads: each in SQL, which defines the answer, and in our own DSL.
 
-The SQL is Spark's and Flink's; where Flink spells a window in another way, `flink` has its text. It reads the view
-`events` (`key`, `value`, `at`, `emitted`; and `ts`, the event time as a timestamp with a watermark). Every result has a
-column `emitted`: the intended emission (ns) that its latency counts from. For a row per event that is the event's. A
-micro-batch gives one row per key for all events of a batch: there it is the *last* event's, which flatters the engine.
-For a window it is the window's end: no event that is due earlier can close it.
+The SQL is for Spark and Flink; if Flink needs a different text for a window, `flink` has it. It reads the view `events`
+(`key`, `value`, `at`, `emitted`; and `ts`, the event time as a timestamp with a watermark). Every result has a column
+`emitted`, the intended emission (ns) from which its latency counts. For a row per event this is the event's. A
+micro-batch has one row per key for all events of a batch, with the emission of the *last* event, which flatters the
+engine. For a window it is the window's end: no event that is due earlier can close the window.
 """
 
 import dataclasses
@@ -29,13 +29,14 @@ WIDE_BYTES = 100  # of a key and its state in "wide-state"
 
 @dataclass(frozen=True)
 class Workload:
-    """`ours` takes the stream of events. `mode`: of Spark's streaming output. `rows_out`: can results be compared row
-    by row ("all"), or is the last one per `group` the answer?"""
+    """A workload; `ours` takes the stream of events, `mode` is of Spark's streaming output.
+
+    With a `group` the answer is the last row of each group; without it results are compared row by row."""
 
     name: str
     question: str
     sql: str
-    flink: str  # "": not measured beside Flink
+    flink: str  # "": not measured with Flink
     ours: Callable[[Stream], Stream]
     mode: Literal["append", "update"]
     group: tuple[str, ...] = ()
@@ -44,9 +45,9 @@ class Workload:
     spark_streams: bool = True  # Spark's streaming can run the SQL
     answer: tuple[str, ...] = ()  # columns to compare; () = all
     summed: str = ""  # the column whose values of a `group` are added: of windows that begin anywhere
-    flink_answer: tuple[str, ...] = ()  # columns that Flink's answer is compared in; () = as ours
-    flink_key: tuple[str, ...] = ()  # Flink's rows replace each other by it, without taking anything back
-    flink_ends: bool = True  # Flink brings out all that is in the input; if not, its sums are at most the answer's
+    flink_answer: tuple[str, ...] = ()  # columns to compare of Flink's answer; () = as ours
+    flink_key: tuple[str, ...] = ()  # key by which Flink's rows replace each other, without retractions
+    flink_ends: bool = True  # Flink outputs all of the input; if not, its sums are at most the answer's
     listed: tuple[str, str] | None = None  # (ours, Flink's): a list per group, the greatest first; Flink has rows
     per_key: float | None = None  # rows of a key in a second of a bounded input's event time; None: 100,000 of all keys
 
@@ -55,7 +56,7 @@ class Workload:
         return 100_000 if self.per_key is None else max(1, round(keys * self.per_key))
 
     def flow(self, read: Callable[[Dataflow], Stream]) -> tuple[Dataflow, Stream]:
-        """A flow of its own, and the result's stream, still without a sink."""
+        """A new flow, and the result's stream without a sink."""
         flow = Dataflow(f"bench-{self.name}")
         return flow, self.ours(read(flow))
 
@@ -65,7 +66,7 @@ def _keyed_count(events: Stream) -> Stream:
 
 
 class PythonCount:
-    """The running count as a user writes it in Python: called for every row."""
+    """The running count in a user's Python function, called for every row."""
 
     count = ValueState(int, default=0)
 
@@ -80,7 +81,7 @@ def _python_count(events: Stream) -> Stream:
 
 
 class WideState:
-    """Keeps 92 bytes per key, which with the key makes 100."""
+    """Keeps 92 bytes per key; with the key these are 100."""
 
     kept = ValueState(bytes, default=bytes(8))
 
@@ -91,8 +92,9 @@ class WideState:
 
 
 def wide_value(key: int, n: int) -> bytes:
-    """The count and noise, which follows from key and count alone: all of it changes with every row, and no
-    compression gets hold of it."""
+    """The count and noise, which depends on key and count alone.
+
+    So all of it changes with every row, and compression does not help."""
     return n.to_bytes(8, "little") + hashlib.shake_128(b"%d %d" % (key, n)).digest(WIDE_BYTES - 16)
 
 
@@ -212,7 +214,7 @@ INTERVAL_JOIN = Workload(
 )
 
 ROWWISE = ("python-count", "wide-state")
-"""Where a Python function sees every row."""
+"""Workloads in which a Python function sees every row."""
 
 
 def _all() -> dict[str, Workload]:
@@ -223,7 +225,7 @@ def _all() -> dict[str, Workload]:
 
 
 def workload(name: str) -> Workload:
-    """Raises KeyError with the names there are."""
+    """Raises KeyError with the existing names."""
     known = _all()
     if name not in known:
         raise KeyError(f"no workload {name!r}: {', '.join(known)}")
@@ -231,5 +233,5 @@ def workload(name: str) -> Workload:
 
 
 def names(input: Literal["events", "nexmark"] | None = None) -> list[str]:
-    """All, or those that read `input`. Nexmark is there as a bounded input only."""
+    """All names, or those that read `input`. Nexmark exists as a bounded input only."""
     return [name for name, known in _all().items() if input in (None, known.input)]

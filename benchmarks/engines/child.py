@@ -1,4 +1,4 @@
-"""The engine's side of a run: the spec, the results, and a process of another program that does the work.
+"""The engine's side of a run: spec, results, and a process of another program that does the work.
 
 Such a program is a JVM or the Python of a side environment.
 """

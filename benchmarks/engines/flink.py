@@ -1,4 +1,4 @@
-"""Flink: in a MiniCluster of one JVM ("flink", "flink-sql"), or PyFlink's DataStream in threads ("pyflink").
+"""Flink in a MiniCluster of one JVM ("flink", "flink-sql"), or PyFlink's DataStream ("pyflink").
 
 "flink" is Java's DataStream for the workloads of `_DATA_STREAM`, and SQL for the others. RocksDB, incremental
 checkpoints; buffers are flushed after 1 ms if latency is measured, otherwise after the default 100 ms. This process

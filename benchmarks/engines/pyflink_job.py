@@ -1,4 +1,4 @@
-"""PyFlink's DataStream, run by the Python of the side environment, which has pyflink and nothing of ours.
+"""PyFlink's DataStream, run by the Python of the side environment, which has nothing of ours.
 
 A running count per key in a Python `KeyedProcessFunction` with `ValueState`. Source and measuring sink are Flink's, in
 Java.

@@ -1,4 +1,4 @@
-"""Spark Structured Streaming: micro-batches ("spark", "spark-tuned"), and real-time mode ("spark-real-time").
+"""Spark Structured Streaming: micro-batches ("spark", "spark-tuned"), real-time ("spark-real-time").
 
 "spark" has Spark's defaults, with the in-memory state store and 200 shuffle partitions. "spark-tuned" is tuned for
 latency: RocksDB state store with changelog checkpointing, as many shuffle partitions as cores. Batches follow each

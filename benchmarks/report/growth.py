@@ -44,7 +44,7 @@ class Curve:
 
 
 def curves(results: Results) -> list[Curve]:
-    """Curves of the runs of `growth`: for rate, keys and parallelism the most cells that differ in nothing else.
+    """Curves of `growth`: for rate, keys and parallelism the most cells that differ in nothing else.
 
     A size with only one value is no curve."""
     found = cells(Results(runs=results.growth))

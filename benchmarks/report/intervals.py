@@ -60,7 +60,7 @@ def _students(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _outside(count: int) -> int:
-    """Number of values outside on each side: `count` fair coins show that few heads in at most 2.5 % of cases."""
+    """Values outside on each side: `count` fair coins show that few heads in at most 2.5 % of cases."""
     sum_, left_out = 0.0, 0
     while (sum_ := sum_ + math.comb(count, left_out) / 2**count) <= _BEYOND:
         left_out += 1

@@ -22,7 +22,7 @@ _FAINT = 0.005  # share of rows left of the picture
 
 
 def latency_over_time(results: Results) -> Canvas | None:
-    """The middle round of each engine: median and worst latency per tenth of a second; our checkpoints as lines."""
+    """The middle round of each engine: median and worst latency per 0.1 s; our checkpoints as lines."""
     cell, rows = _chosen(results, "latency")
     if cell is None:
         return None

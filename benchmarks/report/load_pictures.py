@@ -1,4 +1,4 @@
-"""Pictures of the cost of latency: latency and cores by rate, and latency against cores at the same rate."""
+"""Pictures of the cost of latency: latency and cores by rate, and latency against cores by rate."""
 
 from collections.abc import Callable, Mapping, Sequence
 

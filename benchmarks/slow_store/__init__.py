@@ -1,1 +1,1 @@
-"""A store and databases whose answers take as long as those of a real service, and what the runtime does with them."""
+"""A store and databases with the answer times of a real service, and the runtime's figures with them."""

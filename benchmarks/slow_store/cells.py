@@ -1,4 +1,4 @@
-"""The cells of the slow store's benchmark by name: those of the table, and the grid."""
+"""Cells of the slow store's benchmark by name: those of the table, and the grid."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _SLOW = "S3, slow"
 
 
 def _stream_cell(sink: str, store: str, interval_s: float, slots: int, processes: bool = False) -> Cell:
-    """`processes`: coordinator and slots are a process each, whatever the settings say."""
+    """`processes`: coordinator and slots are a process each, regardless of the settings."""
 
     def cell(settings: Settings) -> CellResult:
         if processes:
@@ -57,12 +57,12 @@ CHOSEN: dict[str, Cell] = {
     "Flink, files, 0.2 s": lambda settings: flink(settings, 0.2),
 }
 
-NAMED: dict[str, Cell] = {  # run only when `--only` names them: --seconds 900 for their aim
+NAMED: dict[str, Cell] = {  # run only if `--only` names them: --seconds 900 for their aim
     "Delta, file sizes": lambda settings: file_sizes(settings, "delta"),
     "Iceberg, file sizes": lambda settings: file_sizes(settings, "iceberg"),
 }
 
-OF_NO_TREE = ("Flink, files, 1 s", "Flink, files, 0.2 s")  # another checkout's runtime changes nothing in them
+OF_NO_TREE = ("Flink, files, 1 s", "Flink, files, 0.2 s")  # independent of another checkout's runtime
 
 GRID: dict[str, Cell] = {
     f"{sink}, {store}, {interval_s:g} s, {slots} slots": _stream_cell(sink, store, interval_s, slots, processes=True)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks slow-store`: chosen cells or all of them, in turn with another checkout, and their table."""
+"""`python -m benchmarks slow-store`: selected cells or all, in turn with another checkout; a table."""
 
 import argparse
 import dataclasses
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Cells that failed."""
+    """Returns the number of failed cells."""
     folder = chosen.folder / "slow-store"
     scratch = (folder / "run").resolve()
     shutil.rmtree(scratch, ignore_errors=True)
@@ -108,7 +108,7 @@ def _cells(chosen: argparse.Namespace, settings: Settings, folder: Path) -> int:
 
 
 def measured(name: str, cell: Cell, settings: Settings) -> CellResult:
-    """One cell; its error where it failed, so that the others go on."""
+    """Result of one cell; a failure is in the result as error, so that the other cells run."""
     began = time.monotonic()
     try:
         result = cell(settings)
@@ -120,7 +120,7 @@ def measured(name: str, cell: Cell, settings: Settings) -> CellResult:
 
 
 def _names_grid(only: list[str] | None) -> bool:
-    """Is a cell of the grid asked for, and none of the chosen ones?"""
+    """Whether a cell of the grid is named, and no selected cell."""
     return bool(only) and not any(name.startswith(text) for text in only or () for name in {**CHOSEN, **NAMED})
 
 

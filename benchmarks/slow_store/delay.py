@@ -1,4 +1,4 @@
-"""Time that a service takes for an answer: log-normal around a median, and a share of answers much later."""
+"""Answer time of a service: log-normal around a median, with a share of much later answers."""
 
 import random
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Delay(msgspec.Struct, frozen=True):
-    """Milliseconds. The defaults are those of Amazon S3 within a region; S3 Express answers in about 5."""
+    """Milliseconds. The defaults are for Amazon S3 within a region; S3 Express answers in about 5."""
 
     median_ms: float = 30.0
     sigma: float = 0.25  # of the logarithm

@@ -1,11 +1,11 @@
-"""The S3 emulator that the slow store stands before: moto, with room for large logs and cheap ranges of large objects.
+"""The S3 emulator behind the slow store: moto, with large logs and cheap ranges of large objects.
 
     python -m benchmarks.slow_store.emulator 9000
 
-moto works off a listing in the time of all keys of a bucket, and copies a whole object for each range of it. So
-objects that a benchmark makes (the records of a long log) are put beside moto's, by a POST to `/-/load`: they can be
-read and deleted, a put-if-absent finds them, and listings leave them out. Ranges are cut from moto's objects without
-copying the rest. Everything else is moto's answer.
+moto's listing takes time for all keys of a bucket, and each range copies the whole object. So objects that a benchmark
+makes (the records of a long log) are stored beside moto's, by a POST to `/-/load`: they can be read and deleted, a
+put-if-absent finds them, and listings leave them out. Ranges are cut from moto's objects without a copy of the rest.
+moto answers all other requests.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _LOADED = msgspec.msgpack.Decoder(dict[str, bytes])
 
 
 class Emulator(OneAtATime):
-    """moto, and objects beside it."""
+    """moto, with additional objects."""
 
     def __init__(self) -> None:
         super().__init__(moto_application())
@@ -74,7 +74,7 @@ class Emulator(OneAtATime):
         return ("200 OK", fields, body) if not asked else _part(asked, fields, body)
 
     def _range(self, key: str, environ: Any) -> tuple[str, list[tuple[str, str]], bytes] | None:
-        """None: moto answers it."""
+        """None: moto answers the request."""
         from moto.s3.models import s3_backends
 
         buckets = [bucket for account in s3_backends.values() for bucket in account["aws"].buckets.items()]
@@ -98,7 +98,7 @@ class Emulator(OneAtATime):
 
 
 def _part(asked: str, fields: list[tuple[str, str]], body: bytes) -> tuple[str, list[tuple[str, str]], bytes]:
-    """A range of an object that is not empty: `bytes=2-5`, `bytes=2-` or `bytes=-4`."""
+    """A range of a non-empty object: `bytes=2-5`, `bytes=2-` or `bytes=-4`."""
     first, _, last = asked.removeprefix("bytes=").partition("-")
     begin = int(first) if first else max(0, len(body) - int(last))
     end = min(int(last) + 1, len(body)) if first and last else len(body)
@@ -109,7 +109,7 @@ def _part(asked: str, fields: list[tuple[str, str]], body: bytes) -> tuple[str, 
 
 
 class EmulatedS3(S3Server):
-    """Runs `Emulator` in a process of its own."""
+    """Runs `Emulator` in a separate process."""
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "benchmarks.slow_store.emulator", str(self.port)]
@@ -118,11 +118,11 @@ class EmulatedS3(S3Server):
         return {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
 
     def stop(self, patience_s: float = 30.0) -> None:
-        """The process ends, and its objects with it: this emulator takes no signals."""
+        """Ends the process with all objects: this emulator takes no signals."""
         self.close()
 
     def load(self, objects: Mapping[str, bytes]) -> None:
-        """Put objects beside moto's, by key."""
+        """Stores objects beside moto's, by key."""
         items = iter(objects.items())
         while some := dict(islice(items, _AT_ONCE)):
             body = msgspec.msgpack.encode(some)

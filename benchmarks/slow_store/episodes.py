@@ -1,4 +1,4 @@
-"""Cells of a job's other times: requests by themselves, a start behind a log, a kill, and files that are read."""
+"""Cells without a stream: single requests, a start behind a log, a kill, and reading of files."""
 
 import contextlib
 import json
@@ -45,12 +45,12 @@ print(json.dumps(found))
 
 
 def calls(settings: Settings) -> CellResult:
-    """Processor time of requests, one after the other, to an endpoint without delay: 100 kB are put, 1 kB is got."""
+    """Processor time of sequential requests to an endpoint without delay: 100 kB are put, 1 kB is got."""
     settings.folder.mkdir(parents=True, exist_ok=True)
     with place(settings, NONE) as where:
         done = subprocess.run(
             [sys.executable, "-c", _CALLS, f"{where.url}/calls", str(settings.calls)],
-            cwd=settings.folder,  # python looks for modules in its own folder first
+            cwd=settings.folder,  # python looks for modules in its working folder first
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, import_path(settings.tree, settings.folder)))},
@@ -67,8 +67,10 @@ def calls(settings: Settings) -> CellResult:
 
 
 def start(settings: Settings, records: int) -> CellResult:
-    """A job with so many checkpoints in its log, killed by SIGKILL and started again: until its first row is read, and
-    until its first new rows are visible. The last 45 records are the job's own, those before are made (`long_log`)."""
+    """Start of a job with `records` checkpoints in its log, after SIGKILL.
+
+    Times: until the first row is read, and until the first new rows are visible. The last 45 records are the job's own;
+    `long_log` makes the records before."""
     own = 45
     with place(settings, settings.delay) as where:
         assert where.emulator is not None
@@ -79,7 +81,7 @@ def start(settings: Settings, records: int) -> CellResult:
         first = with_fields(order, options={"restore": "none", "allow_replay": True} if records else {})
         with running(first, settings.folder / "job", settings.tree) as job:
             job.until("end", START_S + 60.0)
-        time.sleep(1.0)  # requests that the killed process had sent
+        time.sleep(1.0)  # for requests that the killed process had sent
         order = with_fields(order, checkpoints=0, seconds=1.0)
         with running(order, settings.folder / "job", settings.tree) as job:
             began = job.until("starting", START_S).at
@@ -149,8 +151,9 @@ def kills(settings: Settings, delay: Delay | None) -> CellResult:
 
 
 def reading(settings: Settings, kind: str, slots: int, delay: Delay | None) -> CellResult:
-    """Files read and discarded: `small` (3 rows each), `jsonl` or `parquet` (large). With a delay a server of ranges
-    has them, and the job's checkpoints are in the emulator."""
+    """Files read and discarded: `small` (3 rows each), `jsonl` or `parquet` (large).
+
+    With a delay a server of ranges has the files, and the job's checkpoints are in the emulator."""
     with contextlib.ExitStack() as kept:
         where, given = kept.enter_context(place(settings, delay)), _input(settings, kind)
         server = RangeServer(given.folder, delay) if delay is not None else None
@@ -193,7 +196,7 @@ def reading(settings: Settings, kind: str, slots: int, delay: Delay | None) -> C
 
 
 def _cpu_s(where: Place, server: RangeServer | None) -> dict[str, float]:
-    """Of the servers; that of the ranges takes the emulator's place."""
+    """Processor time of the servers; the server of ranges counts as emulator."""
     found = where.cpu_s()
     return found if server is None else {**found, "emulator": found["emulator"] + cpu_of(server.pids)}
 

@@ -1,7 +1,7 @@
-"""Flink on the slow store: the keyed count into files, checkpoints on the same S3, by its file system of Hadoop.
+"""Flink on the slow store: the keyed count into files, and checkpoints, on the same S3 through Hadoop.
 
-Rows are visible when the upload of their file is completed, which the proxy's log tells; each row has the time at which
-it was due. A checkpoint's duration is Flink's own; it has no phases.
+Rows are visible when the upload of their file is completed, according to the proxy's log; each row has its due time. A
+checkpoint's duration is Flink's own figure; there are no phases.
 """
 
 import json
@@ -103,7 +103,7 @@ def _until_running(process: "subprocess.Popen[bytes]", log: Path) -> None:
 
 
 def _latency_ms(where: Place, begin: float, end: float) -> "np.typing.NDArray[np.float64]":
-    """Of the rows that were due in this time."""
+    """Latency of the rows that were due in this time."""
     assert where.emulator is not None
     client = boto3.client("s3", endpoint_url=where.emulator.endpoint)
     found = []

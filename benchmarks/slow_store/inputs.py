@@ -1,4 +1,4 @@
-"""Files that the slow store's cells read: many small ones, and few large ones as JSON lines and Parquet."""
+"""Files to read in the slow store's cells: many small files; few large JSON lines and Parquet files."""
 
 import random
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def small_files(folder: Path, files: int) -> Input:
 
 
 def jsonl_input(folder: Path, rows: int) -> Input:
-    """Two files of so many rows."""
+    """Two files of `rows` rows each."""
     made = folder / f"jsonl-{rows}"
     if not made.exists():
         _fill(made, {f"{number}.jsonl": _lines(number, rows) for number in range(2)})
@@ -56,7 +56,7 @@ def _lines(seed: int, rows: int) -> bytes:
 
 
 def _fill(folder: Path, files: dict[str, bytes]) -> None:
-    """All of them, or no folder of this name."""
+    """Writes all files, or no folder of this name."""
     begun = folder.with_name(f"{folder.name}.begun")
     begun.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():

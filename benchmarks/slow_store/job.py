@@ -1,7 +1,7 @@
-"""One job as a program of its own, which tells how it fares in lines of JSON; the slow store's cells start and kill it.
+"""A job as a separate program that reports as JSON lines; the slow store's cells start and kill it.
 
-`order.processes`: coordinator and slots are a process each, as on a cluster (this program takes the part of Spark).
-Otherwise all are in this process (`start_local`), and with `order.kills` on Spark, whose slots are killed.
+`order.processes`: coordinator and slots are a process each, as on a cluster (this program replaces Spark). Otherwise
+all are in this process (`start_local`); with `order.kills` the job is on Spark, whose slots are killed.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from barrier_runtime.state.store.open import open_store
 
 NAME = "slow-store"
 _LOOK_S = 0.005
-_ASK_S = 0.05  # more, where an answer costs the coordinator a request
+_ASK_S = 0.05  # more if an answer costs the coordinator a request
 _SAMPLE_S = 2.0
 _LEASE_S = 30.0
 _SLOTS_COME_S = 240.0  # eight processes that start on two cores
@@ -41,7 +41,7 @@ _PAYLOAD = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("payload", pa
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """The job. `target`: of the sink, a URL, a table's URL or name, or a topic."""
+    """The job. `target`: the sink's URL, a table's URL or name, or a topic."""
 
     store: str  # checkpoints
     sink: str = "files"  # a name of `SINKS`
@@ -61,8 +61,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     kills: int = 0
     warm_up_s: float = 8.0
     seconds: float = 60.0
-    minute_s: float = 0.0  # a report this often, of a soak; 0: none
-    checkpoints: int = 0  # it ends its work when so many are complete; 0: after `seconds`
+    minute_s: float = 0.0  # interval of a soak's reports; 0: none
+    checkpoints: int = 0  # ends the measurement after this number of complete checkpoints; 0: after `seconds`
     options: dict[str, Any] = {}
     # of a slot's process
     slot: int = 0
@@ -84,7 +84,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """The job at one moment; checkpoints and latency are of the time before, a minute at most for the latency."""
+    """The job at one moment; checkpoints and latency are of the time before it.
+
+    Latency is of a minute at most."""
 
     checkpoints: list[Checkpoint] = []
     completed: int = 0
@@ -112,7 +114,7 @@ EVENTS = msgspec.json.Decoder(Event)
 
 
 def _known(sink: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Options that this release's sink has: benchmarks compare it with earlier ones."""
+    """Options that this release's sink has, because benchmarks compare it with earlier releases."""
     names = inspect.signature(sink).parameters
     return {name: value for name, value in given.items() if name in names}
 
@@ -134,8 +136,9 @@ def _sink(order: Order) -> Any:
 
 
 def _timed(sink: IcebergSink, file: str) -> IcebergSink:
-    """The sink, which notes of each commit in `file`: when it ended, and the milliseconds and those of processor time
-    that it took on its own thread."""
+    """The sink, which records each commit in `file`.
+
+    A record has the end, the milliseconds, and the milliseconds of processor time of the commit's own thread."""
 
     class Timed(IcebergSink):
         def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
@@ -151,11 +154,11 @@ def _timed(sink: IcebergSink, file: str) -> IcebergSink:
 
 
 def _discard(rows: pa.RecordBatch) -> None:
-    """Nothing is measured here."""
+    """Does nothing: rows are not measured here."""
 
 
 def _with_payload(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Each row with bytes that no encoding makes smaller."""
+    """Rows with bytes that no encoding makes smaller."""
     many = rows.num_rows
     offsets = np.arange(many + 1, dtype=np.int32) * PAYLOAD_BYTES
     data = [None, pa.py_buffer(offsets), pa.py_buffer(os.urandom(many * PAYLOAD_BYTES))]
@@ -293,7 +296,7 @@ def _checkpoint(found: CheckpointStatus) -> Checkpoint:
 
 
 class _Seen:
-    """Checkpoints of many looks at the status, which has the last hundred."""
+    """Checkpoints of all looks at the status, which has only the last hundred."""
 
     def __init__(self) -> None:
         self._found: dict[int, Checkpoint] = {}
@@ -325,13 +328,13 @@ class _Seen:
 
 
 def _shows_new_rows(found: JobStatus) -> bool:
-    """Whether every sink has made a checkpoint visible that this run took: latencies come with heartbeats, later."""
+    """Whether each sink has made a checkpoint of this run visible. Latencies come later, with heartbeats."""
     through = found.commits.through.values()
     return bool(through) and min(through) > found.restored_checkpoint
 
 
 def _measure(order: Order, status: Callable[[], JobStatus]) -> None:
-    """A stream of generated rows."""
+    """Measures a stream of generated rows."""
     _until(status, lambda found: found.phase in ("running", "finishing", "finished"), "running")
     _until(status, lambda found: found.records > 0, "first row")
     _until(status, _shows_new_rows, "visible")
@@ -372,7 +375,7 @@ def _kill_slots(order: Order, status: Callable[[], JobStatus]) -> None:
 
 
 def _read(order: Order, status: Callable[[], JobStatus]) -> None:
-    """Files, until all rows are read or the time is over."""
+    """Reads files until all rows are read or the time is over."""
     _until(status, lambda found: found.phase in ("running", "finishing", "finished"), "begin")
     until = time.monotonic() + order.seconds
     found = _until(status, lambda found: found.records >= order.rows or time.monotonic() >= until, "read")
@@ -380,7 +383,7 @@ def _read(order: Order, status: Callable[[], JobStatus]) -> None:
 
 
 def _end_with_who_started_it() -> None:
-    """Nothing of a job outlives the program that measures it."""
+    """Ends this process with its parent, so that no job outlives the measuring program."""
     sys.stdin.buffer.read()
     os._exit(1)
 
@@ -394,11 +397,11 @@ def main() -> None:
     run = _in_processes if order.processes else _on_spark if order.kills else _in_this_process
     try:
         if order.processes:
-            _prepared(order)  # imports are no part of the start
+            _prepared(order)  # imports are not part of the start
         _tell("starting")
         with run(order) as status:
             (_kill_slots if order.kills else _read if order.read else _measure)(order, status)
-            signal.pause()  # whoever asked kills it
+            signal.pause()  # the parent kills this process
     except Exception as error:
         _tell("failed", error=f"{type(error).__name__}: {error}")
         raise

@@ -1,11 +1,11 @@
-"""The store of a job that ran for long: decision log, commit log of its file sink, and the hints beside them.
+"""The store of a job that ran for long: decision log, commit log of its file sink, and their hints.
 
     python -m benchmarks.slow_store.long_log FOLDER RECORDS OUT
 
-A job of this kind has run for a few checkpoints in FOLDER (`ck` and `out`). OUT gets the objects of its log, as
-MessagePack, with so many COMPLETE records behind its first FENCE, each with its predecessor's hash as the runtime
-writes them. There are no snapshots: the next run begins with `restore="none"` and `allow_replay`, behind all of these
-records. They are written by the code of the runtime that runs this, in its format.
+A job of this kind has run for a few checkpoints in FOLDER (`ck` and `out`). OUT gets the objects of its log as
+MessagePack: RECORDS COMPLETE records behind its first FENCE, each with its predecessor's hash as the runtime writes
+them. There are no snapshots: the next run begins with `restore="none"` and `allow_replay`, behind all of these records.
+The runtime on the import path writes them, in its format.
 """
 
 import re
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"^(part-)\d+")
 
 
 def decision_log(folder: Path, records: int) -> dict[str, bytes]:
-    """By key relative to the job's store. FENCE and COMPLETEs."""
+    """FENCE and COMPLETE records, by key relative to the job's store."""
     paths = Paths(NAME)
     stored = sorted((folder / paths.log_prefix).glob("*.json"))
     found = [(file.read_bytes(), decode_record(file.name, file.read_bytes())) for file in stored]
@@ -55,7 +55,7 @@ def decision_log(folder: Path, records: int) -> dict[str, bytes]:
 
 
 def commit_log(folder: Path, records: int) -> dict[str, bytes]:
-    """By key relative to the sink's folder. Records and their summaries."""
+    """Records and their summaries, by key relative to the sink's folder."""
     prefix = commits_prefix(NAME, _SINK)
     first = folder / prefix / f"{1:020d}.json"
     sample = decode_commit_record(first.read_bytes(), str(first), NAME, _SINK)
@@ -81,7 +81,7 @@ def commit_log(folder: Path, records: int) -> dict[str, bytes]:
 
 
 def _hint(key: str, position: int) -> dict[str, bytes]:
-    """As the runtime keeps it; nothing of releases without."""
+    """A hint in the runtime's format; empty for releases without hints."""
     try:
         from barrier_runtime.coordinator.log.hint import HeadHint
     except ImportError:

@@ -1,4 +1,4 @@
-"""HTTP messages in a stream of bytes: where heads and bodies end, and which kind of request a head is."""
+"""HTTP messages in a byte stream: ends of heads and bodies, and the kind of a request."""
 
 from urllib.parse import unquote
 
@@ -9,9 +9,8 @@ _NO_BODY = (b" 204", b" 304")
 class Message:
     """One HTTP/1.1 message, fed as its bytes arrive.
 
-    `head` is empty until the head is complete; `done` is true behind the last byte of the body. `answers` is the method
-    of the request that a response answers, and empty for a request.
-    """
+    `head` is empty until the head is complete; `done` is true after the last byte of the body. `answers` is the method
+    of the request that a response answers, and empty for a request."""
 
     def __init__(self, answers: str = "") -> None:
         self.head = b""
@@ -25,7 +24,7 @@ class Message:
 
     @property
     def interim(self) -> bool:
-        """Is it a response 1xx, before the response itself?"""
+        """Whether it is a response 1xx, before the response itself."""
         return self.head[8:10] == b" 1"
 
     @property
@@ -33,7 +32,7 @@ class Message:
         return self._left < 0
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """(bytes of the body, bytes behind the message)."""
+        """(Bytes of the body, bytes after the message)."""
         if not self.head:
             self._begun += data
             end = self._begun.find(_END)
@@ -83,7 +82,7 @@ class Message:
             line, at = (self._line + data[at:end]).strip(), end + 1
             self._line = b""
             if self._last_chunk:
-                self.done = not line  # behind the trailers
+                self.done = not line  # after the trailers
             elif size := int(line.split(b";")[0], 16):
                 self._left = size + 2
             else:
@@ -92,7 +91,7 @@ class Message:
 
 
 def fields_of(head: bytes) -> dict[bytes, bytes]:
-    """Names are in small letters."""
+    """Fields by name in lower case."""
     found = {}
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
@@ -102,14 +101,14 @@ def fields_of(head: bytes) -> dict[bytes, bytes]:
 
 
 def without(head: bytes, *names: bytes) -> bytes:
-    """The head without these fields, which are in small letters."""
+    """The head without these fields; names are in lower case."""
     lines = head[: -len(_END)].split(b"\r\n")
     kept = [line for line in lines[1:] if line.partition(b":")[0].strip().lower() not in names]
     return b"\r\n".join([lines[0], *kept]) + _END
 
 
 def operation(head: bytes) -> tuple[str, str]:
-    """(operation of S3, key) of a request in path style. A listing's key is its prefix."""
+    """(S3 operation, key) of a path-style request. A listing's key is its prefix."""
     method, target = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")[:2]
     path, _, query = target.partition("?")
     key = unquote(path.lstrip("/").partition("/")[2])

@@ -1,4 +1,4 @@
-"""What the cells share: the settings of a run, and the folder or S3 endpoint that a job gets, fresh."""
+"""Common parts of the cells: the settings of a run, and a job's fresh folder or S3 endpoint."""
 
 import contextlib
 import time
@@ -17,12 +17,12 @@ from benchmarks.slow_store.result import CellResult, Value
 from benchmarks.slow_store.running import cpu_of
 from benchmarks.slow_store.servers import SlowProxy, slow_s3
 
-START_S = 300.0  # the longest wait for a job to come up
+START_S = 300.0  # the longest wait for the start of a job
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same for all cells of a run."""
+    """Settings that are the same for all cells of a run."""
 
     folder: Path
     seconds: float = 60.0
@@ -35,16 +35,16 @@ class Settings:
     rows: int = 1_000_000  # of each of two large files of JSON lines; Parquet has four times as many
     kills: int = 3
     table_commits: int = 300  # of Iceberg
-    megabytes: float = 10.0  # of Parquet a second, where sizes of files are measured
+    megabytes: float = 10.0  # of Parquet per second, if file sizes are measured
     table_seconds: float = 0.0  # the longest that they may take; 0: half a second each
-    calls: int = 200  # of each kind, where the processor time of a request is measured
-    tree: Path | None = None  # a checkout whose runtime is measured, instead of this one's
+    calls: int = 200  # of each kind, if the processor time of a request is measured
+    tree: Path | None = None  # a checkout whose runtime is measured, instead of this checkout's
     tree_name: str = "now"
 
 
 @dataclass
 class Place:
-    """A folder or an S3 endpoint, fresh: where a job keeps checkpoints and rows."""
+    """A fresh folder or S3 endpoint for a job's checkpoints and rows."""
 
     url: str
     proxy: SlowProxy | None = None
@@ -54,7 +54,7 @@ class Place:
         return self.proxy.requests(since, until) if self.proxy is not None else []
 
     def cpu_s(self) -> dict[str, float]:
-        """Of the servers; they share the machine's cores with the job."""
+        """Processor time of the servers; they share the machine's cores with the job."""
         servers = {"emulator": self.emulator, "proxy": self.proxy}
         return {name: cpu_of(server.pids) for name, server in servers.items() if server is not None}
 
@@ -96,7 +96,7 @@ def with_fields(order: Order, **changed: object) -> Order:
 
 
 def numbers(found: Mapping[tuple[str, str], int]) -> dict[str, float]:
-    """Requests by name, of their numbers by operation and kind of key."""
+    """Requests by name, from their counts by operation and kind of key."""
     return {f"{operation} {kind}".strip(): float(many) for (operation, kind), many in found.items()}
 
 

@@ -1,13 +1,13 @@
-"""A proxy on 127.0.0.1 that answers late, as a process of its own.
+"""A proxy on 127.0.0.1 that answers late, as a separate process.
 
     python -m benchmarks.slow_store.proxy http 9001 9000 --delay 30       before an S3 endpoint at port 9000
     python -m benchmarks.slow_store.proxy tcp 5433 5432 --delay 5         before a database
 
-`http`: an answer goes out no sooner than its delay after the request is complete, so the emulator's own time is part of
-the delay. Connections of clients are kept alive whatever the emulator does (moto's server closes each). Bodies are
-streamed both ways. `tcp`: each byte of the server is late by the delay, as on a longer way; a delay is drawn for each
-answer, which begins with the first bytes behind something that the client sent. Requests, or waits for answers, go to a
-log that `benchmarks.slow_store.requests` reads. If either side ends a connection, so does the proxy.
+`http`: an answer is sent no sooner than its delay after the request is complete, so the emulator's time is part of the
+delay. Client connections are kept alive even if the emulator closes its own, as moto's server does. Bodies are streamed
+in both directions. `tcp`: each byte of the server is late by the delay, as on a longer route; a delay is drawn for each
+answer, which begins with the first bytes after the client's bytes. Requests, or waits for answers, go to a log that
+`benchmarks.slow_store.requests` reads. If either side ends a connection, the proxy ends the other.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from benchmarks.slow_store.delay import REGION, Delay
 from benchmarks.slow_store.messages import Message, operation, without
 from benchmarks.slow_store.requests import Request, encoded
 
-_HELD = 4 << 20  # bytes of an answer that wait for its delay before its server waits, too
+_HELD = 4 << 20  # bytes of a delayed answer, above which the server waits too
 
 Note = Callable[[Request], None]
 
 
 class _Side(asyncio.Protocol):
-    """One end of a connection; when its buffer is full the other end is not read."""
+    """One end of a connection; if its buffer is full, the other end is not read."""
 
     other: "_Side | None" = None
 
@@ -47,7 +47,7 @@ class _Side(asyncio.Protocol):
 
 
 class HttpClient(_Side):
-    """A client's connection: one request after the other, each over a connection of its own to the emulator."""
+    """A client's connection: sequential requests, each over a separate connection to the emulator."""
 
     def __init__(self, target: int, draw: Callable[[], float], note: Note) -> None:
         self.target = target
@@ -55,7 +55,7 @@ class HttpClient(_Side):
         self.note = note
         self._request: Message | None = None
         self._exchange: Exchange | None = None
-        self._waiting = b""  # bytes of the next request, which waits for the answer to this
+        self._waiting = b""  # bytes of the next request, which waits for the current answer
 
     def data_received(self, data: bytes) -> None:
         if self._exchange is not None and self._request is None:
@@ -104,7 +104,7 @@ class Exchange(_Side):
         self._asked = self._loop.time()
         self._complete = False
         self._delay = client.draw()
-        self._held: list[bytes] | None = None  # None: before the answer's head, or when its delay is over
+        self._held: list[bytes] | None = None  # None: before the answer's head, or after its delay
         self._begun = False
         self._ended = False
         self._sent = self._received = 0
@@ -124,7 +124,7 @@ class Exchange(_Side):
             transport.close()
 
     def send(self, body: bytes, *, last: bool) -> None:
-        """Bytes of the request."""
+        """Sends bytes of the request."""
         self._sent += len(body)
         if self._unsent is not None:
             self._unsent.append(body)
@@ -196,14 +196,14 @@ class Exchange(_Side):
             self._cut()
 
     def _cut(self) -> None:
-        """The emulator gives no answer: neither does the proxy."""
+        """Ends without an answer, because the emulator gave none."""
         if not self._ended:
             self._ended = True
             self._tell(0)
             self._client.transport.abort()
 
     def abandon(self) -> None:
-        """The client is gone. The request stays sent."""
+        """Ends because the client is gone. The request stays sent."""
         if not self._ended:
             self._ended = True
             self._tell(0)
@@ -259,7 +259,7 @@ class TcpClient(_Side):
 
 
 class TcpServer(_Side):
-    """The database's end of the same connection: what it says arrives late, in order."""
+    """The database's end of the same connection: its bytes arrive late, in order."""
 
     def __init__(self, client: TcpClient) -> None:
         self.other = self._client = client
@@ -282,7 +282,7 @@ class TcpServer(_Side):
 
 
 async def serve(kind: str, port: int, target: int, delay: Delay, log: Path) -> None:
-    """Until the process ends."""
+    """Serves until the process ends."""
     source = random.Random(f"{kind}-{port}")
     with log.open("ab", buffering=0) as written:
 

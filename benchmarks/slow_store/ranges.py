@@ -1,9 +1,9 @@
-"""Files of a folder as objects of an S3 bucket that answers late: listings and ranges, read-only, as a process.
+"""A folder as an S3 bucket that answers late: listings and ranges, read-only, as a process.
 
     python -m benchmarks.slow_store.ranges FOLDER 9000 --delay 30 --log requests.jsonl
 
-The emulator and the proxy take more processor time for a large file than the job that reads the file, on the same two
-cores. This server hands bytes of mapped files to the kernel, so that cells of reading measure the reader.
+Emulator and proxy use more processor time for a large file than the job that reads it, on the same two cores. This
+server hands bytes of mapped files to the kernel, so that cells of reading measure the reader.
 """
 
 import argparse
@@ -67,7 +67,7 @@ class MappedFiles:
         return _answer(206, [*fields, f"Content-Range: bytes {begin}-{end - 1}/{len(data)}"], data[begin:end])
 
     def _listing(self, prefix: str) -> bytes:
-        """All of them in one page."""
+        """All files in one page."""
         found = [
             f"<Contents><Key>{name}</Key><LastModified>{self._iso}</LastModified><ETag>&quot;{_etag(name)}&quot;</ETag>"
             f"<Size>{len(data)}</Size><StorageClass>STANDARD</StorageClass></Contents>"
@@ -87,14 +87,14 @@ def _etag(name: str) -> str:
 
 
 def _answer(status: int, fields: list[str], body: "bytes | memoryview | None") -> tuple[int, list[bytes | memoryview]]:
-    """`body`: None: the fields tell the length."""
+    """An answer; `body` None: `fields` have the length."""
     length = [] if body is None else [f"Content-Length: {len(body)}"]
     head = "\r\n".join([f"HTTP/1.1 {status} _", *fields, *length, "x-amz-request-id: 0"]).encode("latin-1") + _END
     return status, [head, *([] if body is None else [body])]
 
 
 class _Connection(asyncio.Protocol):
-    """One request after the other; requests have no bodies."""
+    """Sequential requests without bodies."""
 
     def __init__(self, files: MappedFiles, delay: Delay, source: random.Random, log: Any) -> None:
         self._files = files
@@ -125,7 +125,7 @@ class _Connection(asyncio.Protocol):
 
 
 async def serve(folder: Path, port: int, delay: Delay, log: Path) -> None:
-    """Until the process ends."""
+    """Serves until the process ends."""
     files, source = MappedFiles(folder), random.Random(f"ranges-{port}")
     with log.open("ab", buffering=0) as written:
         server = await asyncio.get_running_loop().create_server(
@@ -135,7 +135,7 @@ async def serve(folder: Path, port: int, delay: Delay, log: Path) -> None:
 
 
 class RangeServer(Server):
-    """Runs `serve` as a process. `url`: of all the files."""
+    """Runs `serve` as a process. `url` is the bucket of all files."""
 
     name = "ranges"
 

@@ -1,4 +1,4 @@
-"""The log of requests that a proxy writes, and what they are for, by the keys of the runtime's store."""
+"""The proxy's log of requests, and the purpose of a request by its key in the runtime's store."""
 
 import re
 from collections import Counter
@@ -25,15 +25,15 @@ _KINDS = (
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One request, or, of a database, one wait of a connection for an answer (operation ANSWER, no key)."""
+    """One request, or a connection's wait for a database's answer (operation ANSWER, no key)."""
 
-    at: float  # seconds since the epoch at which its last byte came in
+    at: float  # arrival of its last byte, seconds since the epoch
     operation: str
     key: str
     status: int  # 0: cut off before the answer
     sent: int  # bytes of the body
     received: int
-    ms: float  # until the last byte of the answer went out
+    ms: float  # until the last byte of the answer was sent
 
     @property
     def kind(self) -> str:
@@ -54,7 +54,7 @@ def encoded(request: Request) -> bytes:
 
 
 def read_requests(log: Path, since: float = 0.0, until: float = float("inf")) -> list[Request]:
-    """Requests that ended so far and came in within [since, until), in the order of arrival."""
+    """Requests that have ended and that arrived within [since, until), in the order of arrival."""
     lines = log.read_bytes().split(b"\n")[:-1] if log.exists() else []
     found = [_DECODER.decode(line) for line in lines]
     return sorted((each for each in found if since <= each.at < until), key=lambda each: each.at)
@@ -70,7 +70,7 @@ def counted(requests: Iterable[Request]) -> Counter[tuple[str, str]]:
 
 
 def in_sequence(requests: Sequence[Request]) -> int:
-    """The longest chain of requests each of which came in after the one before had its answer: waits in a row."""
+    """The longest chain of waits in a row: each request arrived after the answer to the request before."""
     longest: list[float] = []  # at n: the earliest end of a chain of n + 1 requests
     for request in sorted(requests, key=lambda each: each.end):
         place = sum(1 for end in longest if end <= request.at)

@@ -1,4 +1,4 @@
-"""What a cell of the slow store's benchmark found, and the file that keeps all of them."""
+"""Result of a cell of the slow store's benchmark, and the file of all results."""
 
 from pathlib import Path
 
@@ -8,13 +8,15 @@ Value = float | str | None
 
 
 class CellResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`figures` by name, times in ms unless the name says otherwise; `requests` per checkpoint, by operation and kind
-    of key; `cores`: of job, emulator and proxy, each apart."""
+    """Result of a cell.
+
+    `figures` by name, in ms unless the name has another unit; `requests` per checkpoint, by operation and kind of key;
+    `cores` of job, emulator and proxy separately."""
 
     cell: str
-    tree: str  # "now", or the commit that was measured beside it
+    tree: str  # "now", or the commit that was measured for comparison
     at: str
-    seconds: float = 0.0  # that the cell took, start and end included
+    seconds: float = 0.0  # duration of the cell, with start and end
     figures: dict[str, Value] = {}
     requests: dict[str, float] = {}
     cores: dict[str, float] = {}
@@ -27,7 +29,7 @@ class Kept(msgspec.Struct):
     cells: list[CellResult] = []
 
     def add(self, result: CellResult) -> None:
-        """In the place of an earlier one of the same cell and tree."""
+        """Replaces an earlier result of the same cell and tree."""
         self.cells = [each for each in self.cells if (each.cell, each.tree) != (result.cell, result.tree)]
         self.cells.append(result)
 

@@ -1,4 +1,4 @@
-"""A job's program from outside: its events as they come, what its processes use, and its end."""
+"""A job's program from outside: its events, the usage of its processes, and its end."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ _BENCHMARKS = Path(__file__).parents[2]
 
 
 class JobFailed(RuntimeError):
-    """The job, or its program, did not come as far as was wanted. The message says why."""
+    """The job or its program did not reach the wanted state. The message has the reason."""
 
 
 class RunningJob:
@@ -43,7 +43,7 @@ class RunningJob:
                 return event
 
     def next(self, timeout_s: float) -> Event | None:
-        """None: there is none in that time."""
+        """The next event; None after the timeout."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._rest:
@@ -60,19 +60,19 @@ class RunningJob:
         return event
 
     def at(self, kind: str) -> float:
-        """When the first event of this kind came."""
+        """Time of the first event of this kind."""
         return next(event.at for event in self.events if event.kind == kind)
 
     def cpu_s(self) -> float:
-        """So far, of its processes that live."""
+        """Processor time of its live processes until now."""
         return cpu_of(below(self._process.pid))
 
     def resident_mb(self) -> float:
-        """Of its processes together."""
+        """Memory of its processes together."""
         return sum(_process(pid)[1] for pid in below(self._process.pid)) / 1e6
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes."""
+        """Sends SIGKILL to all of its processes."""
         for pid in below(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -85,7 +85,7 @@ class RunningJob:
 
 @contextlib.contextmanager
 def running(order: Order, folder: Path, tree: Path | None = None) -> Iterator[RunningJob]:
-    """The job's program; killed at the end. `tree`: a checkout whose runtime it runs, instead of this one's."""
+    """The job's program, killed at the end. `tree`: a checkout whose runtime runs, instead of this one's."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "job.log"
     with log.open("wb") as said:
@@ -101,7 +101,7 @@ def running(order: Order, folder: Path, tree: Path | None = None) -> Iterator[Ru
     try:
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(order) + b"\n")
-        process.stdin.flush()  # and open until the end: the program ends with this one
+        process.stdin.flush()  # stays open until the end: the job ends with this program
         yield job
     finally:
         job.kill()
@@ -112,7 +112,7 @@ def running(order: Order, folder: Path, tree: Path | None = None) -> Iterator[Ru
 
 
 def import_path(tree: Path | None, folder: Path) -> list[Path]:
-    """Where a program finds this checkout's benchmarks, and the runtime of `tree`."""
+    """Import path with this checkout's benchmarks and the runtime of `tree`."""
     if tree is None:
         return [_BENCHMARKS]
     ours = folder / "ours"
@@ -124,12 +124,12 @@ def import_path(tree: Path | None, folder: Path) -> list[Path]:
 
 
 def cpu_of(pids: list[int]) -> float:
-    """Seconds of processor time so far."""
+    """Seconds of processor time until now."""
     return sum(_process(pid)[0] for pid in pids)
 
 
 def _process(pid: int) -> tuple[float, float]:
-    """(seconds of processor time, resident bytes); zeros for a process that has ended."""
+    """(Seconds of processor time, resident bytes); zeros for an ended process."""
     try:
         found = parsed(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):

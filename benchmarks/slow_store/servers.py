@@ -1,4 +1,4 @@
-"""Servers behind a proxy that answers late: an S3 endpoint, PostgreSQL, or any server on 127.0.0.1.
+"""Servers behind a proxy that answers late: S3, PostgreSQL, or any server on 127.0.0.1.
 
 with slow_s3(REGION) as store:
     … flow.start_local(checkpoints=f"{store.url}/checkpoints") …
@@ -20,7 +20,7 @@ from examples.servers.s3 import S3Server, known_to_clients
 
 
 class SlowProxy(Server):
-    """The proxy's process. It has the look of the server behind it: `endpoint` and `url` name the proxy's port."""
+    """The proxy's process, usable like its server: `endpoint` and `url` have the proxy's port."""
 
     name = "proxy"
     bucket = S3Server.bucket
@@ -45,7 +45,7 @@ class SlowProxy(Server):
         return self.directory / "requests.jsonl"
 
     def requests(self, since: float = 0.0, until: float = float("inf")) -> list[Request]:
-        """Requests answered so far that came in within these seconds since the epoch."""
+        """Answered requests that arrived within these seconds since the epoch."""
         return read_requests(self.requests_log, since, until)
 
     def command(self) -> list[str]:
@@ -78,10 +78,9 @@ def slow(kind: str, server: Server, delay: Delay) -> Iterator[SlowProxy]:
 
 @contextlib.contextmanager
 def slow_s3(delay: Delay = REGION, server: S3Server | None = None) -> Iterator[SlowProxy]:
-    """An S3 endpoint that answers late, with one bucket. This process's environment names it, with credentials.
+    """An S3 endpoint that answers late, with one bucket; in this process's environment with credentials.
 
-    `server`: one that runs, to be used through another delay.
-    """
+    `server`: a running server, for a second delay."""
     with contextlib.ExitStack() as kept:
         if server is None:
             server = S3Server()

@@ -1,8 +1,8 @@
-"""A soak with commits that are slower than the interval: memory, staged objects, open commits and latency stay bounded.
+"""A soak with commits slower than the interval: memory, staged objects, open commits, latency.
 
-Rows go to files on a store so late that a commit takes longer than the time between two checkpoints, for the whole run.
-Checkpoints go to a folder, so that they complete in time. A line is told every minute; at the end the slope of each
-figure over the second half, per minute.
+All of these must stay bounded. Rows go to files on a store so late that a commit takes longer than the time between two
+checkpoints, during the whole run. Checkpoints go to a folder, so that they complete in time. The program prints a line
+every minute; at the end it prints the slope of each figure over the second half, per minute.
 """
 
 import statistics
@@ -19,7 +19,7 @@ from benchmarks.slow_store.place import Settings, place
 from benchmarks.slow_store.running import running
 
 INTERVAL_S = 0.1
-_LATE = 120.0  # s beyond its length in which a soak must end
+_LATE = 120.0  # s after its length in which a soak must end
 
 
 class Minute(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Minute(msgspec.Struct, frozen=True):
 
 
 def soak(settings: Settings, minutes: float, out: Path) -> int:
-    """1: something grew without bound. Prints and keeps the summary."""
+    """Prints and stores the summary. Returns 1 if a figure grew without bound."""
     found: list[Minute] = []
     lines = [
         "| min | resident MB | staged objects | behind | checkpoints/s | commit ms | visible p50 | p99 | condition |"
@@ -111,13 +111,13 @@ def _line(minute: Minute) -> str:
     return "| " + " | ".join([*cells, minute.condition]) + " |"
 
 
-# Growth per minute that counts: a share of the mean, and at least so much.
+# Growth per minute that counts: a share of the mean, with a lower limit.
 _MAY_GROW = {"resident_mb": (0.02, 2.0), "staged": (0.05, 2.0), "behind": (0.05, 0.5), "p50": (0.05, 50.0)}
 _MAY_GROW |= {"p99": (0.05, 100.0)}
 
 
 def verdict(minutes: Sequence[Minute], interval_s: float = INTERVAL_S) -> tuple[str, bool]:
-    """(slopes of the second half, whether all of them are within bounds and commits were slower than the interval)."""
+    """(Slopes of the second half, whether all are in bounds and commits were slower than the interval)."""
     half = [minute for minute in minutes if minute.at_s >= minutes[-1].at_s / 2]
     told, bounded = [], len(half) > 1
     for name, (share, least) in _MAY_GROW.items():

@@ -1,4 +1,4 @@
-"""Cells of endless streams: checkpoints, commits and visible latency of rows into files, tables and databases."""
+"""Cells of endless streams: checkpoints, commits and visible latency; files, tables, databases."""
 
 import contextlib
 import statistics
@@ -16,7 +16,7 @@ from examples.servers.postgres import postgres_server
 
 
 def stream(settings: Settings, sink: str, delay: Delay | None, interval_s: float, slots: int) -> CellResult:
-    """Generated rows, counted by key, into files or a table on the store, or into Kafka or PostgreSQL without delay."""
+    """Generated rows, counted by key, into files or a table on the store, or prompt Kafka or PostgreSQL."""
     with contextlib.ExitStack() as kept:
         where = kept.enter_context(place(settings, delay))
         order = stream_order(settings, where.url, sink, interval_s, slots)
@@ -30,7 +30,7 @@ def stream(settings: Settings, sink: str, delay: Delay | None, interval_s: float
 
 
 def postgres_behind(settings: Settings, delay: Delay, interval_s: float) -> CellResult:
-    """Rows into PostgreSQL whose answers are late; checkpoints go to a folder. The figures count waits for answers."""
+    """Rows into PostgreSQL with late answers; checkpoints go to a folder. Figures count waits for answers."""
     with place(settings, None) as where, slow_postgres(delay) as (url, proxy):
         where.proxy = proxy
         order = _into_table(stream_order(settings, where.url, "postgres", interval_s, 2), url)
@@ -78,7 +78,7 @@ def _streamed(settings: Settings, order: Order, where: Place) -> CellResult:
 
 
 def phases(checkpoints: Sequence[Checkpoint]) -> dict[str, Value]:
-    """Medians of those that completed."""
+    """Medians of completed checkpoints."""
     done = [each for each in checkpoints if each.decision is not None]
     found: dict[str, Value] = {}
     for name in ("total", "ack", "manifest", "decision", "commit"):
@@ -89,8 +89,9 @@ def phases(checkpoints: Sequence[Checkpoint]) -> dict[str, Value]:
 
 
 def waits(checkpoints: Sequence[Checkpoint], requests: Sequence[Request]) -> dict[str, Value]:
-    """Requests one after the other, medians: from trigger to decision and from there to the last commit; of
-    checkpoints that nothing of the one before overlaps."""
+    """Requests in a row, medians: from trigger to decision, and from there to the last commit.
+
+    Only checkpoints that do not overlap the checkpoint before count."""
     decided, committed = [], []
     before_ms = 0.0
     for each in sorted(checkpoints, key=lambda found: found.number):

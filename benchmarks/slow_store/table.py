@@ -1,4 +1,4 @@
-"""The results of the slow store as Markdown: a line per figure, a column per commit, and what is in the figures."""
+"""The slow store's results as Markdown: a line per figure, a column per commit, and explanations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Found = dict[str, CellResult]
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: cells that it needs, and its text from their results."""
+    """A line of the table: the required cells, and the text from their results."""
 
     label: str
     cells: tuple[str, ...]
@@ -35,7 +35,7 @@ def _number(found: Found, cell: str, figure: str) -> str:
 
 
 def _figures(cell: str, *parts: str) -> Callable[[Found], str]:
-    """Names of figures, and between them what is written as it is (in angle brackets)."""
+    """Text of the named figures; parts in angle brackets are literal."""
 
     def text(found: Found) -> str:
         return "".join(part[1:-1] if part.startswith("<") else _number(found, cell, part) for part in parts)
@@ -48,7 +48,7 @@ def _stream(cell: str) -> Callable[[Found], str]:
 
 
 def _cpu_share(found: Found) -> str:
-    """Of one core, by the requests of one checkpoint a second and the processor time of each kind."""
+    """Share of one core: requests of one checkpoint per second, times processor time of each kind."""
     known = found["CPU of requests"].figures
     total_ms = 0.0
     for name, many in found["files, 1 s"].requests.items():
@@ -237,7 +237,7 @@ def _chosen(kept: Kept, trees: Sequence[str]) -> str:
 
 
 def _requests(kept: Kept, trees: Sequence[str]) -> str:
-    """Of one checkpoint of the files."""
+    """Requests of one checkpoint of the files."""
     found = {tree: cell for tree in trees if (cell := kept.find("files, 1 s", tree)) is not None and cell.requests}
     names = sorted({name for cell in found.values() for name in cell.requests})
     rows = [[name, *(f"{found[tree].requests.get(name, 0.0):.1f}" for tree in found)] for name in names]
@@ -245,7 +245,7 @@ def _requests(kept: Kept, trees: Sequence[str]) -> str:
 
 
 def _shares(kept: Kept) -> str:
-    """Cores that each of the processes used, and how long each cell took."""
+    """Used cores of each process, and each cell's duration."""
     rows = []
     for cell in kept.cells:
         if cell.cell in CHOSEN:

@@ -1,4 +1,4 @@
-"""Cells of tables: commits of Iceberg with few and with many before them, and sizes of the files of a stream."""
+"""Cells of tables: Iceberg's commits behind few and many commits, and file sizes of a stream."""
 
 import copy
 import statistics
@@ -23,8 +23,9 @@ _AT_ONCE = 5_000  # files in one commit of the preparation
 
 
 def iceberg(settings: Settings, commits: int) -> CellResult:
-    """A table with ever more commits in a local warehouse: time of a commit at the beginning and at the end. A
-    checkpoint every 10 ms, so that one commit follows the other."""
+    """A table with ever more commits in a local warehouse: times of the first and last commits.
+
+    A checkpoint is taken every 10 ms, so that commits follow each other at once."""
     folder = (settings.folder / "iceberg" / uuid.uuid4().hex).resolve()
     folder.mkdir(parents=True)
     properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
@@ -34,7 +35,7 @@ def iceberg(settings: Settings, commits: int) -> CellResult:
         sink="iceberg",
         target=_TABLE,
         properties=properties,
-        sink_options={"commit_every": 0, "keep_snapshots": _KEPT},  # releases before have neither
+        sink_options={"commit_every": 0, "keep_snapshots": _KEPT},  # earlier releases have neither
         interval_s=0.01,
         rate=1_000,
         warm_up_s=0.0,
@@ -64,8 +65,9 @@ def noted_commits(file: Path) -> list[Commit]:
 
 
 def _of_commits(found: Sequence[Commit]) -> dict[str, Value]:
-    """Medians of the first and the last thousand, or tenth where there are fewer; the first is left out, which makes
-    the table."""
+    """Medians of the first and the last thousand, or tenth if there are fewer.
+
+    The very first commit is left out, because it creates the table."""
     found = found[1:]
     some = min(1_000, max(5, len(found) // 10))
     first, last = found[:some], found[-some:]
@@ -85,7 +87,7 @@ def _of_commits(found: Sequence[Commit]) -> dict[str, Value]:
 
 
 def _of_table(properties: dict[str, str]) -> dict[str, Value]:
-    """What its metadata have become."""
+    """The state of the table's metadata."""
     from pyiceberg.catalog import load_catalog
 
     table = load_catalog("default", **properties).load_table(_TABLE)
@@ -103,7 +105,7 @@ def _of_table(properties: dict[str, str]) -> dict[str, Value]:
 
 
 def iceberg_on_store(settings: Settings, commits: int) -> CellResult:
-    """Commits into a table on the store that has had so many commits; the catalog is a local database."""
+    """Commits into a table on the store behind `commits` commits; the catalog is a local database."""
     folder = (settings.folder / "iceberg" / uuid.uuid4().hex).resolve()
     folder.mkdir(parents=True)
     noted = folder / "commits"
@@ -147,9 +149,10 @@ def iceberg_on_store(settings: Settings, commits: int) -> CellResult:
 
 
 def _prepared(properties: Mapping[str, str], commits: int) -> None:
-    """A table as so many commits of two files leave it, with the last hundred snapshots: files are entries of
-    manifests, and only one of them exists. Most come in few large commits; the last ones, and the merges of their
-    manifests, are those of the sink."""
+    """A table as `commits` commits of two files leave it, with the last hundred snapshots.
+
+    Files are entries of manifests; only one of them exists. Most entries come in few large commits; the last commits,
+    and the merges of their manifests, are as from the sink."""
     from barrier_runtime.connectors.iceberg.data_files import data_files
     from barrier_runtime.connectors.iceberg.expiry import APPLICATION
     from barrier_runtime.connectors.iceberg.table import CHECKPOINT, IcebergTable
@@ -172,7 +175,7 @@ def _prepared(properties: Mapping[str, str], commits: int) -> None:
 
 
 def _copies(file: Any, many: int) -> Iterator[Any]:
-    """Entries of a manifest with names of their own."""
+    """Copies of a manifest entry with separate names."""
     place = file._data.index(file.file_path)
     for _ in range(many):
         made = copy.copy(file)
@@ -182,8 +185,9 @@ def _copies(file: Any, many: int) -> Iterator[Any]:
 
 
 def file_sizes(settings: Settings, sink: str) -> CellResult:
-    """Sizes of the data files that a stream of `settings.megabytes` MB of Parquet a second leaves in a table, in a
-    local folder, with a commit every 30 s."""
+    """Data file sizes of a stream into a table in a local folder, with a commit every 30 s.
+
+    The stream has `settings.megabytes` MB of Parquet per second."""
     folder = (settings.folder / "sizes" / uuid.uuid4().hex).resolve()
     folder.mkdir(parents=True)
     properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
