@@ -36,7 +36,7 @@ class Metric:
 
 
 class Counter(Metric):
-    """Only rises. Operators' and slots' counters restart at 0 with the slot's process, or with each generation."""
+    """Only rises; restarts at 0 with the slot's process, or with each generation."""
 
 
 class Gauge(Metric):
@@ -44,7 +44,7 @@ class Gauge(Metric):
 
 
 class Histogram(Metric):
-    """Rows by latency. Slots send whole histograms; the status has percentiles over all slots, so no slot label."""
+    """Rows by latency, sent as a whole. The status has percentiles over all slots, so no slot label."""
 
     @property
     def labels(self) -> tuple[str, ...]:

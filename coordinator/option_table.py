@@ -17,7 +17,7 @@ SAME: Any = object()
 
 @dataclass(frozen=True)
 class Option:
-    """A row. `low` and `high` are in the unit. Times are seconds (unit "s") for users, stored as milliseconds.
+    """A row. `low` and `high` are in the unit. Times are seconds for users, stored as milliseconds.
 
     `where`: "spark" for options that a local run would ignore, and so refuses; "daemon": no option of a run. `shown`:
     output of `explain`; text is printed only if the row says so, because it may hold a secret.

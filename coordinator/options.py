@@ -103,7 +103,7 @@ def _bounds(option: Option) -> tuple[int, int]:
 
 
 def effective(spec: JobSpec) -> dict[str, str | float | bool | None]:
-    """Returns effective options for display: checkpoint options under their names, then restarts and the watchdog."""
+    """Returns effective options for display: checkpoint options, then restarts and the watchdog."""
     shown: dict[str, str | float | bool | None] = dict(msgspec.structs.asdict(validated(spec.checkpoints)))
     shown["restart"] = describe_restart(validated_restart(spec.restart))
     shown["store_write_price"], shown["store_read_price"] = spec.store_write_price, spec.store_read_price

@@ -96,7 +96,7 @@ class HeldCommits:
             held.count += 1
 
     def look(self, sink: str, completed: int, through: int, now_ms: int, *, at_once: bool) -> None:
-        """Decides whether `sink`, committed up to `through`, is due. `completed`: the newest completed checkpoint."""
+        """Decides whether `sink`, committed up to `through`, is due. `completed`: the newest checkpoint."""
         held = self._sinks[sink]
         if held.last_ms is not None and held.last_ms > now_ms:
             held.last_ms = now_ms
@@ -286,7 +286,7 @@ class CommitTracker:
         return tuple(each for sink, each in oldest.items() if each is not None and sink not in failing)
 
     def behind(self, checkpoint: int) -> tuple[str, ...]:
-        """Returns members (sink subtasks, global committers) whose `checkpoint` is invisible, except for held ones."""
+        """Returns members (sink subtasks, global committers) with `checkpoint` invisible but not held."""
         late = (key for key, through in self._through.items() if through < checkpoint and not self._is_held(key))
         return tuple(sorted(late))
 

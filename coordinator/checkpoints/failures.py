@@ -54,7 +54,7 @@ class FailureCounter:
 
 
 class RestartPolicy:
-    """Delays of restarts. `seed` (job and run) is the only source of jitter, so that jobs differ from each other."""
+    """Delays of restarts. `seed` (job and run), the only source of jitter, lets jobs differ."""
 
     def __init__(self, options: RestartOptions, seed: str = "") -> None:
         self._options = options

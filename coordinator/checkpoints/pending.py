@@ -53,9 +53,7 @@ class PendingCheckpoints:
         return tuple(self._open.values())
 
     def request(self) -> int:
-        """Requests a checkpoint as soon as the limit permits, whatever the interval; returns the checkpoint's future
-        id.
-        """
+        """Requests a checkpoint as soon as the limit permits; returns the future id."""
         self._requested = True
         return self._next_id
 
@@ -89,8 +87,9 @@ class PendingCheckpoints:
         return checkpoint
 
     def next_deadline(self, *, with_trigger: bool = True, held: bool = False) -> int | None:
-        """`with_trigger`: periodic checkpoints are enabled. `held`: no checkpoint is triggered, not even a requested
-        one.
+        """Returns the next timeout or trigger.
+
+        `with_trigger`: periodic checkpoints are enabled. `held`: nothing is triggered, not even on request.
         """
         deadlines = [checkpoint.triggered_ms + self._options.timeout_ms for checkpoint in self._expirable()]
         trigger = self.trigger_at()
@@ -114,7 +113,7 @@ class PendingCheckpoints:
         return Acked(effect, checkpoint)
 
     def is_aborted(self, checkpoint: int) -> bool:
-        """Whether the checkpoint ended undecided in this generation and process. Only the last 256 are remembered."""
+        """Whether the checkpoint ended undecided in this generation and process, among the last 256."""
         return checkpoint in self._aborted
 
     def decline(self, checkpoint_id: int, subtask: SubtaskId, now_ms: int) -> Checkpoint | None:

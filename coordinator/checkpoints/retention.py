@@ -136,8 +136,9 @@ class Retention:
     def completed(
         self, kept: Kept, open_ids: Collection[int], highest_triggered: int, held: Collection[int] = ()
     ) -> SweepPlan:
-        """Records that `kept` was decided while `open_ids` were pending; returns objects to delete. `held`: see
-        `resolved`.
+        """Records the decision of `kept` while `open_ids` are pending; returns objects to delete.
+
+        `held`: see `resolved`.
         """
         for dropped in self._dropped:
             if dropped.waits_for is None and kept.checkpoint > dropped.horizon:
@@ -194,7 +195,7 @@ class Retention:
         under_way: UnderWay | None = None,
         min_age_ms: int = MIN_AGE_MS,
     ) -> Iterator[tuple[ObjectInfo, RetentionVerdict]]:
-        """Yields each object with the verdict of a coordinator of generation `token`; the only place of this decision.
+        """Yields each object with the verdict of generation `token`; no other code judges objects.
 
         `under_way`: needs of that generation; None if another process leads it: everything may be needed.
         """
@@ -250,9 +251,9 @@ def _may_be_under_way(found: ObjectInfo, under_way: UnderWay | None, older_ms: i
 
 
 def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retained: int) -> list[Kept]:
-    """Returns the checkpoints that a new generation keeps: the newest of `completes` (newest first), then `restored`.
+    """Returns checkpoints that a new generation keeps: the first of `completes`, then `restored`.
 
-    The newest of all is always kept, as in the log's `kept_by_fence`.
+    `completes`: newest first. The newest of all is always kept, as in the log's `kept_by_fence`.
     """
     others = [kept for kept in completes if restored is None or kept.manifest_key != restored.manifest_key]
     room = retained if restored is None else retained - 1
@@ -264,7 +265,7 @@ def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retaine
 
 
 def discarded(paths: Paths, objects: Iterable[ObjectInfo], token: int) -> SweepPlan:
-    """Plans the deletion of a discarded job: checkpoints, snapshot files and rows up to generation `token`.
+    """Plans the deletion of a discarded job's checkpoints, files and rows up to generation `token`.
 
     Objects of a later run stay: that run may have begun before the deletion. The rows are those of write-ahead sinks.
     """
@@ -280,7 +281,7 @@ def _owner(paths: Paths, key: str) -> int | None:
 
 
 def _owner_of_rows(paths: Paths, key: str) -> int | None:
-    """Returns the generation that wrote this object of a write-ahead sink; None: another object, or unknown.
+    """Returns the generation of a write-ahead sink's object; None: another object, or unknown.
 
     Objects of unknown generations are left to the sink's own sweep.
     """
@@ -289,7 +290,7 @@ def _owner_of_rows(paths: Paths, key: str) -> int | None:
 
 
 def _in_order(paths: Paths, keys: Iterable[str]) -> SweepPlan:
-    """Orders manifests, oldest first, before files: after an interrupted sweep no manifest names a missing file."""
+    """Orders manifests before files, so that after an interrupted sweep no manifest lacks files."""
     manifests: list[tuple[int, int, str]] = []
     files: list[str] = []
     for key in keys:

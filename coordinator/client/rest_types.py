@@ -13,7 +13,7 @@ STORAGE_HEADER = "X-Storage"  # percent-encoded URL of the store that the submit
 
 
 def news_of(status: JobStatus) -> str:
-    """Returns the version of all that a driver acts on: condition, outcome, kills, requested slots, leader.
+    """Returns the version of facts for drivers: condition, outcome, kills, requested slots, leader.
 
     A driver that repeats the version in `unless=` waits for an answer until the version changes.
     """

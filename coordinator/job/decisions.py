@@ -42,7 +42,7 @@ class TakeOver:
 
 @dataclass(frozen=True)
 class BeginGeneration:
-    """Begin a generation. `choice`: the restore point; None: the run's newest, once appends in flight are resolved.
+    """Begin a generation. `choice`: the restore point; None: the run's newest after open appends.
 
     `wait_ms`: back-off before slots are deployed. `spec`: the job from now on; None: unchanged. `keep`: see
     `Job.go_on_as`.
@@ -71,7 +71,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class HandOver:
-    """Begin the next generation as `spec`, with other slots: sources have stopped, and all their rows are visible.
+    """Begin the next generation as `spec`: sources have stopped, and all their rows are visible.
 
     `keep`: the present slots stand by until that generation runs.
     """

@@ -1,4 +1,4 @@
-"""Effects of a job: values that `JobProtocol.handle` returns. The edge carries them out in order and answers.
+"""Effects that `JobProtocol.handle` returns. The edge carries them out in order and answers.
 
 Answers: `ReadLog` → `LogRead` · `Append` → `AppendResult` · `ReadRecord` → `RecordRead` · `ReadManifest` →
 `ManifestRead` · `WriteManifest` → `ManifestWritten`/`ManifestFailed` · `ListForSweep` → `Listed` · `Delete` → `Deleted`
@@ -75,7 +75,7 @@ class Delete:
 
 @dataclass(frozen=True)
 class DeleteAll:
-    """Delete every checkpoint and snapshot file of the job on the user's request; never the log or a savepoint."""
+    """Delete all checkpoints and snapshot files on the user's request; never log or savepoints."""
 
     permit: Permit
 

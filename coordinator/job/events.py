@@ -26,7 +26,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class LogRead:
-    """Answer to `ReadLog`. `history`: bytes of the job's history; None if missing, or unread (`history_trouble`)."""
+    """Answer to `ReadLog`. `history`: bytes; None if missing, or unread (`history_trouble`)."""
 
     view: LogView
     history: bytes | None = None

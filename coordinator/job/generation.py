@@ -44,27 +44,27 @@ _APPENDED_KNOWN = 64
 
 @dataclass
 class Generation:
-    """`restored`: the manifest that the generation started from; None: nothing, or unknown to this process."""
+    """A generation. `restored`: the manifest at the start; None: none, or unknown here."""
 
     failures: FailureCounter
     restored: DecidedManifest | None = None
     pending: PendingCheckpoints | None = None  # None: the slots do not run yet
-    # highest checkpoint id that slots may have heard of, from this process or earlier leaders
+    # Highest checkpoint id that slots may have heard of, from this process or earlier leaders.
     highest_announced: int = 0
-    # begin of the last sweep; None before the first decision, when the age of files is unknown
+    # Begin of the last sweep; None before the first decision, when the age of files is unknown.
     swept_ms: int | None = None
-    # reported before this process led; a slot reports a failure once per connection
+    # Reported before this process led; a slot reports a failure once per connection.
     reported_failure: SubtaskFailed | None = None
     written: DecidedManifest | None = None  # the manifest whose decision is in flight
-    appended: deque[tuple[frozenset[str], int]] = field(default_factory=lambda: deque(maxlen=_APPENDED_KNOWN))
     # New objects of each decision of this process, and the highest checkpoint triggered until then; newest last.
+    appended: deque[tuple[frozenset[str], int]] = field(default_factory=lambda: deque(maxlen=_APPENDED_KNOWN))
     event_times: ReachedEventTimes = field(default_factory=ReachedEventTimes)
     ended: set[SubtaskId] = field(default_factory=set)
     drained: bool = False  # the sources are ending early
     final: int | None = None  # a completed checkpoint taken after all input ended
     waiting: dict[str, Waiting] = field(default_factory=dict)  # operators that cannot open, by operator and slot
+    # Sink -> last request to the global committer (checkpoint, link).
     asked: dict[str, tuple[int, int | None]] = field(default_factory=dict)
-    # sink -> last request to the global committer (checkpoint, link)
     wanted_manifest: str | None = None  # key of the manifest that is being read for the global committers
 
     @property

@@ -1,4 +1,4 @@
-"""Checkpoint protocol of a job: events and the time in, effects out. No sockets, clocks, threads or stores.
+"""Checkpoint protocol of a job: events and the time in, effects out. No I/O, clocks or threads.
 
     protocol = JobProtocol(spec, identity, Origin.SUBMITTED)
     effects = protocol.handle(Begin(), now_ms)         # carry them out in order, report each answer as an event
@@ -90,7 +90,7 @@ class JobProtocol:
         self._job = Job(validated_spec(spec), identity, origin)
         self._phase: Phase = Loading(Attempts())
         self._stood_still = False  # the last tick only reset waiting times
-        self._forgave = False  # an event since the last tick did
+        self._forgave = False  # an event since the last tick reset waiting times
         self._watch = ProgressWatch()
         self._poll_ms = 0  # when to read the log's next position, while leading
         self._polling = False  # the store has not answered yet
@@ -162,7 +162,7 @@ class JobProtocol:
         return self._job.savepoints.refusal(request)
 
     def refuses_rescale(self, request: RescaleRequest) -> str:
-        """Returns why this change of parallelism or program is refused; "" if it is possible, or already known."""
+        """Returns why a rescale or replace is refused; "" if it is possible, or already known."""
         if self.outcome is not None:
             return self._has_ended("start it with another parallelism instead")
         if self._job.stop is not None:
@@ -310,14 +310,14 @@ class JobProtocol:
         return self._on_rescale(now_ms)
 
     def _on_rescale(self, now_ms: int) -> Decision | None:
-        """Admits slots as soon as this process leads, so that the driver starts them; they may arrive in any phase."""
+        """Admits slots once this process leads, so that the driver starts them, in any phase."""
         if self._job.leads:
             self._job.rescales.end_fulfilled(now_ms)
             self._job.admit(f"job {self.spec.job} has no such slot")
         return self._phase.on_rescale(self._job, now_ms)
 
     def _on_tick(self, now_ms: int) -> Decision | None:
-        """Handles a tick. The first late tick only resets waiting times; the next tick does everything overdue."""
+        """Handles a tick. A first late tick only resets waiting times; the next does everything overdue."""
         self._forgave = False
         if self._is_late(now_ms) and not self._stood_still:
             self._stood_still = True
@@ -330,13 +330,13 @@ class JobProtocol:
         return self._phase.on_tick(self._job, now_ms)
 
     def _is_late(self, now_ms: int) -> bool:
-        """Whether this process stalled. Messages sent meanwhile are unread, so nobody's silence counts before that."""
+        """Whether this process stalled, so that silences of slots may be unread messages."""
         deadline = self.next_deadline()
         return deadline is not None and now_ms - deadline > STALL_MS
 
     @property
     def _may_poll(self) -> bool:
-        """Whether to poll the log; without polls a leader that stalled could wait forever for a successor's slots."""
+        """Whether to poll the log; a stalled leader could else wait forever for a successor's slots."""
         return self._job.leads and not self._job.log.in_flight and not self._polling
 
     def _on_answer(self, event: Event, now_ms: int) -> Decision | None:

@@ -41,7 +41,7 @@ submitted; the log's description then decides (`know_description`).
 
 **Fetching ahead** (`FetchingAhead`). Slots that get key groups fetch them in STARTING, in rounds, while the job works.
 A round names a checkpoint, and ends when every receiving slot has fetched the files of that checkpoint, and no present
-slot merges or compacts databases. The first round has no time limit; later rounds fetch only newer files, and is
+slot merges or compacts databases. The first round has no time limit; later rounds fetch only newer files, and are
 shorter. The pause is left with files newer than the last round, fetched while sinks commit m and during the restore.
 
 | the slots have answered for …    | then                                                                     |
@@ -49,7 +49,7 @@ shorter. The pause is left with files newer than the last round, fetched while s
 | less than the round's checkpoint | wait                                                                     |
 | less than the newest             | another round, to the newest                                             |
 | the newest, or that of the fifth | a last round, to a checkpoint that begins now, which writes databases    |
-|                                  | compacted until now in full, so that the move's checkpoint need not       |
+|                                  | compacted until now in full, so that the move's checkpoint need not      |
 | the checkpoint of the last round | the sources may stop: little is new                                      |
 
 Once the checkpoint of the last round is decided, only the one to move with follows (`holds_others`), so that the new
@@ -83,7 +83,7 @@ class FetchingAhead:
     is_last: bool = False  # whether the round is the last
 
     def next(self, fetched: int, newest: int, late: bool = False) -> Next:
-        """`fetched`: the checkpoint that every slot has answered for. `newest`: decided."""
+        """Returns the next action. `fetched`: checkpoint that all slots answered for. `newest`: decided."""
         if self.rounds == 0:
             self.rounds, self.checkpoint = 1, newest
         if fetched < self.checkpoint:
@@ -96,7 +96,7 @@ class FetchingAhead:
         return Next.WAIT
 
     def holds_others(self, newest: int) -> bool:
-        """`newest`: decided."""
+        """Whether other checkpoints must wait. `newest`: decided."""
         return self.is_last and newest >= self.checkpoint
 
     def taken(self, checkpoint: int) -> None:

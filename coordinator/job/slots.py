@@ -92,7 +92,7 @@ class Reconnected:
 
 @dataclass(frozen=True)
 class Refused:
-    """The slot must leave; `reason` is for the log. `unneeded`: the job has fewer slots, so no other process comes."""
+    """The slot must leave. `reason`: for the log. `unneeded`: the job has fewer slots now."""
 
     reason: str
     unneeded: bool = False
@@ -111,7 +111,7 @@ def _place(register: Register) -> _Place:
 
 class SlotTable:
     def __init__(self, job: str, parallelism: int, heartbeat_ms: int, program: str = "") -> None:
-        """`heartbeat_ms`: interval of a slot's heartbeats."""
+        """Table without slots. `heartbeat_ms`: interval of a slot's heartbeats."""
         self._job = job
         self._program = program
         self._heartbeat_ms = heartbeat_ms
@@ -270,7 +270,7 @@ class SlotTable:
         return Joined(slot, existing)
 
     def expect(self, known: KnownSlot, until_ms: int) -> None:
-        """Adds a process that a predecessor knew. Without a registration by `until_ms` the process counts as lost.
+        """Adds a process that a predecessor knew; lost if not registered by `until_ms`.
 
         The leader may then request the end of the task.
         """

@@ -16,7 +16,7 @@ class StopNow:
 
 @dataclass(frozen=True)
 class StopWithCheckpoint:
-    """`checkpoint`: the first id that counts for the stop; None: not requested in the present generation yet."""
+    """Stop with a checkpoint. `checkpoint`: the first id that counts; None: not requested yet."""
 
     savepoint: SavepointRequest | None = None
     checkpoint: int | None = None
@@ -34,7 +34,7 @@ Stop: TypeAlias = StopNow | GentleStop
 
 
 def requested(before: Stop | None, mode: StopMode, savepoint: SavepointRequest | None) -> Stop:
-    """Returns the stop after another request. A later request does not switch between draining and stopping."""
+    """Returns the stop after another request, which never switches between draining and stopping."""
     if mode == "now" or isinstance(before, StopNow):
         return StopNow()
     if before is None:

@@ -1,4 +1,4 @@
-"""Legal moves of a job: decisions of each phase, and the phases that follow. Others raise `ProtocolViolation`.
+"""Legal moves of a job by phase and decision. Others raise `ProtocolViolation`.
 
     wanted in →      Loading   Resuming  Fencing          WaitingForSlots  Running          Finishing  Failing  Ended
     LoadLog          -         Loading   Loading          -                -                -          -        -
@@ -14,7 +14,7 @@
     FencedBy         Ended     Ended     Ended            Ended            Ended            Ended      Ended    -
     EndJob           Ended     Ended     Ended            Ended            Ended            Ended      Ended    Ended
 
-Of two phases, the restart policy chooses for `Restart`, and the user's wish about checkpoints for `Cancel`. A job
+Of two phases, the restart policy chooses for `Restart`, and the user's option about checkpoints for `Cancel`. A job
 begins in Loading. `EndJob` in Ended reports damage found after the end. Until a program that replaced another one has
 run, WaitingForSlots falls back to the old program (`HandOver`) instead of restarting or failing.
 """

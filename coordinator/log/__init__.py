@@ -1,1 +1,1 @@
-"""Decision log of a job: the records, their single writer, their readers, and the manifests that records name."""
+"""Decision log of a job: records, their single writer, readers, and the manifests of records."""

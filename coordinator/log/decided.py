@@ -75,7 +75,7 @@ def _damaged(record: Complete, why: str) -> Corrupt:
 
 
 def manifest_data(record: Complete, read: Callable[[str], bytes | None]) -> bytes | None:
-    """Returns the unverified bytes of the manifest that `record` decided; None if `read` finds no object under the key.
+    """Returns unverified bytes of the manifest that `record` decided; None if `read` finds none.
 
     The checkpoint may have been dropped all the same: see `is_kept`.
     """
@@ -90,7 +90,7 @@ def load_manifest(record: Complete, read: Callable[[str], bytes | None]) -> Mani
 
 
 def decided_data(record: Complete, read: Callable[[str], bytes | None]) -> tuple[str, bytes | None]:
-    """Returns the manifest's key and bytes for a reader that verifies them; damaged bytes raise no error here."""
+    """Returns the manifest's key and bytes, unverified; damaged bytes raise no error."""
     try:
         return record.manifest, manifest_data(record, read)
     except Corrupt:
@@ -110,7 +110,7 @@ def kept_after(position: int, record: Record) -> tuple[int, ...] | None:
 
 
 def is_kept(position: int, kept: Container[int] | None) -> bool:
-    """Whether the decision at `position` may be restored. `kept`: list of the log's newest record with a list."""
+    """Whether the decision at `position` may be restored. `kept`: the log's newest list."""
     return kept is None or position in kept
 
 

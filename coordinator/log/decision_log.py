@@ -74,7 +74,7 @@ class LogView:
 
 @dataclass(frozen=True)
 class Permit:
-    """Proof that a record of generation `token` is appended at `position`; required for announcing and deleting.
+    """Proof of an append of generation `token` at `position`; required to announce and to delete.
 
     `completed`: the checkpoint that the generation's state is, or grew from; 0 for none. Only `DecisionLog` makes
     permits.

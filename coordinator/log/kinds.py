@@ -52,7 +52,7 @@ _SINK_VALUES = ("sink", PENDING)
 
 
 def with_kinds(chains: Sequence[ChainSpec], snapshots: Iterable[OperatorSnapshot]) -> Iterator[OperatorSnapshot]:
-    """Yields the snapshots with the kinds and targets of their steps, and the types of columns that state depends on.
+    """Yields the snapshots with kinds and targets of their steps, and types of columns in state.
 
     Snapshots without state, and snapshots that hold only rows in flight, stay as they are.
     """
@@ -73,7 +73,7 @@ def _has_state(snapshot: OperatorSnapshot) -> bool:
 
 @dataclass(frozen=True)
 class ChangedKind:
-    """Kinds `before` and `now`, for people. `pending`: refused because transactions may have to be committed."""
+    """Kinds `before` and `now`, for people. `pending`: refused because of open transactions."""
 
     before: str
     now: str
@@ -97,7 +97,7 @@ class ChangedKind:
 def changed_kind(
     chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, *, settled: bool = False
 ) -> ChangedKind | None:
-    """Returns the kinds of the state and of the job's step if the step cannot continue with the state; else None.
+    """Returns the kinds of state and step if the step cannot continue with the state; else None.
 
     `settled`: all transactions of the checkpoint are visible.
     """
@@ -130,7 +130,7 @@ def _changed_target(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, set
 
 
 def changed_column(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot) -> tuple[str, str, str] | None:
-    """Returns a column that the state depends on, and the types before and now, if both are known and differ.
+    """Returns a changed column in the state, and the types before and now, if both are known.
 
     State without rows, and so without keys, depends on no column.
     """
@@ -188,7 +188,7 @@ def _kind_of_sink(value: bytes) -> str:
 
 
 def _holds_rows(snapshot: OperatorSnapshot, settled: bool) -> bool:
-    """Whether a sink's snapshot lists transactions that may not be visible yet, or rows that the sink keeps."""
+    """Whether a sink's snapshot lists possibly invisible transactions, or rows that the sink keeps."""
     if any(name.startswith(OWN) for name in (*snapshot.values, *snapshot.objects)):
         return True
     if settled:

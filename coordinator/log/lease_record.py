@@ -1,4 +1,4 @@
-"""Lease of a job as stored: one object beside the log, which names the daemon that is expected to lead.
+"""Stored lease of a job: an object beside the log that names the expected leader.
 
 `server/lease` judges the lease; checks of a store read it.
 """
@@ -42,7 +42,7 @@ def encode_lease(lease: Lease) -> bytes:
 
 
 def decode_lease(name: str, data: bytes) -> Lease:
-    """Returns the lease stored under `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
+    """Returns the lease `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
 
     Neither error is a reason to stop leading: see `server/lease`.
     """

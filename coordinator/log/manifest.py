@@ -1,4 +1,4 @@
-"""Manifest of a checkpoint: every operator's snapshot, and the manifest's place in the log. Canonical JSON.
+"""Manifest of a checkpoint: every operator's snapshot, and the log position. Canonical JSON.
 
 A manifest only counts if a COMPLETE record names the key and sha256; a manifest alone is an orphan.
 """
@@ -69,18 +69,18 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(key: str, data: bytes) -> Manifest:
-    """Returns the manifest stored under `key`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
+    """Returns the manifest `key`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
     return _DECODER.decode(data, key)
 
 
 def verified_manifest(key: str, data: bytes, sha256: str) -> Manifest:
-    """Decodes a manifest after checking the log's hash. Raises `Corrupt` with the object's name and both hashes."""
+    """Decodes a manifest after checking the hash. Raises `Corrupt` with name and both hashes."""
     check_sha256(key, data, sha256)
     return decode_manifest(key, data)
 
 
 def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
-    """Raises `Corrupt` if a file of the manifest under `key` has an invalid name or belongs to another job.
+    """Raises `Corrupt` if a file of the manifest `key` has an invalid name or another owner.
 
     Each file is inside the manifest or an object of this job. A restore reads, links and opens no other object.
     """
@@ -112,7 +112,7 @@ def _is_own(paths: Paths, key: str) -> bool:
 
 
 def own_files(manifest: Manifest, data_prefix: str) -> frozenset[str]:
-    """Returns the keys of snapshot files under the job's `data_prefix`; a foreign savepoint's files do not count."""
+    """Returns the keys of snapshot files under `data_prefix`, without a foreign savepoint's files."""
     return frozenset(
         ref.key
         for snapshot in manifest.operators

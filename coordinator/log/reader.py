@@ -174,7 +174,7 @@ class _Reading:
         return self._found[position]
 
     def first_sha256(self) -> str:
-        """Hash of the log's first record; empty if the record was not read or is damaged: no fact depends on it."""
+        """Hash of the log's first record; empty if unread or damaged: no fact depends on the record."""
         data = self._found.get(FIRST_POSITION)
         if data is None:
             return ""

@@ -37,7 +37,7 @@ class Predecessor:
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of this coordinator. `leader` is unique to this process start. `predecessor`: None if unknown."""
+    """Identity of this coordinator. `leader`: unique to the process. `predecessor`: None if unknown."""
 
     leader: str
     host: str

@@ -63,7 +63,7 @@ class _Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fiel
 
 
 class Fence(_Record, frozen=True, tag="FENCE", kw_only=True):
-    """Starts generation `token`, which is this record's own position. Writers of earlier generations must stop."""
+    """Starts generation `token`, the record's own position. Earlier writers must stop."""
 
     reason: str
     restored_checkpoint: int  # 0: nothing
@@ -129,7 +129,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(name: str, data: bytes) -> Record:
-    """Returns the record stored under `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
+    """Returns the record `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
     try:
         record = _DECODER.decode(data, name)
     except InvalidJob:  # a misread version field must raise Corrupt instead

@@ -1,4 +1,4 @@
-"""Choice of the decision that a generation starts from, and checks that the user permits it and the job fits.
+"""Choice of a generation's restore point, and checks that the user permits it and the job fits.
 
 Pure checks. "No state" requires an empty log or the user's explicit request; any start older than the last decision
 would show rows twice, so it needs `allow_replay`.
@@ -72,7 +72,7 @@ def continue_run(log: DecisionLog) -> RestoreFrom:
 
 
 def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
-    """Returns the requested start of a run's first generation. Raises `InvalidJob` if the start is impossible."""
+    """Returns the requested start of a run. Raises `InvalidJob` if the start is impossible."""
     newest = view.completes[0] if view.completes else None
     if newest is None:
         if spec.restore not in ("latest", "none"):
@@ -117,7 +117,7 @@ def not_kept(job: str, checkpoint: int) -> str:
 
 
 def _check_program(spec: JobSpec, view: LogView) -> None:
-    """Refuses a program that was replaced while the job ran, such as one that a machine's restart brings back."""
+    """Refuses a program that was replaced while the job ran, as after a machine's restart."""
     fence = None if view.fence is None else view.fence.record
     if isinstance(fence, Fence) and spec.fingerprint in outdated_after(fence.spec, spec):
         raise InvalidJob(
@@ -127,7 +127,7 @@ def _check_program(spec: JobSpec, view: LogView) -> None:
 
 
 def outdated_after(before: JobSpec, spec: JobSpec) -> tuple[str, ...]:
-    """Returns the fingerprints of replaced programs for a run that begins with `spec` after a run of `before`."""
+    """Returns fingerprints of replaced programs, for a run of `spec` after a run of `before`."""
     if spec.allow_outdated:
         return tuple(each for each in before.outdated if each != spec.fingerprint)
     return before.outdated
@@ -144,7 +144,7 @@ def _is_settled(view: LogView) -> bool:
 def check_manifest(
     spec: JobSpec, record: Complete, manifest: Manifest, *, settled: bool = False
 ) -> tuple[OperatorSnapshot, ...]:
-    """Returns the snapshots that the job restores. Raises `Corrupt` or `InvalidJob` if manifest and job do not fit.
+    """Returns the snapshots to restore. Raises `Corrupt` or `InvalidJob` if manifest or job do not fit.
 
     `settled`: all transactions of the checkpoint are visible.
     """
@@ -158,7 +158,7 @@ def check_manifest(
 
 
 def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> tuple[OperatorSnapshot, ...]:
-    """Returns the snapshots of `manifest` that the job restores. Raises `InvalidJob` if the job cannot use them.
+    """Returns the snapshots of `manifest` to restore. Raises `InvalidJob` if the job does not fit.
 
     `what`: name of the checkpoint or savepoint in messages.
     """
@@ -195,7 +195,7 @@ def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = 
 
 
 def _check_definitions(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
-    """Checks that definitions of state are unchanged. Snapshots of older releases record none and are accepted."""
+    """Checks that definitions of state are unchanged, unless an older release recorded none."""
     for snapshot in restored:
         changed = changed_definition(spec, snapshot)
         if changed is not None:
@@ -241,7 +241,7 @@ def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ..
 
 
 def changed_definition(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | None:
-    """Returns the definition of the operator's state before and now, if they differ. Older state records none."""
+    """Returns the definitions of an operator's state before and now, if both are known and differ."""
     operator, stored = snapshot.operator, snapshot.values.get(DEFINITION)
     now = next(
         (chain.definitions[operator] for chain in spec.chains if operator in chain.definitions), "something else"
@@ -258,7 +258,7 @@ def changed_key(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | 
 
 
 def begin_at_zero(spec: JobSpec, manifest: Manifest) -> str:
-    """Returns text for people: the aggregates that the job has and the checkpoint lacks; empty if there are none."""
+    """Returns text for people on aggregates that the checkpoint lacks; empty if there are none."""
     states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
     found: dict[str, list[str]] = {}
     for snapshot in manifest.operators:

@@ -12,7 +12,7 @@ from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, OperatorSnapshot
 
 
 class RestoreDiff:
-    """Effect of a restore. `lines`: one per operator and state. `refused`: why `run` would not start; else empty."""
+    """Effect of a restore. `lines`: per operator and state. `refused`: why `run` would not start, or ""."""
 
     def __init__(self, spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> None:
         """`settled`: all transactions of the checkpoint are visible."""
@@ -90,7 +90,7 @@ def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot
 
 
 def _aggregates(declared: dict[str, StateDescription], described: dict[str, StateDescription]) -> Iterable[str]:
-    """Yields lines for aggregates and columns of state, which come and go. Older releases' checkpoints name none."""
+    """Yields lines for aggregates and columns of state; checkpoints of older releases name none."""
     if any(what.kind in COME_AND_GO for what in described.values()):
         for name in sorted({*declared, *described}):
             now, before = declared.get(name), described.get(name)

@@ -65,7 +65,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SavepointCopy:
-    """Work of taking a savepoint: objects to copy, from keys of the job's store to keys of the savepoint's folder.
+    """Plan of a copy: objects from keys of the job's store to keys of the savepoint's folder.
 
     `savepoint` is valid once all objects are there.
     """
@@ -88,7 +88,7 @@ def encode_claim(claim: Claim) -> bytes:
 
 
 def decode_claim(data: bytes) -> Claim:
-    """Returns the claim stored in `CLAIM_FILE`. Bytes that are no claim are a job's name, which has no braces."""
+    """Returns the claim in `CLAIM_FILE`; other bytes are a job's name, which has no braces."""
     try:
         return _CLAIM.decode(data)
     except msgspec.MsgspecError:
@@ -100,7 +100,7 @@ def encode_savepoint(savepoint: Savepoint) -> bytes:
 
 
 def decode_savepoint(where: str, data: bytes) -> Savepoint:
-    """Decodes a savepoint. Raises `InvalidJob` for a newer release's savepoint, `Corrupt` for invalid bytes."""
+    """Decodes a savepoint. Raises `InvalidJob` for a newer release's, `Corrupt` for invalid bytes."""
     savepoint = _DECODER.decode(data, where)
     MANIFEST_FORMAT.check(savepoint.taken.version, where)
     if savepoint.drained is True and not savepoint.taken.drained_by:
@@ -119,7 +119,7 @@ def decode_savepoint(where: str, data: bytes) -> Savepoint:
 
 
 def savepoint_copy(manifest: Manifest, sinks: Collection[str], id: str, *, final: bool = False) -> SavepointCopy:
-    """Plans the copy. `manifest`: of a complete checkpoint with all rows visible. `sinks`: operators that commit."""
+    """Plans the copy. `manifest`: of a complete, visible checkpoint. `sinks`: operators that commit."""
     settled = tuple(_settled(snapshot) if snapshot.operator in sinks else snapshot for snapshot in manifest.operators)
     keys = sorted({ref.key for snapshot in settled for ref in snapshot.files if ref.key is not None})
     folder = f"{DATA_PREFIX}{manifest.checkpoint}-{manifest.token}-{id}/"  # another attempt has other names

@@ -1,4 +1,4 @@
-"""Judgement of a job's stored objects for `fsck`: log integrity, missing objects, left-over objects. Pure.
+"""Judgement of a job's stored objects for `fsck`: damaged, missing and left-over ones. Pure.
 
 `LogWalk` takes every record of the decision log, in order, and judges each by the writer's laws (`log/laws`) and by the
 hash chain. The walk also follows which checkpoints coordinators kept: `must_exist` holds in every possible course,
@@ -107,7 +107,7 @@ class Decided:
 
 
 class LogWalk:
-    """Walk through the log: `feed` every record from the first position on. `again` rereads a record by position."""
+    """Walk through the log: `feed` every record from the first on. `again` rereads a record."""
 
     def __init__(self, paths: Paths, again: Callable[[int], bytes | None]) -> None:
         self._paths = paths
@@ -147,7 +147,7 @@ class LogWalk:
 
     @property
     def in_reach(self) -> tuple[Decided, ...]:
-        """Checkpoints that a coordinator may keep, or fall back to, if present; oldest first. Includes `must_exist`."""
+        """Checkpoints that a coordinator may keep or fall back to, oldest first. Includes `must_exist`."""
         inferred = () if self._lists else self._newest_of_chain()
         all_of_them = {each.position: each for each in (*self._must, *self._kept, *inferred)}
         return tuple(all_of_them[position] for position in sorted(all_of_them))
@@ -194,7 +194,10 @@ class LogWalk:
         self._follow(position, record)
 
     def _before(self, position: int, seen: bool) -> Before:
-        """`seen`: the previous record was readable. After an unreadable record, the next record is accepted once."""
+        """Returns the facts before a record. `seen`: whether the previous record was readable.
+
+        After an unreadable record, the next record is accepted once.
+        """
         kept = frozenset(each.position for each in self._kept) if self._lists and seen else None
         return Before(
             job=self._paths.job,

@@ -106,7 +106,7 @@ def report_of(store: ObjectStore, checked: Iterable[CheckedJob]) -> FsckReport:
 def delete_orphans(
     store: ObjectStore, checked: list[CheckedJob], sleep: Callable[[float], None] = time.sleep
 ) -> list[CheckedJob]:
-    """Deletes what the jobs' own sweeps would delete, if nothing is damaged and the logs have not grown since."""
+    """Deletes objects as the jobs' own sweeps, if nothing is damaged and the logs have not grown."""
     if any(each.report.damage for each in checked):
         reason = "nothing was deleted: there is damage; repair it first, or name a job that has none with --job"
         return [_noted(each, reason) for each in checked]

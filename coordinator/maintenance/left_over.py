@@ -21,7 +21,7 @@ class NamedBy:
 
 
 def recognised(paths: Paths, key: str) -> str:
-    """Returns the kind of a job's object that is neither manifest nor snapshot file; "" for unknown objects."""
+    """Returns the kind of an object that is no manifest or snapshot file; "" for unknown objects."""
     if paths.log_position(key) is not None:
         return "a log record"
     if key in (paths.lease, paths.history, paths.log_hint):
@@ -42,7 +42,7 @@ def recognised(paths: Paths, key: str) -> str:
 def explained(
     paths: Paths, found: ObjectInfo, verdict: RetentionVerdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
 ) -> UnreferencedObject | None:
-    """Returns why an object is left over; None: it is needed. `decided`: a manifest that the log once decided."""
+    """Returns why an object is left over; None: needed. `decided`: a manifest that the log decided."""
     if verdict is RetentionVerdict.NEEDED:
         return None
     if verdict is RetentionVerdict.NOT_OURS:

@@ -22,7 +22,7 @@ _WARM, _HOT = 0.5, 0.8  # busy or backpressured share from which a box is colour
 
 
 def layers(chains: Sequence[ChainStatus]) -> list[list[ChainStatus]]:
-    """Returns chains by the longest path from a source. Unknown inputs are ignored; a cycle ends at its start."""
+    """Returns chains by the longest path from a source. Unknown inputs are ignored, cycles cut."""
     by_id = {chain.chain: chain for chain in chains}
     depth: dict[int, int] = {}
     for start in by_id:

@@ -1,4 +1,4 @@
-"""SVG charts of checkpoints: the strip of the last ones, a checkpoint's subtasks, and the job's timeline. Pure.
+"""SVG charts: strip of the last checkpoints, a checkpoint's subtasks, the job's timeline. Pure.
 
 **Strip**: a bar per checkpoint, of stacked stages. The stages are those of the subtask that acknowledged last, because
 the worst durations of several subtasks do not add up; the rest of the time until the last ack is drawn as `acks`,
@@ -144,7 +144,7 @@ def _marks(shown: Sequence[CheckpointStatus], events: Sequence[EventView], step:
 
 
 def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float) -> Iterator[Markup]:
-    """Yields a path per stage over all bars: a hundred bars of eight rectangles each would be most of the page."""
+    """Yields a path per stage over all bars, because 800 rectangles would be most of the page."""
     paths: dict[str, list[str]] = {}
     for index, parts in enumerate(phases):
         x, y = _LEFT + (index + 0.1) * step, float(_BASE)

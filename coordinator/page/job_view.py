@@ -1,4 +1,4 @@
-"""Content of a job's page, from the status: changing figures (`live`), tables, and the graph's lags. Pure.
+"""Content of a job's page from the status: changing figures (`live`), tables and lags. Pure.
 
 Missing figures are shown as absent, never computed from others.
 """
@@ -190,7 +190,7 @@ _Row = TypeVar("_Row")
 
 
 def noteworthy(rows: Sequence[_Row], most: int | None, order: Callable[[_Row], Any]) -> Sequence[_Row]:
-    """Returns all rows, or the first `most` in that order, so that pages of a job with 500 slots stay small."""
+    """Returns all rows, or the first `most` in that order, so that pages with 500 slots stay small."""
     return rows if most is None or len(rows) <= most else sorted(rows, key=order)[:most]
 
 
@@ -200,7 +200,7 @@ def failed_checkpoints(status: JobStatus) -> list[CheckpointStatus]:
 
 
 def store_use(status: JobStatus) -> tuple[list[tuple[str, str]], str]:
-    """Returns requests to the store as (label, figure), and a note on the mean; empty while too little is known."""
+    """Returns store requests as (label, figure), and a note on the mean; empty while unknown."""
     prices = prices_of(status)
     mean = store_rate(status.checkpoints.history, prices)
     if mean is None:

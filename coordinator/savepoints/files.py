@@ -1,4 +1,4 @@
-"""Savepoints in object stores: written, read, listed, copied into a job's folder, deleted. Blocking; on threads.
+"""Savepoints in object stores: written, read, listed, copied, deleted. Blocking; on threads.
 
 Files are written first, then savepoint.json, by one put that must create the object. A process that dies in between
 leaves files that nobody needs; another attempt has other names. The store itself copies objects if both ends are of one
@@ -52,7 +52,7 @@ def make_savepoint(
     *,
     beside_work: bool = False,
 ) -> int:
-    """Makes a savepoint of objects in several stores: each with its objects, key there -> key in the folder."""
+    """Makes a savepoint of objects in several stores. `parts`: store, key there -> key in the folder."""
     target = open_store(url)
     known = _found(target, url)
     if known is not None and known != wanted:
@@ -211,7 +211,7 @@ def _create(target: ObjectStore, url: str, savepoint: Savepoint) -> None:
 
 
 def _check_unclaimed(target: ObjectStore, url: str, job: str, stores: Collection[str]) -> None:
-    """Refuses a new savepoint in a claimed folder: a restarted claimer would restore the new savepoint instead.
+    """Refuses a savepoint in a claimed folder: a restarted claimer would restore the new savepoint.
 
     A job whose files are in one of `stores` may use its own folder again.
     """

@@ -142,7 +142,7 @@ def wanted_savepoint(store: ObjectStore, url: str, spec: JobSpec) -> WantedSavep
 
 
 def _has_begun(spec: JobSpec, owner: Claim, view: LogView) -> bool:
-    """Whether the job's newest checkpoint grew from the claimed savepoint. Claims of earlier releases name none."""
+    """Whether the job's newest checkpoint grew from the claimed savepoint, or from any if unnamed."""
     if owner.savepoint:
         return grew_from(view, owner.savepoint)
     return owner.job == spec.job and grew_from_any(view)

@@ -1,10 +1,10 @@
-"""Writer of a job's history (counters, past checkpoints, slots) and of the log's hint; the job never waits for a write.
+"""Writer of a job's history and of the log's hint; the job never waits for a write.
 
-Only the leader writes, one put at a time; later changes are part of the next put. Stored figures may be five seconds
-old, or as many log records as the hint: before each put the writer reads the log, and at one checkpoint a second two
-more requests per checkpoint would be a sixth of all. Slots are stored at once, because a successor has the tasks of
-hanging slots killed. At the end of a run the history records the outcome, for clients of a daemon that did not see the
-end.
+The history has counters, past checkpoints and slots. Only the leader writes, one put at a time; later changes are part
+of the next put. Stored figures may be five seconds old, or as many log records as the hint: before each put the writer
+reads the log, and at one checkpoint a second two more requests per checkpoint would be a sixth of all. Slots are stored
+at once, because a successor has the tasks of hanging slots killed. At the end of a run the history records the outcome,
+for clients of a daemon that did not see the end.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class HistoryWriter:
         spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
         clock: Callable[[], int],
     ) -> None:
-        """`leads`: this process leads the job, which has not ended. `spawn` starts a task that ends with the job."""
+        """`leads`: whether this process leads the live job. `spawn` starts a task that ends with the job."""
         self._protocol = protocol
         self._store = store
         self._paths = Paths(protocol.spec.job)

@@ -62,8 +62,7 @@ class JobDirectory:
         clock: Callable[[], int] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`probe` (blocking) runs once before the first new run is led, and raises `InvalidJob` for an unsuitable
-        store.
+        """`probe` (blocking) runs once before the first run, and raises `InvalidJob` for a bad store.
 
         None: the store was probed before. `leases`: None for a daemon that shares its storage with no other. `clock`
         and `sleep`: see `JobRunner`.
@@ -108,7 +107,7 @@ class JobDirectory:
         return self._runs.get((job, run_id))
 
     async def submit(self, spec: JobSpec) -> JobRunner:
-        """Leads this run; repeated submission changes nothing. Raises `LedElsewhere` if another daemon leads it.
+        """Leads this run; repetition changes nothing. Raises `LedElsewhere` if another daemon leads.
 
         The log fences another run of the same job.
         """
@@ -197,7 +196,7 @@ class JobDirectory:
         return view, history
 
     async def close(self) -> None:
-        """Stops leading and gives leases back, without messages to slots: exit deletes nothing and ends no job."""
+        """Stops leading and releases leases, without messages to slots: exit ends no job."""
         for run, task in self._tasks.items():
             if self._runs[run].outcome is None:  # else the runner is writing the outcome
                 task.cancel()

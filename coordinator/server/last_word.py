@@ -1,4 +1,4 @@
-"""Writes FINISH (failed) to the log of a job with an internal error, so that no other daemon adopts the job and fails.
+"""Writes FINISH (failed) to the log of a broken job, so that no other daemon adopts the job.
 
 | when the job breaks                                  | what is done                                                |
 |------------------------------------------------------|-------------------------------------------------------------|

@@ -1,4 +1,4 @@
-"""Lease of a job: the daemon that is expected to lead, judged without comparing clocks. For liveness only.
+"""Lease of a job: the expected leader, judged without comparing clocks. For liveness only.
 
 The decision log alone decides who leads. The lease keeps a standby from fencing a healthy leader because a slot lost
 the connection. The leader rewrites the lease, one object, every third of the term; a missing, damaged or wrong lease
@@ -121,9 +121,7 @@ class LeaseKeeper:
         self.displaced = False  # another daemon's lease has the same or a higher position
 
     def renewal(self, found: Judgement, position: int, slots: int, now_ms: int) -> Lease | None:
-        """Returns the lease to write now; None: write nothing. `position`: see above; `slots`: number of connected
-        ones.
-        """
+        """Returns the lease to write now, or None. `position`: see above. `slots`: connected ones."""
         if slots:
             self._slots_seen_ms = now_ms
         self.displaced = found.state is LeaseState.HELD and found.lease is not None and found.lease.position >= position

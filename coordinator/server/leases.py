@@ -1,4 +1,4 @@
-"""Leases of a daemon in the object store: judged, claimed, kept while a job is led, released in an orderly shutdown.
+"""Leases of a daemon in the object store: judged, claimed, renewed, released at shutdown.
 
 The edge around `lease`, whose tables decide. Errors of the store are logged and cost the lease, never the job.
 """

@@ -63,7 +63,7 @@ class End:
 
 
 class NewEnds:
-    """Checkpoints and subtasks that failed since the last look; at first, none, because old ones were logged before."""
+    """Failures since the last look; none at first, because a predecessor logged old ones."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, int, int]] | None = None
@@ -86,7 +86,7 @@ class NewEnds:
 
 
 class SlowLines:
-    """Log lines for commits and uploads slower than checkpoints: a warning at the begin, an info at the end."""
+    """Log lines for slow commits and uploads: a warning at the beginning, an info at the end."""
 
     def __init__(self) -> None:
         self._told: tuple[SlowCommit | SlowUpload, ...] = ()

@@ -1,4 +1,4 @@
-"""REST interface of a daemon: health, status, submit, trigger, stop. No code, files or configuration values.
+"""REST interface of a daemon: health, status, submit, trigger, stop. No code, files or settings.
 
 Every route but `/healthz` needs the bearer token; one check covers the router. State-changing calls need the header
 `X-Barrier-Runtime: 1` (a browser's form cannot send it), are idempotent by `X-Request-Id`, and are audited with the
@@ -163,7 +163,7 @@ class Api:
         ]
 
     async def job(self, request: Request) -> Response:
-        """Returns the status; with `unless=` and `wait=` (seconds), when the version differs, or after that time.
+        """Returns the status; with `unless=` and `wait=` (s), when the version differs, or after that time.
 
         Omits the subtasks of past checkpoints, which are large and rarely needed.
         """

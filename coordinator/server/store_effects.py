@@ -107,8 +107,7 @@ class StoreEffects:
         clock: Callable[[], int],
         sleep: Callable[[float], None],
     ) -> None:
-        """`read_history`: returns the stored history for the answer to `ReadLog`. `tell` gets failed and answered
-        calls.
+        """`read_history`: history for the answer to `ReadLog`. `tell` gets failed and answered calls.
 
         `clock` in ms; `sleep` is for the store's threads.
         """

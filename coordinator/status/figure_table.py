@@ -44,7 +44,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Figure:
-    """A row. `place`: path of a number in the status. `exposed`: name in `/metrics`, with `labels` besides `job`.
+    """A row. `place`: path in the status. `exposed`: name in `/metrics`, with `labels` besides `job`.
 
     `read` yields values of the labels, and the figure; without `read` the figure is at `place`.
     """
@@ -167,7 +167,7 @@ def _state(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 
 def _of_operators(status: JobStatus) -> list[tuple[str, str, float]]:
-    """Returns operator, metric and total over slots, of the metrics that no other row shows; late rows first."""
+    """Returns operator, metric and total over slots of otherwise hidden metrics; late rows first."""
     totals: dict[str, float] = {}
     for slot in status.slots:
         for key, figure in slot.metrics.items():
@@ -397,7 +397,7 @@ def durations(status: JobStatus) -> Buckets:
 
 
 def samples(status: JobStatus) -> Iterator[Sample]:
-    """Yields all samples except the histogram and further metrics of an operator with `PER_OPERATOR` series."""
+    """Yields all samples except the histogram, with at most `PER_OPERATOR` series per operator."""
     series: Counter[str] = Counter()
     for figure in EXPOSED:
         if figure not in (DURATION, LATE, OTHER):

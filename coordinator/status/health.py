@@ -91,7 +91,7 @@ def described(state: str, reason: str) -> str:
 
 
 def what_died(reason: str) -> str:
-    """Returns a process's death from a recovery's reason, if the replacement reported that; else the first report."""
+    """Returns a process's death from a recovery's reason, if known; else the first report."""
     parts = [part for part in reason.split("; ") if " died of " in part]
     return "; ".join(parts) or reason.removeprefix("PeerLost: ")
 
@@ -135,7 +135,7 @@ class StoreWait:
 
 @dataclass(frozen=True)
 class BlockedSlot:
-    """A slot that was blocked. `by`: subtask with operators, and duration; slots report this only afterwards."""
+    """A slot that was blocked. `by`: subtask with operators, and duration; reported afterwards."""
 
     slot: int
     by: str
@@ -315,7 +315,7 @@ class ProgressWatch:
 
 
 def _commit_trouble(failing: FailingCommit) -> tuple[str, str, int]:
-    """Returns the key of a sink's failure, which stays the same until a commit, even over newer checkpoints."""
+    """Returns the key of a sink's failure: the same until a commit, also for newer checkpoints."""
     return ("commit", failing.sink, failing.since_ms)
 
 

@@ -1,4 +1,4 @@
-"""History of a job across coordinators and runs: counters, checkpoints, recoveries, slots, the end of a run.
+"""History of a job across coordinators and runs: counters, checkpoints, recoveries, slots, end.
 
 One object per job, which the leader writes after the events. The history decides nothing: a loss costs figures. Pure:
 the bytes, their meaning, and how they agree with the decision log.
@@ -83,7 +83,7 @@ def encode_history(history: History) -> bytes:
 
 
 def decode_history(name: str, data: bytes) -> History:
-    """Returns the history stored under `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
+    """Returns the history `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
 
     These errors must not stop a job: only figures are lost.
     """

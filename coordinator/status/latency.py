@@ -1,4 +1,4 @@
-"""Latency histograms of all slots, merged for display: since each process began, and over the last minute. Pure.
+"""Latency histograms of all slots, merged: since each process began, and of the last minute. Pure.
 
 A slot sends the whole encoded histogram of the process, so a time span is the difference of two histograms:
 `ToldHistograms` keeps some of a minute per process. Clients request the status more often than slots send, on the
@@ -147,7 +147,7 @@ class ToldHistograms:
 
 
 def merged(encoded: Iterable[Encoded]) -> dict[str, LatencyStatus]:
-    """Returns a status per name over all processes. Invalid histograms are left out: this is for display only."""
+    """Returns a status per name over all processes, for display, without invalid histograms."""
     return _statuses(_by_name(encoded), {})
 
 

@@ -20,7 +20,7 @@ Past = Literal["finished", "failed", "cancelled", "fenced"]
 
 
 def past_status(view: LogView, history: History | None, run_id: str | None) -> JobStatus | None:
-    """Returns the end of run `run_id` (None: the last run). None: the run is unknown, or has no recorded end."""
+    """Returns the end of run `run_id` (None: the last run). None: unknown, or no recorded end."""
     if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
         return None
     fence = view.fence.record
@@ -48,7 +48,7 @@ def past_status(view: LogView, history: History | None, run_id: str | None) -> J
 
 
 def with_last_savepoint(known: tuple[SavepointStatus, ...], finish: Finish) -> tuple[SavepointStatus, ...]:
-    """Adds the savepoint that FINISH names, because the coordinator may have died before storing the history."""
+    """Adds the savepoint that FINISH names: the history may lack it after a coordinator's death."""
     stop = finish.stops_with
     if stop is None:
         return known

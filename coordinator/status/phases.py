@@ -52,7 +52,7 @@ def packed(acks: Mapping[SubtaskId, Ack], acked_ms: Mapping[SubtaskId, int], tri
 
 
 def unpacked(data: bytes, most: int = MOST) -> list[SubtaskPhases]:
-    """Returns the `most` slowest, slowest first. Raises `InvalidJob` for another version, `Corrupt` for damage."""
+    """Returns the `most` slowest. Raises `InvalidJob` for another version, `Corrupt` for damage."""
     if not data:
         return []
     try:
@@ -71,7 +71,7 @@ def unpacked(data: bytes, most: int = MOST) -> list[SubtaskPhases]:
 
 
 def all_subtasks(record: CheckpointStatus, most: int = MOST) -> list[SubtaskPhases]:
-    """Returns the `most` slowest subtasks, slowest first: those known in full, then durations of the others."""
+    """Returns the `most` slowest subtasks: those known in full, then durations of the others."""
     full = {(each.chain, each.subtask) for each in record.subtasks}
     others = (each for each in unpacked(record.phases, most) if (each.chain, each.subtask) not in full)
     return [*record.subtasks, *others][:most]

@@ -1,4 +1,4 @@
-"""Busy, backpressured and idle shares of each operator chain in the last 10 s, from slots' heartbeats. Pure.
+"""Busy, backpressured and idle shares of operator chains in the last 10 s, from heartbeats. Pure.
 
 Slots report sums that only rise; a share is the difference of two sums over the time between. A new generation starts
 sums at 0, so no difference spans the beginning of a generation.

@@ -60,7 +60,7 @@ class _Trace:
 
 
 def checkpoint_spans(job: str, record: CheckpointStatus, most: int = MOST_SUBTASKS) -> list[Span]:
-    """Returns spans from trigger to decision, per subtask (the `most` slowest) and per stage; without the commit."""
+    """Returns spans from trigger to decision, per subtask (the `most` slowest) and per stage."""
     trace, start_ms = _trace_of(job, record), record.triggered_ms
     root = _root(record)
     attributes: dict[str, Attribute] = {
@@ -163,7 +163,7 @@ def _root(record: CheckpointStatus) -> str:
 
 
 class NewSpans:
-    """New entries of a job's history since the last look; at first, none, because a predecessor exported old ones."""
+    """New entries of a job's history since the last look; none at first: old ones were exported."""
 
     def __init__(self) -> None:
         self._told: set[tuple[str, int, int]] | None = None

@@ -51,9 +51,7 @@ class JobRecord:
         slots_during: Callable[[int, int], tuple[SlotDuring, ...]],
         slots_metrics: Callable[[], Iterable[tuple[str, Mapping[str, float]]]],
     ) -> None:
-        """`slots_during(since_ms, now_ms)`: observations of slots. `slots_metrics`: (process uuid, last metrics) of
-        slots.
-        """
+        """`slots_during(since_ms, now_ms)`: observations. `slots_metrics`: (process uuid, last metrics)."""
         self._slots_during = slots_during
         self._slots_metrics = slots_metrics
         self._store_use = StoreUseBetween()

@@ -1,4 +1,4 @@
-"""Public status of a job: a frozen snapshot of everything worth seeing. Plain data, JSON through msgspec.
+"""Public status of a job: a frozen snapshot. Plain data, JSON through msgspec.
 
 Times named `_ms` without further words are wall-clock milliseconds; durations end in `duration_ms`.
 
@@ -34,7 +34,7 @@ class KillRequest(msgspec.Struct, frozen=True):
 
 
 class SubtaskPhases(msgspec.Struct, frozen=True, array_like=True):
-    """A subtask's part of a checkpoint. An array in JSON, in this order, because a history keeps many of them.
+    """A subtask's part of a checkpoint. An array in JSON, because a history keeps many.
 
     Later fields come last, with a default. Milliseconds; "since the last snapshot" refers to the same subtask.
     """
@@ -71,7 +71,7 @@ class SlotDuring(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoreUseStatus(msgspec.Struct, frozen=True, array_like=True):
-    """Requests of slots and coordinator to the job's object store since the previous checkpoint, as S3 bills them."""
+    """Requests of slots and coordinator to the store since the last checkpoint, as S3 bills them."""
 
     writes: int  # PUT, COPY, POST, LIST
     reads: int  # GET, HEAD
@@ -287,7 +287,7 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StandbysWanted(msgspec.Struct, frozen=True):
-    """Request to the driver to start these slots, once for each `request`; they wait until the job needs them."""
+    """Request to the driver to start these slots, once per `request`; they stand by."""
 
     request: str
     first: int
@@ -296,7 +296,7 @@ class StandbysWanted(msgspec.Struct, frozen=True):
 
 
 class ProgramWanted(msgspec.Struct, frozen=True):
-    """Request to the driver to reload `flow` ("app.py:flow"), and describe the flow as `id`, once per `request`."""
+    """Request to the driver to load `flow` ("app.py:flow") anew, as `id`, once per `request`."""
 
     request: str
     id: str
@@ -394,7 +394,7 @@ def bounded(told: Room) -> Room:
 
 
 def with_holders(status: JobStatus, jobs: Mapping[str, int]) -> JobStatus:
-    """Adds the cores of this daemon's `jobs` while slots are missing; the program's report takes precedence."""
+    """Adds the cores of this daemon's `jobs` while slots are missing; the program's report wins."""
     if not status.missing_slots or status.outcome is not None:
         return status
     room = status.room or Room()

@@ -88,7 +88,7 @@ _REMEDY = "remember less per subtask (fewer splits, states or pending commits), 
 
 
 def encoded_size(snapshots: Iterable[OperatorSnapshot]) -> int:
-    """Returns the size of snapshots in a message; a manifest has about the same size, binary values a third more."""
+    """Returns the size of snapshots in a message; in a manifest binary values take a third more."""
     return sum(len(_ENCODER.encode(each)) for each in snapshots)
 
 

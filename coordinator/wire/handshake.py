@@ -92,7 +92,7 @@ _PROOF = msgspec.msgpack.Decoder(_Proof)
 
 
 class Initiator:
-    """The connecting side. Send `hello()` first; then pass every received byte to `feed` and send the result."""
+    """The connecting side. Send `hello()`; then pass received bytes to `feed` and send the result."""
 
     def __init__(self, secret: bytes, *, job: str, run_id: str, purpose: Purpose, claims: bytes, nonce: bytes) -> None:
         _check_nonce(nonce)
@@ -105,7 +105,7 @@ class Initiator:
         return _small_frame(self._hello)
 
     def feed(self, data: bytes) -> bytes:
-        """Returns bytes to send (maybe none). `session` is set when done; `unread()` then belongs to the framing."""
+        """Returns bytes to send (maybe none). `session`: set when done; then `unread()` is for the framing."""
         self._buffer += data
         if self.session is not None:
             return b""

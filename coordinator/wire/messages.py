@@ -1,4 +1,4 @@
-"""Messages between slots and the coordinator, and the job's description. Typed, tagged, versioned; never pickled.
+"""Messages between slots and coordinator, and the job's description. Typed, never pickled.
 
 Each message has a fencing token where one applies; the connection (see `handshake`) has proven job, run and slot. Times
 are milliseconds unless the name says otherwise. `checkpoint` is always a checkpoint id.
@@ -182,7 +182,7 @@ GLOBAL_COMMITTER = -1  # the "subtask" of a sink's global committer, which runs 
 
 
 class Committed(Message, frozen=True):
-    """Every transaction of this sink subtask up to `checkpoint` is committed; with `GLOBAL_COMMITTER`, of the sink."""
+    """All transactions of a sink subtask (or `GLOBAL_COMMITTER`) up to `checkpoint` are committed."""
 
     token: int
     checkpoint: int
@@ -202,7 +202,7 @@ class CommitFailing(Message, frozen=True):
 
 
 class Waiting(Message, frozen=True):
-    """While restoring: `operator` cannot open in this slot, because a server does not answer. The slot retries."""
+    """While restoring: `operator` cannot open yet, because a server does not answer. The slot retries."""
 
     token: int
     operator: str
@@ -236,7 +236,7 @@ class Registered(Message, frozen=True):
 
 
 class CancelGeneration(Message, frozen=True, tag="Halt"):  # the name on the wire
-    """A new generation begins: stop every subtask now, keep the process, keep local copies of `keep_checkpoint`."""
+    """Stop every subtask for a new generation; keep the process, and copies of `keep_checkpoint`."""
 
     token: int
     keep_checkpoint: int
@@ -257,7 +257,7 @@ class ManifestRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deploy(Message, frozen=True, omit_defaults=True):
-    """Restore and connect. `operators`: every snapshot that a subtask of this slot may need (all when rescaling).
+    """Restore and connect. `operators`: snapshots for subtasks of this slot (all when rescaling).
 
     If the snapshots are too large for a message, `manifest` is set instead, and the slot selects them there.
     """
@@ -313,14 +313,14 @@ class EndSources(Message, frozen=True):
 
 
 class CheckpointComplete(Message, frozen=True, tag="Complete"):  # the name on the wire
-    """The decision for `checkpoint` is in the log: commit every transaction up to that checkpoint. May be repeated."""
+    """`checkpoint` is decided: commit all transactions up to that checkpoint. May be repeated."""
 
     token: int
     checkpoint: int
 
 
 class CommitGlobally(Message, frozen=True):
-    """To slot 0: all subtasks of sink `operator` have committed up to `checkpoint`; make everything visible.
+    """To slot 0: all subtasks of sink `operator` have committed `checkpoint`; make everything visible.
 
     `snapshots`: the sink's part of that checkpoint's manifest; `manifest`: place of the manifest, if the part is too
     large for a message. May be repeated.
@@ -334,7 +334,7 @@ class CommitGlobally(Message, frozen=True):
 
 
 class Visible(Message, frozen=True):
-    """To every slot: sink `operator`, with a global committer, shows everything up to `checkpoint`. May be repeated."""
+    """To every slot: a global committer of sink `operator` shows all up to `checkpoint`. Repeatable."""
 
     token: int
     checkpoint: int
@@ -362,7 +362,7 @@ class Heard(Message, frozen=True):
 
 
 class TryElsewhere(Message, frozen=True):
-    """This daemon does not serve the slot's run: another daemon leads it, or the run is unknown. Try the next address.
+    """Try the next address: another daemon leads the slot's run, or the run is unknown here.
 
     `reason` names the leader.
     """

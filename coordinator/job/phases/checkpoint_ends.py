@@ -41,7 +41,7 @@ def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
 
 
 def appended_late(job: Job, appended: Appended, now_ms: int) -> None:
-    """Records an append of an ended phase. A decision counts: the next restore begins with that checkpoint."""
+    """Records an append of an ended phase; a decision counts, and the next restore begins there."""
     job.lead(appended)
     if isinstance(appended.entry.record, Complete):
         checkpoint_appended(job, appended.entry.record, now_ms)

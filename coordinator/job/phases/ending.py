@@ -106,7 +106,7 @@ class Finishing(Phase):
         return EndJob(self._outcome, self.reason)
 
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
-        """Ends without the record on a second request, if the store does not answer; a later run continues the job."""
+        """Ends without FINISH on a second request during an outage; a later run continues the job."""
         return EndJob("cancelled", self.reason) if isinstance(job.stop, StopNow) else None
 
     def _append(self, job: Job, now_ms: int) -> None:

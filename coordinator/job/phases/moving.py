@@ -1,4 +1,4 @@
-"""Rescale or replace of a running job: when sources stop, when the job moves, and why the change fails.
+"""Rescale or replace of a running job: when sources stop and the job moves, and why not.
 
 `job/rescaling` has the table of states.
 """
@@ -113,7 +113,7 @@ def _fetched(job: Job, rescale: Rescale, late: bool) -> bool:
 
 
 def _preparing(job: Job) -> list[RegisteredSlot]:
-    """Returns all slots: new and remaining slots fetch files; present slots, also leaving ones, stop compacting."""
+    """Returns all slots: new and remaining slots fetch files, present slots stop compacting."""
     return [*job.slots.standbys, *job.slots]
 
 
@@ -139,7 +139,7 @@ def _move(job: Job, rescale: Rescale, missing: tuple[int, ...], now_ms: int) -> 
 
 
 def _stay(job: Job, error: str, now_ms: int) -> Decision:
-    """Ends the generation, whose sources have stopped for good; the same slots continue in the next generation."""
+    """Ends the generation, whose sources have stopped for good; the same slots continue in the next."""
     job.fail_rescale(error, now_ms)
     return Restart(f"the job goes on as it was: {error}", counted=False)
 

@@ -100,7 +100,7 @@ def _files_in(ack: Ack) -> Iterator[FileRef]:
 
 
 def _retention_from(job: Job, unsorted: Unsorted, listed: Listed) -> Retention | None:
-    """Returns kept checkpoints from manifests that the log names; None, so no deletions, if one is unreadable (S10)."""
+    """Returns checkpoints kept by the log; None, so no deletions, if a manifest is unreadable (S10)."""
     found = dict(listed.manifests)
     kept: list[Kept] = []
     for entry in reversed(job.log.kept_at_start(job.spec.checkpoints.retained)):

@@ -127,7 +127,7 @@ class Running(Phase):
         return end_if_done(job) or self._pump(job, now_ms)
 
     def _read_log_again(self, job: Job, slot: RegisteredSlot, now_ms: int) -> None:
-        """Rereads the log: the slot has heard of checkpoints of another leader, which led while this process stalled.
+        """Rereads the log: while this process stalled, another leader announced checkpoints to the slot.
 
         The slot gets no answer, because ids of both leaders' checkpoints may coincide. When the slot reconnects, the
         log has been read.

@@ -48,7 +48,7 @@ def follow_stop(job: Job, pending: PendingCheckpoints, now_ms: int) -> None:
 
 
 def _end_sources(job: Job) -> None:
-    """Ends the sources while no checkpoint is pending, which could be restored with only some of the sources ended."""
+    """Ends the sources while no checkpoint is pending, so that no restore point is half ended."""
     job.generation.drained = True
     for slot in job.slots.connected:
         job.outbox.send(slot, EndSources(job.led.token))

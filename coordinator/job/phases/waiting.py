@@ -1,4 +1,4 @@
-"""Begin of a generation: cancel old subtasks, wait for all slots, deploy, wait until all have restored, start.
+"""Begin of a generation: cancel old subtasks, wait for slots, deploy, wait for restores, start.
 
 Slots may come and go freely until Deploy is sent; after that any loss needs a new generation. Restoring has no time
 limit, except after a replace: if the new program is not running within `timeout_ms`, the job falls back.
@@ -134,7 +134,7 @@ class WaitingForSlots(Phase):
         return Fail(f"{waiting.error}\njob {job.spec.job}: {job.restarts.impatient()}")
 
     def _ask_for_kills(self, job: Job, now_ms: int) -> None:
-        """Requests the end of unreachable processes' tasks, which occupy cores; only after the FENCE is appended."""
+        """Requests the end of unreachable processes' tasks, which occupy cores; only after FENCE."""
         for slot, lost_ms in job.slots.to_be_killed():
             if now_ms - lost_ms >= job.spec.reconnect_grace_ms:
                 job.outbox.put(job.slots.want_killed(slot))
@@ -185,8 +185,9 @@ class WaitingForSlots(Phase):
         return Run(self.reason)
 
     def _complete_until_ms(self, job: Job) -> int:
-        """Returns the limit for all slots to register. Slots with cores wait for no resource: their processes are
-        starting, which takes minutes on a busy machine.
+        """Returns the limit for all slots to register.
+
+        Once all slots have cores, only their processes start, which takes minutes on a busy machine.
         """
         waits_ms = job.spec.resource_wait_timeout_ms
         return self._deploy_from_ms + (waits_ms * _STARTS if _all_have_cores(job) else waits_ms)

@@ -1,4 +1,4 @@
-"""Export of a daemon's figures to an OpenTelemetry collector, also user metrics, with the extra `[otel]`.
+"""Export of figures and user metrics to an OpenTelemetry collector, with the extra `[otel]`.
 
 Active if the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_METRICS_ENDPOINT`). The daemon's loop
 makes points from the statuses behind `/metrics`, and a thread sends them (`sending`). While the thread waits for an
@@ -47,7 +47,7 @@ def interval_s(environment: Mapping[str, str] = os.environ) -> float:
 
 
 def metrics_of(environment: Mapping[str, str] = os.environ) -> "OpenTelemetryMetrics | None":
-    """Returns None without a named collector. Raises `InvalidJob` if packages for a named collector are missing."""
+    """Returns None without a named collector. Raises `InvalidJob` if packages for it are missing."""
     endpoint = next((name for name in ENDPOINTS if environment.get(name)), None)
     off = environment.get("OTEL_METRICS_EXPORTER", "otlp").lower() == "none"
     if endpoint is None or off or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -104,7 +104,7 @@ class OpenTelemetryMetrics:
         return self._sending.ready
 
     def offer(self, statuses: Iterable[JobStatus]) -> bool:
-        """Sends without waiting. False: dropped, because the collector has not answered yet, or is unavailable."""
+        """Sends without waiting. False: dropped, because the collector is busy or unavailable."""
         return self.ready and self._sending.offer(self.points(statuses))
 
     def points(self, statuses: Iterable[JobStatus]) -> Any:
@@ -213,7 +213,7 @@ class Telling:
             self._closes.append(metrics.close)
 
     def end(self) -> "asyncio.Future[list[None]]":
-        """Exports the jobs a last time, at once. The future is done when the data are sent, or after about a second."""
+        """Exports the jobs a last time. The future is done with the data sent, or after a second."""
         for task in self._tasks:
             task.cancel()
         for look in self._looks:

@@ -1,4 +1,4 @@
-"""Thread that sends a daemon's data to a collector, and pauses while the collector is unavailable. No job waits for it.
+"""Thread that sends data to a collector, and pauses while unavailable. No job waits for it.
 
 | the collector | the thread | `ready`: data may be made |
 |---|---|---|
@@ -72,9 +72,7 @@ class Sending:
         rest: Callable[[int], float] = rest_s,
         there: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`what`: name in the log, as "metrics". `empty`: data without content. `there`: False if an attempt is
-        useless.
-        """
+        """`what`: name in the log. `empty`: data without content. `there`: whether attempts make sense."""
         self._what = what
         self._empty = empty
         self._exporter = exporter

@@ -1,4 +1,4 @@
-"""Traces of checkpoints and recoveries for OpenTelemetry, with the extra `[otel]`. `otel_metrics` has metrics.
+"""Traces of checkpoints and recoveries for OpenTelemetry, with the extra `[otel]`.
 
 Active if the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`), like any
 instrumented program; OpenTelemetry's variables for exporters and resources apply. Spans are made from the jobs'
@@ -34,7 +34,7 @@ class SpanSender(Protocol):
 
 
 def sender_of(environment: Mapping[str, str] = os.environ) -> SpanSender | None:
-    """Returns None without a named collector. Raises `InvalidJob` if packages for a named collector are missing."""
+    """Returns None without a named collector. Raises `InvalidJob` if packages for it are missing."""
     named = next((name for name in ENDPOINTS if environment.get(name)), None)
     if named is None or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None

@@ -1,4 +1,4 @@
-"""Routes each request at the daemon's address to the page or to the REST interface, by path, headers and session.
+"""Routes each request at the daemon's address to the page or to the REST interface.
 
 | request | goes to |
 |---|---|

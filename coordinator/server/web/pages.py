@@ -87,7 +87,7 @@ class _Topic:
 
 class Ticker:
     def __init__(self, look: Callable[[str], PageTick], clock_s: Callable[[], float]) -> None:
-        """`look` makes the tick of a topic without blocking. An exception ends no stream: the tick is left out."""
+        """`look` makes the tick of a topic without blocking; after an exception the tick is left out."""
         self._look = look
         self._clock_s = clock_s
         self._topics: dict[str, _Topic] = {}
@@ -156,7 +156,7 @@ _TOLD = 600  # characters of a reason in a tick
 
 @dataclass(frozen=True)
 class PageSource:
-    """The daemon's data for pages. `status` raises like the REST interface; `known` is of jobs that run here.
+    """The daemon's data for pages. `status` raises like REST; `known` is of jobs that run here.
 
     `elsewhere` and `stored`: jobs that other daemons lead, and the status that they have stored.
     """
@@ -219,7 +219,7 @@ class Pages:
         return self._with_session(_html(render.opened_page(target)))
 
     def _refused(self, trouble: str, code: str, target: str, status: int = 401) -> Response:
-        """Returns the login page with the command for another link. Only holders of a link see the token's file."""
+        """Returns the login page with a command; only holders of a link see the token's file."""
         command = self._command if self._links.is_ours(code) else render.CommandLine()
         found = re.match(r"/jobs/([a-z0-9-]+)", target)
         return _html(render.login_page(trouble, line=command.line("page", found[1] if found else "JOB")), status)
@@ -313,7 +313,7 @@ class Pages:
         return await asyncio.to_thread(self._explained, *await self._status(*_job_and_run(request)))
 
     async def _status(self, job: str, run: str | None) -> tuple[JobStatus, str, str]:
-        """Returns the status; if another daemon leads, also why the page is read-only, and that daemon's address."""
+        """Returns the status; if another daemon leads, also why the page is read-only, and the address."""
         try:
             return await self._source.status(job, run), "", ""
         except LedElsewhere as error:

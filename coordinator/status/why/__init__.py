@@ -1,1 +1,1 @@
-"""Explanations: of a slow or failed checkpoint, of a job that does not start, lags or shows nothing. Pure."""
+"""Explanations of slow or failed checkpoints, and of jobs that do not start or lag. Pure."""

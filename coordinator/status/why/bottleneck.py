@@ -32,7 +32,7 @@ _SKEWED = 2.0  # times the mean
 
 
 def bottleneck(chains: Sequence[ChainStatus]) -> Reason | None:
-    """Returns the reason; None while the shares are unknown (in the first seconds, or for a job that does not run)."""
+    """Returns the reason; None while the shares are unknown (first seconds, or no running job)."""
     known = [chain for chain in chains if chain.busy is not None]
     if not known:
         return None

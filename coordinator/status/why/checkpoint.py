@@ -1,4 +1,4 @@
-"""Explanation of a slow or failed checkpoint: a sentence with evidence and a remedy, from the history alone. Pure.
+"""Explanation of a slow or failed checkpoint, with evidence and remedy, from the history. Pure.
 
     reason = why_checkpoint(record, history, chains)   # None: neither slow nor failed
 
@@ -66,7 +66,7 @@ _BECAME = 0.15  # above the usual share of the rows
 def why_checkpoint(
     record: CheckpointStatus, history: Iterable[CheckpointStatus], chains: Iterable[ChainStatus] = ()
 ) -> Reason | None:
-    """Explains a checkpoint. `history`: any checkpoints of the job; those triggered before `record` define the usual.
+    """Explains a checkpoint. `history`: checkpoints of the job; earlier ones define the usual.
 
     `chains` gives names; without it chains have their numbers.
     """

@@ -1,4 +1,4 @@
-"""Explanations of a job that does not start, shows nothing or has a high latency, from the status alone. Pure.
+"""Explanations of a job that does not start, shows nothing or is slow, from the status. Pure.
 
 `why_job` examines these in that order, then the bottleneck; inapplicable ones yield nothing.
 """

@@ -1,4 +1,4 @@
-"""Explanation for people: a sentence, evidence, and a remedy. Shown by the command line, the page and REST."""
+"""Explanation for people: a sentence, evidence and remedy, for command line, page and REST."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ _LONGEST_LINE = 300  # characters
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """An explanation. `cause` is a word for programs (see `checkpoint.CAUSES`); the rest is text for people."""
+    """An explanation. `cause`: a word for programs (see `checkpoint.CAUSES`); the rest: for people."""
 
     cause: str
     sentence: str
