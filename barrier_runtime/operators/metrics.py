@@ -45,7 +45,7 @@ class MetricRegistry:
         return self._groups.setdefault(operator, MetricGroup(self._wall_ns))
 
     def counts(self) -> dict[str, float]:
-        """Figures in the format of a heartbeat, which `latencies` shares."""
+        """Returns the counts as heartbeats carry them."""
         groups = list(self._groups.items())  # copied, since a worker thread may add a group
         return {f"{operator}.{name}": value for operator, group in groups for name, value in group.counts.items()}
 

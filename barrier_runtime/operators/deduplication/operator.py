@@ -1,14 +1,13 @@
 """`deduplicate`: the first row of each id passes; later rows are dropped until the id is forgotten.
 
-Keyed state holds every id with the watermark at which it was seen. An id is forgotten once the watermark has advanced
-by `within` since then. The watermark of a row is that before the row, independent of the cuts of batches. The row's own
-event time plays no part: a late row is new or a duplicate, never too late. Ids that came before the first watermark
-count as seen at the first watermark.
+Keyed state holds every id with the watermark at which it was seen. An id is forgotten once the watermark before a row
+has advanced by `within` since then, independent of the cuts of batches. The row's own event time plays no part: a late
+row is new or a duplicate, never too late. Ids seen before the first watermark count as seen at the first watermark.
 
 Bloom filters avoid the lookup in state for nearly every new id. The filters are in memory only: one set per `within /
 4` of watermark, dropped as a whole, rebuilt from state after a restore. They take at most half of `state_cache_mb`;
-with more ids than that they save fewer lookups. A row is looked up if a filter says "perhaps" or if its batch has the
-id (its hash) twice; all rows of such an id are then looked up in order, so later rows find the first.
+with more ids they save fewer lookups. A row is looked up if a filter says "perhaps" or if its batch has the id (its
+hash) twice; all rows of such an id are then looked up in order, so later rows find the first.
 
 The entry of an id alone decides whether it is forgotten. Entries of forgotten ids stay in state until the next
 clean-up, which passes through all of state once per `within`, in small chunks between batches.

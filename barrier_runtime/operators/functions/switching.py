@@ -2,8 +2,8 @@
 
 States and moves of such a row, in each subtask:
 
-    waiting   it came after the last barrier that the subtask has taken; no handler has seen it
-    due       it came before that barrier: its handler runs before anything else happens here
+    waiting   arrived after the last barrier that the subtask has taken; no handler has seen it
+    due       arrived before that barrier: its handler runs before anything else happens here
     valid     its handler has run
 
     move                    from      to
@@ -16,10 +16,9 @@ States and moves of such a row, in each subtask:
     a barrier is aborted    waiting   waiting, for the next barrier
 
 A barrier is taken after it has arrived on all channels, in unaligned checkpoints too: otherwise later rows would apply
-to rows in flight. All subtasks have the same rows before the same barrier, since broadcast rows have one order
-(`sequencing`). But the barrier of an aborted checkpoint may reach only some subtasks. So each subtask records the
-barriers after which rows became valid: a checkpoint is not decided if these records differ between subtasks
-(`coordinator/checkpoints/checkpoint`), and the generation ends.
+to rows in flight. The barrier of an aborted checkpoint may reach only some subtasks. So each subtask records the
+barriers after which rows became valid: a checkpoint is not decided if these records differ
+(`coordinator/checkpoints/checkpoint`), and the generation ends. See docs/design/broadcast-state.md.
 """
 
 import hashlib

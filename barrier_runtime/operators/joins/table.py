@@ -1,10 +1,9 @@
 """Joins with a changing table: the right stream holds upserts and deletes by key of the table.
 
 The *versioned* join sees the table as of the row's event time. It is an as-of join in which a version may delete the
-key. A left row waits until the watermark has passed its time, so neither the order of arrival nor a replay changes the
-result.
+key: a left row waits until the watermark has passed its time, so neither the order of arrival nor a replay matters.
 
-The *newest* join sees the table as it is when the row arrives. It holds one row per key and no left rows: a left row is
+The *newest* join sees the table as of the row's arrival. It holds one row per key and no left rows: a left row is
 emitted at once. A change kills the held row of its key, and is held unless it is a delete. The interleaving of two
 streams is arbitrary, so a replay may give other rows; decided results stay.
 """

@@ -6,8 +6,8 @@ on the slot's loop.
 
 A snapshot holds the rows, and nothing of their calls: after a restore these rows come first and are requested again, at
 most `capacity` at a time. At another parallelism the rows of subtask i go to subtask i modulo the parallelism, so they
-keep their order. A barrier never waits for replies: if the operator has no room, the rows before the barrier go into
-the snapshot as they are. See docs/design/joins-and-lookups.md.
+keep their order. A barrier never waits for replies: without room, the rows before the barrier go into the snapshot as
+they are. See docs/design/joins-and-lookups.md.
 """
 
 import copy

@@ -80,7 +80,7 @@ class SideOutputs:
             output.reached.append(self.reached_ms)
 
     def begin(self, reached_ms: int | None) -> None:
-        """Starts a batch or watermark; drops rows that a failed call left."""
+        """Starts a batch or watermark; drops rows that a failed batch left."""
         self.reached_ms = reached_ms
         for output in self._all:
             output.back_to(0)

@@ -1,13 +1,13 @@
 """Entries per key and window, keyed by (keys, window start), with results when the window is over.
 
 A window is over, and emitted, when the watermark reaches its last millisecond. Without an allowed lateness the window
-is removed at once, and rows of windows that are over are late. With an allowed lateness the window is kept for that
-long, and each late row emits the window again, so the number of results does not depend on the cuts of batches. Results
-of a watermark are ordered by window and keys, so a replay gives the same rows in the same order.
+is then removed, and rows of windows that are over are late. Otherwise the window is kept for that long, and each late
+row emits the window again, so the number of results does not depend on the cuts of batches. Results of a watermark are
+ordered by window and keys, so a replay gives the same rows in the same order.
 
 If the entries outgrow their memory, some are evicted to the key-value store (`ColumnTable`), and loaded one by one for
-their rows. Due entries are then looked up by the start of the window: entries in memory first, in the usual order,
-followed by evicted entries, by key group and key.
+their rows. Due entries are then looked up by the start of the window: first entries in memory, in the usual order, then
+evicted entries, by key group and key.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -12,13 +12,12 @@ slices has no window.
     removed    all of its windows are over       is late                            —
 
 A row behind the watermark of its own batch counts in no window that is over by then: event time advances to there
-before such a row, independent of the cuts of batches.
+before such a row.
 
-Entries stay when a window is emitted, so they do not show which windows were emitted: `_fired_ms` does, by key group,
-and is in snapshots. A window is emitted in parts; up to `FEW` keys are one part, in the order of keys; of more, each
-part has whole key groups. A part and its mark are one step, so a barrier comes before or after both, at any
-parallelism. If some entries are evicted, the keys of a window are in memory while it is emitted, and its slices are
-read part by part.
+`_fired_ms` records by key group, also in snapshots, which windows were emitted. A window is emitted in parts; up to
+`FEW` keys are one part, in the order of keys; of more, each part has whole key groups. A part and its mark are one
+step, so a barrier comes before or after both, at any parallelism. If some entries are evicted, a window's keys are in
+memory while it is emitted, and its slices are read part by part.
 
 Some aggregates of a window do not follow, bit for bit in row order, from those of its slices (`first`, variances,
 lists, sketches, users' own). Then entries are windows (`Windows`); so is state that began as windows, in an older
@@ -206,7 +205,7 @@ class Slices(Windows):
 
     def row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
         row_ids = super().row_ids(rows, starts)
-        if self._numbers and not self.due.has_row_ids:  # since this call
+        if self._numbers and not self.due.has_row_ids:  # dropped in this call
             self._keys, self._numbers = self._new_keys(), {}
         return row_ids
 

@@ -252,7 +252,7 @@ class EveryTime(_Marking):
             self._mark(row_ids)
 
     def left_memory(self) -> None:
-        if self.changed.is_used:  # since this call
+        if self.changed.is_used:  # the first call
             self.changed.clear()
             self._changed_starts.update(self.windows.due.starts)
 

@@ -30,7 +30,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 LATE = -1
-_FEW = 16  # components; beside fewer of their size, rows are faster one by one
+_FEW = 16  # components; with fewer of their size, rows are faster one by one
 
 
 @dataclass
@@ -86,8 +86,9 @@ class AssignedSessions:
     `sessions`: the open sessions in their order, followed by those that the batch begins. `merged`: sessions that
     became part of another. `of_row`: by row the session that it was added to, LATE for late rows. `merges`: rows of
     (level, remaining session, merged session), by level. `levels`: of rows. Without `levels`, rows and merges may be
-    applied in any order, and a remaining session is not merged itself. `end`: first row that is not assigned, because a
-    session is over by the row's event time and has to be emitted first; the other fields are then invalid.
+    applied in any order, and a remaining session is not merged itself. `end`: number of rows if all are assigned.
+    Otherwise a session is over by the event time of row `end` and has to be emitted first; the other fields are then
+    invalid.
     """
 
     sessions: Spans
@@ -189,7 +190,8 @@ def assign_sessions(
 
 
 def _side_by_side(components: Mask, size: Ints) -> Mask:
-    """Returns the components that are faster in rounds, which have a number of rows each. `size`: in rows."""
+    """Returns the components that are faster in rounds: at least `_FEW` components are as large.
+    `size`: in rows."""
     sizes = np.sort(size[components])
     most = sizes[-_FEW] if len(sizes) >= _FEW else 0
     return components & (size <= most)

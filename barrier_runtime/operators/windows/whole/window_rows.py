@@ -29,7 +29,7 @@ from barrier_runtime.state.errors import Corrupt
 HELD_ROWS = "rows"  # the state with the chunks
 CHUNKS = "chunks"  # state columns of the window's entry
 TAIL = "tail"
-TAIL_BYTES = 1 << 10  # limit
+TAIL_BYTES = 1 << 10  # at most
 CHUNK_BYTES = 1 << 18  # approximate size up to which chunks grow
 _FIELDS = 3  # first time, last time, rows
 
