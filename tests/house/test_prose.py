@@ -10,14 +10,14 @@ BUDGETS = {
     "coordinator": (14.0, 12.4, 21.5, 10.9),
     "state": (12.6, 13.8, 18.5, 8.8),
     "tests": (15.3, 13.3, 18.7, 12.1),
-    "benchmarks": (10.3, 13.1, 13.2, 11.0),
-    "examples": (12.1, 10.5, 17.8, 15.0),
+    "benchmarks": (0.4, 9.1, 5.0, 8.3),
+    "examples": (0.1, 6.6, 4.3, 9.6),
     "docs": (0.7, 2.7, 3.7, 5.0),
     "README.md": (1.0, 5.6, 1.0, 1.9),
     "ARCHITECTURE.md": (0.1, 4.9, 2.0, 6.1),
     "CONTRIBUTING.md": (0.1, 3.5, 0.6, 4.9),
     "CHANGELOG.md": (0.1, 4.2, 2.1, 0.1),
-    "benchmarks/README.md": (10.9, 13.4, 10.9, 10.5),
+    "benchmarks/README.md": (3.0, 6.3, 6.3, 6.3),
 }
 
 
