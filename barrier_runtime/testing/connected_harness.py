@@ -147,7 +147,6 @@ class ConnectedHarness(FunctionHarness):
             operator.switch(self._emit)
 
     def _turn_to(self, name: str) -> None:
-        """Selects an input: its rows, keys and event time."""
         if name not in self._inputs:
             raise InvalidJob(f"{_WHERE}: there is no input {name!r}, only {', '.join(map(repr, self._inputs))}")
         input = self._inputs[name]

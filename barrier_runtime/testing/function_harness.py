@@ -114,7 +114,6 @@ class FunctionHarness:
     def _made(
         self, output: pa.Schema | None, side: Mapping[str, pa.Schema], on_error: OnError | Retry
     ) -> ProcessOperator:
-        """Returns the operator of one subtask."""
         raise NotImplementedError
 
     # ---- for tests

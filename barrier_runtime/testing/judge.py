@@ -34,8 +34,6 @@ class Broken(BaseException):
 
 @dataclass(eq=False)
 class Written:
-    """Transaction of a sink subtask."""
-
     token: int
     subtask: int
     parallelism: int
@@ -51,8 +49,6 @@ class Written:
 
 @dataclass(frozen=True)
 class Promise:
-    """Promises of the sink under test."""
-
     exactly_once: bool
     global_committer: bool
     ordered: bool  # readers get a subtask's rows of a key in the order of writing
@@ -129,7 +125,6 @@ class Judge:
                 last[line] = number
 
     def _named(self, ids: Sequence[int]) -> str:
-        """Names rows, with the transactions that contain them."""
         told = []
         for number in ids[:4]:
             holders = "; ".join(str(each) for each in self.transactions if number in each.ids) or "never written"

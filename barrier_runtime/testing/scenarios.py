@@ -243,7 +243,6 @@ class Scenario:
 
 
 def single_scenario(name: str) -> Scenario:
-    """Returns the hand-written scenario of this name."""
     plan, play = SINGLE_SCENARIOS[name]
     return Scenario(name, plan, play)
 

@@ -43,8 +43,6 @@ class Watcher(Protocol):
 
 
 class _Open:
-    """Transaction of the sink under test, with its record."""
-
     __slots__ = ("transaction", "written")
 
     def __init__(self, transaction: Any, written: Written) -> None:
@@ -173,8 +171,6 @@ class CrashPoints:
 
 @dataclass(frozen=True)
 class Place:
-    """Parts of the environment that a process uses."""
-
     job: str
     lineage: str
     make_sink: Callable[[], TwoPhaseCommitSink]
@@ -211,8 +207,6 @@ class _Executor:
 
 
 class _Reports:
-    """Reports of a subtask to the coordinator."""
-
     def __init__(self) -> None:
         self.committed_through = 0
         self.globally_through = 0
@@ -228,8 +222,6 @@ class _Reports:
 
 
 class _Hand:
-    """Opened subtask."""
-
     def __init__(self, operator: SinkOperator, sink: WatchedSink, executor: _Executor) -> None:
         self.operator = operator
         self.sink = sink

@@ -18,8 +18,6 @@ Round = Literal["commit", "late", "expire", "half", "empty"]
 
 @dataclass(frozen=True)
 class Target:
-    """Sink under test, and access to its target."""
-
     make_sink: Callable[[], TwoPhaseCommitSink]
     read: Callable[[int], Iterable[Mapping[str, Any]]]  # rows with this id or a higher id; others do no harm
     make_row: Callable[[int], dict[str, Any]]

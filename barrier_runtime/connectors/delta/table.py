@@ -334,7 +334,6 @@ class DeltaLog:
             raise Unavailable(f"nobody knows whether version {version} was written")
 
     def _transaction(self, checkpoints: Mapping[str, int]) -> Any:
-        """Returns the properties of a commit: for each application its last checkpoint."""
         return self._library.CommitProperties(
             app_transactions=[self._library.Transaction(*each) for each in checkpoints.items()]
         )

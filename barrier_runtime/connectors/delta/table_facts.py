@@ -14,8 +14,6 @@ _NOT_REPLACED = {
 
 
 class DeltaTableFacts:
-    """Facts of a table that a change must fit."""
-
     def __init__(
         self,
         url: str,

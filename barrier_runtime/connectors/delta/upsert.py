@@ -1,9 +1,9 @@
 """Exactly-once upserts into a Delta Lake table: a MERGE for everything decided since the last commit.
 
 Rows wait in the job's storage until their checkpoint is decided (`sink_bases/write_ahead`). Subtask 0 then takes the
-rows of all subtasks, in checkpoint order, keeps the last row of each key, and merges them into the table in one commit.
-The commit carries the highest checkpoint as the format's own application transaction, so the table itself shows whether
-it was made, whoever made it.
+rows of all subtasks, in checkpoint order, keeps the last row of each key, and merges them into the table in a single
+commit. The commit carries the highest checkpoint as the format's own application transaction, so the table itself shows
+whether the commit was made, whoever made it.
 
 | the process dies or stalls …       | its successor                                                                |
 |------------------------------------|------------------------------------------------------------------------------|
@@ -11,7 +11,7 @@ it was made, whoever made it.
 | after it, before the commit        | merges the rows; data files already written are orphans for a vacuum         |
 | in the commit, with unknown result | asks the table for its transaction                                           |
 | after it, before deleting the rows | the same; then deletes the rows                                              |
-| and returns as a zombie            | has committed: a commit on a version without that transaction is a conflict  |
+| and commits later, as a zombie     | keeps its commit: the zombie's version lacks that transaction, a conflict    |
 
 A MERGE rewrites every file that contains a key, so its cost grows with the table, not with the checkpoint alone. Longer
 checkpoint intervals mean fewer MERGEs; if the key includes the partition columns, a MERGE reads only those partitions.
@@ -152,7 +152,6 @@ class DeltaUpsertSink(BatchingSink):
         self._stored = stored_schema(schema, self._where)
 
     def _fields(self, schema: pa.Schema, where: str) -> dict[str, DeltaType]:
-        """Returns the columns of the table."""
         return delta_fields(pa.schema([field for field in schema if field.name != self.deletes]), where)
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:

@@ -1,10 +1,10 @@
 """An Iceberg table at a snapshot, and the changes of each later snapshot as upserts by key. Blocking.
 
-| of a later snapshot                                          | its rows are from |
+| data files of a later snapshot                               | have rows from    |
 |--------------------------------------------------------------|-------------------|
-| data files of the parent that are missing, or had other deletes | before         |
-| data files that are new, or have other deletes               | after             |
-| `replace` (a compaction)                                     | none              |
+| gone since its parent, or in the parent with other deletes   | before            |
+| new since its parent, or now with other deletes              | after             |
+| of `replace` (a compaction)                                  | neither           |
 """
 
 from collections.abc import Mapping, Sequence

@@ -45,7 +45,7 @@ class Afterwards:
     def do(self, work: Callable[[], None], *, at_once: bool = False) -> None:
         """Runs `work` later, or on the caller's thread if too much work waits or the sink is closed.
 
-        `at_once` runs `work` now, after all waiting work, and raises the errors of `work`. All other errors are logged.
+        `at_once` runs `work` now, after all waiting work, and raises its errors. Errors of postponed work are logged.
         """
         if at_once:
             with self._lock:

@@ -1,8 +1,8 @@
-"""Write-ahead rows that appear once for all subtasks: one batch per checkpoint, in checkpoint order.
+"""Write-ahead rows that appear once for all subtasks: a batch per checkpoint, in checkpoint order.
 
-All batches that were decided during a commit are delivered together, so a sink can write them in one commit. Staging is
-that of `WriteAheadSink`. A subtask commits nothing by itself, and keeps the staged rows that the restored checkpoint
-decided; subtask 0, as global committer, delivers the batches and then deletes the staged rows.
+Batches decided during a commit are delivered together, so a sink can write them in a single commit. Staging is that of
+`WriteAheadSink`. A subtask only keeps the staged rows that the restored checkpoint decided; subtask 0, as global
+committer, delivers the batches and then deletes these rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ DECIDED_BATCH_VERSION = 1
 
 
 class DecidedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rows of one decided checkpoint: those of all subtasks, in subtask order."""
+    """Rows of a decided checkpoint: those of all subtasks, in subtask order."""
 
     version: int
     job: str
@@ -40,7 +40,7 @@ class DecidedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def application(self) -> str:
-        """Name of the writing application; checkpoints only rise within one application."""
+        """Name of the writing application; checkpoints only rise within an application."""
         return f"{self.job}/{self.sink}/{self.lineage}"
 
 
@@ -49,7 +49,7 @@ DECIDED_BATCHES = VersionedDecoder(_FORMAT, msgspec.json.Decoder(DecidedBatch))
 
 
 def batches_of(entries: Iterable[WriteAheadCommittable]) -> list[DecidedBatch]:
-    """Returns one batch per checkpoint, oldest first. `entries` belong to one job and sink, in any order."""
+    """Returns a batch per checkpoint, oldest first. `entries` belong to one job and sink, in any order."""
     found: dict[tuple[int, str], list[WriteAheadCommittable]] = {}
     for entry in entries:
         found.setdefault((entry.checkpoint, entry.lineage), []).append(entry)
@@ -73,12 +73,12 @@ def _batch_of(entries: Sequence[WriteAheadCommittable]) -> DecidedBatch:
 class BatchingSink(WriteAheadSink):
     """Base of sinks with a global committer.
 
-    Subclasses define `deliver_batch`, or `deliver_batches` if one commit can hold several batches.
+    Subclasses define `deliver_batch`, or `deliver_batches` if a commit can hold several batches.
     """
 
     global_committer = True
     commits_only_globally = True
-    commits_together = False  # the part of one subtask has nothing to commit
+    commits_together = False  # a subtask's part has nothing to commit
     required_methods: ClassVar[tuple[str, ...]] = ()
 
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:

@@ -1,4 +1,4 @@
-"""Rows of one open transaction as bytes of a text format, encoded while rows arrive.
+"""Rows of an open transaction as bytes of a text format, encoded while rows arrive.
 
 | rows are      | event                                        | next                                               |
 |---------------|----------------------------------------------|----------------------------------------------------|
@@ -31,7 +31,7 @@ _TEXT_PER_BYTE = 4  # text counts as a quarter of its size towards the size limi
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Bytes of consecutive rows, with the number and the columns of the rows."""
+    """Bytes of consecutive rows."""
 
     data: bytes
     rows: int

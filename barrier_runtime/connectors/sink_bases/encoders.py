@@ -1,4 +1,4 @@
-"""Encoders of rows into the bytes of one file, one per format.
+"""Encoders of rows into the bytes of a file, one per format.
 
 Run off the event loop and often release the GIL.
 
@@ -111,7 +111,7 @@ def _text(value: str) -> pa.Scalar:
 
 
 def jsonl(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Returns one JSON object per line, with the values of `json_values`."""
+    """Returns a JSON object per line, with the values of `json_values`."""
     encoder = msgspec.json.Encoder()
     lines = bytearray()
     together = pa.Table.from_batches(batches).combine_chunks()  # many small batches cost four times as much

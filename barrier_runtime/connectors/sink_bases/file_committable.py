@@ -1,10 +1,9 @@
 """Committable of a file sink: each staged file and its final name, enough for any process to commit.
 
-This module alone makes and reads the file names of a sink. Staged files are below `_staging/` (hidden: Spark, pyarrow
-and others skip names that begin with `_` or `.`), by job, sink and fencing token, and carry the index of the subtask
-that wrote them. The *incarnation* is a random part of the name, drawn when the sink opens. Two runs into one folder
-therefore never share a name, even if checkpoint ids start at 1 again. The committable stores the incarnation, so every
-repeat of a commit uses the same names.
+This module alone makes and reads file names of a sink. Staged files are below `_staging/` (hidden: Spark, pyarrow and
+others skip names that begin with `_` or `.`), by job, sink and fencing token, with the index of the subtask. The
+*incarnation* in a name is random, drawn when the sink opens, so two runs into a folder never share a name, even if
+checkpoint ids start at 1 again. The committable stores the incarnation, so a repeated commit uses the same names.
 
 The incarnation begins with a tag of the decision log in which the token is a position. Jobs with the same name and
 different checkpoint locations may share a folder; tokens of different logs cannot be compared:
@@ -15,15 +14,14 @@ different checkpoint locations may share a folder; tokens of different logs cann
 | … also of another lineage (a start with restore="none")     | yes: tokens rise over all lineages of a log     |
 | of this log, this token or a newer token                    | no: the file is ours, or this process is a      |
 |                                                             | zombie                                          |
-| of another log: another job, or this job before its         | no: the owner may live and have decided it; an  |
-|   checkpoints were deleted or moved                         | operator who knows better may delete it by hand |
+| of another log: another job, or this job before its         | no: the owner may live and have decided the     |
+|   checkpoints were deleted or moved                         | file; a person who knows better may delete it   |
 | of a release without tags (8 digits)                        | only if a committable of this sink has the same |
 |                                                             | incarnation, which proves that the log is ours  |
 
-A committable names its files, so files listed by a manifest are committed whatever their tags are.
-
-A multipart upload has only the final name. The incarnation of an upload begins with a tag of job and sink, because
-several jobs may write below one URL and no job may touch the uploads of another.
+A committable names its files, so files listed by a manifest are committed whatever their tags are. A multipart upload
+has only the final name. Its incarnation begins with a tag of job and sink, because several jobs may write below the
+same URL and no job may touch the uploads of another.
 """
 
 import hashlib
@@ -70,7 +68,7 @@ _DECODER = VersionedDecoder(committable_format(COMMITTABLE_VERSION), msgspec.jso
 
 @dataclass(frozen=True)
 class FileNames:
-    """Names of one sink subtask in one incarnation.
+    """Names of a sink subtask in an incarnation.
 
     `owner` is the prefix of the incarnations of all orphans of this sink; `random` is the rest of this incarnation.
     """
@@ -102,7 +100,7 @@ class FileNames:
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-{number}.{self.suffix}"
 
     def final(self, checkpoint: int, part: int, folder: str = "") -> str:
-        """Returns a final name; names sort by checkpoint. `part` counts the files of one transaction.
+        """Returns a final name; names sort by checkpoint. `part` counts the files of a transaction.
 
         `folder` ends with a slash.
         """
@@ -125,7 +123,7 @@ class FileNames:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Orphans that one subtask may delete, once all decided files of its share are shown.
+    """Orphans that a subtask may delete, once all decided files of its share are shown.
 
     These are files with a token older than `token`, whose incarnation begins with `owner` or is in `known`.
     """
@@ -181,7 +179,7 @@ def incarnation_of(file: StagedFile) -> str:
 
 
 def origin_of(file: StagedFile) -> tuple[int, int]:
-    """Returns the fencing token of the file's writer, and the checkpoint that closed it or an earlier one.
+    """Returns the fencing token of the writer, and the checkpoint that closed the file or an earlier one.
 
     Raises `Corrupt` if no sink makes such a name.
     """

@@ -13,12 +13,12 @@ _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^]|^ |[ .]\Z")
 
 
 def escaped(text: str) -> str:
-    """Returns the text as one segment of a path."""
+    """Returns the text as a segment of a path."""
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def folder_name(column: str, text: str | None) -> str:
-    """Returns the folder of one value of a column, without a slash.
+    """Returns the folder of a column's value, without a slash.
 
     Different values have different names, except null and empty text.
     """
@@ -28,7 +28,6 @@ def folder_name(column: str, text: str | None) -> str:
 
 @lru_cache(1_024)  # one warning per name
 def say_empty(name: str, where: str) -> None:
-    """Logs that empty text becomes null."""
     log.warning(
         "%s: rows with empty text in the partition_by column %r are read back as null, as with Spark: give them a text "
         "to tell them from null",

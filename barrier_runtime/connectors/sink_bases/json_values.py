@@ -44,7 +44,7 @@ def with_moments_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def json_rows(batch: pa.RecordBatch) -> Sequence[dict[str, Any]]:
-    """Returns one object per row."""
+    """Returns an object per row."""
     if not any(_is_lossy(column) for column in batch.columns):
         try:
             rows: Sequence[dict[str, Any]] = batch.to_pylist()

@@ -1,4 +1,4 @@
-"""Rows of one open transaction, cut into parts: full parts are staged early, so memory stays bounded.
+"""Rows of an open transaction, cut into parts: full parts are staged early, so memory stays bounded.
 
 The event loop writes, other threads stage. The lock `staging` guards every part except the last, which only the event
 loop touches.
@@ -15,9 +15,9 @@ from barrier_runtime.data.few_rows import FewRows
 
 _Staged = TypeVar("_Staged")
 _BATCH_OVERHEAD = 2_048  # bytes of a RecordBatch besides its values, so that one-row batches count too
-_MERGE_BATCHES = 64  # number of small batches that are merged into one
+_MERGE_BATCHES = 64  # number of small batches that are merged
 _MEASURED_BYTES = 64 << 10
-_MOST_GATHERED = 512  # rows of small batches that become one batch
+_MOST_GATHERED = 512  # rows of small batches that become a batch
 _FEW_OVERHEAD = 512  # bytes of a small batch as lists, besides its values
 _MERGE_BYTES = 64 << 20  # larger batches need no merging, and 32-bit offsets end at 2 GiB
 
@@ -57,7 +57,6 @@ class RowBuffer(Generic[_Staged]):
         self._staging = threading.Lock()
 
     def _part(self) -> BufferPart[_Staged]:
-        """Returns a new part."""
         return BufferPart()
 
     @property
@@ -66,7 +65,7 @@ class RowBuffer(Generic[_Staged]):
         return self._current.bytes + self._few_bytes
 
     def write_few(self, rows: FewRows) -> None:
-        """Adds rows that are lists; a few hundred of them become one Arrow batch."""
+        """Adds rows that are lists; a few hundred of them become an Arrow batch."""
         few = self._few
         if few and few[0].schema is not rows.schema:
             self._write_gathered()
@@ -140,8 +139,8 @@ def _weight(rows: pa.RecordBatch) -> int:
 class InOrder(Generic[_Staged]):
     """Buffers of a sink that writes before the commit: rows leave in the order of their arrival.
 
-    Early staging of a newer transaction and pre-commit of an older one run on different threads. A pre-commit may be
-    late, or absent if its checkpoint is aborted. Every call of `stage` therefore stages all older buffers first.
+    Early staging of a newer transaction and pre-commit of an older transaction run on different threads. A pre-commit
+    may be late, or absent if its checkpoint is aborted. Every call of `stage` therefore stages all older buffers first.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
 """Staging of files: the bytes wait for the decision as a durable, invisible object, on any store.
 
 Staged objects never expire. A commit publishes the object under the final name. Leftovers of undecided transactions are
-recognised by name alone. Committables of older releases may also name multipart uploads of S3, which are completed or
-aborted.
+known by name alone. Committables of older releases may also name multipart uploads of S3, to be completed or aborted.
 """
 
 import dataclasses
@@ -58,7 +57,7 @@ def check_folder(folder: str, store: ObjectStore, names: FileNames, where: str) 
 
 
 class Staging:
-    """Staged objects of one sink subtask.
+    """Staged objects of a sink subtask.
 
     Blocks; threads of pre-commit and commit may call at the same time.
     """
@@ -83,7 +82,7 @@ class Staging:
         return StagedFile(key, folder, hashlib.sha256(data).hexdigest(), rows, len(data))
 
     def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
-        """Returns the files of one transaction with final names, after its checkpoint is known."""
+        """Returns the files of a transaction with final names, after its checkpoint is known."""
         return tuple(
             msgspec.structs.replace(file, final=self._names.final(checkpoint, number, file.final))
             for number, file in enumerate(files)

@@ -1,9 +1,9 @@
 """Idempotent upserts: rows are written by key as they arrive, and again after a restart.
 
 Nothing is staged or undone, so the target may show rows of a checkpoint that is never decided. This is harmless only if
-the replay writes *the same* values under *the same* keys: the replay then overwrites each row with equal values, and
-after the job has caught up the target is as without a failure. Only the user can know this and must declare it: without
-`deterministic=True` the sink is at-least-once. `docs/upserts.md` shows the effect of a wrong declaration.
+the replay writes *the same* values under *the same* keys: after the job has caught up, the target is as without a
+failure. Only the user can declare this: without `deterministic=True` the sink is at-least-once. `docs/upserts.md` shows
+the effect of a wrong declaration.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,11 +1,9 @@
 """Exactly-once for targets with idempotency tokens: rows wait in the job's store until decided.
 
-Pre-commit stages the rows as immutable objects beside the checkpoints (Arrow, compressed, hashed); no part of an object
-can expire. After the decision `commit` reads the objects, checks every hash, and calls `deliver` with a token that is
-equal in every repetition. Deliveries of one origin subtask run one at a time, oldest first.
-
-Transactions of one origin subtask that were decided during a delivery are delivered together: their objects are read
-ahead, with one note and one delete request for all.
+Pre-commit stages rows as immutable objects beside the checkpoints (Arrow, compressed, hashed), which never expire.
+After the decision `commit` reads the objects, checks every hash, and calls `deliver` with a token that is equal in
+every repetition. Deliveries of an origin subtask run in sequence, oldest first. Transactions that were decided during a
+delivery are delivered together, with objects read ahead and a single note and delete request.
 
 Subclasses define `deliver`, and may define
 
@@ -24,16 +22,8 @@ Fate of the staged objects of a transaction:
 | after the note, before deleting   | the same; then deletes                                                   |
 | after deleting some or all        | learns of the delivery from target or note; reads nothing                |
 
-The *note* is for targets that do not remember deliveries: an object that says "everything of this origin subtask up to
-checkpoint n was delivered in this lineage". The note is written before any object is deleted, so a missing object
-without a note is damage. A note has no content besides its name, so the late note of a zombie undoes nothing. The first
-object of a transaction is deleted first: while the first object exists, all objects exist.
-
-A listing may lack a note for a while. Notes are therefore named after their transactions, whoever delivers them, and
-are read by name. A note is deleted when the note of a later transaction exists. If the newest checkpoint lists the
-older transaction, the checkpoint lists the later transaction too. An older retained checkpoint may list the older
-transaction alone, although the objects are gone: restoring this checkpoint needs `allow_replay`, and only a listing can
-show that its transactions were delivered.
+The *note* is for targets that do not remember deliveries: see docs/design/targets-and-committables.md. The first object
+of a transaction is deleted first: while the first object exists, all objects exist.
 """
 
 import hashlib
@@ -61,7 +51,7 @@ from barrier_runtime.state.store.paths import Paths
 
 _COMPRESSION = "zstd"
 _READS_AT_ONCE = 8
-_MOST_IN_MEMORY = 1 << 20  # Arrow bytes of staged rows that one subtask keeps: small transactions are the urgent ones
+_MOST_IN_MEMORY = 1 << 20  # Arrow bytes of staged rows that a subtask keeps: small transactions are the urgent ones
 
 StagedTransaction: TypeAlias = RowBuffer[StagedRows]
 
@@ -69,7 +59,7 @@ StagedTransaction: TypeAlias = RowBuffer[StagedRows]
 class WriteAheadSink(TwoPhaseCommitSink):
     """Base of sinks that deliver decided rows with an idempotency token.
 
-    `max_bytes_in_memory` bounds the Arrow bytes of one open transaction of one subtask; full parts are staged early, as
+    `max_bytes_in_memory` bounds the Arrow bytes of an open transaction of a subtask; full parts are staged early, as
     objects. A delivery reads one object at a time.
     """
 
@@ -98,7 +88,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         return batches
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        """Returns one staged object.
+        """Returns a staged object.
 
         `deliver` reads Arrow streams; sinks with another format read objects themselves.
         """
@@ -116,7 +106,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         raise NotImplementedError
 
     def deliver_together(self, deliveries: Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
-        """Delivers several transactions of one origin, oldest first.
+        """Delivers several transactions of an origin, oldest first.
 
         The rows of a transaction can be read until the next transaction is taken. After an error the transactions are
         delivered one by one, whatever was written.
@@ -201,7 +191,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
             self._commit_entries(list(same))
 
     def _commit_entries(self, entries: Sequence[WriteAheadCommittable]) -> None:
-        """Commits transactions of one origin, oldest first."""
+        """Commits transactions of an origin, oldest first."""
         remembered = [self.delivered(entry.delivery, entry.rows) for entry in entries]
         missing = [entry for entry, known in zip(entries, remembered, strict=True) if not known]
         try:
@@ -313,11 +303,11 @@ class WriteAheadSink(TwoPhaseCommitSink):
         ) from error
 
     def _is_noted(self, entry: WriteAheadCommittable) -> bool:
-        """Returns whether a note of this transaction or of a later one exists.
+        """Returns whether a note of this transaction or of a later transaction exists.
 
         Notes are read by name, oldest first: if a zombie deletes a note meanwhile, a later note exists. A listed note
-        also counts, but a listing may lack the newest notes. The listing serves older checkpoints, and notes that
-        earlier builds named after the delivering generation.
+        also counts, but a listing may lack the newest. The listing serves older checkpoints, and notes that earlier
+        builds named after the delivering generation.
         """
         store, note = self._context.job_store, self._note_of(entry)
         prefix = self._paths.delivery_notes_prefix(self._context.sink, entry.lineage, entry.subtask)

@@ -1,7 +1,7 @@
 """Committable of a write-ahead sink: origin and checkpoint of a transaction, objects with hashes.
 
-Any process can deliver the transaction from it. Versioned msgspec data. Before any delivery or deletion the committable
-is checked against the job and sink that read it, and foreign object names are refused.
+Any process can deliver the transaction. Versioned msgspec data. Before any delivery or deletion the committable is
+checked against the job and sink that read it, and foreign object names are refused.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ COMMITTABLE_VERSION = 1
 
 @dataclass(frozen=True)
 class DeliveryToken:
-    """Identity of one delivery, equal in every repetition.
+    """Identity of a delivery, equal in every repetition.
 
     Within (job, sink, lineage, subtask) checkpoints only rise. `subtask` wrote the rows; after rescaling another
     subtask may deliver them. `token` is the fencing token under which the rows were written.

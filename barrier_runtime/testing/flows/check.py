@@ -142,8 +142,6 @@ def _crashes(crashes: Crashes, seed: int, quiet: FlowOutcome) -> Iterator[CrashP
 
 
 class _Check:
-    """Runs scenarios and compares their rows."""
-
     def __init__(self, name: str, flow: FlowUnderTest, reference: FlowScenario) -> None:
         self._name = name
         self._flow = flow

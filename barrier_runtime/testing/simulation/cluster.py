@@ -87,8 +87,6 @@ class WatchedStore(MemoryStore):
 
 @dataclass
 class SlotTask:
-    """Attempt of a slot of a program."""
-
     index: int
     attempt: int
     process: SimProcess
@@ -176,15 +174,12 @@ class SimCluster:
     # ------------------------------------------------------------ for subclasses
 
     def _job(self, number: int, parallelism: int) -> tuple[JobGraph, JobSpec]:
-        """Returns the graph and description of program `number`."""
         raise NotImplementedError
 
     def _graph(self, program: Program, task: SlotTask) -> JobGraph:
-        """Returns the graph of a slot."""
         return program.others.get(task.program, program.graph)
 
     def _link(self, process: SimProcess, link: TcpControlLink) -> ControlLink:
-        """Returns the control connection of a slot."""
         return link
 
     def _hears(self, process: SimProcess, slot: Slot, message: ToSlot) -> None:
@@ -394,13 +389,11 @@ class SimCluster:
                 self._start_coordinator(program, listening)
 
     def _on(self, program: Program, runner: JobRunner, call: Callable[[], Any]) -> None:
-        """Runs `call` on the loop of the coordinator that has `runner`."""
         for coordinator in program.coordinators:
             if coordinator.directory is not None and coordinator.directory.run(self.job, program.spec.run_id) is runner:
                 coordinator.process.loop.call_soon(call)
 
     def _state(self) -> str:
-        """Returns the state of the current program, for people."""
         program = self._current()
         runner = self._runner(program)
         phase = "no coordinator" if runner is None else f"{runner.phase} ({runner.status().reason})"

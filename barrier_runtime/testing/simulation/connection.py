@@ -48,8 +48,6 @@ class Wires(Protocol):
 
 
 class Connection:
-    """Connection: both ends and the wire."""
-
     def __init__(self, network: Wires, number: int, client: AnyProcess, address: Address, place: str) -> None:
         """Connects `client` to `address` on `place`."""
         simulation = network.simulation
@@ -251,7 +249,6 @@ class SimTransport(asyncio.Transport):
     # ------------------------------------------------------------ bytes on the wire
 
     def transmit(self, data: bytes) -> None:
-        """Puts bytes on the wire to the peer."""
         if self.connection.severed:
             self.peer._in_flight += len(data)  # never acknowledged
             if self.reset_on_write:

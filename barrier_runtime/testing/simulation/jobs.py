@@ -63,7 +63,6 @@ class Jobs:
         self._switch(job)
 
     def block(self, delay_us: int) -> None:
-        """Waits for `delay_us` of virtual time."""
         job = self.running("a wait")
         self._simulation.after(delay_us, self._go_on, job)
         self.wait()
@@ -216,7 +215,6 @@ class SimWorkers:
 
 
 def settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    """Sets the result or error of a future."""
     if future.done():
         return
     if error is not None:

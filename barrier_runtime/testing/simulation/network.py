@@ -275,8 +275,6 @@ class SimNetwork:
 
 
 class _Attempt:
-    """Running connect."""
-
     __slots__ = ("address", "end", "established", "over", "process")
 
     def __init__(self, process: AnyProcess, address: Address) -> None:

@@ -17,7 +17,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 log = logging.getLogger("barrier_runtime.sinks")
 
 LEAST_FILES = 16  # of a group below the target size, and between two looks at the table
-MOST_GROUPS = 8  # of one commit
+MOST_GROUPS = 8  # of a commit
 _MOST_WAITING = 1024  # files between two looks, if looks find nothing to do
 _SHARE = 10  # pause after a turn, in lengths of that turn
 _UNITS = {"MB": 10**6, "GB": 10**9}
@@ -55,7 +55,7 @@ def described(compact: int | None) -> str:
 def to_compact(
     files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int
 ) -> list[list[T]]:
-    """Returns groups of small files of one `kind`; each group becomes one file.
+    """Returns groups of small files of equal `kind`; each group becomes a file.
 
     A group is as large as the target, or has many files and at least twice the size of its largest file, so a row is
     rewritten a logarithmic number of times.
@@ -131,7 +131,6 @@ class CompactedTable(Protocol[P, W]):
 
 
 def compact_once(table: CompactedTable[P, W], stop: Callable[[], bool] = lambda: False) -> int:
-    """Runs one turn and returns the number of replaced files."""
     plan = table.look()
     if plan is None or stop():
         return 0

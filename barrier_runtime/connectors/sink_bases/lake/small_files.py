@@ -11,10 +11,10 @@ T = TypeVar("T")
 def groups(
     files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int = TARGET_BYTES
 ) -> list[list[T]]:
-    """Returns `files` in groups, each group in order; the files of one group become one file.
+    """Returns `files` in groups, each group in order; the files of a group become a single file.
 
-    A group has files of one `kind` and ends with the file that reaches the target size. A small rest joins the previous
-    group.
+    A group has files of a single `kind` and ends with the file that reaches the target size. A small rest joins the
+    previous group.
     """
     found: list[list[T]] = []
     full: dict[Hashable, list[T]] = {}  # the last full group of each kind

@@ -1,1 +1,1 @@
-"""One sink for tables of SQL databases, and a dialect per database."""
+"""Sink for tables of SQL databases, with a dialect per database."""

@@ -42,8 +42,6 @@ _FAMILIES: Mapping[str, Callable[[pa.DataType], bool]] = {
 
 @dataclass(frozen=True)
 class TableColumn:
-    """Column of the target table."""
-
     name: str
     shown: str  # the type as people write it
     base: str  # the type as the database names it
@@ -54,7 +52,7 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class Fit:
-    """Conversion of one column's values. `refusals` examine converted values."""
+    """Conversion of a column's values. `refusals` examine converted values."""
 
     convert: Convert = lambda values: values
     refusals: tuple[Refusal, ...] = ()
@@ -90,8 +88,6 @@ class ColumnRules:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Column of the table, with the fit of its values."""
-
     column: TableColumn
     fit: Fit
 
@@ -103,7 +99,7 @@ def family_of(kind: pa.DataType) -> str:
 def fitted(
     schema: pa.Schema, columns: Sequence[TableColumn], rules: ColumnRules, table: str, where: str, key: Sequence[str]
 ) -> tuple[Fitted, ...]:
-    """Returns one `Fitted` for each column of `schema`.
+    """Returns a `Fitted` for each column of `schema`.
 
     Raises `InvalidJob` for the first column that the table lacks or cannot hold, and for a column of the table that
     needs a value and receives none.

@@ -16,8 +16,8 @@ from barrier_runtime.connectors.sink_bases.sql.columns import ColumnRules, Fitte
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 
-MOST_ROWS = 1 << 18  # of the checkpoints of one transaction; a larger checkpoint has its own transaction
-WRITE_ROWS = 4_096  # of one statement
+MOST_ROWS = 1 << 18  # of the checkpoints of a transaction; a larger checkpoint has its own transaction
+WRITE_ROWS = 4_096  # of a statement
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SqlTarget:
 
 @dataclass(frozen=True)
 class DeliveryMark:
-    """Mark of one lineage: the last checkpoint whose rows are in the target.
+    """Mark of a lineage: the last checkpoint whose rows are in the target.
 
     Within a lineage checkpoints only rise, so a remembered mark is never too high.
     """
@@ -75,7 +75,7 @@ class Dialect(ABC):
     def connect(self, where: str) -> Any:
         """Returns a connection with the session settings that the sink needs.
 
-        Statements form one transaction until `commit`.
+        Statements form a transaction until `commit`.
         """
 
     @abstractmethod
@@ -169,14 +169,13 @@ class Dialect(ABC):
 
     @abstractmethod
     def row_statement(self, target: Any, names: Sequence[str], key: Sequence[str]) -> str:
-        """Returns the statement that inserts one row or replaces the row with the same key."""
+        """Returns the statement that inserts a row or replaces the row with the same key."""
 
     def insert_statement(self, target: Any, names: Sequence[str], place: str) -> str:
         listed, places = ", ".join(map(self.quoted, names)), ", ".join([place] * len(names))
         return f"insert into {self.quoted(target.shown)} ({listed}) values ({places})"
 
     def execute(self, connection: Any, statement: str, given: Mapping[str, Any] | Sequence[Any] = ()) -> Any:
-        """Returns a cursor after the statement."""
         cursor = connection.cursor()
         cursor.execute(statement, given)
         return cursor

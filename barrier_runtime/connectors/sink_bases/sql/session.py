@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class SqlSession:
-    """Session that one thread uses at a time; other threads wait."""
+    """Session for a single thread at a time; other threads wait."""
 
     def __init__(self, dialect: Dialect, where: str) -> None:
         self._dialect = dialect

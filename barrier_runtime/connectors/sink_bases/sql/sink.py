@@ -1,9 +1,9 @@
 """Exactly-once rows in a SQL table: inserted or upserted by key, one transaction per commit.
 
 Rows wait in the job's storage until their checkpoint is decided. Subtask 0 then writes the rows of all subtasks, and of
-all checkpoints decided meanwhile, in one transaction: raise the mark if the mark is as this process knows it; write the
-rows; commit. If the mark differs, the client reads the mark and writes the rows that the mark does not cover. See
-docs/design/sql-sinks.md.
+all checkpoints decided meanwhile, in a single transaction: raise the mark if the mark is as this process knows it;
+write the rows; commit. If the mark differs, the client reads the mark and writes the rows that the mark does not cover.
+See docs/design/sql-sinks.md.
 
 | the process dies or stalls …            | its successor                                                             |
 |-----------------------------------------|---------------------------------------------------------------------------|
@@ -39,7 +39,7 @@ Mode = Literal["insert", "upsert"]
 
 
 class SqlSink(BatchingSink):
-    """Sink of one table. `dialect` is the database.
+    """Sink of a table. `dialect` is the database.
 
     With `mode="upsert"` a row replaces the row with equal `key` columns.
     """
@@ -69,7 +69,6 @@ class SqlSink(BatchingSink):
 
     @property
     def shown_table(self) -> str:
-        """Name of the table, for people."""
         return self.table
 
     def settings(self) -> dict[str, Any]:
@@ -143,7 +142,7 @@ class SqlSink(BatchingSink):
         return [batch for batch in batches if batch.checkpoint > known]
 
     def _steps(self, mark: DeliveryMark, due: Sequence[DecidedBatch]) -> list[list[DecidedBatch]]:
-        """Returns the batches that appear together, oldest first: up to one decision; of older lineages all."""
+        """Returns the batches that appear together, oldest first: up to a decision; of older lineages all."""
         if len(due) == 1 or mark.lineage != self._context.lineage:
             return [list(due)]
         steps: list[list[DecidedBatch]] = []
@@ -156,7 +155,7 @@ class SqlSink(BatchingSink):
         return steps
 
     def _deliver(self, mark: DeliveryMark, batches: Sequence[DecidedBatch]) -> None:
-        """Writes `batches`, of one lineage and oldest first, in one transaction."""
+        """Writes `batches`, of a lineage and oldest first, in a transaction."""
         checkpoint = batches[-1].checkpoint
         what = f"committing checkpoint {checkpoint}"
         while due := self._due(mark, batches):
@@ -165,7 +164,7 @@ class SqlSink(BatchingSink):
                     self._look_up(mark, what, make=True)
                 elif self._written(mark, due, what):
                     self._marks[mark] = checkpoint
-                else:  # another process has committed, or this one's predecessor
+                else:  # another process has committed, or this process's predecessor
                     self._look_up(mark, what)
             except ObjectNotFound as error:
                 # A successor may have written the rows and deleted the objects before this process read them.
