@@ -2,8 +2,8 @@
 
 A permit proves a moment. Between that moment and the request there may be a queue, a stalled process, and a successor
 that keeps more checkpoints. So the log is read again before each request: a FENCE or LEAD after the permit's position
-means that another process leads, and nothing more is deleted (I7). The length of one request remains; its objects are
-out of reach of all checkpoints that this process keeps, and their names are never used again.
+means that another process leads, and nothing more is deleted (I7). A race within one request remains; the objects of
+that request are out of reach of all checkpoints that this process keeps, and their names are never used again.
 """
 
 import time

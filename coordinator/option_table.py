@@ -1,8 +1,8 @@
 """THE table of options: one row each, with all checks and texts.
 
-Sources of the row: checks of driver and coordinator, flags of the command line, `explain`, and signatures in notebooks
-read the table; `tests/options_table.py` writes `coordinator/option_types.py` and `docs/options.md` from the table. A
-new option is a new row, then `make tables`. Names, and the fields under which options are stored, never change.
+The checks of driver and coordinator, the flags of the command line, `explain` and the signatures in notebooks read the
+table; `tests/options_table.py` writes `coordinator/option_types.py` and `docs/options.md` from the table. A new option
+is a new row, then `make tables`. Names, and the fields under which options are stored, never change.
 """
 
 from dataclasses import dataclass

@@ -1,17 +1,16 @@
 """Progress of every sink's commits, and due global commits. Pure: facts and `now` in.
 
-A sink subtask commits its part when a checkpoint is complete. With a *global committer* those parts stay invisible:
-once all subtasks have committed up to checkpoint n, the coordinator sends slot 0 the committables of n's manifest, and
-slot 0 makes all of them visible at once. The coordinator then announces this to every slot, and only then do subtasks
-forget the transactions.
+A sink subtask commits its part when a checkpoint is complete. With a *global committer* the parts stay invisible until
+all subtasks have committed; slot 0 then makes all of them visible at once, and only after that do subtasks forget the
+transactions. See docs/design/targets-and-committables.md.
 
     checkpoint n complete → every subtask Committed(n) → CommitGlobally(n) to slot 0 → Committed(n, global) → Visible(n)
 
 A job is finished only when all commits are done (I10). The state follows from the log, the manifest and messages of
 slots, so a successor reconstructs it.
 
-**Failing commits.** A failed commit of a sink's subtask is reported to people. A successor hears of the failure with
-the next attempt, up to half a minute later; therefore the job's history stores failures, too:
+**Failing commits** are reported to people. A successor hears of a failure with the next attempt, up to half a minute
+later; therefore the job's history stores failures, too:
 
 | report about a checkpoint of a sink's subtask | no failure known | a failure known |
 |---|---|---|
@@ -25,7 +24,7 @@ the next attempt, up to half a minute later; therefore the job's history stores 
 `NOTE_AGAIN_MS` (reasons may contain times and numbers of requests). Further attempts alone are not stored.
 
 **Held commits.** A sink with `commit_every` holds back global commits, so that a table of a lakehouse gets one commit
-for all checkpoints of that time. Only the coordinator holds back: subtasks commit their parts with each checkpoint, and
+for all checkpoints of that time. Only the coordinator holds back: subtasks commit parts with each checkpoint, and
 manifests list everything invisible.
 
 | a sink with `commit_every` | its global committer |

@@ -1,28 +1,27 @@
 """Retained checkpoints, and stored objects that nobody can need any more. Pure mark and sweep.
 
 Only the coordinator of the current generation deletes, with a `Permit`. No reference counts are stored; marks come from
-manifests that the log decided. Leaks are allowed, corruption is not: in doubt nothing is deleted.
+manifests that the log decided. Leaks are allowed, corruption is not: in doubt nothing is deleted. The log alone says
+which checkpoints are kept (`log/decided`); this module repeats the log's step after the append, so no deleted object
+belongs to a kept checkpoint.
 
-The log alone says which checkpoints are kept (`log/decided`): each record drops the oldest that the log lists. This
-module repeats the same step after the append, so no deleted object belongs to a checkpoint that the log keeps.
+**Files of dropped checkpoints** wait. A slot builds snapshots on files of the newest checkpoint that the slot *knows*
+to be complete. Until the slot has heard of the decision that pushed checkpoint d out, the next snapshot may refer to
+files of d. An ack of a checkpoint triggered after that decision was announced proves the knowledge, because the control
+connection is first in, first out, and carries all acks. So files of d are deleted only when a checkpoint triggered
+after d was dropped has completed, and all others triggered until then are resolved. As a second fence, a checkpoint
+that refers to a deleted object is never decided (`condemned`).
 
-**Files of dropped checkpoints** are not deleted at once: a slot builds snapshot n on the files of the newest checkpoint
-that the slot *knows* to be complete. Until a slot has heard of the checkpoint that pushed checkpoint d out, the slot's
-next snapshot may refer to files of d. A slot that acknowledged a checkpoint triggered after that decision was announced
-has heard of the decision (the control connection is first in, first out, and carries all acks). So files of d are
-deleted only when a checkpoint triggered after d was dropped has completed, and all others triggered until then are
-resolved. As a second fence, a checkpoint that refers to a deleted object is never decided (`condemned`).
+**Files of undecided checkpoints** are useless after the checkpoint's end, because slots build on decided checkpoints
+alone, and upload everything else again. They are deleted while their generation lives:
 
-**Files of undecided checkpoints** are useless once the checkpoint has ended: a slot builds on files of decided
-checkpoints alone, and uploads everything else again. So they are deleted while their generation lives:
-- Files named in acks, also in acks after the end, are deleted at once (`abandoned`), unless a kept checkpoint, a
-  dropped one that waits, or an ack of an open checkpoint names them.
-- The sweep finds files that no ack named. Uploads happen after the checkpoint's trigger, so an object older than a
-  manifest or a file of a decided checkpoint written before the first open checkpoint was triggered belongs to no open
-  checkpoint. Both times are the store's, and the minimum age lies between them. If that is not enough, an open
-  checkpoint loses a file; the file is condemned, so the checkpoint is refused. A coordinator that takes the generation
-  over knows neither condemned files nor open checkpoints: the new coordinator aborts those, and sweeps again after its
-  own first decision.
+- Files named in acks, also in late ones, at once (`abandoned`), unless a kept checkpoint, a dropped checkpoint that
+  waits, or an ack of an open checkpoint names them.
+- Files that no ack named, by the sweep. Uploads follow the trigger, so objects older than a manifest or file of a
+  decided checkpoint written before the first open trigger belong to no open checkpoint. Both times are the store's,
+  with the minimum age between them. If that fails, an open checkpoint loses a file; the file is condemned, and the
+  checkpoint refused. A coordinator that takes the generation over knows neither condemned files nor open checkpoints:
+  that coordinator aborts those, and sweeps only after a first decision.
 """
 
 import enum

@@ -44,7 +44,7 @@ class SubmitReply(msgspec.Struct, frozen=True):
 
 
 class SavepointAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`id`: the same for the same request, however often a client repeats it."""
+    """Request of a savepoint. `id`: the same however often a client repeats the request."""
 
     id: str
     url: str  # of the savepoint's folder
@@ -56,7 +56,7 @@ class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RescaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`id`: the same for the same request, however often a client repeats it."""
+    """Request of a rescale. `id`: the same however often a client repeats the request."""
 
     id: str
     parallelism: int
@@ -66,9 +66,8 @@ class RescaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReplaceAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Request to replace the program, or the answer with a loaded program. Never code.
 
-    `id`: the same for the same request, however often a client repeats it. With `spec` the program is loaded; otherwise
-    the program that runs the job loads `flow` ("app.py:flow"), and answers with the same id and `spec`, or with
-    `error`.
+    `id`: the same however often a client repeats the request. With `spec` the program is loaded; otherwise the program
+    that runs the job loads `flow` ("app.py:flow"), and answers with the same id and `spec`, or with `error`.
     """
 
     id: str

@@ -66,7 +66,7 @@ class NotLeading(enum.Enum):
 
 @dataclass(frozen=True)
 class Leadership:
-    """This process leads a generation, by the newest own record."""
+    """This process leads a generation, by its newest record."""
 
     permit: Permit
     lineage: str
@@ -115,7 +115,7 @@ class Job:
         return self.leadership
 
     def lead(self, appended: Appended) -> None:
-        """Records an own append: this process leads generation `appended.permit.token`."""
+        """Records an append of this process, which leads generation `appended.permit.token`."""
         fence = self.log.fence
         assert fence is not None
         before, self.leadership = self.leadership, Leadership(appended.permit, fence.lineage)
@@ -315,12 +315,12 @@ class Job:
         )
 
     def mark_ended(self, slot: RegisteredSlot, subtasks: Iterable[SubtaskId]) -> None:
-        """Marks ended subtasks; a slot reports only own subtasks."""
+        """Marks ended subtasks; a slot reports only its own."""
         own = (subtask for subtask in subtasks if subtask in self._subtasks and subtask.index == slot.index)
         self.generation.ended.update(own)
 
     def mark_committed(self, slot: RegisteredSlot, message: Committed) -> None:
-        """Marks commits; a slot reports only own sinks, slot 0 also the global committers."""
+        """Marks commits; a slot reports only its own sinks, slot 0 also the global committers."""
         by_global = message.subtask == GLOBAL_COMMITTER and slot.index == 0
         if message.subtask != slot.index and not by_global:
             self.record.ignored["commit of another slot's sink"] += 1

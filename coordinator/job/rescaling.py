@@ -31,18 +31,18 @@ before the append the old ones, afterwards the new ones. See docs/design/rescali
     restore m: FAILED. A successor of the coordinator that made the move knows only the new program.
 
 A replace of a file begins in LOADING: like STARTING without slots, and ended by the driver's error about the file. All
-slots move, so each new slot stands by beside an old one. Each decided checkpoint from the request on, and finally m, is
-checked against the new program.
+slots move, so each new slot stands by beside an old slot. Each decided checkpoint from the request on, and finally m,
+is checked against the new program.
 
-A client may request a change in any phase of the job. New slots are admitted as soon as this process leads, because the
-driver starts them once per request; the rest waits for a running generation, and `timeout_ms` counts from then, so a
-long restore costs nothing of it. Until this process leads, the job may have other slots or another program than
-submitted; the log's description then decides (`know_description`).
+A client may request a change in any phase of the job. New slots are admitted once this process leads, because the
+driver starts them once per request; the rest waits for a running generation, from which `timeout_ms` counts, so a long
+restore takes no time from the change. Until this process leads, the log's description may differ from the submitted
+one, and then decides (`know_description`).
 
-**Fetching ahead** (`FetchingAhead`). Slots that get key groups fetch them in STARTING, in rounds, while the job works.
-A round names a checkpoint, and ends when every receiving slot has fetched the files of that checkpoint, and no present
-slot merges or compacts databases. The first round has no time limit; later rounds fetch only newer files, and are
-shorter. The pause is left with files newer than the last round, fetched while sinks commit m and during the restore.
+**Fetching ahead** (`FetchingAhead`). In STARTING, slots that get key groups fetch them in rounds, beside the job's
+work. A round names a checkpoint, and ends when every receiving slot has fetched that checkpoint's files, and no present
+slot merges or compacts databases. The first round has no time limit; later rounds fetch only newer files. The pause is
+left with files newer than the last round, fetched while sinks commit m and during the restore.
 
 | the slots have answered for …    | then                                                                     |
 |----------------------------------|--------------------------------------------------------------------------|

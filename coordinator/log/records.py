@@ -1,9 +1,9 @@
 """Records of the decision log and their canonical bytes.
 
-Every record carries a unique `put_id` (so that a writer recognises the own record after a lost answer), the sha256 of
-the previous record's bytes (so that the log is a chain) and back links that let a reader derive all facts from a few
-reads: `token` is the position of the generation's FENCE, `prior_complete` that of the last COMPLETE before, `prior_run`
-that of the last FENCE of an earlier run. Bytes are canonical JSON; wall times are for people only.
+Every record carries a unique `put_id` (so that a writer recognises its record after a lost answer), the sha256 of the
+previous record's bytes (so that the log is a chain) and back links that let a reader derive all facts from a few reads:
+`token` is the position of the generation's FENCE, `prior_complete` that of the last COMPLETE before, `prior_run` that
+of the last FENCE of an earlier run. Bytes are canonical JSON; wall times are for people only.
 
 While a job is to stop with a savepoint, every record says so (`stop`); a record without `stop` revokes the request. The
 head alone decides.

@@ -326,7 +326,7 @@ class FileRange:
     sha256: str
 
     def damage(self, size: int, sha256: str) -> Damage | None:
-        """Compares with `size` bytes of this hash, which were found."""
+        """Returns the damage, if any, after `size` bytes with this hash were found."""
         if (size, sha256) == (self.size, self.sha256):
             return None
         place = f" from byte {self.offset}" if self.offset else ""

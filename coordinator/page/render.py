@@ -137,7 +137,7 @@ def load() -> None:
 
 
 def login_page(trouble: str = "", wait_s: int = 0, line: str = "") -> str:
-    """`line`: the command that prints another link."""
+    """Returns the login page. `line`: the command that prints another link."""
     return _page("login.html", trouble=trouble, wait_s=wait_s, line=line)
 
 
@@ -147,7 +147,7 @@ def opened_page(target: str) -> str:
 
 
 def message_page(title: str, text: str, link: str = "") -> str:
-    """`link`: an address of another daemon, or empty."""
+    """Returns a page with a message. `link`: an address of another daemon, or empty."""
     return _page("message.html", title=title, text=text, link=link if _is_web(link) else "")
 
 

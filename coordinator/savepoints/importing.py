@@ -8,7 +8,7 @@ The import is a run of its own, without slots, and writes three records:
 |----------------------------|-------------------------------------------|--------------------------------------------|
 | before FENCE               | nothing                                   | begins anew                                |
 | before COMPLETE            | a run that decided nothing, and files     | begins anew, with another FENCE and files; |
-|                            | that a sweep will find                    | a stalled import loses COMPLETE to it      |
+|                            | that a sweep will find                    | a stalled import's COMPLETE then fails     |
 | before FINISH              | the checkpoint                            | continues from the checkpoint              |
 | before the deletion        | the checkpoint, the savepoint, the claim  | continues, and deletes                     |
 | after the deletion         | the checkpoint, the claim                 | continues                                  |
@@ -78,10 +78,10 @@ def begin_with_savepoint(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Makes the savepoint in `url` the newest checkpoint of job `spec`. Returns text for people.
+    """Lets job `spec` start from the savepoint in `url` by restoring the newest checkpoint.
 
-    `fits`: raises if the program does not fit the state. Raises `InvalidJob` if the job does not fit the savepoint
-    (before any write), or if rows of the job would be written again.
+    Returns text for people. `fits`: raises if the program does not fit the state. Raises `InvalidJob` if the job does
+    not fit the savepoint (before any write), or if rows of the job would be written again.
     """
     wanted = wanted_savepoint(store, url, spec)
     savepoint = wanted.savepoint

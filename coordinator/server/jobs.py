@@ -218,7 +218,7 @@ class JobDirectory:
         return None if runner.outcome.outcome == "replaced" else runner
 
     def _displaced(self, runner: JobRunner) -> bool:
-        """Whether another daemon has taken this run's lease while the own runner has not read that in the log."""
+        """Whether another daemon has taken this run's lease before this runner has read that in the log."""
         alive = runner.outcome is None
         return alive and self._leases is not None and self._leases.displaced(runner.spec.job, runner.spec.run_id)
 
@@ -281,7 +281,7 @@ class JobDirectory:
                 self._probe = None
 
     def _start(self, spec: JobSpec, origin: Origin, claimed: int | None = None) -> JobRunner:
-        """`claimed`: the log position in the claimed lease."""
+        """Starts a runner. `claimed`: the log position in the claimed lease."""
         self._started += 1
         runner = JobRunner(
             spec,

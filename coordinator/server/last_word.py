@@ -3,7 +3,7 @@
 | when the job breaks                                  | what is done                                                |
 |------------------------------------------------------|-------------------------------------------------------------|
 | before this process led                              | nothing: another process owns the log                       |
-| another FENCE or LEAD follows the own one            | nothing: that writer owns the job, which may be well there  |
+| another FENCE or LEAD follows this process's record  | nothing: that writer owns the job, which may be well there  |
 | an append has no answer yet                          | the log is read: FINISH follows or replaces that record     |
 | the log does not answer, or the log is broken        | some attempts, then none: the next daemon breaks again,     |
 |                                                      | and writes then                                             |

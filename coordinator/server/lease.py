@@ -2,7 +2,7 @@
 
 The decision log alone decides who leads. The lease keeps a standby from fencing a healthy leader because a slot lost
 the connection. The leader rewrites the lease, one object, every third of the term; a missing, damaged or wrong lease
-costs time, never state. A daemon measures another daemon's silence with the own steady clock, from when the daemon
+costs time, never state. A daemon measures another daemon's silence with its own steady clock, from when the daemon
 first saw the present content.
 
 Judgement of a lease (`LeaseWatch`)
@@ -29,7 +29,7 @@ Work of a leader every third of the term (`LeaseKeeper`)
 | any                                               | none for a whole term       | let it lapse|
 
 `position` is the newest log record that the writer put (or intends to put): positions are totally ordered, so a leader
-whose lease a predecessor overwrote knows that the own record is newer.
+whose lease a predecessor overwrote knows that the leader's record is newer.
 """
 
 import enum

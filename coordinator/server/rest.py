@@ -412,7 +412,7 @@ def application(
     pid: int,
     page: PageAddress | None = PageAddress(),
 ) -> ASGIApp:
-    """`page`: None for a REST interface without the page."""
+    """Returns the application. `page`: None for a REST interface without the page."""
     links = None if page is None else LoginLinks(token.value)
     api = Api(directory, control, pid, links)
     app = Starlette(

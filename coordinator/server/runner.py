@@ -139,7 +139,7 @@ class JobRunner:
 
     @property
     def lead_position(self) -> int | None:
-        """Position of the log record that made this runner leader; None if another process leads."""
+        """Position of the log record that made this runner leader; None if this runner does not lead."""
         return None if self._broken else self._protocol.lead_position
 
     @property

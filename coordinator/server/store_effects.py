@@ -255,7 +255,7 @@ class StoreEffects:
         return outcome
 
     def _delete(self, permit: Permit, keys: tuple[str, ...], newest: int = 0, *, pinned: bool = True) -> str:
-        """`newest`: the newest dropped checkpoint. `pinned`: objects that readers have pinned stay for now."""
+        """Deletes keys. `newest`: the newest dropped checkpoint. `pinned`: pinned objects stay for now."""
 
         def check() -> None:
             check_permit(self._store, self._paths, permit)

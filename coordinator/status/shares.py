@@ -93,7 +93,7 @@ class _OfChain:
 
 
 def chain_statuses(chains: Iterable[ChainSpec], told: Mapping[int, ToldFigures]) -> tuple[ChainStatus, ...]:
-    """`told`: by slot."""
+    """Returns the status of chains. `told`: by slot."""
     return tuple(_chain_status(chain, told) for chain in chains)
 
 

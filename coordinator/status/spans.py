@@ -53,7 +53,7 @@ class _Trace:
         attributes: dict[str, Attribute] | None = None,
         error: str = "",
     ) -> Span:
-        """`path`: names from the root to the span."""
+        """Returns a span. `path`: names from the root to the span."""
         parent_id = self.span_id(*path[:-1]) if len(path) > 1 else 0
         own = attributes or {}
         return Span(path[-1], self.id, self.span_id(*path), parent_id, start_ms, max(start_ms, end_ms), own, error)

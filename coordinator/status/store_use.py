@@ -1,6 +1,6 @@
 """Requests to the job's object store per checkpoint, and their price on S3. Pure.
 
-Slots report sums with their heartbeats, the coordinator adds own requests.
+Slots report sums with their heartbeats, the coordinator counts its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -96,7 +96,7 @@ class Finishing(Phase):
         return EndJob(self._outcome, self.reason)
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
-        """A record after the own FINISH is the next run's, and no error."""
+        """A record after this process's FINISH is the next run's, and no error."""
         if self._appended:
             return EndJob(self._outcome, self.reason)
         return FencedBy(foreign.entry.record)

@@ -1,4 +1,4 @@
-"""Rescale or replace of a running job: when sources stop and the job moves, and why not.
+"""Rescale or replace of a running job: when sources stop, when the job moves, or why it stays.
 
 `job/rescaling` has the table of states.
 """
@@ -169,7 +169,7 @@ def _why_not_loaded(rescale: Rescale) -> str:
 
 
 def _why_not_started(rescale: Rescale, missing: tuple[int, ...], slow: Sequence[int]) -> str:
-    """`slow`: slots that have not fetched their key groups, or that compact databases."""
+    """Explains a failed start. `slow`: slots that still fetch key groups, or compact databases."""
     within = f"within {rescale.request.timeout_ms / 1000:g} s"
     if not missing and rescale.checked == "" and rescale.request.replaces:
         return f"no checkpoint was completed {within}, so nothing tells whether the program fits its state"

@@ -63,7 +63,7 @@ def list_objects(job: Job) -> None:
 
 
 def sweep(job: Job, listed: Listed, now_ms: int) -> None:
-    """`listed`: all objects of the job, and the requested manifests."""
+    """Sweeps the job. `listed`: all objects of the job, and the requested manifests."""
     if isinstance(job.retention, Unsorted):
         job.retention = _retention_from(job, job.retention, listed) or job.retention
     if isinstance(job.retention, Retention) and job.generation.swept_ms is not None:

@@ -60,7 +60,7 @@ _KEEP_ALIVE = b": still here\n\n"
 
 
 class PageTick(msgspec.Struct, frozen=True):
-    """`changes`: equal if the page differs only in figures. `urgent`: show it at once."""
+    """A tick. `changes`: equal if the page differs only in figures. `urgent`: show at once."""
 
     figures: dict[str, str]
     changes: str

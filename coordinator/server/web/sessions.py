@@ -77,7 +77,7 @@ class _Signed:
         self._lasts_ms = lasts_ms
 
     def make(self, nonce: str, now_ms: int) -> str:
-        """`nonce`: random, without a dot."""
+        """Returns signed text. `nonce`: random, without a dot."""
         head = f"{now_ms + self._lasts_ms}.{nonce}"
         return f"{head}.{self._signature(head)}"
 
