@@ -1,4 +1,4 @@
-"""Facts about the job's decision log that sinks need: its identity and its decided checkpoints.
+"""Identity and decided checkpoints of the job's decision log, for sinks.
 
 A manifest lists committables of every checkpoint that closed a transaction, also of aborted checkpoints; only the log
 distinguishes them. Fencing tokens are positions in one log and are not comparable between logs. Deleting a job's

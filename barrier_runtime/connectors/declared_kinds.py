@@ -64,7 +64,7 @@ def kinds_checked(made: _T) -> _T:
 
 
 def arguments_checked(function: _F) -> _F:
-    """Decorates a function or method; its arguments are checked before each call."""
+    """Decorates a function or method: checks the arguments before each call."""
     wrong = wrong_arguments_of(function)
 
     @wraps(function)
@@ -85,7 +85,7 @@ def wrong_arguments_of(function: Callable[..., Any]) -> Callable[[tuple[Any, ...
 
 
 def wrong_argument(given: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
-    """Describes the first argument whose type contradicts its annotation in `hints`; "" if all types match."""
+    """Describes the first argument whose type contradicts the annotation in `hints`; "" if all types match."""
     for name, value in given.items():
         wanted = wrong_kind(value, hints.get(name, Any))
         if wanted:

@@ -1,4 +1,4 @@
-"""A `Discovery` that lists all splits periodically in its own thread and returns the new ones."""
+"""A `Discovery` that lists all splits periodically in a thread and returns the new ones."""
 
 import threading
 import time

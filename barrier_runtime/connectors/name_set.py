@@ -1,12 +1,12 @@
 """Compact set of names of files that were read, with a size and a mark per name: 19 bytes each.
 
-A name is stored as 88 bits of its BLAKE2b hash. With 10^6 known and 10^6 other names, the chance that two are confused
-is 3.2e-15. Names in full would take about 100 bytes of memory each, and names with random parts do not compress. A mark
-has 24 bits, whose meaning the source defines; 0: no mark.
+See docs/design/splits-and-discovery.md. A name is stored as 88 bits of a BLAKE2b hash; among 10^6 known and 10^6 other
+names, two are confused with a chance of 3.2e-15. Names with random parts would not compress. A mark has 24 bits, whose
+meaning the source defines; 0: no mark.
 
-New names go into a table. From time to time the table becomes a *run*: sorted records in an immutable `bytes`, which is
-also the stored form. Runs of similar size are merged, possibly in another thread, so that runs stay few. A lookup takes
-one or two microseconds per run.
+New names go into a table, which sometimes becomes a *run*: sorted records in an immutable `bytes`, which is also the
+stored form. Runs of similar size are merged, possibly in another thread. A lookup takes one or two microseconds per
+run.
 """
 
 import hashlib

@@ -1,10 +1,10 @@
 """Due times of the rows of a paced split.
 
-The start is part of the split's position, so a recovery does not move the schedule: rows that became due meanwhile are
-emitted at once, and their latency counts from their due time.
+The position contains the start, so a recovery does not move the schedule: rows that became due meanwhile are emitted at
+once, and their latency counts from their due time.
 
-If the wall clock was set back between two runs, the rest of the schedule would lie in the future. Rows are then emitted
-earlier by that difference, at their usual intervals. The start does not change, because rows may contain it.
+After the wall clock was set back between two runs, the rest of the schedule would lie in the future. Rows are then
+emitted earlier by that difference, at the usual intervals. The start does not change, because rows may contain it.
 """
 
 

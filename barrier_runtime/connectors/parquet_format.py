@@ -52,7 +52,7 @@ def _top(path: str, file: pq.ParquetFile) -> str:
 
 
 class Int96Columns:
-    """Reads the INT96 columns of an open file as nanoseconds, in parallel to its rows in microseconds."""
+    """Reads the INT96 columns of an open file as nanoseconds, beside the rows in microseconds."""
 
     def __init__(self, source: Any, columns: Collection[str], wanted: pa.Schema, where: str) -> None:
         self._file = pq.ParquetFile(source, pre_buffer=False)

@@ -1,7 +1,7 @@
-"""Limits of a replay for one source: each split is read exactly to its position at a later checkpoint.
+"""Limits of a replay for a source: each split is read exactly to the position at a later checkpoint.
 
-All subtasks of the source, which run in one process, share one `ReadRange`. They report the rows they read, and the
-range knows when all rows were read.
+All subtasks of the source share a `ReadRange`, in one process. They report the rows they read, and the range knows when
+all rows were read.
 """
 
 from collections.abc import Collection, Mapping
@@ -56,7 +56,7 @@ class ReadRange:
         return ENDLESS if split_id in self._finished else 0
 
     def ends(self, subtask: int) -> bool:
-        """True if that subtask may end after all its splits have ended."""
+        """True if that subtask may end after all splits of the subtask have ended."""
         return subtask in self._ended
 
     def has_read(self, split_id: str, rows: int) -> None:

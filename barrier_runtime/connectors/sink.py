@@ -80,7 +80,7 @@ def takes_few(kind: type) -> bool:
 def commits_parts(sink: "TwoPhaseCommitSink") -> bool:
     """True if `sink.commit` is called.
 
-    `commits_only_globally` prevents these calls, except in a subclass with its own `commit`.
+    `commits_only_globally` prevents these calls, unless a subclass overrides `commit`.
     """
     for base in type(sink).__mro__:
         if "commits_only_globally" in vars(base):
@@ -104,17 +104,17 @@ def sink_facts(sink: Any) -> dict[str, Any]:
 
 
 class TwoPhaseCommitSink:
-    """Base class of sinks; each subtask of a sink has one instance.
+    """Base class of sinks; each subtask of a sink has an instance.
 
     `begin_transaction`, `write`, `stage_early` and `encode_early` run on the loop and must not block. Methods without a
-    note run off the loop: `pre_commit` in one thread, `commit`, `abort` and `recover` in another. A commit of an older
-    transaction may therefore run in parallel with the pre-commit of a newer transaction.
+    note run off the loop: `pre_commit` in one thread, `commit`, `abort` and `recover` in another. Commits of older
+    transactions may run in parallel with a newer pre-commit.
     """
 
     guarantee: Guarantee = "exactly_once"
     global_committer: bool = False  # True: `commit_globally`, not `commit`, makes rows visible
     commits_only_globally: bool = False  # True, with `global_committer`: `commit` is empty and not called
-    commit_every_ms: int = 0  # with `global_committer`: the time span whose checkpoints one `commit_globally` covers
+    commit_every_ms: int = 0  # with `global_committer`: time span of the checkpoints of a `commit_globally`
     commits_together: bool = False  # True: `commit_together` costs less than consecutive calls of `commit`
     keeps_rows: bool = False  # True: rows may stay in the sink past the checkpoint that follows them, see `kept`
     most_decided: int | None = None  # set in `open`: number of transactions that the target can hold between decision
@@ -155,7 +155,7 @@ class TwoPhaseCommitSink:
         """
 
     def open(self, context: SinkContext) -> None:
-        """Connects to the target and checks it. Raises `InvalidJob` if the target cannot be written. May block."""
+        """Connects to the target. Raises `InvalidJob` if the target cannot be written. May block."""
 
     def begin_transaction(self) -> Any:
         """Returns a new transaction. Called on the loop: cheap, without visible or external effects."""
@@ -168,9 +168,9 @@ class TwoPhaseCommitSink:
     def write_few(self, transaction: Any, rows: FewRows) -> None:
         """Stages a small batch of rows that are lists of Python values.
 
-        A sink that can avoid Arrow for small batches saves the conversion. Called instead of `write` only if the class
-        that defines this method is the class that defines `write` or a subclass of it: a subclass that overrides only
-        `write` gets all rows by `write`.
+        Saves the conversion to Arrow in sinks that need none. Called instead of `write` only if the class that defines
+        this method is the class that defines `write`, or a subclass of it: a subclass that overrides only `write` gets
+        all rows by `write`.
         """
         self.write(transaction, rows.record_batch())
 
@@ -219,7 +219,7 @@ class TwoPhaseCommitSink:
     def kept(self, stored: Container[str]) -> Mapping[str, bytes]:
         """Returns the rows that no committable contains yet, as named values for the snapshot.
 
-        Called only with `keeps_rows`, after each `pre_commit` and on its thread. A name stands for the same bytes for
+        Called only with `keeps_rows`, after each `pre_commit` in the same thread. A name stands for the same bytes for
         ever; values whose names are in `stored` are part of an older snapshot and are omitted.
         """
         return {}
@@ -246,9 +246,9 @@ class TwoPhaseCommitSink:
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         """Makes the parts of all subtasks visible together. Idempotent.
 
-        Called only with `global_committer`, in subtask 0, after every subtask has committed its part up to
-        `checkpoint`. `committables`: of all subtasks and of all checkpoints decided since the last call, oldest first;
-        some may be visible already.
+        Called only with `global_committer`, in subtask 0, after every subtask has committed up to `checkpoint`.
+        `committables`: of all subtasks and of all checkpoints decided since the last call, oldest first; some may be
+        visible already.
         """
         raise NotImplementedError
 

@@ -89,7 +89,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Positioned(Protocol):
-    """A source that names the kind of its positions, such as "Kafka" or "CSV files".
+    """A source that names the kind of the positions, such as "Kafka" or "CSV files".
 
     A job does not continue with positions of another kind. All sources of this package implement this protocol.
     """
@@ -112,7 +112,7 @@ class Projecting(Protocol):
     """A source that can omit columns and need not read them."""
 
     def reading(self, columns: Collection[str]) -> Source:
-        """Returns a source of the same rows with only `columns`: one or more columns of its schema."""
+        """Returns a source of the same rows with only `columns`: at least one column of `schema`."""
         ...
 
 
@@ -149,18 +149,17 @@ class EventTimeOfSource:
 class SourceDescription(Protocol):
     """Description of a source without a name, as users write it, such as `KafkaSource(…)`.
 
-    A description is neither checked nor connected to its system before a flow uses it, and may be used under several
-    names.
+    Nothing is checked or connected before a flow uses the description, possibly under several names.
     """
 
     def named(self, name: str) -> Source:
-        """Returns the source with its name in a flow, for messages. Raises `InvalidJob`."""
+        """Returns the source with the name in a flow, for messages. Raises `InvalidJob`."""
         ...
 
 
 @runtime_checkable
 class Preparable(Protocol):
-    """A reader that can perform its slow first step before the first poll."""
+    """A reader whose slow first step can precede the first poll."""
 
     def prepare(self) -> None:
         """Performs the first step. Called off the loop, at most once, after `seek`.
@@ -195,10 +194,10 @@ class Fetching(Protocol):
 
 @runtime_checkable
 class Waking(Protocol):
-    """A reader or discovery with a thread that wakes the subtask when rows or splits are available.
+    """A reader or discovery whose thread wakes the subtask when rows or splits are available.
 
-    The subtask need not poll it meanwhile, and its `next_due_ns` may be far in the future. To lose nothing, the thread
-    first makes rows available and then calls `wake`.
+    The subtask need not poll meanwhile, and `next_due_ns` may be far in the future. To lose nothing, the thread first
+    makes rows available and then calls `wake`.
     """
 
     def wake_by(self, wake: Callable[[], None]) -> None:
@@ -211,7 +210,7 @@ class Waking(Protocol):
 
 @runtime_checkable
 class Counting(Protocol):
-    """A reader with metrics of its own."""
+    """A reader with metrics."""
 
     def count_by(self, count: Callable[[Counter, int], None]) -> None:
         """Sets the function that counts. Called once, before the first `poll`.
@@ -235,7 +234,7 @@ class CheckpointListener(Protocol):
     """A reader that is notified of checkpoints in order to acknowledge covered rows. Called on the loop: must not
     block.
 
-    A finished reader is notified until a checkpoint after its end is completed, and is then closed.
+    A finished reader is notified until a checkpoint after the end is completed, and is then closed.
     """
 
     def snapshotted(self, checkpoint: int) -> None:
@@ -243,7 +242,7 @@ class CheckpointListener(Protocol):
         ...
 
     def completed(self, checkpoint: int) -> None:
-        """Reports that `checkpoint` is decided; it covers all earlier checkpoints, including aborted ones.
+        """Reports that `checkpoint` is decided, which covers all earlier checkpoints, including aborted ones.
 
         May be repeated; numbers never fall.
         """
@@ -252,7 +251,7 @@ class CheckpointListener(Protocol):
 
 @runtime_checkable
 class MarkingReader(Protocol):
-    """Reader of a split that may change after it was read to its end (see `MarkingSource`)."""
+    """Reader of a split that may change after the last row was read (see `MarkingSource`)."""
 
     def mark(self) -> int:
         """Returns 24 bits that identify the split's content; 0: unknown. Called once, when the reader is `finished`."""
@@ -260,9 +259,9 @@ class MarkingReader(Protocol):
 
 
 class Discovery(Protocol):
-    """Finds splits while the job runs. Each source subtask has one discovery.
+    """Finds splits while the job runs. Each source subtask has a discovery.
 
-    Blocking work needs its own thread (see `connectors/discovery.ListingThread`).
+    Blocking work needs a thread (see `connectors/discovery.ListingThread`).
     """
 
     def found(self) -> Sequence[Split]:
@@ -278,19 +277,19 @@ class Discovery(Protocol):
 
 @runtime_checkable
 class MarkingDiscovery(Discovery, Protocol):
-    """A discovery that detects changes of splits that were read to their end."""
+    """A discovery that detects changes of splits that were read completely."""
 
     def ended(self, split_id: str, size: int | None, mark: int) -> None:
-        """Reports that this subtask has read a split to its end. Never blocks."""
+        """Reports that this subtask has read a split completely. Never blocks."""
         ...
 
 
 @runtime_checkable
 class DiscoveringSource(Source, Protocol):
-    """A source that gains splits while it is read.
+    """A source that gains splits at run time.
 
     `splits` may be empty. A split of a snapshot that `splits` does not list is recreated from the payload in the
-    snapshot; if the split has disappeared, its reader raises the error. A continued job leaves listed splits that are
+    snapshot; the reader raises an error if the split has disappeared. A continued job leaves listed splits that are
     missing in the snapshot to `discovery`, as without a restart; without a discovery, they are read as listed.
     """
 
@@ -320,13 +319,13 @@ class FindsAgain(DiscoveringSource, Protocol):
 
 @runtime_checkable
 class MarkingSource(Source, Protocol):
-    """A source whose marks, stored with the sizes, show whether a split changed after it was read to its end."""
+    """A source whose marks, stored with the sizes, show whether a completely read split has changed."""
 
     def renewed_marks(self, finished: Sequence[tuple[Split, int]]) -> Sequence[tuple[Split, int]]:
         """Returns the splits whose mark has changed although their content is the same, with the new marks.
 
-        `finished`: splits that were read to their end, with their marks. Raises `InvalidJob` for a split with other
-        content. May block for a bounded time: remaining splits are checked at a later start.
+        `finished`: completely read splits with their marks. Raises `InvalidJob` for a split with other content. May
+        block for a bounded time: remaining splits are checked at a later start.
         """
         ...
 
@@ -344,10 +343,10 @@ class GrowingSource(Source, Protocol):
 
 @runtime_checkable
 class RetainingSource(Source, Protocol):
-    """A source whose system deletes old rows and can list what it retains."""
+    """A source whose system deletes old rows and can list the retained ones."""
 
     def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
-        """Returns a message for each split that has lost rows after its position.
+        """Returns a message for each split that has lost rows after the position.
 
         `positions`: the reader's position by split id; None: the beginning. Called in the driver; may block, and raise
         `Unavailable`.
@@ -420,8 +419,8 @@ class DeadLetterSource(Source, Protocol):
 class StagedSource(Source, Protocol):
     """A source whose rows are copied to storage before the job starts, and are then read from there.
 
-    Before `stage` its description serves only `explain`; `splits` is called again after `stage`. A continued job reads
-    the splits of its checkpoint, not the listed ones: a position refers to the rows of its staging.
+    Before `stage`, the description serves only `explain`; `splits` is called again after `stage`. A continued job reads
+    the splits of the checkpoint, not the listed ones: a position refers to the rows of one staging.
     """
 
     def stage(self, job: str, storage: str, *, fresh: bool) -> None:

@@ -31,7 +31,7 @@ log = logging.getLogger("barrier_runtime.job")
 
 @dataclass(frozen=True)
 class BatchCheckpoint:
-    """Identity of a batch, equal whenever its rows are repeated.
+    """Identity of a batch, equal whenever the rows are repeated.
 
     Numbers only rise within an `application`, with gaps: a checkpoint without rows makes no batch.
     """
@@ -66,7 +66,7 @@ class BatchCall:
 
 
 class BatchFunctionFailed(InvalidJob):
-    """Raised when the function of `for_each_batch` has failed in all its attempts."""
+    """Raised when the function of `for_each_batch` has failed in all attempts."""
 
 
 def arrow_table(queue: BatchQueue, batch: DecidedBatch) -> Any:

@@ -1,5 +1,4 @@
-"""Messages between sink and program as objects of the job's storage: waiting batches, and the last successful
-checkpoint.
+"""Waiting batches and the last successful checkpoint, as objects of the job's storage that sink and program exchange.
 
     <job>/write-ahead/<sink>/staged/…                      the rows, Parquet; written before the decision
     <job>/write-ahead/<sink>/asked/<lineage>/<checkpoint>  these objects are one decided batch: call the function
@@ -17,8 +16,8 @@ checkpoint.
 A savepoint that ends the job is taken when no batch waits. After rescaling, subtask 0 requests batches with the rows
 that all subtasks of the earlier parallelism staged, because a batch covers all subtasks.
 
-A request has the same content whoever writes it, so writing it again changes nothing. A note is final: its name is the
-highest checkpoint, and checkpoints only rise within a lineage.
+All writers of a request write the same content, so repeating a request changes nothing. A note is final: the name is
+the highest checkpoint, and checkpoints only rise within a lineage.
 """
 
 import hashlib

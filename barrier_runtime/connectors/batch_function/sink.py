@@ -2,9 +2,9 @@
 
 Pre-commit stages the rows as Parquet objects in the job's storage. When every subtask knows that the checkpoint is
 decided, subtask 0 writes a request (`batch_function/queue`) and waits until the program has noted the success; only
-then is the checkpoint visible. Therefore a job ends only after its last batch was delivered. A slow or failing function
+then is the checkpoint visible. A job therefore ends only after the last batch was delivered. A slow or failing function
 delays later batches, which wait in storage; if too many wait, the stream waits. The function stays in the program
-(`batch_function/caller`) and is never sent to the slots.
+(`batch_function/caller`).
 """
 
 import threading
@@ -25,7 +25,7 @@ _TELL_AFTER_S = 10.0  # then the job's status reports the wait, and the commit i
 
 
 class BatchFunctionSink(BatchingSink):
-    """Sink of `stream.for_each_batch`. `function`: its name, for messages."""
+    """Sink of `stream.for_each_batch`. `function`: name for messages."""
 
     def __init__(self, function: str = "", *, max_bytes_in_memory: int = 32 << 20) -> None:
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)

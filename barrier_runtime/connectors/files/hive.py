@@ -198,7 +198,7 @@ def with_values(
 ) -> pa.RecordBatch:
     """Returns `rows` with the columns of `schema` that `values` has, in the order of `schema`.
 
-    Raises `InvalidJob` for a value that is not of its column's type.
+    Raises `InvalidJob` for a value that does not fit the column.
     """
     columns = [
         _repeated(values[field.name], field, rows.num_rows, where)

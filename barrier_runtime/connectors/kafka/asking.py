@@ -92,7 +92,7 @@ def answered(answer: Future[Any], within_s: float, kafka: Any) -> Any:
 
 
 def raised(answers: list[Any]) -> list[Any]:
-    """Returns `answers`. Raises `KafkaException` if one of them is an error."""
+    """Returns `answers`. Raises `KafkaException` if an answer is an error."""
     from confluent_kafka import KafkaException
 
     for answer in answers:
@@ -102,7 +102,7 @@ def raised(answers: list[Any]) -> list[Any]:
 
 
 class OncePerMinute(logging.Filter):
-    """Passes one message per server and minute, with the number of suppressed messages."""
+    """Passes a message per server and minute, with the number of suppressed messages."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ REFUSED_S = 25.0  # the client repeats an error only every 30 seconds
 
 
 def kind_of(error: object) -> Kind:
-    """Returns the kind of `error`, a `KafkaError` or its name."""
+    """Returns the kind of `error`, a `KafkaError` or the name of an error."""
     name = error if isinstance(error, str) else error.name()  # type: ignore[attr-defined]
     return _KINDS.get(name, Kind.UNKNOWN)
 

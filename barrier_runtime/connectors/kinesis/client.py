@@ -36,7 +36,7 @@ _WRONG_SETTINGS = {
     "ParamValidationError",
 }
 
-_MAKING = threading.Lock()  # boto3 makes clients on one thread at a time; a client serves any number of threads
+_MAKING = threading.Lock()  # boto3 makes clients on one thread at a time; any number of threads may use a client
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class ShardAnswer:
 
 
 class KinesisClient:
-    """Client of a stream. Travels to the slots without its connection.
+    """Client of a stream. Travels to the slots without the connection.
 
     Calls may block for about ten seconds, and raise `Unavailable`, or `InvalidJob` if an operator must act.
     """

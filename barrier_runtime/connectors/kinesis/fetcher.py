@@ -10,7 +10,7 @@
 | ended    | the reader takes what is held           |                                                              |
 
 An expired iterator, as after the job stood still, leads to locating again. Nothing is fetched twice, because the place
-is the last record in the queue. `close` ends every state; a running request ends when it returns.
+is the last record in the queue. `close` ends every state, a running request when the request returns.
 """
 
 import threading

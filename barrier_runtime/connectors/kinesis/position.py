@@ -1,4 +1,4 @@
-"""JSON of Kinesis's split payloads and positions: a part of a stream, and how far it was read."""
+"""JSON of Kinesis's split payloads and positions: a part of a stream, and the last record read."""
 
 import zlib
 from datetime import datetime, timezone
@@ -9,7 +9,7 @@ from barrier_runtime.connectors.source import Split
 
 
 class KinesisSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A shard. `from_ms`: earliest arrival time of its records; None: all retained records.
+    """A shard. `from_ms`: earliest arrival time of records to read; None: all retained records.
 
     `until_ms`: reading ends at the first record that arrived later; None: never.
     """

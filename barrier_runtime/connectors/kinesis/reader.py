@@ -1,4 +1,4 @@
-"""Reader of a shard: a position, and the rows that its fetcher has ahead."""
+"""Reader of a shard: a position, and the rows that the fetcher has ahead."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

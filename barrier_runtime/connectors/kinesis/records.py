@@ -68,7 +68,7 @@ class KinesisRows:
         )
 
     def convert(self, shard: str, records: Sequence[KinesisRecord]) -> pa.RecordBatch:
-        """Converts one or more records. Raises `InvalidJob` that names the first undecodable record."""
+        """Converts at least one record. Raises `InvalidJob` that names the first undecodable record."""
         arrays, bad = decoded(self._decoder, [record.data for record in records], records)
         if bad:
             first = min(bad)

@@ -1,10 +1,10 @@
-"""Source of Kinesis streams: one split per shard, with a sequence number as its position in the checkpoint.
+"""Source of Kinesis streams: a split per shard, with a sequence number as the position in the checkpoint.
 
     driver: shards ──► splits ──► slot: KinesisReader per shard ──► a ShardFetcher each
     slot: discovery, in a thread ──► splits of shards that came by splitting and merging, from their first record
 
 Records of a partition key are in order within a shard. After resharding, a key continues in another shard, which is
-read as soon as it is found, in parallel with the rest of the old shard.
+read as soon as discovery finds the shard, in parallel with the rest of the old shard.
 """
 
 import datetime
@@ -41,7 +41,7 @@ _ONCE_S = 1e9  # about 30 years: only the listing at the start
 @kinds_checked
 @dataclass(frozen=True)
 class KinesisSource(EventTimeOfSource):
-    """A stream of Amazon Kinesis; one split per shard. Checkpoints contain sequence numbers.
+    """A stream of Amazon Kinesis; a split per shard. Checkpoints contain sequence numbers.
 
     Credentials, and the region unless `region` is given, come from boto3's default chain (environment, ~/.aws, role).
     `endpoint`: another server with the same interface.
@@ -52,9 +52,9 @@ class KinesisSource(EventTimeOfSource):
 
     Columns: `value` (bytes, or text with `value="string"`), or with `value="json"` the columns of `schema`; then those
     of `metadata`: partition_key, shard, sequence_number, arrived_at. A record that cannot be decoded ends the job, and
-    the error names its place. Records that Amazon's producer library has aggregated stay aggregated in one row.
+    the error names the place. Records that Amazon's producer library has aggregated stay aggregated in a row.
 
-    A shard is polled every `every` after its newest record, and at once otherwise; Kinesis allows five requests a
+    A shard is polled every `every` after the newest record, and at once otherwise; Kinesis allows five requests a
     second per shard, of all readers together.
 
     A job that was stopped for longer than the stream's retention does not start: records may be gone.
@@ -76,7 +76,7 @@ class KinesisSource(EventTimeOfSource):
     discover: datetime.timedelta | None = datetime.timedelta(minutes=1)
 
     def named(self, name: str) -> "KinesisStream":
-        """Returns the source after a check of its settings, without requests to the service. Raises `InvalidJob`."""
+        """Checks the settings without requests to the service. Raises `InvalidJob`."""
         where = f"source {name!r}"
         if not isinstance(self.stream, str) or not self.stream.strip():
             raise InvalidJob(f"{where}: stream={self.stream!r}: give the name of a stream")
@@ -97,7 +97,7 @@ class KinesisSource(EventTimeOfSource):
 
 
 class KinesisStream:
-    """`KinesisSource` with its name."""
+    """Named `KinesisSource`."""
 
     exactly_once = True
 
@@ -123,7 +123,7 @@ class KinesisStream:
 
     @property
     def positions_in(self) -> str:
-        """Name with the stream, because shards of different streams have the same names."""
+        """Name of the stream, because shards of different streams have the same names."""
         return f"Kinesis stream {self._client.stream}"
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from barrier_runtime.operators.user_code import function_name, user_error
 
 
 def print_rows(rows: pa.RecordBatch) -> None:
-    """Prints each row as a dict on its own line."""
+    """Prints each row as a dict on a separate line."""
     for row in rows_of(rows):
         print(row)
 

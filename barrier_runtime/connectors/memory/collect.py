@@ -1,5 +1,4 @@
-"""Sink that collects committed rows in this process's memory, for `run_local`. Two-phase: uncommitted rows are
-invisible.
+"""Sink that collects committed rows in this process's memory, for `run_local`. Uncommitted rows are invisible.
 
     sink = CollectSink()
     flow.…sink("out", sink)
@@ -8,10 +7,10 @@ invisible.
 
 Copies share a ledger, because each subtask runs a copy. Pickling raises an error: the ledger cannot leave the process.
 
-With `checkpoints=` a job continues where an earlier run ended, and a sink collects the rows of its own run. Rows that
-the earlier run decided but did not make visible go to the new sink if both runs are in this process. The process keeps
-the staged rows of the last 256 sinks that staged rows, even if the program has dropped these sinks. Rows that another
-process collected are gone with that process.
+With `checkpoints=` a job continues where an earlier run ended, and a sink collects the rows of one run. Rows that the
+earlier run decided but did not make visible go to the new sink if both runs are in this process, which keeps the staged
+rows of the last 256 sinks with staged rows, even if the program has dropped these sinks. Rows that another process
+collected are gone with that process.
 """
 
 import importlib
@@ -86,7 +85,7 @@ _recent_lock = threading.Lock()
 
 
 def _keep(ledger: str, staged: dict[int, list[pa.RecordBatch]]) -> None:
-    """Keeps staged rows beyond the life of their sink, which a program may drop before the next run."""
+    """Keeps staged rows beyond the life of the sink, which a program may drop before the next run."""
     with _recent_lock:
         _recent[ledger] = staged
         _recent.move_to_end(ledger)

@@ -3,8 +3,8 @@
 Exactly-once requires that each call of `make_iterator(index, of)` yields the same rows. A generator over fixed data
 does; a clock or a socket does not and needs `replayable=False`.
 
-Each iterator runs in its own thread (`rows_ahead`), so it may wait. The slot's loop waits some milliseconds for a full
-batch of a quick iterator; from a slower iterator the loop takes the available rows. After a reader is closed, its
+Each iterator runs in a thread (`rows_ahead`), so waiting is allowed. The slot's loop waits some milliseconds for a full
+batch of a quick iterator; from a slower iterator the loop takes the available rows. After a reader is closed, the
 thread lives until the waiting iterator returns; these rows are dropped.
 """
 
@@ -58,9 +58,9 @@ class IteratorSource(EventTimeOfSource):
     After a failure a new iterator is made and the rows already read are skipped, so every iterator must yield the same
     rows. If this is impossible, set `replayable=False`; the job then cannot be exactly-once.
 
-    The iterator runs in its own thread, at most some thousand rows ahead, and may wait for a socket, an API or a clock.
-    Rows are passed on as they are yielded. The thread is not interrupted: after a failure a new iterator may start
-    while the old iterator still waits. An exception of the iterator fails the job, after the rows before the exception.
+    The iterator runs in a thread, at most some thousand rows ahead, and may wait for a socket, an API or a clock. Rows
+    are passed on as they are yielded. The thread is not interrupted: after a failure a new iterator may start while the
+    old iterator still waits. An exception of the iterator fails the job, after the rows before the exception.
     """
 
     make_iterator: MakeIterator
@@ -70,7 +70,7 @@ class IteratorSource(EventTimeOfSource):
     splits: int | None = None
 
     def named(self, name: str) -> "IteratedRows":
-        """Returns the source after a check of its schema; calls nothing. Raises `InvalidJob`."""
+        """Checks the schema; calls nothing. Raises `InvalidJob`."""
         where = f"source {name!r}"
         if self.splits is not None and (type(self.splits) is not int or self.splits < 1):
             raise InvalidJob(f"{where}: splits={self.splits!r}: give a whole number, 1 or more")
@@ -116,7 +116,7 @@ class IteratorReader:
         return self._ahead is not None and self._ahead.over
 
     def prepare(self) -> None:
-        """Makes the iterator and skips the rows read before, in its thread."""
+        """Makes the iterator and skips the rows read before, in a thread."""
         if self._ahead is None:
             self._ahead = self._begin(self._count)
 

@@ -1,9 +1,8 @@
-"""Source of rows from a function that is called periodically: for an API, a table or another system that can be
-queried.
+"""Source of rows from a function that is called periodically: for an API, a table or another system with queries.
 
 The function takes a cursor and returns rows and the next cursor. A position is the cursor of the current page and the
-number of its rows that were emitted, so a restored job requests the page again and continues inside it. The function
-runs in its own thread, at most one page ahead, and the thread wakes the slot for each page.
+number of emitted rows of the page, so a restored job requests the page again and continues inside the page. The
+function runs in a thread, at most one page ahead, and the thread wakes the slot for each page.
 """
 
 import datetime
@@ -42,14 +41,14 @@ class PollSource(EventTimeOfSource):
     """Rows (dicts) of `fetch(cursor)`, which is called every `every`.
 
     `fetch` returns `(rows, next_cursor)`, or None at the end. The first cursor is None, each further cursor is the
-    `next_cursor` of the last call. Checkpoints contain the cursor, so it must be JSON.
+    `next_cursor` of the last call. Checkpoints contain the cursor, which must be JSON.
 
     After a failure `fetch` gets the cursor of the current page again, and rows that were already emitted are skipped.
     The same cursor must therefore return the same rows first. If this is impossible, set `replayable=False`; the job
     then cannot be exactly-once.
 
-    `fetch` runs in its own thread, in a single subtask, and may wait. An exception of `fetch` fails the job;
-    `Unavailable` is retried under `restart=`.
+    `fetch` runs in a thread, in a single subtask, and may wait. An exception of `fetch` fails the job; `Unavailable` is
+    retried under `restart=`.
     """
 
     fetch: Fetch
@@ -59,14 +58,14 @@ class PollSource(EventTimeOfSource):
     replayable: bool = True
 
     def named(self, name: str) -> "PolledRows":
-        """Returns the source after a check of its settings; calls nothing. Raises `InvalidJob`."""
+        """Checks the settings; calls nothing. Raises `InvalidJob`."""
         where = f"source {name!r}"
         every_ms = milliseconds(self.every, f"every of {where}")
         return PolledRows(name, self.fetch, every_ms, as_schema(self.schema, where), self.replayable)
 
 
 class PolledRows:
-    """`PollSource` with its name."""
+    """Named `PollSource`."""
 
     positions_in = "rows of a function that is polled"
 

@@ -43,12 +43,12 @@ class RateSource(EventTimeOfSource):
     splits: int | None = None
 
     def named(self, name: str) -> "GeneratedRows":
-        """Returns the source after a check of its settings. Raises `InvalidJob`."""
+        """Checks the settings. Raises `InvalidJob`."""
         return GeneratedRows(name, self.rows_per_second, self.rows, self.keys, self.splits)
 
 
 class GeneratedRows:
-    """`RateSource` with its name. `rows=None` never ends."""
+    """Named `RateSource`. `rows=None` never ends."""
 
     exactly_once = True
     positions_in = "generated rows"

@@ -18,7 +18,7 @@ _TIMEOUT_S = 0.005  # for an iterator that was quick so far
 _CHUNK_ROWS = 1_024
 _BATCH_CHUNKS = 4
 _BATCH_BYTES = 8 << 20
-_WEIGH_EVERY = 64  # one of so many rows is weighed, every row if rows are large
+_WEIGH_EVERY = 64  # of so many rows one is weighed, of large rows every row
 # These iterators run no user code that could change a row after it was yielded.
 _NO_CODE: tuple[type, ...] = (type(iter([])), type(iter(())))
 

@@ -1,7 +1,7 @@
-"""Address of and connection to a RabbitMQ broker, and its errors.
+"""Address of and connection to a RabbitMQ broker, and the meaning of errors.
 
 Credentials come from the environment of driver and slots (RABBITMQ_USERNAME, RABBITMQ_PASSWORD; default: the broker's
-own default, guest). A URL may contain a user but no password: URLs appear in logs and error messages.
+default, guest). A URL may contain a user but no password: URLs appear in logs and error messages.
 """
 
 import logging

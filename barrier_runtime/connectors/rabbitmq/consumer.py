@@ -1,8 +1,8 @@
-"""Consumer of a queue: a connection in its own thread, a buffer of messages, and acknowledgements in order.
+"""Consumer of a queue: a thread with a connection, a buffer of messages, and acknowledgements in order.
 
 The broker delivers at most `prefetch` unacknowledged messages, which bounds the buffer. A lost connection is reopened,
-with growing pauses, without limit. Its unacknowledged messages are then delivered again. Delivery tags count per
-connection, so each tag has the number of its connection, and tags of earlier connections acknowledge nothing.
+with growing pauses, without limit, and the broker delivers the unacknowledged messages again. Delivery tags count per
+connection, so each tag has the number of a connection, and tags of earlier connections acknowledge nothing.
 
 Only the thread uses pika's objects. `take`, `acknowledge` and `reject` are for the loop and never wait.
 """
@@ -42,7 +42,7 @@ class ReceivedMessage:
 
 
 class Consumer:
-    """Consumer that connects at once; `close` ends it. `where`: for messages.
+    """Consumer that connects at once; `close` ends the consumer. `where`: for messages.
 
     `wake` is called for the first message of an empty buffer, and after a final error.
     """
@@ -90,7 +90,8 @@ class Consumer:
         self._order(delivery, lambda channel, tag: channel.basic_ack(tag, multiple=True))
 
     def reject(self, delivery: Delivery) -> None:
-        """Sends this message to the queue's dead-letter exchange (without one, the broker drops the message)."""
+        """Sends this message to the queue's dead-letter exchange; without such an exchange the broker drops the
+        message."""
         self._order(delivery, lambda channel, tag: channel.basic_reject(tag, requeue=False))
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ class Consumer:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _consume(self) -> None:
-        """Consumes by one connection until the connection is lost (raises) or `close` was called."""
+        """Consumes by a single connection until the connection is lost (raises) or `close` was called."""
         pika_connection = self._broker.connect()
         number = self.connection + 1
         cancelled = threading.Event()

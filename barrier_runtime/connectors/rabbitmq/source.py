@@ -3,10 +3,10 @@
 A message is acknowledged after a covering checkpoint is completed. After any earlier failure (a killed slot, a lost
 connection, a restarted broker) the broker delivers the message again, to any consumer. The stream then repeats the
 message, and is exactly-once only with a following `deduplicate`, whose state belongs to the same checkpoints: either
-the restored state contains an id, or its message was not acknowledged.
+the restored state contains the id, or the message was not acknowledged.
 
-Splits are consumers that compete for the queue. Any number of them works, so a job may be rescaled freely. The order of
-a queue holds with one consumer only (and not for redelivered messages).
+Splits are consumers that compete for the queue. Any number of consumers works, so a job may be rescaled freely. The
+order of a queue holds with a single consumer only (and not for redelivered messages).
 """
 
 import datetime
@@ -34,16 +34,16 @@ _PAYLOAD = b"consumer"  # recreates a consumer of an earlier, larger parallelism
 @kinds_checked
 @dataclass(frozen=True)
 class RabbitMQSource(EventTimeOfSource):
-    """Messages of an existing, durable queue of RabbitMQ at `amqp://host:port/vhost`; one consumer per subtask.
+    """Messages of an existing, durable queue of RabbitMQ at `amqp://host:port/vhost`; a consumer per subtask.
 
     RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots are the credentials.
 
-    A message is acknowledged when a covering checkpoint is completed; after an earlier failure the broker delivers it
-    again. `deduplicate` drops such redeliveries by message id (the property `message_id`, or `"headers.<name>"`);
-    publishers must give each message its own id. An id is forgotten once the watermark has advanced by that duration
-    since the id was seen (this needs `event_time`), with "forever" never. Choose a longer duration than a publisher or
-    broker may take to send a message again. With None redelivered messages are repeated, so sinks can only be
-    at-least-once.
+    A message is acknowledged when a covering checkpoint is completed; after an earlier failure the broker delivers the
+    message again. `deduplicate` drops such redeliveries by message id (the property `message_id`, or
+    `"headers.<name>"`); publishers must give each message a different id. An id is forgotten once the watermark has
+    advanced by that duration since the id was seen (this needs `event_time`), with "forever" never. Choose a longer
+    duration than a publisher or broker may take to send a message again. With None redelivered messages are repeated,
+    so sinks can only be at-least-once.
 
     Columns: `body` (bytes), or with `value="json"` the columns of `schema`; then those of `metadata`. `timestamp` is
     the publisher's, in whole seconds, null if missing. `headers` is JSON text.
@@ -52,11 +52,12 @@ class RabbitMQSource(EventTimeOfSource):
     waits for the next checkpoint, so `prefetch` should cover the messages between two completed checkpoints; `prefetch`
     messages should fit into a slot's memory. The time between checkpoints must be below the broker's consumer_timeout
     (30 minutes), otherwise the broker takes the messages back and delivers them again. A quorum queue drops messages
-    that were returned too often: its delivery-limit must exceed the restarts of a job.
+    that were returned too often: the delivery-limit must exceed the restarts of a job.
 
-    `bad_records`: "fail" stops the job at a message without id or with an unfitting body; "reject" sends it to the
-    queue's dead-letter exchange (a queue without one loses the message). `until_idle`: end after the queue delivered
-    nothing for that duration. Messages keep the queue's order only with parallelism 1 and before the first redelivery.
+    `bad_records`: "fail" stops the job at a message without id or with an unfitting body; "reject" sends the message to
+    the queue's dead-letter exchange (without such an exchange the message is lost). `until_idle`: end after the queue
+    delivered nothing for that duration. Messages keep the queue's order only with parallelism 1 and before the first
+    redelivery.
     """
 
     url: str
@@ -72,7 +73,7 @@ class RabbitMQSource(EventTimeOfSource):
     until_idle: datetime.timedelta | None = None
 
     def named(self, name: str) -> "RabbitMQQueue":
-        """Returns the source after a check of its settings, without requests to the broker. Raises `InvalidJob`."""
+        """Checks the settings without requests to the broker. Raises `InvalidJob`."""
         where = f"source {name!r}"
         repeats = _repeats(self.deduplicate, where)
         if self.bad_records not in ("fail", "reject"):

@@ -1,4 +1,4 @@
-"""Check of the columns of a table that changes while it is read: a lost or incompatible column ends the job."""
+"""Check of the columns of a table that changes at run time: a lost or incompatible column ends the job."""
 
 import pyarrow as pa
 import pyarrow.types as types

@@ -1,4 +1,4 @@
-"""Threads that fetch parts of files ahead for one subtask of a source, bounded by bytes.
+"""Threads that fetch parts of files ahead for a subtask of a source, bounded by bytes.
 
 The loop reserves bytes for a part, submits the request, and is woken when the part has arrived. Bytes stay reserved
 until the reader releases them after use. A needed part may exceed the bound if no other request is running, so that

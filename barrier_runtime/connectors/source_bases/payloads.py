@@ -1,8 +1,8 @@
 """Decodes payloads of records (bytes, text or JSON) into typed Arrow columns, for all sources of logs.
 
 A decoder takes many payloads at once. If a payload is invalid, `decoded` finds the payload, so that the others are kept
-and the error can name it. JSON is decoded payload by payload: joined for one parse, a payload could be taken for two,
-or two for one.
+and the error can name the payload. JSON is decoded payload by payload: joined for a common parse, a payload could be
+taken for two, or two for one.
 """
 
 import datetime
@@ -49,7 +49,7 @@ def decoded(
     records: Sequence[Any],
     raise_outage: Callable[[Exception], None] = _no_outage,
 ) -> tuple[list[pa.Array], dict[int, str]]:
-    """Returns the columns, and an error message for each invalid payload by index; its columns are null.
+    """Returns the columns, and error messages of invalid payloads by index; the columns of these payloads are null.
 
     `raise_outage`: raises `Unavailable` or `InvalidJob` for an error that no record has caused.
     """
@@ -163,7 +163,7 @@ def json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
 
 
 class JsonPayloads:
-    """Payloads of one JSON object each.
+    """Payloads of a JSON object each.
 
     Fields that the schema lacks are ignored, absent fields are null, and the last of repeated fields wins. Times are
     RFC 3339 text (UTC by default), durations ISO 8601, binary is base64. A payload None is a row of nulls. `values`: as

@@ -1,8 +1,8 @@
 """File that is read by ranges, with the next ranges fetched ahead.
 
-`there` reports whether bytes have arrived. It requests missing bytes, and the bytes after them as far as the bound of
+`there` reports whether bytes have arrived, and requests missing bytes and the bytes after them as far as the bound of
 the `PartFetcher` allows. Reading waits for missing bytes, so readers on the loop call `there` first. Without a
-`PartFetcher`, each range is requested when it is read.
+`PartFetcher`, each range is requested when the range is read.
 """
 
 import io

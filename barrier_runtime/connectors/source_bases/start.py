@@ -8,7 +8,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def checked_start(start: Any, words: Sequence[str], where: str) -> Any:
-    """Returns `start`, one of `words` or a time. Raises `InvalidJob` for other values."""
+    """Returns `start`: an element of `words`, or a time. Raises `InvalidJob` for other values."""
     if isinstance(start, datetime.datetime):
         if start.tzinfo is None:
             raise InvalidJob(

@@ -1,8 +1,8 @@
 """Reads a table with versions: the rows of the newest version, then the rows that each later version adds.
 
-A position is a version of the table, the number of a file in name order, and a row in that file. None of them ever
-changes, so a replay returns the same rows. One reader returns the versions in order; its thread reads files ahead, the
-files of a version in parallel. The system's `TableHistory` defines versions and files.
+A position is a version of the table, the number of a file in name order, and a row in that file. They never change, so
+a replay returns the same rows. A single reader returns the versions in order; a thread reads files ahead, the files of
+a version in parallel. The system's `TableHistory` defines versions and files.
 """
 
 import datetime
@@ -27,9 +27,9 @@ from barrier_runtime.state.versioned import Format, VersionedDecoder
 log = logging.getLogger("barrier_runtime.tables")
 
 POSITION_VERSION = 1
-_MOST_ROWS = 200_000  # bound of the rows read ahead; one file may exceed it
+_MOST_ROWS = 200_000  # bound of the rows read ahead; a single file may exceed the bound
 _FILES_AT_ONCE = 16  # files that are read or wait for earlier files
-_BYTES_AT_ONCE = 8 << 20  # stored size of these files; one file may exceed it
+_BYTES_AT_ONCE = 8 << 20  # stored size of these files; a larger file is read alone
 _POLL_NS = 1_000_000_000  # only a safeguard: the thread wakes the slot for rows
 _PAUSE_S = 1.0  # after a retryable error
 
@@ -37,8 +37,8 @@ _PAUSE_S = 1.0  # after a retryable error
 class TablePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Position of the next row: `row` of `file` in version `snapshot`.
 
-    `whole`: the version is read as a whole, because it is the first. `file` -1: all files of the version were read.
-    `snapshot` None: no version was read.
+    `whole`: all rows of the version are read, because the version is the first. `file` -1: all files of the version
+    were read. `snapshot` None: no version was read.
     """
 
     snapshot: int | None = None

@@ -1,7 +1,7 @@
 """Row boundaries of CSV text whose quoted values may contain line breaks. Pure.
 
-A field is quoted if its first byte is a quote. Two quotes in a quoted value stand for a quote. Text after a closing
-quote is refused (`behind_quotes`), because its writer uses other rules, such as backslashes before quotes. All
+A field is quoted if the first byte is a quote. Two quotes in a quoted value stand for a quote. Text after a closing
+quote is refused (`behind_quotes`), because the writer uses other rules, such as backslashes before quotes. All
 functions expect data from the beginning of a row.
 """
 
@@ -21,7 +21,7 @@ class Quoted:
 
     begins: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
-    open_at: int | None  # offset of the last opening quote if the text ends before its closing quote
+    open_at: int | None  # offset of the last opening quote if the text ends before the closing quote
 
     def covers(self, at: int) -> int | None:
         """Returns the beginning of the quoted part that contains `at`; None if `at` is outside."""
@@ -30,7 +30,7 @@ class Quoted:
 
 
 def behind_quotes(data: bytes, delimiter: str) -> int | None:
-    """Returns the beginning of the first quoted value with text after its closing quote; None if there is none."""
+    """Returns the beginning of the first quoted value with text after the closing quote; None if there is none."""
     parts = quoted(data, delimiter)
     text = np.frombuffer(data + b"\n", np.uint8)
     behind = text[np.minimum(parts.ends + 1, len(data))]
@@ -86,7 +86,7 @@ def end_of_rows(data: bytes, delimiter: str) -> int:
 
 
 def end_of_first_row(data: bytes, delimiter: str) -> int:
-    """Returns the end of the first row, including its line end; without such a row the end of `data`."""
+    """Returns the end of the first row, including the line end; without such a row the end of `data`."""
     return next(iter(_row_ends(data, delimiter)))
 
 

@@ -78,7 +78,7 @@ class CsvForm:
             as_ascii = _ASCII.encode(self.encoding) == _ASCII.encode()
             as_ascii &= not codecs.lookup(self.encoding).name.startswith(
                 "iso2022"
-            )  # whose letters may contain a quote's byte
+            )  # iso2022 letters may contain a quote's byte
         except (LookupError, UnicodeError):
             as_ascii = False
         if not as_ascii:
@@ -146,10 +146,10 @@ def texts_of(data: bytes, header: bytes, form: CsvForm, where: str) -> dict[str,
 
 
 class CsvRows:
-    """Parses whole rows of one file into batches of `schema`.
+    """Parses whole rows of a file into batches of `schema`.
 
     Raises `InvalidJob` if the header lacks a column, `LineError` for an invalid row. `guessed`: the types are guesses,
-    and each value has to reproduce its text.
+    and each value has to reproduce the text.
     """
 
     def __init__(self, header: bytes, where: str, schema: pa.Schema, form: CsvForm, *, guessed: bool = False) -> None:

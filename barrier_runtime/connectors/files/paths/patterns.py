@@ -42,7 +42,7 @@ def _compiled(segment: str) -> re.Pattern[str]:
 
 
 def segment_matches(pattern: str, name: str) -> bool:
-    """True if `pattern`, one segment other than `**`, matches `name`."""
+    """True if `pattern`, a segment other than `**`, matches `name`."""
     if not has_magic(pattern):
         return pattern == name
     return not (is_hidden(name) and pattern[0] != name[0]) and _compiled(pattern).match(name) is not None
@@ -50,7 +50,7 @@ def segment_matches(pattern: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class PathPattern:
-    """Pattern of paths. `base`: the folder above the first wildcard segment; `segments`: the segments below it."""
+    """Pattern of paths: `base`, the folder above the first wildcard, and `segments` from the first wildcard on."""
 
     base: str
     segments: tuple[str, ...]

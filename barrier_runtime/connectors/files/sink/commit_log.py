@@ -1,8 +1,8 @@
-"""Commit log of a file sink: the files that readers may see, with one record per commit of all subtasks.
+"""Commit log of a file sink: the files that readers may see, with a record per commit of all subtasks.
 
-A file system cannot rename many files at once, so the files of a checkpoint appear one by one. Readers that list the
+A file system cannot rename many files at once, so the files of a checkpoint appear gradually. Readers that list the
 folder see each file whole, but may see rows of one subtask before rows of another. Readers of the commit log see rows
-of whole checkpoints only: record k is one object, written by put-if-absent after all its files are in place.
+of whole checkpoints only: record k is an object, written by put-if-absent after all files of the record are in place.
 
     <url>/_commits/<job>/<sink>/<sequence, 20 digits>.json        1, 2, 3, … without gaps; immutable
 
@@ -41,8 +41,8 @@ from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, folders_in, get_or_none, side_by_side
 from barrier_runtime.state.store.open import open_existing_store
 
-_ONE_BY_ONE = 16  # records read back one at a time, before parallel reads
-_MOST_SUMMARIES = 64  # of one parallel read
+_ONE_BY_ONE = 16  # records read back singly, before parallel reads
+_MOST_SUMMARIES = 64  # of a parallel read
 
 
 def commits_prefix(job: str, sink: str) -> str:
@@ -81,7 +81,7 @@ def _is_there(found: CommitRecord | Summary | None) -> bool:
 
 
 class CommitLog:
-    """Commit log for one writer or reader. Blocks. `later`: runs work, in order, for which no commit waits."""
+    """Commit log for a writer or reader. Blocks. `later`: runs work, in order, for which no commit waits."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class CommitLog:
         self._named = {name: of for name, of in self._named.items() if name in asked or of > checkpoint}
 
     def replace(self, known: list[CommitRecord], old: Sequence[str], new: CommittedFile, wall_ms: int) -> bool:
-        """Writes a record that replaces the files `old` by `new` in one step.
+        """Writes a record that replaces the files `old` by `new`.
 
         Returns False if some of `old` are no longer visible because another compaction was faster. For callers that
         write no rows. `known`: the records read so far, from the first; newer records are appended.
@@ -194,8 +194,8 @@ class CommitLog:
     def _keep(self) -> None:
         """Makes the head durable if it was only read.
 
-        A record that was only read may not be durable yet, if its writer (an earlier attempt, another process) died.
-        Putting the newest record again confirms it and all others in the folder.
+        A record that was only read may not be durable, if the writer (an earlier attempt, another process) died.
+        Putting the newest record again confirms that all records in the folder are durable.
         """
         assert self._head is not None
         if self._kept < self._head:

@@ -61,7 +61,7 @@ def log_of(file: str) -> str:
 
 
 class Summaries:
-    """Summaries of one log. Blocks; for one thread. `record_at`: reads a record; None if there is none."""
+    """Summaries of a log. Blocks; for one thread. `record_at`: reads a record; None if there is none."""
 
     def __init__(
         self, store: ObjectStore, prefix: str, job: str, sink: str, record_at: Callable[[int], CommitRecord | None]
@@ -89,7 +89,7 @@ class Summaries:
         return summary if summary.records[-1] == self._record_at(number * RECORDS) else None
 
     def follow(self, head: int) -> None:
-        """Writes the oldest missing summary of a log with `head` durable records; at most one per call."""
+        """Writes the oldest missing summary of a log with `head` durable records; at most one summary per call."""
         wanted = head // RECORDS
         if wanted <= max(self._through, 0):
             return

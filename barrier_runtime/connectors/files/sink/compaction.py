@@ -1,9 +1,9 @@
 """Compaction of small committed files into large files, while readers read and the job writes.
 
-A file system cannot replace many files by one in a single step; a record of the commit log can. Readers of the log
-(`committed_files`) therefore always see each row once, and files that they have listed stay for `keep` more. Readers
-that list the folder miss rows between the deletion of the small files and the appearance of the large file; they never
-see rows twice.
+A record of the commit log replaces many files by one in a single step, which a file system cannot do. Readers of the
+log (`committed_files`) therefore always see each row once, and files that they have listed stay for `keep` more.
+Readers that list the folder miss rows between the deletion of the small files and the appearance of the large file;
+they never see rows twice.
 
 | step                                        | readers of the log | folder's listing     | died here, run again     |
 |---------------------------------------------|--------------------|----------------------|--------------------------|
@@ -86,7 +86,7 @@ def compact_files(
 
 @dataclass
 class Compaction:
-    """A run over the log of one sink. Blocks."""
+    """A compaction run over the log of a sink. Blocks."""
 
     store: ObjectStore
     job: str
@@ -113,10 +113,10 @@ class Compaction:
                     merged, made = merged + len(files), made + 1
         return Compacted(merged, made, shown, waiting, tuple(self._skipped))
 
-    # ------------------------------------------------------------ the small become a hidden large one
+    # ------------------------------------------------------------ small files into a hidden large file
 
     def _small(self, records: Sequence[CommitRecord]) -> Iterator[list[CommittedFile]]:
-        """Yields neighbours in one folder that are to become one file."""
+        """Yields neighbours in a folder that are to become one file."""
         sizes = {info.key: info.size for info in self.store.list("")}  # sizes only decide what is worth merging
         runs: dict[str, tuple[list[CommittedFile], int]] = {}
         for file in live_files(records):
@@ -196,7 +196,7 @@ class Compaction:
         return False
 
     def _downloaded(self, files: Sequence[CommittedFile], place: Path) -> Iterator[Path]:
-        """Yields downloaded files one after another; each is deleted before the next."""
+        """Yields downloaded files successively; each is deleted before the next."""
         for file in files:
             path = place / "small"
             self.store.get_file(file.name, path)
@@ -208,7 +208,7 @@ class Compaction:
             yield path
             path.unlink()
 
-    # ------------------------------------------------------------ the hidden one takes the place of the small
+    # ------------------------------------------------------------ the hidden file replaces the small files
 
     def _show(self, records: Sequence[CommitRecord]) -> tuple[int, int]:
         hidden = {file.name for file in live_files(records) if file.name.startswith(self._hidden)}
@@ -246,7 +246,7 @@ class Compaction:
 def _worth_it(run: list[CommittedFile], sizes: Mapping[str, int]) -> list[CommittedFile]:
     """Drops leading files that are larger than all later files together.
 
-    A merge therefore at least doubles its files, and a row is rewritten only a few times.
+    A merge thus at least doubles the first file, which earlier runs may have made: a row is rewritten only a few times.
     """
     total = sum(sizes[file.name] for file in run)
     start = 0

@@ -1,7 +1,7 @@
 """Rows of open files of a rolling file sink, which grow over several checkpoints. Pure.
 
-A rolling sink keeps rows in memory, one file per folder, and in its snapshots. A rolled file leaves the open files: it
-is staged, and becomes visible with the checkpoint that rolled it.
+A rolling sink keeps rows in memory, a file per folder, and in snapshots. A rolled file leaves the open files, is
+staged, and becomes visible with the checkpoint that rolled it.
 
 | what is there | event                                        | next                                              |
 |---------------|----------------------------------------------|---------------------------------------------------|
@@ -15,9 +15,9 @@ is staged, and becomes visible with the checkpoint that rolled it.
 |               | a snapshot                                   | its rows are in the snapshot, or in a rolled file |
 |               |                                              |   of the same snapshot, never in both             |
 
-Snapshots store *parts*: the rows of all folders from one checkpoint in one value, so that a checkpoint writes its new
-rows into one object. Eight parts of one size are merged, and a part with mostly rolled files is rewritten: each row is
-written a few times, and parts stay few. A stored part is referenced, not written again, even after some of its files
+Snapshots store *parts*: the rows of all folders from a checkpoint in one value, so that a checkpoint writes its new
+rows into one object. Eight parts of similar size are merged, and a part with mostly rolled files is rewritten: each row
+is written a few times, and parts stay few. A stored part is referenced, not written again, even after some of its files
 were rolled; their rows are ignored.
 """
 
@@ -34,8 +34,8 @@ from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
 LIST = "files"  # the kept value that lists the parts; all other values are parts
-_MERGED = 8  # number of parts of one size that are merged
-_SMALLEST = 64 << 10  # bytes; all smaller parts count as one size
+_MERGED = 8  # number of parts of similar size that are merged
+_SMALLEST = 64 << 10  # bytes; smaller parts count as equal
 _LIST_VERSION = 1
 _MOST_FILES = 1_000
 
@@ -73,7 +73,7 @@ _LIST = VersionedDecoder(value_format("{}: open files of a sink", _LIST_VERSION)
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of one checkpoint. `tables`: fixed order; None for a rolled file. `bytes`: of all tables when the part was
+    """Rows of checkpoints. `tables`: fixed order; None for a rolled file. `bytes`: of all tables when the part was
     made."""
 
     id: int
@@ -196,7 +196,7 @@ class OpenFiles:
 
 
 def restored(unique: str, kept: Iterable[Mapping[str, bytes]], where: str) -> OpenFiles:
-    """Returns the open files of this incarnation from the kept values of one or more subtasks, in their order.
+    """Returns the open files of this incarnation from the kept values of several subtasks, in their order.
 
     Raises `Corrupt` for invalid values.
     """

@@ -1,8 +1,8 @@
 """Exactly-once sinks of files (Parquet, JSON lines, CSV) in a local folder or an object store.
 
-Pre-commit stages whole, durable, hidden objects that never expire. Commit publishes each object under its final name:
-atomic, idempotent, checked by hash. There is one file per subtask and checkpoint, and more if a transaction outgrows
-memory. After all subtasks have published, the global committer adds the files to the sink's commit log in one atomic
+Pre-commit stages whole, durable, hidden objects that never expire. Commit publishes each object under the final name:
+atomic, idempotent, checked by hash. There is a file per subtask and checkpoint, and more if a transaction outgrows
+memory. After all subtasks have published, the global committer adds the files to the sink's commit log in an atomic
 step. Readers of that log (`committed_files`) see whole checkpoints, readers that list the folder see whole files.
 
 With `roll_bytes` or `roll_age`, a file grows over several checkpoints (see `open_files`): the job's snapshots contain
@@ -169,7 +169,7 @@ class FileSink(TwoPhaseCommitSink):
         """Returns the bytes of a file with the rows in order. Runs off the loop."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------ what was committed, for who compares
+    # ------------------------------------------------------------ reading back
 
     def committed_rows(self, job: str, sink: str, after: int, until: int) -> Iterator[str]:
         """Yields a text for each visible row of the checkpoints after `after`, up to `until`; see `ReadsBack`."""

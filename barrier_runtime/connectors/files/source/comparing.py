@@ -1,8 +1,7 @@
-"""Detects changes of files that were read to their end, by a mark of 24 bits beside the size.
+"""Detects changes of completely read files by a mark of 24 bits beside the size.
 
-Half of a mark depends on the file's time of change, half on the first and last 64 kB. If the time differs, as for
-copied or touched files, the content is compared: only other bytes are a change. One of about 2,000 changes has the same
-half mark and is missed. Files of which only the size is known have no mark.
+See docs/design/splits-and-discovery.md. A change in about 2,000 keeps half of the mark and is missed. Files of which
+only the size is known have no mark.
 """
 
 from collections.abc import Sequence
@@ -56,7 +55,7 @@ def renewed_marks(known: Sequence[tuple[FoundFile, int]], where: str) -> list[in
 def content_mark(file: FoundFile, where: str) -> int | None:
     """Returns the mark of the current content; None if the file is gone or is being written.
 
-    That is no error, because a file that was read to its end is not needed.
+    That is no error, because a completely read file is not needed.
     """
     try:
         with closing(open_file(file, where)) as opened:

@@ -90,7 +90,7 @@ class Files:
 
     @property
     def checked_in_driver(self) -> Sequence[FoundFile]:
-        """The local files to check: each remote file takes a request, made in its slot."""
+        """The local files to check: each remote file takes a request, made in a slot."""
         return [file for file in self.files[:_CHECKED_IN_DRIVER] if not is_remote(file.url)]
 
     @property
@@ -106,7 +106,7 @@ class Files:
         return self
 
     def schema_in(self, file: FoundFile) -> pa.Schema:
-        """Returns the columns that the file itself contains; other columns come from its path."""
+        """Returns the columns that the file itself contains; other columns come from the path."""
         return self._not_in_folders(self.schema, file)
 
     def _not_in_folders(self, whole: pa.Schema, file: FoundFile) -> pa.Schema:

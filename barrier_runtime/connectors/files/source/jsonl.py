@@ -27,7 +27,7 @@ from barrier_runtime.state.errors import InvalidJob
 @kinds_checked
 @dataclass(frozen=True)
 class JsonlSource(FileSource):
-    """Files with one JSON object per line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
+    """Files with a JSON object per line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
     Fields that `schema` lacks are ignored, absent fields are null. Without `schema`, types are guessed from the
     beginning of the first file. `on_change` as in `CsvSource`.

@@ -1,10 +1,10 @@
-"""Reader of text files with one record per line. Blocks end at line ends and are parsed as a whole.
+"""Reader of text files with a record per line. Blocks end at line ends and are parsed as a whole.
 
-A position is the byte offset of a block and the number of its rows already returned, so a seek reads from that offset
-(of a compressed file, everything before the block is uncompressed again and discarded). Blocks are cut the same way
-from any offset; another block size only changes how many rows are skipped.
+A position is the byte offset of a block and the number of rows already returned, so a seek reads from that offset (of a
+compressed file, everything before the block is uncompressed again and discarded). Blocks are cut the same way from any
+offset; another block size only changes how many rows are skipped.
 
-A growing file is read up to its listed size, and only whole records: the rest is the beginning of a later record.
+A growing file is read up to the listed size, and only whole records: the rest is the beginning of a later record.
 """
 
 from collections.abc import Callable

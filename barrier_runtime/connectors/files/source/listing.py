@@ -47,7 +47,7 @@ class FoundFile(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """URL without its settings."""
+        """URL without the settings."""
         if not is_remote(self.url):
             return self.url
         scheme = self.url.partition("://")[0]

@@ -26,7 +26,7 @@ from barrier_runtime.data import plain_rows
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-_READ_BYTES = 1 << 16  # of one read of a local file's column; a remote column chunk is one request
+_READ_BYTES = 1 << 16  # of a read of a local file's column; a remote column chunk is a single request
 _CHUNK_BYTES = 8 << 20  # a chunk of wide rows is limited to this size instead of ROWS_PER_CHUNK
 _LOOKED_AT = 8  # row groups that are sampled for the width of rows
 _WINDOW_BYTES = 4 << 20  # lower bound of the row groups that are fetched together
@@ -40,12 +40,12 @@ _BEHIND_BYTES = 128  # Arrow reads this far beyond a column chunk in files of ol
 @dataclass(frozen=True)
 class ParquetSource(FileSource):
     """Parquet files: paths, folders (read recursively) or patterns (docs/files.md), local or in a cloud (`s3://`,
-    `gs://`, `abfss://`, `webhdfs://`); one split per file.
+    `gs://`, `abfss://`, `webhdfs://`); a split per file.
 
     `schema` names the columns to read (default: all columns of the first file). `pace`: rows per second over all files;
     default: as fast as possible. `watch`: period of the search for new files, which never ends; existing files are read
     first, and there may be none yet. Files must be complete when they appear, so rename them into place; names that
-    begin with `.` or `_` are ignored. The job's checkpoints keep the name of each file. A file that changes after its
+    begin with `.` or `_` are ignored. The job's checkpoints keep the name of each file. A file that changes after
     reading began ends the job (docs/guarantees.md).
 
     >>> flow.source("orders", ParquetSource("s3://lake/orders", watch=timedelta(seconds=10)), event_time="at")

@@ -22,8 +22,8 @@ LINE = pa.schema([("line", pa.string())])
 class TextSource(FileSource):
     """Text files (`.txt`, `.log`), also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
-    Each line is a row of the column `line`, without its line end; empty lines are rows. `schema` may name the column:
-    `{"message": str}`; with type `bytes` the column holds text that is not UTF-8. `on_change` as in `CsvSource`.
+    Each line is a row of the column `line`, without the line end; empty lines are rows. `schema` may name the column:
+    `{"message": str}`; with type `bytes` the column also holds text that is not UTF-8. `on_change` as in `CsvSource`.
     """
 
     def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:

@@ -1,7 +1,7 @@
-"""Base of readers of files: decodes chunk by chunk and returns slices, at a pace if one is set.
+"""Base of readers of files: decodes chunk by chunk and returns slices, possibly at a pace.
 
 A position contains the number of rows returned, the schedule's start, facts that identify the file, and the format's
-fast path to the place. A changed file is refused: its size differs, or both its time of change and its first or last 64
+fast path to the place. A changed file is refused: the size differs, or both the time of change and the first or last 64
 kB differ, because copied files have another time. Changes in the middle alone are not detected.
 """
 
@@ -32,9 +32,9 @@ class FilePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int = 0  # text formats: byte offset of the block of the next row …
     skip: int = 0  # … and the number of rows of that block that were returned
     start_ns: int | None = None  # of the schedule
-    modified_ns: int = 0  # of the file at its listing
+    modified_ns: int = 0  # of the file when it was listed
     ends: str = ""  # `fingerprint` of the first `size` bytes; empty: not known
-    blank_rows: bool = False  # `skip` counts empty lines of a CSV file with one column
+    blank_rows: bool = False  # `skip` counts empty lines of a CSV file with a single column
 
 
 _POSITION = msgspec.json.Decoder(FilePosition)
@@ -47,7 +47,7 @@ def position_of(told: bytes) -> FilePosition:
 class FileReader:
     """Base class; subclasses decode: `next_chunk`, `at_end`, `place` (their part of a position), `go_to`, `close`."""
 
-    grows = False  # the file may be longer than at its position
+    grows = False  # the file may be longer than when the position was taken
 
     def __init__(self, where: str, file: FoundFile, schema: pa.Schema, rows_per_second: float | None) -> None:
         self.where = f"{where}, file {file.url}"
@@ -195,7 +195,7 @@ class FileReader:
         self.go_to(found)
 
     def _fingerprint(self) -> str:
-        """Returns the fingerprint; empty if it is not known."""
+        """Returns the fingerprint; "" if not known."""
         if not self._ends and (raw := self.raw()) is not None:
             self._ends = fingerprint(raw, self.file.size, self.where)
         return self._ends

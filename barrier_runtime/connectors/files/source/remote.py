@@ -41,7 +41,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class RemoteUrl:
-    """URL of files. `query`: with its question mark, or empty."""
+    """URL of files. `query`: with the question mark, or empty."""
 
     scheme: str
     place: str
@@ -243,9 +243,9 @@ def _hdfs(url: RemoteUrl, where: str) -> Any:
 
 @lru_cache(maxsize=16)
 def _opened_store(bucket: str, environment: tuple[tuple[str, str], ...]) -> ObjectStore:
-    """Returns a store whose client keeps its connections for thousands of files.
+    """Returns a store whose client keeps connections for thousands of files.
 
-    `environment`: variables from which the client takes its credentials.
+    `environment`: variables from which the client takes credentials.
     """
     return open_store(bucket)
 

@@ -19,8 +19,8 @@ from barrier_runtime.state.errors import InvalidJob
 
 _MAX_BYTES = 256 << 20  # sent to every slot
 _FILES_AT_ONCE = 16
-_BYTES_AT_ONCE = 64 << 20  # stored size of these files; one file may exceed it
-_BYTES_AHEAD = 16 << 20  # of one file
+_BYTES_AT_ONCE = 64 << 20  # stored size of these files; a larger file is read alone
+_BYTES_AHEAD = 16 << 20  # of each file
 
 
 def small_table(table: Any, where: str) -> pa.Table:

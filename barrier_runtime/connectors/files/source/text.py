@@ -67,7 +67,7 @@ def _ending(file: FoundFile) -> str:
 def open_text(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Text:
     """Opens a text. Raises `InvalidJob` or `Unavailable` if the file cannot be opened or is not the listed file.
 
-    A file that `grows` may be longer, but only its listed size is read.
+    A file that `grows` may be longer, but only the listed size is read.
     """
     if not is_compressed(file):
         return PlainText(file, where, grows=grows, fetcher=fetcher)

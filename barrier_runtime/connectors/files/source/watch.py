@@ -1,15 +1,15 @@
 """Source of files that never ends: existing files, then new files as they appear.
 
 Files must be complete when they appear: write them under a name that begins with `.` or `_` (or elsewhere on the same
-file system) and rename them into place. The job fails if the size of a file changes after it was seen, or its bytes
-(see `comparing`) after it was read to its end; with `on_change="append"` files may grow and are read on. Files are read
-by time of change and name, without a guarantee, because several subtasks read several files at once.
+file system) and rename them into place. The job fails if the size of a file changes after the file was seen, or the
+bytes (see `comparing`) after the file was read completely; with `on_change="append"` files may grow and are read on.
+Files are read by time of change and name, without a guarantee, because several subtasks read several files at once.
 
 With event times, a file may contain rows that are older than rows read earlier by at most `max_out_of_orderness`; older
 rows are late.
 
-Every subtask lists the folder and reads its share of the files, chosen by name. To prevent a second reading, the record
-of each file stays after its removal: 19 bytes per file (see `name_set`) in every subtask's memory and once in the job's
+Every subtask lists the folder and reads a share of the files, chosen by name. To prevent a second reading, 19 bytes per
+file (see `name_set`) stay for ever, also after the file was removed, in every subtask's memory and once in the job's
 storage. A checkpoint writes only new records.
 """
 

@@ -1,6 +1,6 @@
 """Settings and errors of all clients of the Kafka sink.
 
-The library (`confluent_kafka`) is imported on first use, so that jobs without Kafka need not install it.
+The library (`confluent_kafka`) is imported on first use, so that jobs without Kafka work without the library.
 """
 
 import time
@@ -57,7 +57,7 @@ def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class KafkaCluster:
-    """A cluster and its client settings. `where`: job, sink and subtask, for messages.
+    """A cluster and the client settings. `where`: job, sink and subtask, for messages.
 
     Keeps reported errors: the library only raises "timed out" if, for example, the password is wrong.
     """

@@ -6,12 +6,12 @@ however short their transaction timeout is.
 
 A transaction takes the rows of a subtask and checkpoint, and of checkpoints decided meanwhile, up to 16 MiB and a third
 of the transaction timeout. Further transactions write the rest, each a prefix of the remaining rows, and the marker
-counts rows. A marker thus covers all checkpoints up to its own, and commits fall behind by at most one transaction,
-however short checkpoints are.
+counts rows. A marker thus covers all earlier checkpoints, and commits fall behind by at most one transaction, however
+short checkpoints are.
 
-A note in the job's store (`kafka/sink/marker_notes`) records that a marker exists. If a recorded marker is missing (it
-expired, or the topic was recreated), the commit stops: the sink cannot know whether the topic holds the rows, so an
-operator must decide (`kafka/sink/lost_marker`). Old markers are rewritten, also without rows.
+A note in the job's store (`kafka/sink/marker_notes`) records that a marker exists. If a recorded marker is missing (the
+marker expired, or the topic was recreated), the commit stops: the sink cannot know whether the topic holds the rows, so
+an operator must decide (`kafka/sink/lost_marker`). Old markers are rewritten, also without rows.
 
 If the sink sets rows' timestamps, a topic that refuses old rows (`message.timestamp.before.max.ms`) is refused: a
 decided row could become too old while the brokers are away. Rows that are too large, too far in the future, or without
@@ -75,7 +75,7 @@ class KafkaWriteAhead(WriteAheadSink):
             if known is None:
                 raise
             self._limits = known
-        # Staged rows are safe. Their marker proves that they were written; brokers keep it at least this long.
+        # Staged rows are safe. Their marker proves that they were written; brokers keep markers at least this long.
         self.transaction_timeout_ms = _MARKER_KEPT * self._limits.refresh_marker_s * 1000
         check_waiting(self._limits, self._where, self._topic, self._format.timestamp)
         self._format.open(self._where, self._limits, self._limits_of)
@@ -124,7 +124,7 @@ class KafkaWriteAhead(WriteAheadSink):
         self.deliver_together(iter([(token, batches)]))
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
-        """Writes consecutive checkpoints of an origin in one transaction, with the marker of the last checkpoint."""
+        """Writes consecutive checkpoints of an origin in a transaction, with the marker of the last checkpoint."""
         for each in map(self._decoded, committables):
             origin = each.lineage, each.subtask
             self._decided[origin] = max(each.checkpoint, self._decided.get(origin, 0))

@@ -1,7 +1,7 @@
 """An operator's answer about a lost marker: how far the rows of a subtask are in the topic.
 
-The name of a loss contains the marker's origin and the generation that began the marker, so an answer is valid for one
-loss only. The generation that uses an answer writes its note (`kafka/sink/marker_notes`) before the marker, so a later
+The name of a loss contains the marker's origin and the generation that began the marker, so an answer is valid for a
+single loss. The generation that uses an answer writes a note (`kafka/sink/marker_notes`) before the marker, so a later
 loss has another name, and old answers may stay in the program.
 """
 

@@ -1,17 +1,17 @@
 """Notes about the markers of origin subtasks: that a marker must exist, and the topic's limits.
 
 Each new marker, the first as well as each replacement of a lost marker, has a *note*: an object with the next number
-and the generation that wrote it. The first note is written between the first marker and the first rows, each other note
-before its marker. Notes never change and are read by name from number 1 on. A listing may lack notes; a lost marker
-would then look like a marker that never existed, or like a loss that an operator has already explained. The number of
-notes grows only with lost markers.
+and the generation that wrote the note. The first note is written between the first marker and the first rows, each
+other note before the marker. Notes never change and are read by name from number 1 on. A listing may lack notes; a lost
+marker would then look like a marker that never existed, or like a loss that an operator has already explained. The
+number of notes grows only with lost markers.
 
 Notes of cancelled jobs are never deleted: their names lack the generation by which the coordinator finds objects to
 delete. A later run has another lineage.
 
 Earlier builds wrote a note per generation that contained the limits. They are found by a listing only, and deleted once
-a note of this form exists. The limits are now a separate object that each generation overwrites, so that a sink can
-start while the brokers are away.
+a note of this form exists. The limits are a separate object that each generation overwrites, so that a sink can start
+while the brokers are away.
 """
 
 import msgspec

@@ -2,8 +2,8 @@
 
 Conversion runs before the decision, off the loop. Unfitting rows are refused then, and the staged bytes are the bytes
 that any process writes later: columns `key` and `value` (binary), `timestamp` (ms), a `header:<name>` each, and `topic`
-if rows choose it. Topics that rows choose are known only from the rows; the brokers are asked once per topic, when its
-first row is staged.
+if rows choose topics. Chosen topics are known only from the rows; the brokers are asked once per topic, when the first
+row of the topic is staged.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -30,13 +30,13 @@ class KafkaSink(TwoPhaseCommitSink):
     Text columns are written as UTF-8, binary columns unchanged, numbers and times as text.
 
     - `key`: a column, or a factory of a serialiser `(row, SerializationContext) -> bytes`, such as the client's own for
-      Avro, Protobuf and JSON Schema. Rows of one key go to one partition, in order.
+      Avro, Protobuf and JSON Schema. Rows of a key go to one partition, in order.
     - `value`: "json" (the whole row as an object), a column, or such a factory. None from a serialiser is a tombstone.
     - `headers`: columns, or header name -> column. `timestamp`: a column with the record's time (null: sending time).
       With exactly once, the topic must not limit the age of rows (`message.timestamp.before.max.ms`).
     - `topic_column`: a text column with the topic of each row; null: `topic`. Each topic must exist and accept rows as
       large as `topic` does, else the row is refused; the brokers are asked once per topic. The column stays in the
-      value; `value=` may omit it.
+      value; `value=` may omit the column.
     - `config`: client settings (librdkafka's names), including credentials, which are never shown or stored.
       `transaction.timeout.ms` may be at most the brokers' `transaction.max.timeout.ms`; default: chosen by the sink.
     - `max_bytes_in_memory`: Arrow bytes per subtask above which rows of an open checkpoint are staged early.

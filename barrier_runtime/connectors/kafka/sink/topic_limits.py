@@ -101,7 +101,8 @@ def _limits(cluster: KafkaCluster, admin: Any, topic: str, config: Mapping[str, 
 def limits_of_chosen(cluster: KafkaCluster, topic: str, own: KafkaLimits) -> KafkaLimits:
     """Returns the limits of a topic that a row has chosen.
 
-    One producer writes to all topics, so each must accept rows and batches as large as the sink's `own` topic does.
+    A single producer writes to all topics, so each must accept rows and batches as large as the sink's `own` topic
+    does.
     """
     if not _NAME.fullmatch(topic) or topic in (".", ".."):
         raise InvalidJob(

@@ -1,19 +1,19 @@
 """Short Kafka transactions with a marker: rows and the record of their delivery become visible together.
 
-The *marker* is a committed offset of a consumer group of its own, on partition 0 of the target topic. The group's name
-contains job, sink, lineage and origin subtask. The offset is the checkpoint; the metadata has the number of its written
-rows and the writer.
+The *marker* is a committed offset of a separate consumer group, on partition 0 of the target topic. The group's name
+contains job, sink, lineage and origin subtask. The offset is the checkpoint; the metadata has the number of written
+rows of the checkpoint, and the writer.
 
 The order is fixed. `init_transactions` ends the transaction of an earlier producer of the same job, sink and origin
 subtask, and fences that producer; *then* the marker is read; then rows are written. The marker that was read stays
 valid until this producer is fenced. After any error, a new producer reads the marker again, so the outcome of a
 transaction is never guessed.
 
-A zombie may fence its successor in the same way, which costs time but no row: the zombie sees that a later generation
+A zombie may fence the successor in the same way, which costs time but no row: the zombie sees that a later generation
 has moved the marker, and stops for good.
 
-The library exceeds its own timeouts: `send_offsets_to_transaction` may wait for ever for a group coordinator that was
-away (librdkafka issues 5456 and 5511). The call runs in a thread that is abandoned then, with its producer; the next
+The library exceeds the timeouts: `send_offsets_to_transaction` may wait for ever for a group coordinator that was away
+(librdkafka issues 5456 and 5511). The call runs in a thread that is then abandoned together with the producer; the next
 producer fences that producer first. A thread whose call has ended is reused: starting a thread takes as long as the
 rest of a small transaction.
 """
@@ -45,7 +45,7 @@ _CALLS = Threads(math.inf, "kafka-transaction")  # unbounded: a hanging call mus
 
 
 def returns_within(timeout_s: float, call: Callable[[], Any]) -> None:
-    """Calls `call` in a thread. Raises its error, or a `KafkaException` (timed out) if it is clearly overdue."""
+    """Calls `call` in a thread. Raises errors of the call, or a `KafkaException` (timed out) for an overdue call."""
     answered(_CALLS.submit(call), timeout_s, library())
 
 
@@ -75,7 +75,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class TransactionOrigin:
-    """Origin of rows. At any time one producer writes them."""
+    """Origin of rows. At any time a single producer writes them."""
 
     job: str
     sink: str
@@ -138,7 +138,7 @@ class MarkedProducer:
     def _reach(self) -> None:
         """Connects to the brokers, so that the library finds the coordinator at once instead of half a second later.
 
-        The first connection, to an address of `bootstrap.servers`, may end with its first answer; the second request
+        The first connection, to an address of `bootstrap.servers`, may end with the first answer; the second request
         makes another.
         """
         with contextlib.suppress(library().KafkaException):  # the next request reports the reason
@@ -229,7 +229,7 @@ class MarkedProducer:
     def _add_marker(call: Callable[[], Any], timeout_s: float) -> None:
         """Sends the marker's offset to the transaction.
 
-        If the brokers refuse a row during the call, its error is only "erroneous state". A second call raises the
+        If the brokers refuse a row during the call, the error is only "erroneous state". A second call raises the
         refusal. Either way the transaction is not committed.
         """
         kafka = library()
@@ -245,7 +245,7 @@ class MarkedProducer:
             self._consumer = self._cluster.consumer(
                 {"group.id": self._origin.group, "isolation.level": "read_committed", "enable.auto.commit": False}
             )
-        self._consumer.poll(0)  # without a partition: the poll serves its log and its errors
+        self._consumer.poll(0)  # without a partition: the poll serves the consumer's log and errors
         return self._consumer
 
     def _read_marker(self) -> Marker | None:

@@ -1,1 +1,1 @@
-"""Topics as a source: one split per partition."""
+"""Topics as a source: a split per partition."""

@@ -1,6 +1,6 @@
 """Access to a Kafka cluster: client settings, errors for operators, topics and offsets.
 
-Clients are made where they are used (driver, slot) and never pickled; `KafkaClient` travels. Its settings may hold
+Clients are made where they are used (driver, slot) and never pickled; `KafkaClient` travels. The settings may hold
 secrets, so messages and `repr` omit them. Every call here has a timeout.
 """
 
@@ -45,7 +45,7 @@ _READING = {
     "isolation.level": "read_committed",
     "fetch.error.backoff.ms": 500,
     "fetch.queue.backoff.ms": 5,  # the default of a second pauses reading whenever the client's queue is full
-    "queued.max.messages.kbytes": 16_384,  # of messages in the client; `PartitionQueue` has its own bound
+    "queued.max.messages.kbytes": 16_384,  # of messages in the client; `PartitionQueue` has another bound
 }
 
 
@@ -60,7 +60,7 @@ def load_client(where: str) -> Any:
 
 @dataclass(frozen=True)
 class KafkaClient:
-    """Connection settings. `config`: librdkafka settings, or a function for driver and slots that returns them."""
+    """Connection settings. `config`: librdkafka settings, or a function that driver and slots call for them."""
 
     where: str  # the source, for messages
     servers: str
@@ -81,7 +81,7 @@ class KafkaClient:
         return self._make(kafka.Consumer, {"group.id": self.group, **_READING, **given, **callbacks})
 
     def admin(self) -> Any:
-        """Returns an admin client that does not log: its log would need polls, and its answers contain the errors."""
+        """Returns an admin client that does not log: the log would need polls, and answers contain the errors."""
         load_client(self.where)
         from confluent_kafka.admin import AdminClient
 
@@ -140,7 +140,7 @@ class Cluster:
         return [(topic, number) for topic in wanted for number in sorted(found[topic].partitions)]
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Returns ids that distinguish topics of the same name in succession; empty texts for brokers before 2.8."""
+        """Returns ids of topics, which change when a topic is recreated; "" for brokers before 2.8."""
         wanted = sorted(set(topics))
         if not wanted:
             return {}
@@ -209,8 +209,8 @@ class Cluster:
     def _is_curable(self, error: Any) -> bool:
         """True if waiting may help.
 
-        At the start, requests name partitions that were just listed: a client that does not know one has not seen its
-        topic yet.
+        At the start, requests name partitions that were just listed: a client that does not know such a partition has
+        not seen the topic yet.
         """
         return is_transient(error) or (self._must_exist and error.code() in self._unheard_of)
 

@@ -3,9 +3,9 @@
 An event describes a change of a row: `op`, `before`, `after`, and place and time in `source`. Events are JSON, with or
 without Kafka Connect's schema (`{"schema": …, "payload": …}`), or come from a deserialiser (Avro).
 
-The event's schema gives values their meaning; without a schema, the type of the column does. `debezium_values`
-converts, and docs/changes.md has the table. A large value that the event omits is null and listed in `unchanged`:
-Debezium writes a placeholder, as the only element in arrays and maps.
+The event's schema, or else the type of the column, gives values their meaning: `debezium_values` converts, and
+docs/changes.md has the table. A large value that the event omits is null and listed in `unchanged`: Debezium writes a
+placeholder, as the only element in arrays and maps.
 
 A column that `after` lacks is a mistake in `schema=`, or the table gained or lost the column during the topic's life;
 `absent` decides which.

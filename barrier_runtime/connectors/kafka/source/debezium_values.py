@@ -25,7 +25,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 UNAVAILABLE = "__debezium_unavailable_value"
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
-_TIMES = {  # by name in Connect's schema: kind of time, and unit of its number; None: text
+_TIMES = {  # by name in Connect's schema: kind of time, and unit of the number; None: text
     "io.debezium.time.Date": ("date", "days"),
     "io.debezium.time.IsoDate": ("date", None),
     "org.apache.kafka.connect.data.Date": ("date", "days"),
@@ -86,7 +86,7 @@ class Placeholder:
         self._numbers = [each - 256 if each > 127 else each for each in data]  # in arrays: Java's signed bytes
 
     def stands_for(self, value: Any) -> bool:
-        """True for the placeholder, and for arrays and maps that contain it at any level."""
+        """True for the placeholder, and for arrays and maps that contain the placeholder at any level."""
         kind = type(value)
         if kind is str or kind is bytes:
             return value in self._scalars
@@ -143,7 +143,7 @@ def converter(kind: pa.DataType, told: ConnectType | None, *, of_json: bool) -> 
     return None
 
 
-# ---------------------------------------------------------------- what Connect's schema tells
+# ---------------------------------------------------------------- types in Connect's schema
 
 
 def _is_decimal(told: ConnectType | None) -> bool:
@@ -156,7 +156,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _wrongly_told(kind: pa.DataType, told: ConnectType | None) -> str:
-    """Explains why Connect's type does not fit the column; "" if it may."""
+    """Explains why Connect's type does not fit the column; "" if the types may fit."""
     if told is None:
         return ""
     shown = f"Connect's schema has the type {told.name or told.type}"
@@ -196,7 +196,7 @@ def _refusal(wrong: str) -> Convert:
     return refuse
 
 
-# ---------------------------------------------------------------- one value
+# ---------------------------------------------------------------- single values
 
 
 def _time_converter(kind: pa.DataType, told: ConnectType | None) -> Convert:

@@ -31,7 +31,7 @@ _CUT = 300  # characters of an error message of another library
 
 @dataclass(frozen=True)
 class PayloadFormat:
-    """Form of a key or value, and its columns. `part`: "key" or "value".
+    """Form of a key or value, and the columns. `part`: "key" or "value".
 
     For events, `debezium`: form of the rows; `table`: columns of the table; `absent`: treatment of a column that an
     event lacks; `placeholder`: the connector's text for an omitted large value.

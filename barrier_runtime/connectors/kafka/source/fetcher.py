@@ -3,7 +3,7 @@
 The thread waits in the client, converts messages, and fills a `PartitionQueue` per partition; the partition of a full
 queue is paused. The slot's loop sends orders by `_orders` and gets rows and errors from the queues. Partitions are
 assigned, never subscribed to. A fetcher reads a partition only once: a second reader, as after a failure, gets another
-fetcher (`kafka/source/fetcher_pool`), so that it never gets records fetched for the first reader.
+fetcher (`kafka/source/fetcher_pool`), and so never gets records that were fetched for the first reader.
 
     broker ──► librdkafka's queue ──► convert ──► queue per partition ──► reader.poll
                 (bounded)                          (bounded: pause)
@@ -100,7 +100,7 @@ class Fetcher:
         self._orders.put(lambda consumer: self._commit(consumer, topic, partition, offset))
 
     def poll(self) -> None:
-        """Logs twice a minute if the thread hangs. Readers call it repeatedly while they wait."""
+        """Logs twice a minute if the thread hangs. Waiting readers call this method repeatedly."""
         now_s = time.monotonic()
         if now_s - max(self._turned_s, self._logged_s) >= _HANGS_S:
             self._logged_s = now_s
@@ -236,7 +236,7 @@ class Fetcher:
     def _share(self) -> int:
         return max(min(_HELD_AT_LEAST, self._limit_bytes), self._limit_bytes // max(1, len(self._queues)))
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ messages
 
     def _hand_out(self, consumer: Any, converter: RecordConverter, messages: Sequence[Any]) -> None:
         at_ns = time.monotonic_ns()

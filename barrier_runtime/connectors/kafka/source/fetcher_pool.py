@@ -1,4 +1,4 @@
-"""Fetchers of a source in a process: readers share a fetcher unless it would read a partition twice."""
+"""Fetchers of a source in a process: readers share a fetcher unless a partition would be read twice."""
 
 import threading
 from collections.abc import Callable

@@ -1,6 +1,7 @@
 """Queue of fetched rows of a partition: filled by the fetching thread, emptied by the slot's loop.
 
-Lock-free: each side writes its own counter, and a deque hands rows over. An error is raised after the rows before it.
+Lock-free: each side writes a separate counter, and a deque hands rows over. An error is raised after the rows before
+it.
 """
 
 import itertools

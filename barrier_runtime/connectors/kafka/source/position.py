@@ -1,4 +1,4 @@
-"""JSON of Kafka's split payloads and positions: a part of a topic, and how far it was read."""
+"""JSON of Kafka's split payloads and positions: a part of a topic, and the next offset."""
 
 import zlib
 
@@ -25,12 +25,12 @@ SPLIT = msgspec.json.Decoder(KafkaSplit)
 
 
 class KafkaPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Position in a partition. `offset`: the next to read; other fields are as at the first read."""
+    """Position in a partition. `offset`: the next to read; `end` and `topic_id` stay as at the first read."""
 
     offset: int
     end: int | None = None
     topic_id: str = ""
-    epoch: int | None = None  # of the leader that wrote the previous record: shows a log that lost its end
+    epoch: int | None = None  # of the leader that wrote the previous record: shows a log that lost records at the end
 
 
 POSITION = msgspec.json.Decoder(KafkaPosition)

@@ -30,7 +30,7 @@ _POLL_NS = 100_000_000  # at an empty queue, to detect a hanging fetching thread
 
 
 class KafkaReader:
-    """Reader that joins a fetcher of the pool when fetching begins, and leaves it on close."""
+    """Reader that joins a fetcher of the pool when fetching begins, and leaves the fetcher on close."""
 
     def __init__(self, source: str, split: KafkaSplit, pool: "FetcherPool") -> None:
         self._where = where_of(source, split.topic, split.partition)

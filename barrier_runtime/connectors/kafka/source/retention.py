@@ -58,9 +58,9 @@ def lost(queue: PartitionQueue, wanted: int, earliest: int, end: int) -> Invalid
 
 
 class RetentionWatch:
-    """Periodic check by the fetching thread, with its client.
+    """Periodic check by the fetching thread, with the thread's client.
 
-    If that client does not know the leaders any more, other clients are used, replaced until one knows them.
+    If that client does not know the leaders any more, other clients are used, replaced until a client knows them.
     """
 
     def __init__(self, client: KafkaClient, kafka: Any) -> None:

@@ -1,4 +1,4 @@
-"""Source of Kafka topics: one split per partition, with an offset as its position in the checkpoint.
+"""Source of Kafka topics: a split per partition, with an offset as the position in the checkpoint.
 
 The first offset of a partition is looked up once, by the driver for partitions at the start and by the discovery for
 later partitions, and travels in the split, so every run begins at the same offset. Only committed records are read.
@@ -83,15 +83,15 @@ def chosen_topics(topics: str | Sequence[str] | None, pattern: str | None, where
 @kinds_checked
 @dataclass(frozen=True)
 class KafkaSource(EventTimeOfSource):
-    """Kafka topics, by name or by a regular expression that matches the whole name; one split per partition.
+    """Kafka topics, by name or by a regular expression that matches the whole name; a split per partition.
 
     Only committed records are read. Checkpoints contain the offsets; offsets of decided checkpoints are also committed
     to `group`, for monitoring.
 
     `start` applies without a checkpoint: "earliest", "latest", a datetime (of the records' timestamps) or "group": that
-    group's committed offsets, and the earliest record of partitions without one. New partitions are searched every
-    `discover` (None: only at a restart), and begin with their earliest record. `until="latest"`: the stream ends where
-    each partition ends at the start.
+    group's committed offsets, and the earliest record of partitions without a committed offset. New partitions are
+    searched every `discover` (None: only at a restart), and begin with their earliest record. `until="latest"`: the
+    stream ends where each partition ends at the start.
 
     `key`, `value`: "bytes", "string", "json", or a function that makes a deserialiser of the client, called in each
     slot; the latter two need `key_schema=`, `schema=` with their columns. A record without value is a row of nulls.
@@ -100,10 +100,10 @@ class KafkaSource(EventTimeOfSource):
 
     `debezium`: the values are Debezium's change events (JSON, or from a deserialiser), and `schema` has the columns of
     the table. "changes": `op`, `changed_at`, `lsn`, `xid`, `before`, `after`, `unchanged`; "upsert": the columns,
-    `deleted` and `changed_at` (docs/changes.md). An event without a column is a bad record; with `absent="null"` the
+    `deleted` and `changed_at` (docs/changes.md). An event that lacks a column is a bad record; with `absent="null"` the
     column is null. `unavailable_value_placeholder`: as set in the connector.
 
-    A record that cannot be decoded ends the job, and the error names its place. With `bad_records="dead_letter"` the
+    A record that cannot be decoded ends the job, and the error names the place. With `bad_records="dead_letter"` the
     record goes to a separate stream: use such a source with `source_with_dead_letters`. The source waits for a schema
     registry that does not answer.
 
@@ -131,10 +131,10 @@ class KafkaSource(EventTimeOfSource):
     debezium: Debezium | None = None
     absent: Absent = "fail"
     unavailable_value_placeholder: str = UNAVAILABLE
-    config: Config | None = field(default=None, repr=False)  # it may hold secrets
+    config: Config | None = field(default=None, repr=False)  # may hold secrets
 
     def named(self, name: str) -> "KafkaTopics":
-        """Returns the source after a check of its settings, without requests to the brokers. Raises `InvalidJob`."""
+        """Checks the settings without requests to the brokers. Raises `InvalidJob`."""
         where = f"source {name!r}"
         schema = as_schema(self.schema, where) if self.schema is not None else None
         key_schema = as_schema(self.key_schema, where, "key_schema") if self.key_schema is not None else None
@@ -272,8 +272,7 @@ class KafkaTopics:
         return gone
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Counts offsets; a transaction takes one more than it has records. Unknown partitions count from their
-        earliest record."""
+        """Counts offsets, also those of transaction markers. Unknown partitions count from their earliest record."""
         listed = {split.id: SPLIT.decode(split.payload) for split in splits}
         known = {id: POSITION.decode(at) for id, at in positions.items() if id in listed}
         places = {id: (of.topic, of.partition) for id, of in listed.items()}
@@ -295,7 +294,7 @@ class KafkaTopics:
         return owner(split_id, parallelism)
 
     def discovery(self, known: NameSet) -> Discovery | None:
-        """Returns the discovery. Without `discover=` it lists splits once, at a start from a checkpoint.
+        """Returns the discovery; without `discover=` a discovery with a single listing, at a start from a checkpoint.
 
         Partitions that were added since are read from their earliest record, whatever `start` says.
         """
@@ -311,7 +310,7 @@ class KafkaTopics:
 
 
 class _Listing:
-    """Lists new partitions, each from its earliest offset when first seen."""
+    """Lists new partitions, each from the earliest offset when first seen."""
 
     def __init__(self, client: KafkaClient, topics: Topics, known: NameSet, where: str) -> None:
         self._client = client

@@ -43,7 +43,7 @@ class TopicIds:
         self._asked: dict[str, tuple[Future[Any], float]] = {}  # without an answer yet
 
     def forget(self, topic: str) -> None:
-        """Forgets a topic because a partition is read anew: earlier answers do not apply to its rows."""
+        """Forgets a topic because a partition is read anew: earlier answers do not apply to the new rows."""
         self._seen.pop(topic, None)
         self._asked.pop(topic, None)
         self._in_vain_s.pop(topic, None)
@@ -67,7 +67,7 @@ class TopicIds:
         return unknown
 
     def _is_due(self, topic: str, now_s: float) -> bool:
-        """True if a request is due. A pending request is dropped when its answer would be too old."""
+        """True if a request is due. A pending request is dropped when the answer would be too old."""
         if topic in self._asked:
             return now_s - self._asked[topic][1] >= _TRUSTED_S
         return topic not in self._seen or now_s - self._seen[topic][1] >= _AHEAD_S
@@ -81,7 +81,7 @@ class TopicIds:
             self._asked[topic] = answer, now_s
 
     def _hear(self, topic: str, queues: Collection[PartitionQueue], now_s: float) -> None:
-        """Takes the answer if it has arrived; waits for it if the last answer is too old."""
+        """Takes an available answer; waits for the answer if the last one is too old."""
         if topic in self._seen and now_s - self._seen[topic][1] >= _TRUSTED_S:
             del self._seen[topic]
         if topic not in self._asked or (topic in self._seen and not self._asked[topic][0].done()):
