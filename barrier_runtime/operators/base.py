@@ -209,7 +209,7 @@ class Operator:
 
     @property
     def going_to_ms(self) -> int | None:
-        """Event time (ms) to which the operator is advancing, since before a restore or since `process` stopped.
+        """Event time (ms) to which the operator is still advancing, after a restore or a stop of `process`.
         The operator gets no row until `toward` has returned True. None: nothing to catch up with."""
         return None
 

@@ -40,7 +40,7 @@ class SumBounds:
         self._bounds = dict.fromkeys(self._bounds, _TOO_FAR)
 
     def _measure(self, name: str, column: Values, rows: int, most: int) -> None:
-        """Measures a bound once as many rows were added as the column has entries, which the measurement takes."""
+        """Measures a bound, at most once per as many added rows as the column has entries."""
         self._rows[name] = self._rows.get(name, len(column)) + rows
         if self._rows[name] > len(column):
             self._bounds[name], self._rows[name] = greatest_magnitude(column), 0
@@ -92,7 +92,7 @@ def _refuse(plan: AggregationPlan, accumulator: Accumulator, carries: Values, ro
 
 
 def _carries(values: Values, before: Values, rows: "RunningOrder") -> Values:
-    """Returns how often the sum of each row's group has left 64 bits since `before`, in the order of groups.
+    """Returns how often the sum of each row's group has left 64 bits since `before`, by group.
     Upwards counts positive, downwards negative."""
     low = running_integers(values & _HALF, before & _HALF, rows)
     high = running_integers(values >> 32, before >> 32, rows) + (low >> 32)

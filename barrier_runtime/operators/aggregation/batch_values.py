@@ -41,7 +41,6 @@ class BatchValues:
         self.latest: dict[Any, tuple[RunningOrder, list[Values], npt.NDArray[np.intp]]] = {}  # see `kinds/picks`
 
     def take(self, rows: npt.NDArray[Any]) -> "BatchValues":
-        """Returns the values of some rows."""
         return BatchValues(self._batch.take(pa.array(rows)), self._where)
 
     def valid(self, column: str) -> npt.NDArray[np.bool_] | None:

@@ -84,7 +84,7 @@ def count(column: str | None = None) -> Aggregate:
 
 
 def sum_(column: str, *, widen: bool = False) -> Aggregate:
-    """Sum of an integer column (int64), float column (float64) or decimal column (ten more digits, at most 38).
+    """Sum of a column of integers (int64), floats (float64) or decimals (ten more digits, at most 38).
     An integer sum that leaves 64 bits, or a decimal sum that leaves its digits, ends the job, as in Spark. With `widen`
     the sum of integers is a decimal128(38, 0), which has room for every sum."""
     return Aggregate("sum", column, widen)
@@ -97,14 +97,16 @@ def mean(column: str) -> Aggregate:
 
 
 def min_(column: str) -> Aggregate:
-    """Smallest value of a column of numbers, decimals, booleans, times, text or bytes, in the column's type.
-    Text compares by code points, bytes from the first one on."""
+    """Smallest value of a column, in the column's type.
+    The column has numbers, decimals, booleans, times, text or bytes. Text compares by code points, bytes from the first
+    one on."""
     return Aggregate("min", column)
 
 
 def max_(column: str) -> Aggregate:
-    """Greatest value of a column of numbers, decimals, booleans, times, text or bytes, in the column's type.
-    Text compares by code points, bytes from the first one on."""
+    """Greatest value of a column, in the column's type.
+    The column has numbers, decimals, booleans, times, text or bytes. Text compares by code points, bytes from the first
+    one on."""
     return Aggregate("max", column)
 
 

@@ -131,7 +131,7 @@ class ColumnAggregate(OwnAggregate):
 
     @abstractmethod
     def result(self, state: dict[str, Values], /) -> Any:
-        """Returns a numpy or Arrow array with the result of each element of `state`, which must not be changed."""
+        """Returns a numpy or Arrow array with each element's result. Must not change `state`."""
 
 
 def columns_of_numbers(name: str, declared: Any) -> dict[str, tuple[str, int | float]]:

@@ -41,7 +41,6 @@ class _Calls:
             raise self.failed(function, error) from error
 
     def failed(self, function: Callable[..., Any], error: Exception) -> UserCodeError:
-        """Returns the error for an exception of `function`."""
         return UserCodeError(
             f"{type(self.aggregate).__name__}.{function.__name__}() of {self.where}, output {self.output!r}, "
             f"raised {type(error).__name__}: {said(error)}\n"

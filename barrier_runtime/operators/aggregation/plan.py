@@ -117,7 +117,6 @@ class CompositeOutput:
     read: Callable[[Columns, Left], pa.Array]
 
     def column(self, accumulators: Columns, left: Left) -> pa.Array:
-        """See `Output`."""
         return self.read(accumulators, left)
 
 
@@ -137,8 +136,8 @@ class AggregationPlan:
 
     def storage(self) -> dict[str, tuple[str, Initial]]:
         """Returns the columns of the columnar table.
-        Columns unknown to older releases are last. Columns of composites do not depend on the order of the aggregates.
-        """
+        Columns unknown to older releases are last. The order of composites' columns does not depend on that of the
+        aggregates."""
         added = self.added()
         simple: dict[str, tuple[str, Initial]] = {each.name: (each.dtype, each.initial) for each in self.accumulators}
         columns = {name: column for name, column in simple.items() if name not in added}

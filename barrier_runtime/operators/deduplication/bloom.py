@@ -119,7 +119,7 @@ class TimeBuckets:
         return min(ids, _IDS_PER_WORD << left.bit_length() - 1) if left >= 1 << _SMALLEST else 0
 
     def may_have(self, ids: Hashed) -> Mask:
-        """Returns False for ids never added to a present bucket, True for added ids and ids that look like one."""
+        """Returns False for ids surely not in a present bucket, True for ids that may be."""
         found = np.zeros(len(ids), np.bool_)
         for filters in self._buckets.values():
             for each in filters:

@@ -1,1 +1,1 @@
-"""Steps that call users' functions (of rows, batches, keys with state, several inputs), and expressions."""
+"""Steps that call users' functions (of rows, batches, keys, several inputs), and expressions."""

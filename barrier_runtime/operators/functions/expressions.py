@@ -1,5 +1,6 @@
-"""`filter`, `select` and `split` by expressions (SQL or `pyarrow.compute`), without Python code per row.
-In a separate file because Arrow's expression engine is slow to import: only jobs with expressions pay."""
+"""`filter`, `select` and `split` by expressions, without Python code per row.
+Expressions are SQL or `pyarrow.compute`. In a separate file because Arrow's expression engine is slow to import: only
+jobs with expressions pay."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any

@@ -228,7 +228,6 @@ class ProcessOperator(KeyedOperator):
         self._to_close = target
 
     def _guard(self, failures: Failures) -> None:
-        """Passes errors of the functions to `failures`."""
         self._failures = failures
         failures.opened(self.context)
         take, sides = self._writer.take, self._sides
@@ -239,7 +238,6 @@ class ProcessOperator(KeyedOperator):
             self._on_wall_timer = guarded(self._on_wall_timer, take, sides, failures, of_rows=False)
 
     def _repeat(self) -> None:
-        """Repeats failed calls of the functions."""
         self._call = self._repeated(self._call)
         if self._on_timer is not None:
             self._on_timer = self._repeated(self._on_timer, "timer")

@@ -207,7 +207,7 @@ class ProcessGroupsOperator(KeyedOperator):
             emit(batch.made(made))
 
     def _grouped(self, rows: pa.RecordBatch) -> tuple[Ints, Ints]:
-        """Returns the number of each row's key, and the row ids of the keys."""
+        """Returns each row's key number, and the row ids of the keys."""
         key = rows.column(self._key_columns[0])
         if self.codec.is_one_int64 and not key.null_count and len(key) >= _MANY:
             encoded = key.dictionary_encode()  # one lookup in the index per key, not per row

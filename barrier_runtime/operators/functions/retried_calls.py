@@ -18,7 +18,7 @@ from barrier_runtime.state.values.undo import Undoable
 
 
 class RetriedCall:
-    """A user's function of a row (or of a batch, as `what` says), repeated for the errors that `retry` names.
+    """A user's function of a row (or batch: `what`), repeated for the errors that `retry` names.
     Each repetition gets the row as it arrived. `all_rows`: yielded rows are collected, so a failed call emits none.
     `undo`: undoes changes of the function."""
 
@@ -42,7 +42,7 @@ class RetriedCall:
         self._undo = undo
 
     def __call__(self, *given: Any) -> Any:
-        """Raises `Unavailable` after the last repetition failed, and at once any error that `retry` does not name."""
+        """Raises `Unavailable` after the last repetition failed; raises other errors at once."""
         failed, as_it_came, undo = 0, _as_it_is(given), self._undo
         while True:
             if undo is not None:

@@ -145,7 +145,6 @@ class JoinOperator(KeyedLife):
             self.take(moment, emit, port)
 
     def take(self, batch: Batch, emit: Emit, port: int) -> None:
-        """Takes rows of input `port`."""
         raise NotImplementedError
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:

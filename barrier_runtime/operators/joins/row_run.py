@@ -98,8 +98,8 @@ class RowRun:
         return rows, self.keys[position], self.times[position], at, self.matched[self.alive]
 
     def ranges(self, keys: Ints, lowest: Ints, highest: Ints) -> tuple[Ints, Ints]:
-        """Returns for each key the positions [start, end) of its rows from time `lowest` to `highest`, inclusive.
-        Dead rows are included. Fastest if the keys are ordered."""
+        """Returns for each key the positions [start, end) of its rows with times `lowest` to `highest`.
+        Both times are included, and so are dead rows. Fastest if the keys are ordered."""
         first = np.minimum(keys, self._highest_key + 1) * self._width
         if self._ranks is None:
             # np.clip takes three times as long
@@ -151,7 +151,7 @@ class RowRun:
         return positions[self.alive[self.at[positions]]]
 
     def kill(self, positions: Ints) -> None:
-        """Kills `positions` (alive, each once)."""
+        """Kills living rows; `positions` has each once."""
         self.alive[self.at[positions]] = False
         self.dead += len(positions)
 

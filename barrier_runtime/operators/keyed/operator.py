@@ -103,7 +103,7 @@ class KeyedOperator(KeyedLife):
 
     @property
     def column_types(self) -> dict[str, str]:
-        """Types of the columns that the state depends on, by name, as far as the flow knows them before rows arrive."""
+        """Types of the columns that the state depends on, by name; only those known before rows arrive."""
         known = pa.schema([]) if self._declared is None else plain_schema(self._declared)
         return {column: str(known.field(column).type) for column in self._columns if column in known.names}
 
@@ -143,7 +143,7 @@ class KeyedOperator(KeyedLife):
         self.on_input_schema(schema)
 
     def _restored_columns(self, stored: pa.Schema) -> pa.Schema:
-        """Returns the columns with which the state continues that was written for `stored`."""
+        """Returns the columns for the restored state, which was written for `stored`."""
         return columns_to_bind(self._columns, self._fixed, stored, self._declared, self.where)
 
     def _bind(self, columns: pa.Schema) -> None:

@@ -154,7 +154,7 @@ def restored_progress(
 
 
 def _begun_again(progress: Progress) -> Progress:
-    """Returns `progress` without a watermark at the end of input, which says nothing about the rows that follow."""
+    """Returns `progress` without watermarks at the end of input, which later rows may follow."""
     if progress.watermark_ms != WATERMARK_MAX:
         return progress
     floors = tuple(floor for floor in progress.floors if floor.watermark_ms != WATERMARK_MAX)
@@ -169,7 +169,7 @@ def _going_to_ms(found: Sequence[Progress]) -> int | None:
 
 
 def _lowest(known: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Returns the lowest time of each table that all know."""
+    """Returns the lowest time of each table of timers that all snapshots know."""
     return {name: min(each[name] for each in known) for name in known[0] if all(name in each for each in known)}
 
 

@@ -69,7 +69,6 @@ class Slice:
         self._left = _SLICE_TIMERS
 
     def is_over(self) -> bool:
-        """Called before each timer."""
         self._left -= 1
         return self._left < 0 or self._now_s() >= self._until_s
 
@@ -196,7 +195,6 @@ class Timers:
         return min(self.next_ms, WATERMARK_MAX, *postponed)
 
     def __len__(self) -> int:
-        """Number of entries in the heap."""
         return len(self._heap)
 
     def due(self, watermark_ms: int, time_slice: Slice | None = None) -> Iterator[tuple[StateKey, int]]:
@@ -259,7 +257,8 @@ class Timers:
             self._trim()
 
     def _hold_outside(self, until_ms: int) -> None:
-        """Holds waiting timers outside up to `until_ms`, and some more, so that the next search is not soon."""
+        """Moves waiting timers up to `until_ms`, and some later ones, into the heap.
+        The later ones make the next search less soon."""
         held = self._held
         waiting = [timer for timer in self._table.waiting() if timer not in held]
         waiting.sort(key=_time_of)

@@ -54,11 +54,12 @@ class WallTimers(Timers):
         return self._clock.now_ms()
 
     def register(self, timestamp_ms: int) -> None:
-        """Calls `on_wall_timer(key, timestamp_ms, ctx)` once the wall clock has reached `timestamp_ms` (ms since 1970).
+        """Calls `on_wall_timer(key, timestamp_ms, ctx)` once the wall clock has reached `timestamp_ms`.
 
-        The call does not wait for rows, and comes as soon as possible if the time is past. Registering twice has no
-        further effect. Timers that became due while the job was down fire after the restore, before the next row of
-        their key. At the end of all input, timers that are not due stay in the last checkpoint and do not fire.
+        `timestamp_ms`: ms since 1970. The call does not wait for rows, and comes as soon as possible if the time is
+        past. Registering twice has no further effect. Timers that became due while the job was down fire after the
+        restore, before the next row of their key. At the end of all input, timers that are not due stay in the last
+        checkpoint and do not fire.
         """
         super().register(timestamp_ms)
 

@@ -36,7 +36,7 @@ class Calls(Protocol):
 
 
 def is_coroutine_function(function: Any) -> bool:
-    """Returns whether `function` is a coroutine function, a bound one, or an object with an async `__call__`."""
+    """Returns whether `function` is a coroutine function, or an object with an async `__call__`."""
     of_class = getattr(type(function), "__call__", None)  # noqa: B004 - the method itself is needed
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(of_class)
 

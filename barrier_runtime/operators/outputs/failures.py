@@ -63,7 +63,7 @@ class Failures:
         self._position = _nowhere if later else context.position
 
     def begin(self, batch: Batch | None) -> None:
-        """Starts the rows of `batch`; None: there are only timers."""
+        """Prepares for the rows of `batch`; None: there are only timers."""
         self._batch = batch
         self.row = -1  # the last row of the batch that was tried
         if self._output is not None:

@@ -1,1 +1,1 @@
-"""Kinds of keyed state as authors of functions see them, a file per kind, over the keyed backend's tables."""
+"""Kinds of keyed state for authors of functions, a file per kind, over the keyed backend's tables."""

@@ -100,7 +100,7 @@ class KeyedState:
         )
 
     def declared(self) -> StateDescription:
-        """Returns the program's description of the state, without its TTL, for snapshots and checks of a restore."""
+        """Returns the program's description of the state, for snapshots and checks, without its TTL."""
         raise NotImplementedError
 
     def open(

@@ -217,7 +217,7 @@ class _TimedMap(MapState[K, V]):
 
 
 def key_conversion(key: Any, says: str) -> Callable[[str, Any], Any]:
-    """Returns (state name, user's key) -> key in the form in which the class `says` stores keys of type `key`."""
+    """Returns (state name, user's key) -> key as the class `says` stores keys of type `key`."""
     as_key = _AS_KEY.get(key) if isinstance(key, type) else None
     if isinstance(key, str):
         raise InvalidJob(f"{says}({key!r}, …): pass the type itself and not its name, as in {says}({key}, …)")

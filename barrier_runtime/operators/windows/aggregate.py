@@ -271,7 +271,7 @@ class Windows(WindowEntries):
     def _first_due(
         self, batch: Batch, assigned: Ints | None, starts: Ints, over: npt.NDArray[np.bool_]
     ) -> tuple[int, int] | None:
-        """Returns the first row of a window that is over before which windows are due, and event time reached there."""
+        """Returns the first row of an ended window before which windows are due, and event time there."""
         behind = np.flatnonzero(over)
         if not len(behind) or batch.reached is None:
             return None

@@ -167,7 +167,7 @@ def _size_ms(size: datetime.timedelta, what: str) -> int:
 
 
 def _offset(offset: datetime.timedelta, step: datetime.timedelta, kind: str, of: str) -> datetime.timedelta:
-    """Returns the offset from 0 up to `step` that gives the same windows as `offset`, which may be negative."""
+    """Returns `offset`, which may be negative, as an equivalent offset from 0 up to `step`."""
     what = f"the offset of a {kind} window"
     milliseconds(abs(offset) if isinstance(offset, datetime.timedelta) else offset, what)
     if abs(offset) >= step:

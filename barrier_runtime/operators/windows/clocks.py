@@ -37,8 +37,6 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class ClockedEntries(Protocol):
-    """The windows of a subtask."""
-
     @property
     def next_ms(self) -> int | None: ...
 
@@ -246,7 +244,6 @@ class _WallTime:
         return operator.entries.tell_early(emit)  # in turns in which no window is over
 
     def _is_over(self, now_ms: int) -> bool:
-        """Returns whether a window that has not been emitted may be over."""
         next_ms = self._operator.entries.next_ms
         return next_ms is not None and self._operator.watermark_ms < now_ms - 1 and next_ms < now_ms
 

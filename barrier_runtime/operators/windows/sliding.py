@@ -251,7 +251,6 @@ class Slices(Windows):
         return None
 
     def _fire_window(self, start: int, groups: npt.NDArray[np.bool_], emit: Emit) -> Iterator[None]:
-        """Emits a window for these key groups."""
         if not self.due.has_row_ids:
             self._keys = self._new_keys()
         yield from self._add_up(start, None if groups.all() else groups)

@@ -66,7 +66,7 @@ def counts_of_words(cells: Sequence[bytes]) -> Ints:
 
 
 def _found_in(cells: Sequence[bytes], words: Ints) -> Ints:
-    """Returns each cell's values among `words`, as number of the cell times `len(words)` plus the index in `words`.
+    """Returns each cell's values among `words`: cell number times `len(words)`, plus index in `words`.
     Cells are joined with a gap, so that the next cell's number of values is a word too, and searched in parts that fit
     the processor's cache: a look at a table rules out nearly all values."""
     ends = np.cumsum(counts_of_words(cells) + 1)  # after the word that follows each cell's values

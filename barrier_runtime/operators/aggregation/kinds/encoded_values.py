@@ -53,7 +53,6 @@ class EncodedValues:
         return codes_of(encoded), encoded.dictionary.to_numpy()
 
     def split(self, data: bytes) -> list[bytes]:
-        """Returns the single values."""
         width = self._bytes
         if not self._wide:
             return [data[at : at + width] for at in range(0, len(data), width)]

@@ -114,7 +114,7 @@ class Extremes:
     # ---- values and their ranks
 
     def _taken(self, rows: RunningOrder, batch: BatchValues) -> tuple[Ints, npt.NDArray[np.intp]]:
-        """Returns the ranks of the rows that count, in the order of `rows.order`, and their positions in that order."""
+        """Returns the ranks of the rows that count, by `rows.order`, and their positions in this order."""
         (ranks,) = order_words(batch.words(self.column))
         valid = batch.valid(self.column)
         positions = np.arange(len(rows.order)) if valid is None else np.flatnonzero(valid[rows.order])

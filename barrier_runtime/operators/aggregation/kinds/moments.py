@@ -1,4 +1,4 @@
-"""Count, mean and sum of squared deviations of a column (Welford), for variances and standard deviations.
+"""Count, mean and sum of squared deviations of a column, for variances (Welford's steps).
 
 All are relative to the first value (the *shift*), so numbers far from 0, such as times, lose no digits. Values are
 doubles, added one by one, so that results do not depend on the cuts of batches: the k-th value of all groups at once

@@ -310,7 +310,7 @@ class EveryWallTime(_Marking):
 
 
 def first_multiple(batch: Batch, watermark_ms: int, interval_ms: int) -> tuple[int, int] | None:
-    """Returns the first row before which event time passes a multiple of `interval_ms`, and event time there."""
+    """Returns the first row before which event time passes a multiple, and event time there."""
     reached = batch.reached
     if reached is None or not len(reached) or reached[-1] <= watermark_ms:
         return None

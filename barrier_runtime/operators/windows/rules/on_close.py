@@ -26,8 +26,6 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class WindowEnds(Protocol):
-    """The windows of an assigner."""
-
     @property
     def bounded(self) -> bool: ...
 
@@ -37,8 +35,6 @@ class WindowEnds(Protocol):
 
 
 class TimedOperator(Protocol):
-    """Parts of the operator that rules use."""
-
     name: str
     lateness_ms: int
     watermark_ms: int

@@ -191,7 +191,6 @@ class OwnRule(EveryRows):
         return self._turns is not None and self._turns.turn(ask)
 
     def _ask(self, row_ids: Ints, time_ms: int, reached_ms: int, emit: Emit, emit_ns: int | None = None) -> None:
-        """Calls `on_time` for these windows."""
         on_time = self._trigger.on_time
         fires, purges = self._answers(row_ids, lambda window: self._answer(on_time, "on_time", window, time_ms))
         windows, columns = self.windows, self.windows.table.columns

@@ -155,7 +155,7 @@ class Sessions(WindowEntries):
         return BatchValues(rows, self.where)
 
     def _gone_by(self, batch: Batch) -> int | Ints:
-        """Returns at each row the time by which sessions have to end to be gone."""
+        """Returns a time per row: sessions that end by then are gone."""
         watermarks = self.operator.row_watermarks(batch)
         return self.operator.watermark_ms if watermarks is None else watermarks
 

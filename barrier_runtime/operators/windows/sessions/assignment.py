@@ -265,8 +265,8 @@ def _reached(runs: BatchRuns, of_run: Ints, watermarks: int | Ints, components: 
 def _are_one(
     of_row: Ints, times_ms: Ints, watermarks: int | Ints, its_opened: Ints, opened: Spans, gap_ms: int
 ) -> Mask:
-    """Returns per component whether its rows, in order of arrival, belong to one session that is never over.
-    This session is `its_opened`, or begins with the first row."""
+    """Returns per component whether its rows, in order of arrival, stay in one open session.
+    This session is `its_opened`, or begins with the first row; it is not over before any of the rows."""
     order = stable_order(of_row)
     its, times = of_row[order], times_ms[order]
     changes = np.diff(its, prepend=-1) != 0

@@ -180,7 +180,6 @@ class OpenSessions:
             self._unlink(row_ids)
 
     def _unlink(self, over: Ints) -> None:
-        """Unlinks the oldest sessions of their keys."""
         newer, keys = self._newer[over], self._key[over]
         self._newest[keys[newer < 0]] = _NONE
         self._older[newer[newer >= 0]] = _NONE

@@ -137,8 +137,8 @@ class ToldSessions(Sessions):
         return end
 
     def _first_full(self, numbers: Ints, done: AssignedSessions, opened: Ints, rows: int) -> int:
-        """Returns the number of rows before one that may be the last of `rows` since its session's last result.
-        If sessions merge, since the last results of the row's key."""
+        """Returns the number of rows before the first that may be its session's `rows`-th since a result.
+        If sessions merge: since the last results of the row's key."""
         since = self._since(opened)
         if len(done.merges):
             groups, before = numbers, np.zeros(max(int(numbers.max()), int(done.sessions.keys.max())) + 1, np.int64)
@@ -203,7 +203,7 @@ class ToldSessions(Sessions):
         return np.maximum(watermarks, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms
 
     def _kept_from(self, watermark_ms: int) -> int:
-        """Returns the time by which sessions have to end to be gone."""
+        """Returns a time: sessions that end by then are gone."""
         if watermark_ms == WATERMARK_MAX:
             return WATERMARK_MAX
         return max(watermark_ms, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms
@@ -279,7 +279,6 @@ class ToldSessions(Sessions):
         self.table.remove(row_ids)
 
     def _wait_for_end(self, row_ids: Ints) -> None:
-        """Makes sessions wait for their end."""
         missing = len(self.table.columns[ROWS]) - len(self._waits)
         if missing > 0:
             self._waits = np.concatenate([self._waits, np.zeros(missing, np.bool_)])

@@ -112,7 +112,6 @@ class WindowRows:
                 yield self._merged(parts)
 
     def count_of(self, row_id: int) -> int:
-        """Returns the number of rows of a window."""
         return sum(rows for _, _, rows in self._spans(row_id)) + len(self._tail(row_id))
 
     def remove(self, row_ids: Ints) -> None:
@@ -191,7 +190,6 @@ class WindowRows:
             ) from error
 
     def _tail(self, row_id: int) -> pa.RecordBatch:
-        """Returns the rows of a tail, in order."""
         return self._merged([self._tails(np.array([row_id]))[0]])
 
     def _times(self, rows: pa.RecordBatch) -> Ints:
