@@ -103,7 +103,7 @@ def _timed(engine: str, workload: str, folder: Path, threads: int) -> Run:
     return Run(seconds, cpu_s, (found.num_rows, int(counted[0]), int(counted[1])))
 
 
-# ---------------------------------------------------------------- engines: imports first, then what is timed
+# ---------------------------------------------------------------- engines: imports first, then the timed part
 
 
 def _duckdb(folder: Path, windowed: bool, threads: int) -> Callable[[], pa.Table]:

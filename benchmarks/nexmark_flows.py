@@ -224,7 +224,7 @@ def q9(events: Stream) -> Stream:
     return winning
 
 
-# ---------------------------------------------------------------- the most of a window
+# ---------------------------------------------------------------- maxima of a window
 
 
 def q5(events: Stream) -> Stream:

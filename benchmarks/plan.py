@@ -64,7 +64,7 @@ def can(engine: str, cell: RunSpec) -> bool:
     if engine == "pyflink" and cell.measure == "visible":
         return False
     if engine == "pyflink" and cell.measure == "throughput":
-        return cell.workload == "python-count"  # its keyed count is this workload
+        return cell.workload == "python-count"  # PyFlink's keyed count is this workload
     if engine.startswith("spark") and not workload(cell.workload).spark_streams:
         return False
     if engine.startswith("flink") and not workload(cell.workload).flink:

@@ -41,8 +41,8 @@ _STEADY = 5  # steps in a row
 class _Kill:
     def __init__(self, at_ns: int, token: int, checkpoint_ns: int | None) -> None:
         self.at_ns = at_ns
-        self.token = token  # of the generation after it
-        self.checkpoint_ns = checkpoint_ns  # the next one was complete
+        self.token = token  # of the generation after the kill
+        self.checkpoint_ns = checkpoint_ns  # completion of the next checkpoint
 
 
 def recoveries(

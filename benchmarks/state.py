@@ -2,11 +2,11 @@
 
     python -m benchmarks.state [--calls 200000] [--keys 10000] [--many 500000] [--rounds 5] [--kind WORDS]
 
-No Spark, no loop. Each kind has a separate backend with one or two timer tables, as a function's step has. Keys come in
-turn, in a mixed order. With `--keys` all state fits into the caches, as in a usual program; with `--many` keys it does
-not, so a call reads from RocksDB, and writes arrears. List elements and timers are new with each call, so the cost of a
-call includes the write of this element or timer, or of an earlier one. A checkpoint follows each round and is not in
-the figures.
+Neither Spark nor an event loop runs. Each kind has a separate backend with one or two timer tables, like a function's
+step. Keys come in turn, in a mixed order. With `--keys` all state fits into the caches, as in a usual program; with
+`--many` keys it does not, so a call reads from RocksDB and causes deferred writes. List elements and timers are new
+with each call, so the cost of a call includes the write of this element or timer, or of an earlier one. A checkpoint
+follows each round and is not in the figures.
 
 Timers are set for times in no order, and for rising times as in a stream. Reported is the lowest processor time per
 call of the rounds, of all threads, minus the loop around the calls; the interpreter is as in a slot.
@@ -76,7 +76,7 @@ def _put(backend: KeyedBackend, current: CurrentKey) -> Call:
 
 
 def _get(backend: KeyedBackend, current: CurrentKey) -> Call:
-    """After each entry was put once, in the first round, which is never the lowest."""
+    """Reads entries; the first round puts each entry, so that round is never the lowest."""
     entries: MapState[int, int] = _bound(backend, current, MapState(int, int))
 
     def get(number: int) -> None:

@@ -89,7 +89,7 @@ def checkpoint_cost(results: Results) -> Canvas | None:
 def checkpoint_size(results: Results) -> Canvas | None:
     found = [size for size in results.sizes if size.checkpoints is not None and size.storage == "file"]
     if len({(size.keys, size.changed) for size in found}) < 2:
-        return None  # the table is enough for a single point
+        return None  # a single point needs no picture: the table has it
     colours = _by_size([size.keys for size in found])
     canvas, (left, right) = plt.subplots(1, 2, figsize=SIZE)
     for keys, colour in colours.items():

@@ -57,12 +57,15 @@ CHOSEN: dict[str, Cell] = {
     "Flink, files, 0.2 s": lambda settings: flink(settings, 0.2),
 }
 
-NAMED: dict[str, Cell] = {  # run only if `--only` names them: --seconds 900 for their aim
+NAMED: dict[str, Cell] = {  # run only if `--only` names them; their targets are for --seconds 900
     "Delta, file sizes": lambda settings: file_sizes(settings, "delta"),
     "Iceberg, file sizes": lambda settings: file_sizes(settings, "iceberg"),
 }
 
-OF_NO_TREE = ("Flink, files, 1 s", "Flink, files, 0.2 s")  # independent of another checkout's runtime
+OF_NO_TREE = (
+    "Flink, files, 1 s",
+    "Flink, files, 0.2 s",
+)  # without our runtime: not measured for another checkout
 
 GRID: dict[str, Cell] = {
     f"{sink}, {store}, {interval_s:g} s, {slots} slots": _stream_cell(sink, store, interval_s, slots, processes=True)

@@ -195,7 +195,7 @@ def _options(order: Order) -> dict[str, Any]:
     return {**base, **given}
 
 
-# ---------------------------------------------------------------- ways to run it
+# ---------------------------------------------------------------- ways to run
 
 
 @contextlib.contextmanager
@@ -264,7 +264,7 @@ def _in_processes(order: Order) -> Iterator[Callable[[], JobStatus]]:
                 process.wait()
 
 
-# ---------------------------------------------------------------- what it tells
+# ---------------------------------------------------------------- reports
 
 
 def _tell(kind: str, figures: Figures | None = None, error: str = "") -> None:

@@ -16,7 +16,9 @@ from examples.servers.postgres import postgres_server
 
 
 def stream(settings: Settings, sink: str, delay: Delay | None, interval_s: float, slots: int) -> CellResult:
-    """Generated rows, counted by key, into files or a table on the store, or prompt Kafka or PostgreSQL."""
+    """Generated rows, counted by key, into files or a table on the store, or into Kafka or PostgreSQL.
+
+    Kafka and PostgreSQL answer without delay."""
     with contextlib.ExitStack() as kept:
         where = kept.enter_context(place(settings, delay))
         order = stream_order(settings, where.url, sink, interval_s, slots)
