@@ -70,7 +70,7 @@ def test_the_flow_judges_as_plain_python_does() -> None:
     assert compare(answer, judged.rows(), bad.rows(), right).good
 
 
-def test_an_alarm_is_told_when_nobody_confirms_it_in_time_and_withdrawn_when_somebody_does_later() -> None:
+def test_alarm_is_emitted_if_unconfirmed_in_time_and_withdrawn_on_late_confirmation() -> None:
     def paid(number: int, cents: int, at: int, confirms: int | None = None) -> dict[str, Any]:
         return {"id": number, "card": "a", "cents": cents, "at": at, "confirms": confirms}
 

@@ -25,7 +25,7 @@ def test_all_steps_run_and_the_last_line_and_the_exit_code_tell_that_all_passed(
     assert "passed" in lines[-1]
 
 
-def test_steps_behind_one_that_failed_run_too_and_what_failed_is_told_once_more_at_the_end() -> None:
+def test_steps_after_a_failed_step_run_too_and_failures_are_repeated_at_the_end() -> None:
     code, lines = run("echo FAILED a test; exit 1", "echo ERROR another; exit 2", "echo on")
     assert code == 1
     assert "on" in lines

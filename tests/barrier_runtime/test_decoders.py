@@ -90,5 +90,5 @@ def test_decoders_of_ours_are_used_for_the_first_time_by_four_threads_at_once() 
 
 
 @pytest.mark.slow
-def test_types_of_state_that_several_executors_declare_at_once_are_learnt_by_one_of_them() -> None:
+def test_types_declared_by_several_executors_at_once_are_learnt_only_once() -> None:
     assert in_a_fresh_process(_OF_USERS) == b"all\n"

@@ -39,7 +39,7 @@ def test_peers_of_one_workload_are_asked_for_nothing_else(engine: str) -> None:
     assert not plan.can(engine, cell(source="kafka"))
 
 
-def test_every_row_of_the_registry_names_modules_that_are_there_and_no_two_look_alike() -> None:
+def test_every_registry_row_names_existing_modules_and_no_two_rows_look_alike() -> None:
     named = {known.module for known in ENGINES.values()} | {known.setup for known in ENGINES.values() if known.setup}
     assert [name for name in named if not ROOT.joinpath(*name.split(".")).with_suffix(".py").exists()] == []
     for of in (lambda known: known.title, lambda known: known.colour):

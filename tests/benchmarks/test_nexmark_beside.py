@@ -65,9 +65,7 @@ def test_sums_that_lack_the_last_windows_are_at_most_the_answer() -> None:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_flink_reads_the_rows_of_all_in_as_many_files_as_subtasks_each_in_order_of_time(
-    parallelism: int, tmp_path: Path
-) -> None:
+def test_flink_reads_all_rows_from_a_file_per_subtask_each_in_order_of_time(parallelism: int, tmp_path: Path) -> None:
     spec = RunSpec(
         engine="ours", workload="q0", measure="throughput", source="parquet", sink="discard",
         rows=1_000, parallelism=parallelism,

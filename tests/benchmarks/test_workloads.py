@@ -59,7 +59,7 @@ def test_every_result_says_what_its_latency_counts_from(name: str) -> None:
     assert "emitted" in result.schema.names
 
 
-def test_wide_state_is_a_hundred_bytes_with_its_key_that_follow_from_it_and_do_not_compress() -> None:
+def test_wide_state_is_a_hundred_incompressible_bytes_with_its_key() -> None:
     values = [wide_value(key, 3) for key in range(1_000)]
     assert {len(value) for value in values} == {WIDE_BYTES - 8}
     assert values == [wide_value(key, 3) for key in range(1_000)]

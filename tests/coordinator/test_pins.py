@@ -88,7 +88,7 @@ def test_pins_that_cannot_be_listed_hold_everything() -> None:
     assert world.dropped(3) == [keys_of(4), keys_of(3)]
 
 
-def test_what_the_reader_finds_after_its_pin_is_never_deleted_whenever_the_coordinator_looks() -> None:
+def test_objects_a_reader_finds_after_its_pin_are_never_deleted_at_any_moment() -> None:
     """The reader knows 5, the job completes 6 and drops 5, at any step of the reader: it reads what is the newest when
     its pin is there."""
     for drops_at in range(4):
@@ -175,7 +175,7 @@ def test_what_comes_to_wait_while_pins_are_listed_is_not_freed_by_that_list() ->
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_many_deletions_at_once_go_once_each_and_never_before_a_pin_that_was_there_when_they_were_dropped(
+def test_many_concurrent_deletions_run_once_each_and_never_before_an_earlier_pin(
     seed: int,
 ) -> None:
     """Calls begin within others, pins come and go meanwhile, and some lists fail."""

@@ -324,7 +324,7 @@ def test_what_was_never_decided_is_swept_and_the_table_is_left_alone(url: str) -
     opened(DeltaSink(url), job="stranger").commit(stranger)
 
 
-def test_a_vacuum_behind_a_compaction_takes_files_that_a_restored_checkpoint_still_lists(folder: str) -> None:
+def test_vacuum_after_a_compaction_takes_files_a_restored_checkpoint_still_lists(folder: str) -> None:
     """T4: they were visible, the table knows it; what is not in the table is missed."""
     sink = opened(DeltaSink(folder))
     seen = committed(sink, 1, [1])
@@ -338,7 +338,7 @@ def test_a_vacuum_behind_a_compaction_takes_files_that_a_restored_checkpoint_sti
         opened(DeltaSink(folder), token=3).recover([seen, decided])
 
 
-def test_a_job_of_the_same_name_with_other_checkpoints_leaves_what_another_one_has_decided(folder: str) -> None:
+def test_same_named_job_with_other_checkpoints_keeps_commits_of_the_first_job(folder: str) -> None:
     """T9, T14"""
     sink = opened(DeltaSink(folder), token=3, lineage="production", checkpoints="production")
     decided = pre_committed(sink, 7, [1])

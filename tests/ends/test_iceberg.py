@@ -79,7 +79,7 @@ def test_a_checkpoint_is_one_snapshot_that_names_it(sink: IcebergSink, propertie
     ]
 
 
-def test_a_successor_whose_rows_are_gone_learns_from_the_table_that_they_were_appended(
+def test_successor_whose_rows_are_gone_learns_of_their_append_from_the_table(
     properties: dict[str, str], store: MemoryStore
 ) -> None:
     sink = opened(properties, store)

@@ -182,7 +182,7 @@ def test_after_rescaling_others_finish_what_a_subtask_had_decided(kafka: KafkaSe
     assert numbers(topic) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_large_transaction_is_written_in_short_ones_and_continued_where_it_broke_off(
+def test_large_transaction_is_written_in_short_parts_and_continued_after_a_break(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T10: the rows' second object cannot be read; what the first one held is there, in order, and comes once."""
@@ -220,7 +220,7 @@ def test_a_transaction_that_cannot_go_on_holds_no_reader_up(
     assert topic.read() == []  # fails if a transaction stays open
 
 
-def test_no_transaction_is_open_while_the_brokers_are_away_for_longer_than_any_may_last(
+def test_no_transaction_is_open_while_brokers_are_away_longer_than_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """T4: `transaction.max.timeout.ms` is 2 s, the outage 5 s: what was decided before it is written after it."""

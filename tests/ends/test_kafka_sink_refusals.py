@@ -105,9 +105,7 @@ def test_a_topic_that_stamps_rows_itself_takes_any_time(kafka: KafkaServer, job:
         assert numbers(topic) == [1, 2]
 
 
-def test_exactly_once_a_topic_that_refuses_old_rows_is_refused_because_decided_ones_may_get_old(
-    kafka: KafkaServer, job: Job
-) -> None:
+def test_exactly_once_refuses_a_topic_that_would_refuse_decided_rows_once_old(kafka: KafkaServer, job: Job) -> None:
     """T4: an outage of the brokers may last longer than any limit."""
     with new_topic(kafka, message_timestamp_before_max_ms=HOUR_MS) as topic:
         with pytest.raises(
@@ -152,7 +150,7 @@ def test_the_names_of_headers_count_as_bytes_of_a_row(kafka: KafkaServer, job: J
         ("message.timestamp.before.max.ms", "1000", {"n": 1, "k": "a", "at": 1}, "INVALID_TIMESTAMP"),
     ],
 )
-def test_a_setting_that_changes_after_the_decision_is_a_persons_business_and_loses_nothing(
+def test_setting_changed_after_the_decision_needs_a_person_and_loses_nothing(
     kafka: KafkaServer, job: Job, setting: str, value: str, row: dict[str, Any], error: str
 ) -> None:
     """T4: the error names what refuses the row; once the setting is put right the commit succeeds."""

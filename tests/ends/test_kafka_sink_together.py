@@ -128,7 +128,7 @@ def test_damage_in_one_shows_nothing_of_it_and_leaves_the_older_ones_to_be_commi
     assert numbers(topic) == [1]
 
 
-def test_rows_that_are_gone_and_were_not_written_are_named_after_the_older_ones_are_visible(
+def test_lost_unwritten_rows_are_named_after_the_older_rows_are_visible(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(KafkaWriteAhead, "delivers_from_memory", False)

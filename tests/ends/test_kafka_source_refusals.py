@@ -16,7 +16,7 @@ from tests.waiting import until
 # ---------------------------------------------------------------- records that are no longer there
 
 
-def test_a_position_that_is_no_longer_retained_stops_the_job_and_says_what_is_missing(kafka: KafkaServer) -> None:
+def test_position_no_longer_retained_stops_the_job_and_names_the_missing_records(kafka: KafkaServer) -> None:
     topic = Topic(kafka)
     topic.write(map(str, range(100)))
     source = source_of(kafka, topic.name)

@@ -91,7 +91,7 @@ class Subtasks:
         )
 
 
-def test_every_record_is_read_once_over_rescalings_with_new_partitions_and_a_read_that_does_not_count(
+def test_every_record_is_read_once_over_rescalings_new_partitions_and_a_void_read(
     kafka: KafkaServer, tmp_path: Path
 ) -> None:
     """R1, R2: 2 → 3 → 1 subtasks. The job begins at the latest record; what is made later is read from its beginning,

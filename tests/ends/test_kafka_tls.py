@@ -86,7 +86,7 @@ def test_a_source_goes_on_after_handshakes_that_were_cut_off(
 
 
 @pytest.mark.slow
-def test_a_wrong_certificate_ends_the_job_with_its_reason_after_a_while_and_the_right_one_opens_again(
+def test_wrong_certificate_ends_the_job_with_its_reason_and_the_right_opens_again(
     secure: KafkaServer,
     certificates: Certificates,
     network: CutHandshakes,

@@ -32,7 +32,7 @@ def table(connection: psycopg.Connection[Any]) -> str:
     return new_table(connection)
 
 
-def test_subtasks_that_open_a_database_for_the_first_time_together_make_its_tables_once(
+def test_subtasks_that_open_a_new_database_together_create_its_tables_once(
     postgres: PostgresServer, connection: psycopg.Connection[Any]
 ) -> None:
     name = f"fresh_{new_job().replace('-', '_')}"
@@ -93,7 +93,7 @@ def test_a_backend_that_stalls_is_left_for_another_one(
     session.close()
 
 
-def test_a_session_that_waits_for_the_next_checkpoint_is_not_cut_whatever_the_database_is_set_to(
+def test_session_waiting_for_the_next_checkpoint_survives_any_database_timeout(
     postgres: PostgresServer, connection: psycopg.Connection[Any]
 ) -> None:
     """Nor left open for ever by the server when our host has vanished."""

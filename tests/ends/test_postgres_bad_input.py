@@ -111,7 +111,7 @@ def test_a_row_that_the_table_refuses_is_found_before_the_decision(
     sink.close()
 
 
-def test_a_null_in_a_key_or_not_null_column_and_a_nul_character_are_found_before_the_decision(
+def test_nulls_in_key_or_not_null_columns_and_nul_chars_are_found_before_decision(
     postgres: PostgresServer, connection: psycopg.Connection[Any]
 ) -> None:
     null = pa.record_batch({"n": pa.array([None], pa.int64()), "t": ["x"]})

@@ -342,7 +342,7 @@ def test_another_server_is_refused(tables: ChangedTables, tmp_path: Path) -> Non
             rows_from(reader, 1)
 
 
-def test_a_server_or_table_that_cannot_tell_its_changes_is_refused_when_the_job_starts(tables: ChangedTables) -> None:
+def test_server_or_table_that_cannot_report_changes_is_refused_at_the_job_start(tables: ChangedTables) -> None:
     with pytest.raises(InvalidJob, match=r"no table public\.nothing"):
         tables.source("nothing")
     with pytest.raises(InvalidJob, match=r"nothing that identifies its rows.*ADD PRIMARY KEY"):

@@ -78,7 +78,7 @@ def complete(reader: RabbitReader, checkpoint: int) -> None:
 # ---------------------------------------------------------------- acknowledgements
 
 
-def test_a_message_is_acknowledged_when_the_checkpoint_that_covers_it_is_completed_and_not_before(
+def test_message_is_acknowledged_only_once_its_covering_checkpoint_is_complete(
     rabbitmq: RabbitServer, queue: Queue
 ) -> None:
     """U12: what was only snapshotted comes again."""
@@ -153,7 +153,7 @@ def test_two_consumers_share_a_queue(rabbitmq: RabbitServer, queue: Queue) -> No
 # ---------------------------------------------------------------- trouble on the way
 
 
-def test_after_a_lost_connection_what_was_not_acknowledged_comes_again_and_old_tags_acknowledge_nothing(
+def test_unacknowledged_messages_return_on_reconnect_and_old_tags_acknowledge_none(
     rabbitmq: RabbitServer, queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Tags begin at 1 on every connection: one of the old connection must not acknowledge a message of the new."""
@@ -447,7 +447,7 @@ def visible(out: Path) -> list[int]:
     return sorted(json.loads(line)["value"] for path in visible_files(out) for line in path.read_text().splitlines())
 
 
-def test_messages_that_are_delivered_or_published_twice_come_out_once_and_the_queue_is_empty_at_the_end(
+def test_messages_delivered_or_published_twice_are_emitted_once_and_queue_empties(
     rabbitmq: RabbitServer, queue: Queue, tmp_path: Path
 ) -> None:
     """T13: the last acknowledgements, too: those of the checkpoint that ends the job."""
@@ -461,7 +461,7 @@ def test_messages_that_are_delivered_or_published_twice_come_out_once_and_the_qu
     assert queue.left() == 0
 
 
-def test_a_failing_job_takes_up_its_queue_again_with_every_message_once_at_any_parallelism(
+def test_failing_job_resumes_its_queue_with_each_message_once_at_any_parallelism(
     rabbitmq: RabbitServer, queue: Queue, tmp_path: Path
 ) -> None:
     """R2, U10: each run fails in mid-stream, after a checkpoint; consumers become more and fewer."""
@@ -510,7 +510,7 @@ def test_a_failing_job_takes_up_its_queue_again_with_every_message_once_at_any_p
     assert queue.left() == 0
 
 
-def test_a_job_that_ended_when_its_queue_was_idle_reads_what_came_since_and_knows_what_it_had(
+def test_job_that_ended_on_an_idle_queue_reads_new_messages_and_knows_old_messages(
     rabbitmq: RabbitServer, queue: Queue, tmp_path: Path
 ) -> None:
     url, out = f"memory://{uuid.uuid4().hex}", tmp_path / "out"

@@ -171,7 +171,7 @@ def test_an_older_generation_that_opens_late_gets_no_fence_whatever_its_lineage(
     assert hashes(database, prefix) == {"1": {"n": "8"}}
 
 
-def test_a_start_with_other_checkpoints_takes_over_and_what_it_replaced_never_comes_back(
+def test_start_with_other_checkpoints_takes_over_and_replaced_rows_never_return(
     redis: RedisServer, database: client.Redis, prefix: str, job: Job
 ) -> None:
     """T14: its tokens begin from 1 again."""
@@ -348,7 +348,7 @@ def test_five_thousand_rows_are_written_with_two_waits(
     sink.close()
 
 
-def test_scripts_that_are_sent_again_after_some_were_carried_out_write_each_row_once_and_in_order(
+def test_scripts_resent_after_partial_execution_write_each_row_once_and_in_order(
     redis: RedisServer, database: client.Redis, prefix: str, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the client library does when a connection ends before the last answer."""

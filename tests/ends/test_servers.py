@@ -130,7 +130,7 @@ SERVERS = {
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_server_keeps_its_data_and_its_place_when_it_is_stopped_and_when_it_is_killed(name: str) -> None:
+def test_server_keeps_its_data_and_place_when_stopped_and_when_killed(name: str) -> None:
     make: Callable[[], AbstractContextManager[Server]] = SERVERS[name][0]
     write, read = SERVERS[name][1:]
     with make() as server:
@@ -201,7 +201,7 @@ def test_settings_reach_the_servers_and_a_password_is_asked_for() -> None:
             psycopg.connect(server.dsn, passfile="/dev/null")
 
 
-def test_an_order_without_an_answer_is_given_again_and_what_is_done_already_is_no_error_then_only() -> None:
+def test_unanswered_order_is_repeated_and_only_then_tolerates_an_existing_result() -> None:
     from confluent_kafka import KafkaError, KafkaException
 
     said = [KafkaError._TIMED_OUT, KafkaError.TOPIC_ALREADY_EXISTS]

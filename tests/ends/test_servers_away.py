@@ -15,7 +15,7 @@ from tests.waiting import until
 
 
 @pytest.mark.slow
-def test_a_job_outlives_a_database_that_is_down_for_longer_than_its_restarts_would_last(
+def test_job_outlives_a_database_that_is_down_for_longer_than_its_restarts_last(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """T4: it is down at the start too."""

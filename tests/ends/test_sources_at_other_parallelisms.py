@@ -170,7 +170,7 @@ KINDS = [parquet, jsonl, text, polling, kafka, postgres_changes, kinesis, delta,
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_source_goes_on_at_another_parallelism_from_a_savepoint_and_from_a_checkpoint(
+def test_source_continues_at_other_parallelism_from_a_savepoint_or_a_checkpoint(
     kind: Callable[[pytest.FixtureRequest, Path], Any], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """2 -> 3 slots from a savepoint, -> 1 from the checkpoint behind which the job was stopped at once; each in the

@@ -122,9 +122,7 @@ def test_the_sink_is_exactly_once_wherever_it_crashes(database: Database, way: s
     assert certificate.crashes > 10
 
 
-def test_a_zombie_and_its_successor_commit_the_same_rows_at_once_and_they_appear_once(
-    database: Database, job: Job
-) -> None:
+def test_zombie_and_successor_commit_the_same_rows_at_once_and_rows_appear_once(database: Database, job: Job) -> None:
     """T10, Z2"""
     table = database.table()
     zombie, successor = job.opened(table, token=1), job.opened(table, token=2)

@@ -96,3 +96,14 @@ def test_test_files_that_run_together_have_different_names() -> None:
         folder = file.relative_to(ROOT / "tests").parts[0]
         places[folder if folder in apart else "", file.name].append(str(file.relative_to(ROOT)))
     assert [files for files in places.values() if len(files) > 1] == []
+
+
+_TEST = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
+LONGEST_TEST_NAME = 80
+
+
+def test_a_name_of_a_test_is_a_short_claim() -> None:
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    names = [(file, name) for file in files for name in _TEST.findall(file.read_text(encoding="utf-8"))]
+    assert len(names) > 2_000
+    assert {name: str(file.relative_to(ROOT)) for file, name in names if len(name) > LONGEST_TEST_NAME} == {}

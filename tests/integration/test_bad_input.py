@@ -85,7 +85,7 @@ def test_pages_that_are_damaged_are_found_when_they_are_read(folder):
     assert error.value.status.generations == 1
 
 
-def test_a_line_that_is_no_json_is_located_and_the_corrected_file_gives_every_row_once(tmp_path):
+def test_invalid_json_line_is_located_and_the_corrected_file_gives_every_row_once(tmp_path):
     good = [json.dumps({"n": n}) for n in range(50_000)]
     bad = [*good[:-1], "{".ljust(len(good[-1]), "?")]
     (tmp_path / "in").mkdir()
@@ -336,7 +336,7 @@ def counted(tmp_path, rows=3_000, keys=50, aggregate="count", **options):
     return flow.run_local(checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.03, **options)
 
 
-def test_a_byte_flipped_in_a_snapshot_is_found_named_with_both_hashes_and_nothing_is_written(tmp_path):
+def test_flipped_byte_in_a_snapshot_is_named_with_both_hashes_and_blocks_writing(tmp_path):
     """O8, J2: restore refuses; with the byte put back the job goes on to the truth."""
     counted(tmp_path, rows=12_000, keys=10_000)
     before = sorted(visible_files(tmp_path / "out"))
@@ -511,7 +511,7 @@ def test_what_cannot_travel_to_a_worker_is_named_before_spark_starts(tmp_path):
 
 
 @pytest.mark.spark
-def test_an_exception_on_spark_comes_without_a_stack_of_ours_or_of_the_jvm_and_fails_the_job_once(spark, tmp_path):
+def test_exception_on_spark_has_no_stack_of_ours_or_the_jvm_and_fails_the_job_once(spark, tmp_path):
     flow = Dataflow("fails-once")
     numbers = flow.rate("numbers", 10_000, 5_000, keys=10)
     numbers.map(lambda row: {"x": 1 / (row["value"] - 700)}, name="divide").sink(

@@ -269,7 +269,7 @@ def test_a_flow_runs_on_spark_from_the_command_line_with_the_modules_beside_it(t
     assert sorted(written) == list(range(0, 4_000, 2))
 
 
-def test_a_session_of_the_users_on_which_slots_cannot_live_is_refused_with_both_settings(tmp_path):
+def test_user_session_on_which_slots_cannot_live_is_refused_with_both_settings(tmp_path):
     """B5: dynamic allocation and speculation."""
     program = """
         import sys

@@ -124,7 +124,7 @@ def test_a_killed_slot_is_replaced_and_the_survivor_keeps_its_process(spark, tmp
     assert verdict(out, ROWS).right
 
 
-def test_a_slot_that_stalls_longer_than_its_lease_is_replaced_and_the_zombie_changes_nothing(spark, tmp_path):
+def test_slot_stalled_past_its_lease_is_replaced_and_the_zombie_changes_nothing(spark, tmp_path):
     """Z8: SIGSTOP, a new generation, SIGCONT: the zombie leaves (or Spark ended it), the output is the truth."""
     out = tmp_path / "out"
     with start(counting_flow("stalled-slot", out, ROWS, RATE), spark, tmp_path, slot_timeout=1.5) as handle:

@@ -58,7 +58,7 @@ def staged_rows(url: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("where", ["folder", "s3"])
-def test_a_program_that_is_broken_off_and_started_again_reads_the_rows_of_the_first_query(
+def test_interrupted_and_restarted_program_reads_the_rows_of_the_first_query(
     spark: Any, tmp_path: Path, s3_url: Callable[[str], str], where: str
 ) -> None:
     """T1: the query gives other rows whenever it runs; every row of its one run is visible once."""
@@ -87,9 +87,7 @@ def test_a_program_that_is_broken_off_and_started_again_reads_the_rows_of_the_fi
     assert left == ["from-spark/sources/rows/current.json"]
 
 
-def test_a_fresh_start_runs_the_query_again_and_other_columns_are_refused_without_one(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_fresh_start_reruns_the_query_and_other_starts_refuse_other_columns(spark: Any, tmp_path: Path) -> None:
     staging = str(tmp_path / "staging")
     options: dict[str, Any] = {"checkpoints": str(tmp_path / "checkpoints"), "parallelism": 1}
 

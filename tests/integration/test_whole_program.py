@@ -78,7 +78,7 @@ class Runs:
 
 
 @pytest.mark.long(70)
-def test_a_program_that_is_killed_interrupted_or_without_its_jvm_leaves_no_process_and_goes_on(tmp_path):
+def test_killed_interrupted_or_jvmless_program_leaves_no_process_and_continues(tmp_path):
     """R3, Z9: SIGKILL of the driver alone; Ctrl-C as a terminal sends it, to the program, its JVM and the workers (the
     coordinator is in a session of its own); SIGKILL of the JVM, whose driver must not wait for slots that can never
     come. JVM, workers and coordinator leave by themselves."""
@@ -179,9 +179,7 @@ def standalone_master(tmp_path):
 
 
 @pytest.mark.long(50)
-def test_a_standalone_cluster_runs_it_through_a_killed_slot_a_paused_driver_and_a_killed_executor(
-    tmp_path, standalone_master
-):
+def test_standalone_cluster_survives_killed_slot_paused_driver_and_killed_executor(tmp_path, standalone_master):
     """Z9: coordinator and slots do not need the driver. With an executor's JVM its Python workers leave, and a new one
     carries their slots."""
     rows = 40_000

@@ -20,7 +20,7 @@ MUTANTS = (
         "barrier_runtime/operators/state/broadcast_copy.py",
         "                if value in self._stored and self._stored[value][0] == version\n",
         "                if value in self._stored\n",
-        (f"{_TESTS}::test_content_that_a_decided_checkpoint_has_stored_is_named_again_until_it_changes",),
+        (f"{_TESTS}::test_content_stored_by_a_decided_checkpoint_is_named_again_until_changed",),
     ),
     Mutant(
         "copies-are-not-compared",
@@ -68,7 +68,7 @@ MUTANTS = (
         "barrier_runtime/operators/functions/switching.py",
         "        self._waiting.append((input, batch.reaching(None)))\n",
         "        self.due.append((input, batch.reaching(None)))\n",
-        (f"{_SWITCHING}::test_between_two_barriers_every_row_of_every_subtask_is_under_the_rules_before_the_first",),
+        (f"{_SWITCHING}::test_rows_between_two_barriers_all_see_the_rules_before_the_first_barrier",),
     ),
     Mutant(
         "rules-of-one-barrier-behind-the-next",
@@ -76,9 +76,7 @@ MUTANTS = (
         "barrier_runtime/operators/functions/connected.py",
         "    def before_barrier(self, emit: Emit) -> None:\n        self.switch(emit)\n",
         "    def before_barrier(self, emit: Emit) -> None:\n        pass\n",
-        (
-            f"{_SWITCHING}::test_rules_become_valid_without_any_further_element_and_before_a_barrier_that_stands_right_behind",
-        ),
+        (f"{_SWITCHING}::test_rules_become_valid_without_a_further_element_and_before_the_next_barrier",),
     ),
     Mutant(
         "barriers-overtake-rows-in-front-of-a-switch",
@@ -94,7 +92,7 @@ MUTANTS = (
         "barrier_runtime/operators/functions/switching.py",
         "        self._barriers = _and(self._barriers, checkpoint)",
         "        pass",
-        (f"{_SWITCHING}::test_a_barrier_given_up_in_one_subtask_alone_ends_the_generation_where_it_made_rules_valid",),
+        (f"{_SWITCHING}::test_barrier_aborted_in_a_single_subtask_ends_the_generation_if_rules_switched",),
     ),
     Mutant(
         "waiting-rules-wait-on-at-the-end",
@@ -102,7 +100,7 @@ MUTANTS = (
         "barrier_runtime/operators/functions/connected.py",
         "            self._waiting.ended()\n",
         "            pass\n",
-        (f"{_SWITCHING}::test_rules_that_came_behind_the_last_barrier_are_valid_when_all_inputs_have_ended",),
+        (f"{_SWITCHING}::test_rules_after_the_last_barrier_become_valid_when_all_inputs_have_ended",),
     ),
     Mutant(
         "barriers-overtake-rows-for-all",

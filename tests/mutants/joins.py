@@ -32,7 +32,7 @@ MUTANTS = (
         _INTERVAL,
         "max(WATERMARK_MIN, first - self._upper), max(",
         "max(WATERMARK_MIN, first - self._upper + 1), max(",
-        (f"{_INTERVAL_TESTS}::test_a_row_without_a_partner_goes_out_when_the_watermark_passes_the_last_time_of_one",),
+        (f"{_INTERVAL_TESTS}::test_unmatched_row_is_emitted_when_the_watermark_passes_the_last_partner_time",),
     ),
     Mutant(
         "cleaned-by-the-bound-of-the-other-side",
@@ -90,7 +90,7 @@ MUTANTS = (
         _AS_OF,
         "before - self._tolerance))",
         "before - self._tolerance + 1))",
-        (f"{_AS_OF_TESTS}::test_versions_that_nothing_can_need_are_removed_also_of_keys_without_further_rows",),
+        (f"{_AS_OF_TESTS}::test_versions_that_nothing_can_need_are_removed_also_for_keys_without_new_rows",),
     ),
     Mutant(
         "as-of-is-always-exact",
@@ -122,7 +122,7 @@ MUTANTS = (
         _TABLE,
         "                self._buffers[_RIGHT].kill(run, run.living(over))\n",
         "                pass\n",
-        (f"{_TABLE_TESTS}::test_deletes_that_event_time_has_passed_are_not_held_also_of_keys_without_further_rows",),
+        (f"{_TABLE_TESTS}::test_deletes_passed_by_event_time_are_dropped_also_for_keys_without_new_rows",),
     ),
     Mutant(
         "replaced-row-stays",
@@ -138,7 +138,7 @@ MUTANTS = (
         _TABLE,
         "        last[:-1] = run.keys[1:] != run.keys[:-1]",
         "        last[1:] = run.keys[1:] != run.keys[:-1]",
-        (f"{_TABLE_TESTS}::test_the_newest_row_is_given_at_once_and_in_the_order_of_the_rows_with_their_event_time",),
+        (f"{_TABLE_TESTS}::test_newest_row_is_emitted_at_once_in_row_order_with_its_event_time",),
     ),
     Mutant(
         "generated-watermark-goes-back",

@@ -20,7 +20,7 @@ MUTANTS = (
         "        name = own if alone else shared\n",
         "        name = shared\n",
         (
-            "tests/barrier_runtime/operators/aggregation/test_changed_aggregates.py::test_an_aggregate_that_came_is_null_until_there_is_a_value_though_the_column_was_counted",
+            "tests/barrier_runtime/operators/aggregation/test_changed_aggregates.py::test_new_aggregate_is_null_until_its_first_value_though_its_column_was_counted",
         ),
     ),
     Mutant(
@@ -96,7 +96,7 @@ MUTANTS = (
         "    return msgspec.structs.replace(declared, since_ms=before.since_ms)\n",
         "    return msgspec.structs.replace(declared, since_ms=opened_ms)\n",
         (
-            "tests/barrier_runtime/operators/state/test_ttl.py::test_entries_without_a_time_count_from_the_first_time_judged_where_no_watermark_was_known",
+            "tests/barrier_runtime/operators/state/test_ttl.py::test_undated_entries_count_from_the_first_judged_time_without_a_watermark",
         ),
     ),
     Mutant(

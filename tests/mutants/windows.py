@@ -29,9 +29,7 @@ MUTANTS = (
         _AGGREGATE,
         "first_open_start(watermark_ms - self._lateness_ms)",
         "first_open_start(watermark_ms - self._lateness_ms + 1)",
-        (
-            f"{_LATENESS_TESTS}::test_state_is_kept_until_the_end_and_the_lateness_are_over_and_not_a_millisecond_longer",
-        ),
+        (f"{_LATENESS_TESTS}::test_state_is_kept_exactly_until_window_end_and_lateness_are_over",),
     ),
     Mutant(
         "cleaned-while-late-rows-count",
@@ -47,9 +45,7 @@ MUTANTS = (
         _AGGREGATE,
         "        late[of_row] = False\n",
         "        late[assigned[closed] if assigned is not None else of_row] = assigned is not None\n",
-        (
-            f"{_TESTS}/test_late_rows.py::test_a_row_that_is_late_for_some_of_its_windows_counts_in_the_others_and_is_not_late",
-        ),
+        (f"{_TESTS}/test_late_rows.py::test_row_late_for_some_of_its_windows_counts_in_the_others_and_is_not_late",),
     ),
     Mutant(
         "slice-removed-one-window-too-early",
@@ -65,7 +61,7 @@ MUTANTS = (
         _SLIDING,
         "        cut = self._first_over(batch, slices)\n",
         "        cut = None\n",
-        (f"{_SLIDING_TESTS}::test_a_row_behind_the_watermark_of_its_own_batch_does_not_count_in_what_is_over_by_then",),
+        (f"{_SLIDING_TESTS}::test_row_behind_its_batchs_watermark_does_not_count_in_windows_over_by_then",),
     ),
     Mutant(
         "window-lacks-a-slice",

@@ -36,7 +36,7 @@ def open_to_others(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_running_local_job_leaves_nothing_in_the_temporary_folder_that_others_can_read(tmp_path: Path) -> None:
+def test_running_local_job_leaves_no_readable_files_for_others_in_the_temp_folder(tmp_path: Path) -> None:
     """J7: looked at from within the job, when state, snapshots and checkpoints are on disk; afterwards all is gone."""
     program = """
         import json, os, stat, sys

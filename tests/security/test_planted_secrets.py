@@ -86,7 +86,7 @@ def test_a_url_with_credentials_is_refused_wherever_one_is_taken_and_never_repea
 
 
 @pytest.mark.parametrize("url", URLS_WITH_SETTINGS)
-def test_settings_in_a_url_that_are_none_of_ours_are_refused_by_name_and_not_by_value(url: str) -> None:
+def test_unknown_settings_in_a_url_are_refused_by_name_and_not_by_value(url: str) -> None:
     """J6: `secret_key=` in a URL is what people try first."""
     for door in (lambda: open_store(url), lambda: Dataflow("flights").read_csv("rows", url)):
         with pytest.raises(InvalidJob) as error:

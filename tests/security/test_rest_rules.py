@@ -205,7 +205,7 @@ async def test_a_length_that_is_none_is_refused(length: str) -> None:
 # ---------------------------------------------------------------- what is logged and said
 
 
-async def test_the_audit_has_one_line_per_call_with_the_tokens_name_however_the_path_is_written(
+async def test_audit_has_a_line_per_call_with_the_tokens_name_however_paths_are_written(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """G6: line ends in a path stay as they were sent."""

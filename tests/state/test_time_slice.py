@@ -35,7 +35,7 @@ needs_short_slices = pytest.mark.skipif(
 @pytest.mark.slow
 @needs_short_slices
 @pytest.mark.parametrize("also_started", [False, True])
-def test_the_calling_thread_has_short_slices_those_it_starts_if_told_so_and_nobody_becomes_less_nice(also_started):
+def test_caller_and_requested_threads_have_short_slices_and_none_becomes_less_nice(also_started):
     """In a process of its own: it is for good."""
     program = (
         "import json, os, threading\n"

@@ -34,7 +34,7 @@ def test_every_known_version_is_read(decoder: VersionedDecoder[Note], version: i
 
 
 @BOTH
-def test_a_newer_version_names_thing_place_version_and_remedy_also_when_its_fields_are_unknown(
+def test_newer_version_names_thing_place_version_and_remedy_also_for_unknown_fields(
     decoder: VersionedDecoder[Note],
 ) -> None:
     """B6"""

@@ -58,7 +58,7 @@ def no_rows(index: int, of: int) -> Iterator[dict[str, Any]]:
 # ---------------------------------------------------------------- importing
 
 
-def test_importing_the_package_or_asking_for_help_imports_neither_pyspark_nor_pyarrow() -> None:
+def test_importing_the_package_or_showing_help_imports_no_pyspark_or_pyarrow() -> None:
     code = (
         "import sys, barrier_runtime, barrier_runtime.tools.cli\n"
         "sys.argv = ['barrier-runtime', '--help']\n"
@@ -349,7 +349,7 @@ def test_a_stream_that_nobody_reads_is_warned_of() -> None:
         compile_plan(flow.plan, 1)
 
 
-def test_exactly_once_over_a_source_that_cannot_replay_is_refused_unless_the_sink_declares_less() -> None:
+def test_exactly_once_refuses_unreplayable_sources_unless_the_sink_declares_less() -> None:
     flow = Dataflow("job")
     rows = flow.from_iterator("live", no_rows, schema={"n": int}, replayable=False)
     rows.map(dict).sink("printed", CallableSink(nothing))

@@ -197,7 +197,7 @@ MISSING: dict[str, tuple[str, str, Callable[[Dataflow], Any]]] = {  # case: modu
 
 
 @pytest.mark.parametrize("case", MISSING)
-def test_a_missing_extra_is_told_in_one_line_without_any_frame_of_ours_or_of_a_library(
+def test_missing_extra_is_reported_in_a_single_line_without_stack_frames(
     case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     module, extra, use = MISSING[case]

@@ -78,7 +78,7 @@ def test_the_step_that_follows_most_closely_is_named() -> None:
 
 
 @pytest.mark.parametrize("kind", ["union", "connect", "join"])
-def test_steps_of_several_inputs_are_refused_where_event_time_is_followed_behind_them(kind: str) -> None:
+def test_multi_input_steps_are_refused_if_later_steps_need_event_time(kind: str) -> None:
     def merged(function: type) -> Stream:
         flow = Dataflow("f")
         one, other = read(flow), read(flow, "others")

@@ -226,7 +226,7 @@ class FullDisk(NoCommit):
     def commit(self, committable: bytes) -> None: ...
 
 
-def test_a_sink_that_fails_again_and_again_is_named_with_the_strategy_and_has_one_stack_in_the_log(
+def test_repeatedly_failing_sink_is_named_with_strategy_and_a_single_logged_stack(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     failed = ended(lambda s: s, FullDisk(), restart_attempts=2, restart_delay=0.01)

@@ -26,7 +26,7 @@ def read_back(url: str) -> list[dict[str, Any]]:
         return sorted(stored.table("step", "seen").read_all().to_pylist(), key=lambda row: row["key_1"])
 
 
-def test_state_of_a_step_of_several_inputs_is_written_by_the_names_that_its_table_has(tmp_path: Path) -> None:
+def test_state_of_a_multi_input_step_is_written_by_the_names_of_its_table(tmp_path: Path) -> None:
     def connected(sink: CollectSink) -> Dataflow:
         made = Dataflow("limits")
         schema = {"user": str, "n": int}

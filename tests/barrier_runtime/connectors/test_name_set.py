@@ -108,7 +108,7 @@ def test_a_hash_that_lies_across_two_records_is_not_found() -> None:
 
 
 @pytest.mark.slow
-def test_300_000_names_take_19_bytes_each_in_a_few_runs_and_each_is_written_a_few_times() -> None:
+def test_300_000_names_take_19_bytes_each_in_few_runs_with_few_writes_each() -> None:
     names, written, count = NameSet(), 0, 300_000
     for n, name in enumerate(spark_like(count)):
         names.add(name, n)

@@ -149,7 +149,7 @@ def steps(flow: Dataflow) -> list[Any]:
     ]
 
 
-def test_a_description_looks_at_nothing_and_messages_have_the_name_that_the_flow_gives() -> None:
+def test_description_inspects_nothing_and_messages_use_the_name_of_the_flow() -> None:
     description = ParquetSource("/no/such/place", pace=0)
     with pytest.raises(InvalidJob, match="source 'orders': pace=0: give rows per second"):
         Dataflow("job").source("orders", description)

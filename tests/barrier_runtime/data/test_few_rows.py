@@ -163,7 +163,7 @@ def test_a_frame_that_does_not_fit_its_schema_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_small_batch_of_large_rows_is_cut_into_frames_and_a_row_that_is_too_large_is_named() -> None:
+def test_small_batch_of_large_rows_is_cut_into_frames_and_too_large_row_is_named() -> None:
     rows = pa.record_batch({"n": list(range(40)), "text": ["x" * 2_000_000] * 40})
     batch = Batch(rows, 0)
     assert batch.as_few is not None

@@ -42,7 +42,7 @@ def test_a_recorder_is_as_exact_as_its_histogram() -> None:
     assert recorder.encoded() == histogram.encode().decode()
 
 
-def test_a_clock_that_went_back_and_a_row_of_yesterday_are_kept_at_the_ends_of_the_range() -> None:
+def test_backward_clock_and_rows_of_yesterday_are_kept_at_the_ends_of_the_range() -> None:
     recorder = LatencyRecorder()
     recorder.record(-5 * MS)
     recorder.record(86_400_000 * MS)

@@ -37,7 +37,7 @@ def test_a_channel_without_rows_holds_nothing_back_from_the_beginning():
     assert merger.on_end(2) == Watermark(WATERMARK_MAX)
 
 
-def test_rows_held_for_the_end_are_not_passed_by_others_while_a_channel_without_rows_has_still_to_end():
+def test_rows_held_for_the_end_are_not_passed_while_an_empty_channel_has_not_ended():
     """Two subtasks hear the same in another order: neither says that it is idle, which would let its successors go on
     to where the other one is, past the rows that it holds."""
     ends_first, ends_last = WatermarkMerger(3, empty=[2]), WatermarkMerger(3, empty=[2])
@@ -82,7 +82,7 @@ def test_time_does_not_end_while_a_channel_is_only_idle():
     assert merger.on_end(0) == Watermark(WATERMARK_MAX)
 
 
-def test_channels_that_are_idle_together_are_not_left_behind_by_the_first_that_hears_of_rows():
+def test_channels_idle_together_are_not_left_behind_by_the_first_to_hear_of_rows():
     """Rows of the second one, by what came with 20, are on their way: event time does not go past them."""
     merger = WatermarkMerger(2, together=[(0, 1)])
     merger.on_watermark(0, 10)

@@ -60,7 +60,7 @@ def forget_that_it_finished(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ten_runs_forget_what_the_ones_before_have_shown_and_do_not_mind_files_that_are_rotated(tmp_path: Path) -> None:
+def test_ten_runs_forget_shown_files_of_earlier_runs_and_tolerate_rotated_files(tmp_path: Path) -> None:
     """T4, T7: a finished job has made everything visible, so no later start looks for its files."""
     sizes = []
     for number in range(10):
@@ -85,7 +85,7 @@ def test_another_parallelism_finds_nothing_to_settle_either(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_death_between_the_last_global_commit_and_the_end_of_the_log_is_one_more_look_and_loses_nothing(
+def test_death_after_the_last_global_commit_costs_a_check_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
     """T3, T4: then nothing says that all is visible, so the next run looks; a file may be gone meanwhile."""

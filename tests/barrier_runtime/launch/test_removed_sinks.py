@@ -65,7 +65,7 @@ def test_what_was_decided_of_a_removed_sink_is_made_visible_before_it_is_forgott
     assert old + new == list(range(ROWS))
 
 
-def test_what_cannot_be_committed_is_refused_with_the_sink_and_the_number_of_its_transactions(tmp_path: Path) -> None:
+def test_uncommittable_sinks_are_refused_with_name_and_number_of_transactions(tmp_path: Path) -> None:
     """T4: we cannot make a sink of the user's own without the program."""
     count = decide_without_a_commit(tmp_path, Own)
     with pytest.raises(InvalidJob, match=rf"no longer has sink 'old' .* to be visible: {count}\. .*Keep the sink"):

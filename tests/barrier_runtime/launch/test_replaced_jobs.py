@@ -55,7 +55,7 @@ def flow(target: Target, function: type, read: list[int], name: str = "own", job
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unaligned", [False, True])
-async def test_a_job_goes_through_programs_and_parallelisms_and_loses_doubles_and_repeats_nothing(
+async def test_job_survives_program_and_parallelism_changes_without_loss_or_duplicates(
     tmp_path: Path, unaligned: bool
 ) -> None:
     """Each key's numbers are 1, 2, 3, and so on; what is new begins at the barrier, and what goes and comes keeps what

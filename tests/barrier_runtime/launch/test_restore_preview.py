@@ -102,7 +102,7 @@ async def test_splits_that_are_gone_are_refused_by_explain_and_before_anything_i
     assert claimed_by(url) in (None, "")
 
 
-def test_rows_that_were_read_to_their_end_are_not_read_again_in_another_number_of_splits(tmp_path: Path) -> None:
+def test_rows_read_to_their_end_are_not_read_again_in_another_number_of_splits(tmp_path: Path) -> None:
     def flow(splits: int | None, sink: CollectSink) -> Dataflow:
         flow = Dataflow("few")
         rows = flow.from_iterator(

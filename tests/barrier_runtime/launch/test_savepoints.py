@@ -114,7 +114,7 @@ def test_wrong_places_are_refused_when_they_are_given(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("parallelism", "of_wall_clock"), [(1, False), (3, False), (3, True)])
-async def test_a_drained_job_has_fired_all_windows_and_another_goes_on_only_where_that_is_allowed(
+async def test_drained_job_has_fired_all_windows_and_another_continues_only_if_allowed(
     tmp_path: Path, parallelism: int, of_wall_clock: bool
 ) -> None:
     """Windows of ten hours: none would fire before the end. Each row that was read is in one, of each job."""

@@ -53,9 +53,7 @@ def wait_until(condition: Callable[[], object], running: "subprocess.Popen[str]"
         pytest.param("asyncio.run(in_a_loop())", id="as in a notebook", marks=pytest.mark.slow),
     ],
 )
-def test_sigterm_ends_a_program_with_a_local_run_as_it_would_without_and_leaves_no_folder(
-    tmp_path: Path, call: str
-) -> None:
+def test_sigterm_ends_a_program_with_a_local_run_as_usual_and_leaves_no_folder(tmp_path: Path, call: str) -> None:
     (tmp_path / "tmp").mkdir()
     running = started(tmp_path, call)
     try:

@@ -169,7 +169,7 @@ async def test_a_subtask_that_never_acknowledges_is_named_until_it_does() -> Non
         await job.until("RUNNING")
 
 
-async def test_a_snapshot_that_never_ends_expires_and_the_job_says_so_while_it_recovers_again_and_again() -> None:
+async def test_endless_snapshot_expires_and_the_job_reports_each_repeated_recovery() -> None:
     """C7, C11: expiry counts as a failure; with none tolerated every expiry ends a generation."""
     async with watched(
         checkpoint_timeout=0.2, tolerable_failures=0, restart="fixed_delay", restart_delay=0, restart_attempts=None

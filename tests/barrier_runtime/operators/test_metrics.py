@@ -37,7 +37,7 @@ def test_an_operator_that_counted_nothing_is_not_told() -> None:
     assert (registry.counts(), registry.latencies()) == ({}, {})
 
 
-def test_the_status_of_a_job_has_what_was_counted_and_nothing_that_is_not_in_the_table(tmp_path: Path) -> None:
+def test_status_of_a_job_has_every_counted_metric_and_none_outside_the_table(tmp_path: Path) -> None:
     times = [1_000, 9_000, 1_500, 1_600, 20_000]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"k": "a", "t": time}) + "\n" for time in times))
     flow, sink = Dataflow("late"), CollectSink()

@@ -38,7 +38,7 @@ def test_flat_map_gives_any_number_of_rows_per_row() -> None:
     assert [row["n"] for row in driven.rows] == [2, 3, 3]
 
 
-def test_filter_with_a_function_keeps_rows_in_their_order_and_sends_nothing_when_none_is_left() -> None:
+def test_filter_function_keeps_rows_in_order_and_sends_nothing_if_no_row_is_left() -> None:
     driven = Driven(FilterOperator("f", lambda row: row["s"] is not None))
     driven.feed(ROWS)
     assert driven.take() == [ROWS[0], ROWS[2]]

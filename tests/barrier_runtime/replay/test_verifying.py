@@ -123,7 +123,7 @@ def test_masked_columns_are_in_no_difference(tmp_path: Path) -> None:
     assert "bob" not in told
 
 
-def test_rows_of_an_error_output_tell_of_the_checkpoint_of_then_which_is_no_difference(tmp_path: Path) -> None:
+def test_error_rows_name_the_old_checkpoint_without_counting_as_a_difference(tmp_path: Path) -> None:
     def refuses(row: dict[str, Any]) -> dict[str, Any]:
         if row["n"] % 10 == 7:
             raise ValueError("7 is bad")

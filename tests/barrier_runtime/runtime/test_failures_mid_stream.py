@@ -97,7 +97,7 @@ def job(strikes, parallelism, rate, pause_s):
 @pytest.mark.slow
 @pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("parallelism", [1, 5])
-def test_failures_in_operator_snapshot_recovery_and_at_the_end_lose_double_and_reorder_nothing(parallelism):
+def test_failures_in_operator_snapshot_recovery_and_end_keep_rows_exact_and_ordered(parallelism):
     """U10, T3, C18."""
     result = struck(parallelism, rate=6_000, pause_s=0)
     assert not any(each.in_flight_bytes for each in result.status.checkpoints.history)

@@ -140,7 +140,7 @@ def test_a_barrier_does_not_wait_for_room(aligner: type) -> None:
     assert len(bench.operator.held) == 3, "what is behind the barrier waits again"
 
 
-def test_a_checkpoint_does_not_wait_for_room_before_the_end_when_upstream_has_ended_and_sends_no_barrier() -> None:
+def test_checkpoint_does_not_wait_for_room_once_upstream_ended_without_a_barrier() -> None:
     bench = HoldingBench(inputs=1)
     bench.queue((0, rows(1)), (0, rows(2)), (0, EndOfInput()))
     bench.work()

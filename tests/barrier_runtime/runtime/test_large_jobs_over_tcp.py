@@ -185,7 +185,7 @@ class HeldReader(NumbersReader):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stored_apart", "parallelism"), [(True, 1), (True, 3), (False, 3)])
-async def test_17_megabytes_of_positions_survive_a_failure_and_a_restore_at_another_parallelism(
+async def test_17_megabytes_of_positions_survive_a_failure_and_a_rescaling_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored_apart: bool, parallelism: int
 ) -> None:
     """R4: as objects that the manifest names, and inside acks of 8.5 MB each and a manifest of 17 MB."""
@@ -221,7 +221,7 @@ async def test_17_megabytes_of_positions_survive_a_failure_and_a_restore_at_anot
 
 
 @pytest.mark.slow
-async def test_a_job_over_a_table_of_10000_files_takes_checkpoints_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+async def test_job_over_a_table_of_10000_files_checkpoints_and_continues_after_a_failure(tmp_path: Path) -> None:
     """R4: their names alone have two megabytes."""
     ids = [
         f"year=2024/month={n % 12:02d}/part-{n:05d}-{os.urandom(80).hex()}-c000.snappy.parquet" for n in range(10_000)
@@ -269,7 +269,7 @@ class Large(TwoPhaseCommitSink):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nothing_carried", [False, True])
-async def test_a_target_that_is_down_stops_checkpoints_before_what_waits_is_too_much_and_loses_nothing(
+async def test_unreachable_target_stops_checkpoints_before_pending_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_carried: bool
 ) -> None:
     """R4: also when nothing is carried in messages; then a hundredth of the size does."""
@@ -323,7 +323,7 @@ async def test_slots_that_read_the_manifest_themselves_restore_at_any_parallelis
         await job.until(lambda: job.completed > job.status.restored_checkpoint)
 
 
-async def test_an_ack_that_is_too_large_declines_its_checkpoint_and_names_operator_size_and_remedy(
+async def test_too_large_ack_declines_its_checkpoint_with_operator_size_and_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R4: it is no internal error, and no checkpoint is decided that could not be restored."""

@@ -38,7 +38,7 @@ def test_rows_that_an_operator_gave_back_are_never_a_negative_count() -> None:
     assert since.add_to(SnapshotTimes(), Load(), 8, 0.0, LongSteps(), 2.0).rows == 0
 
 
-def test_of_many_long_steps_the_longest_since_then_is_told_and_short_ones_are_not_kept() -> None:
+def test_longest_of_many_long_steps_is_reported_and_short_steps_are_not_kept() -> None:
     steps = LongSteps()
     for ended_s, seconds, chain in ((1.0, 0.9, 1), (2.0, 0.05, 2), (3.0, 0.2, 3), (4.0, 0.001, 4)):
         steps.note(ended_s, seconds, chain)

@@ -47,7 +47,7 @@ def rows_in_flight(store: MemoryStore) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unaligned", [False, True])
-def test_what_is_visible_is_what_was_checkpointed_over_crashes_and_every_change_of_parallelism(
+def test_visible_rows_equal_checkpointed_rows_over_crashes_and_every_rescaling(
     tmp_path: Path, unaligned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R2, T8: 1→2→3→5→3→1, a crash in the asynchronous phase of a snapshot each time.

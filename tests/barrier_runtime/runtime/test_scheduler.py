@@ -104,14 +104,14 @@ def slices_per_pass(batch_s, slice_s, batches=200):
     return [count for count in slices if count][1:-1]
 
 
-def test_work_between_passes_gets_one_slice_of_short_passes_and_its_share_of_long_ones():
+def test_work_between_passes_gets_a_slice_of_short_and_a_share_of_long_passes():
     """A slice must not delay the rows of an idle slot by more than itself; and in a busy slot, whose passes are long,
     a snapshot must not take for ever."""
     assert set(slices_per_pass(batch_s=0.000001, slice_s=0.0003)) == {1}
     assert set(slices_per_pass(batch_s=0.030, slice_s=0.00101)) == {15}
 
 
-def test_a_pass_takes_rows_from_source_to_sink_of_the_slot_and_leaves_nothing_for_another():
+def test_pass_moves_rows_from_source_to_sink_of_the_slot_and_leaves_no_work():
     """One turn of the loop, not one for each subtask on the way."""
     clock, passes, errors = HandClock(), [], []
     source = GeneratedRows("ticks", 1_000, 3, None, 1)
@@ -235,7 +235,7 @@ def batches_of(rows_per_second, pass_s, target_s, batches=60):
     return sizes[batches // 2 :], max(waits[batches // 2 :])
 
 
-def test_rows_of_a_schedule_wait_for_others_as_long_as_passes_take_and_no_longer_than_the_target():
+def test_scheduled_rows_wait_for_others_a_pass_long_and_never_beyond_the_target():
     sizes, wait_s = batches_of(1_000, pass_s=0.010, target_s=0.060)
     assert set(sizes) <= {40, 41}  # the slot rests three quarters of the time
     assert wait_s < 0.0415
@@ -301,7 +301,7 @@ def rows_polled_when_others_come(after_s):
     return sum(sizes)
 
 
-def test_rows_that_have_rested_for_half_of_the_time_join_those_that_come_from_elsewhere():
+def test_rows_that_waited_half_of_the_time_join_rows_that_come_from_elsewhere():
     """One pass for both; and not for a row that was due just now, or two slots would wake each other for ever."""
     assert rows_polled_when_others_come(after_s=0.022) == 23
     assert rows_polled_when_others_come(after_s=0.018) == 0

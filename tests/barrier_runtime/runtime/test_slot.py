@@ -140,7 +140,7 @@ async def test_a_file_that_comes_when_the_generation_behind_the_move_runs_goes_a
     assert not path.exists()
 
 
-async def test_what_cannot_be_opened_at_all_is_told_while_something_else_waits_for_its_server(tmp_path):
+async def test_unopenable_operator_is_reported_while_a_reader_waits_for_its_server(tmp_path):
     class Away(Feed):
         def reader(self, split):
             raise Unavailable("nobody is there")
@@ -175,7 +175,7 @@ async def test_a_slot_restores_starts_takes_a_checkpoint_and_hears_of_its_comple
     await bench.close()
 
 
-async def test_sources_read_nothing_behind_a_checkpoint_that_pauses_them_until_it_is_aborted(tmp_path):
+async def test_sources_read_nothing_after_a_pausing_checkpoint_until_an_abort(tmp_path):
     bench = Bench(tmp_path)
     bench.feed.rows[0] += [1, 2, 3]
     bench.deploy(5)
@@ -236,7 +236,7 @@ async def test_copies_of_another_checkpoint_are_deleted_beside_the_loop(tmp_path
     await bench.close()
 
 
-async def test_before_it_answers_the_checkpoint_that_a_job_stops_with_a_slot_tells_its_last_figures(tmp_path):
+async def test_slot_reports_its_last_figures_before_acknowledging_the_final_checkpoint(tmp_path):
     """The job may end with that answer, and no heartbeat comes any more."""
     bench = Bench(tmp_path)
     await bench.running(5)
@@ -673,7 +673,7 @@ async def test_the_cause_of_a_failure_is_said_before_the_peers_can_see_its_effec
 # ---------------------------------------------------------------- sinks across generations
 
 
-async def test_a_commit_that_still_runs_in_a_dropped_generation_meets_its_repetition_in_the_next_one(tmp_path):
+async def test_commit_running_in_a_dropped_generation_meets_its_repetition_in_the_next(tmp_path):
     """T3, T10, Z11: decided rows are visible once, whoever is first."""
     bench = Bench(tmp_path, make_operator=sink_operator)
     publish, entered, go_on = bench.output.publish, threading.Event(), threading.Event()
@@ -703,7 +703,7 @@ async def test_a_commit_that_still_runs_in_a_dropped_generation_meets_its_repeti
 
 
 @pytest.mark.parametrize("what", ["publish", pytest.param("put_if_absent", marks=pytest.mark.slow)])
-async def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_else_of_its_generation(tmp_path, what):
+async def test_endless_commit_keeps_only_its_sink_of_the_dropped_generation_in_memory(tmp_path, what):
     """Z11: also the global committer's; state and channels of the dropped generation are gone."""
     dropped = []
 
@@ -850,9 +850,7 @@ async def test_operators_hear_of_an_abort_before_the_rest_of_the_snapshot_is_cal
 
 
 @pytest.mark.parametrize("aligned_timeout_ms", [0, 50])
-async def test_rows_in_flight_are_acknowledged_with_the_snapshot_and_worked_off_first_after_a_restore(
-    tmp_path, aligned_timeout_ms
-):
+async def test_rows_in_flight_are_acknowledged_with_the_snapshot_and_come_first_restored(tmp_path, aligned_timeout_ms):
     """U1, U3: between three slots, over two generations; then nothing is left in flight."""
     bench = Bench(tmp_path, parallelism=3)
     await bench.running(5)

@@ -85,7 +85,7 @@ def test_an_ended_subtask_answers_a_trigger_at_once_and_sends_no_barrier():
     assert bench.emitted() == []
 
 
-def test_a_trigger_heard_before_the_end_is_answered_when_the_input_ends_without_its_barrier():
+def test_trigger_before_the_end_is_answered_when_the_input_ends_without_a_barrier():
     """C18: upstream had ended before the trigger came and so never sent the barrier."""
     bench = Bench(inputs=1)
     bench.subtask.on_trigger(barrier(3))
@@ -222,7 +222,7 @@ def test_together_are_no_more_rows_than_one_small_batch_has():
     assert [len(taken) for _, taken in bench.operator.calls] == [3 * size, size]
 
 
-def test_what_is_not_a_small_batch_of_the_same_port_and_columns_is_processed_by_itself():
+def test_batches_not_small_or_of_another_port_or_columns_are_processed_alone():
     other = Batch(pa.record_batch({"v": pa.array([3], pa.int64()), "w": ["x"]}), 1)
     assert other.as_few is not None
     bench = Bench(operator=Batches(), inputs=3, ports=[0, 0, 1])

@@ -65,7 +65,7 @@ def keys(emitted: list[Any]) -> list[str]:
     return [key for each in emitted if isinstance(each, list) for key in each]
 
 
-def test_a_barrier_behind_the_watermark_is_taken_between_two_slices_and_the_rest_fires_after_a_restore() -> None:
+def test_barrier_after_the_watermark_is_taken_between_slices_and_rest_fires_later() -> None:
     world, bench = opened(3_500)
     bench.queue((0, Watermark(DUE)), (0, barrier(1)), (0, batch(("later", 900))))
     bench.subtask.step()
@@ -92,7 +92,7 @@ def test_a_barrier_behind_the_watermark_is_taken_between_two_slices_and_the_rest
     assert not any(isinstance(each, Watermark) for each in again), "who told it tells it again"
 
 
-def test_the_watermark_of_a_chain_goes_on_when_all_has_fired_and_rows_go_on_with_each_slice() -> None:
+def test_watermark_of_a_chain_advances_after_all_fired_and_rows_with_each_slice() -> None:
     world = World()
     bench = Bench(operator=made(world), inputs=1)
     behind = made(world)
@@ -121,7 +121,7 @@ def test_rows_of_another_channel_wait_and_its_barrier_does_not() -> None:
 
 
 @pytest.mark.parametrize("aligned", [True, False])
-def test_rows_behind_a_jump_of_event_time_within_a_batch_wait_and_are_in_an_unaligned_snapshot(aligned: bool) -> None:
+def test_rows_after_an_event_time_jump_in_a_batch_wait_and_join_unaligned_snapshots(aligned: bool) -> None:
     world, bench = opened(2_500)
     bench.queue((0, batch(("a", 900), ("b", 901), ("c", 902), reached=[1, DUE, DUE])))
     bench.subtask.step()
@@ -156,7 +156,7 @@ def held_up(bench: Bench, *, overtakes_timers: bool = True) -> list[str]:
     return keys(bench.emitted())
 
 
-def test_an_aligned_barrier_waits_a_little_for_timers_and_then_overtakes_the_rows_that_wait_for_them() -> None:
+def test_aligned_barrier_waits_a_little_for_timers_and_then_overtakes_waiting_rows() -> None:
     world, bench = opened(5_500)
     early = held_up(bench)
     bench.subtask.step()
@@ -233,7 +233,7 @@ def test_a_barrier_overtakes_timers_only_if_its_own_checkpoint_may(wanted: str |
     assert len(bench.captured.calls) == 1
 
 
-def test_with_several_channels_the_barrier_overtakes_timers_when_it_is_there_on_all_of_them() -> None:
+def test_barrier_overtakes_timers_once_all_of_several_channels_have_the_barrier() -> None:
     _, bench = opened(6_500, inputs=3)
     bench.feed((1, Watermark(DUE)), (2, Watermark(DUE)))
     bench.queue((0, Watermark(DUE)), (0, batch(("x", 900))))
@@ -278,7 +278,7 @@ def test_a_checkpoint_that_was_given_up_overtakes_nothing() -> None:
     assert (bench.captured.calls, bench.in_flight) == ([], {})
 
 
-def test_at_the_end_of_the_input_timers_fire_in_slices_and_a_trigger_is_answered_between_two() -> None:
+def test_timers_fire_in_slices_at_the_end_of_input_with_triggers_between_slices() -> None:
     world, bench = opened(2_500)
     bench.inputs[0].push(EndOfInput(), 10)
     bench.subtask.step()
@@ -298,7 +298,7 @@ def test_at_the_end_of_the_input_timers_fire_in_slices_and_a_trigger_is_answered
     assert keys(first) + keys(restored.emitted()) == due(2_500)
 
 
-def test_a_trigger_that_came_before_the_end_is_answered_when_the_last_timers_begin_to_fire() -> None:
+def test_trigger_before_the_end_is_answered_when_the_last_timers_begin_to_fire() -> None:
     _, bench = opened(2_500)
     bench.subtask.on_trigger(barrier(1))
     bench.inputs[0].push(EndOfInput(), 10)

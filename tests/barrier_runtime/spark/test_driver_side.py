@@ -167,7 +167,7 @@ print(len(set(sys.modules) - loaded) > 0)
     assert late == {"file": "True", "s3": "False"}
 
 
-def test_a_forked_worker_reads_no_archive_anew_and_walks_nothing_that_was_imported_before(tmp_path):
+def test_forked_worker_rereads_no_archive_and_collector_skips_earlier_imports(tmp_path):
     """Every worker of pyspark, which comes in an archive, begins with `importlib.invalidate_caches`."""
     script = """
 import gc, importlib, os, sys, zipfile, zipimport
@@ -195,7 +195,7 @@ print(seen, len(read) - seen, packed.second.name, len(gc.get_objects()) < 1_000 
     assert done.stdout.strip() == "2 0 second True"
 
 
-def test_what_a_job_says_of_its_endpoint_is_gone_before_the_next_job_in_the_same_worker(monkeypatch):
+def test_endpoint_of_a_job_is_cleared_before_the_next_job_in_the_same_worker(monkeypatch):
     monkeypatch.setenv("AWS_REGION", "of-the-worker")
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     for endpoint in ("http://first", "http://second"):

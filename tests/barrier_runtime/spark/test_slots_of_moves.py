@@ -80,7 +80,7 @@ def test_a_slot_that_left_the_first_spark_job_is_started_again_when_it_is_wanted
     slots.cancel()
 
 
-def test_slots_that_were_started_for_a_coordinator_that_died_are_not_started_again_while_they_are_there() -> None:
+def test_present_slots_of_a_dead_coordinator_are_not_started_again() -> None:
     context = Context()
     slots = slots_of(context, 1)
     slots.follow("", 1, StandbysWanted("first", 1, 1))

@@ -326,7 +326,7 @@ async def test_states_of_the_runtimes_own_are_read_too(tmp_path: Path) -> None:
             stored.table(each.operator, each.state).read_all()
 
 
-def test_where_a_reader_works_is_one_of_the_folders_that_go_with_the_next_when_it_is_killed(tmp_path: Path) -> None:
+def test_reader_works_in_a_locked_folder_that_is_removed_at_close(tmp_path: Path) -> None:
     flow = Dataflow("read")
     rows = flow.from_iterator("in", lambda part, of: [{"k": 1}], schema={"k": int}, splits=1)
     rows.key_by("k").aggregate("sums", n=count()).sink("out", CollectSink())

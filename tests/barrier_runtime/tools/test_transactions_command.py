@@ -161,7 +161,7 @@ def test_list_shows_what_is_decided_and_changes_nothing(killed: Killed) -> None:
     assert f"checkpoint {listed[0]['checkpoint']}, subtask 0: {listed[0]['rows']:,} rows" in text
 
 
-def test_nothing_is_listed_of_a_job_that_has_finished_though_its_last_manifest_lists_what_became_visible_since(
+def test_finished_job_lists_no_transaction_though_its_last_manifest_names_some(
     tmp_path: Path,
 ) -> None:
     """The manifest of the last checkpoint is written before its commits, and none comes after it."""

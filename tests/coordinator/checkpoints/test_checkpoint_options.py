@@ -172,7 +172,7 @@ def test_as_many_failures_in_a_row_as_are_tolerable_keep_the_generation(tolerabl
 
 @pytest.mark.parametrize("retained", [1, 2, 3])
 @pytest.mark.usefixtures("manifests_are_objects")
-def test_so_many_completed_checkpoints_are_kept_and_older_ones_go_after_the_newer_is_durable(retained):
+def test_given_number_of_checkpoints_is_kept_and_older_go_after_newer_is_durable(retained):
     """C14. A slot may still build on the one dropped last: it goes with the next decision."""
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(retained=retained), **LONG))
     for number in range(1, 6):

@@ -41,7 +41,7 @@ def succeeded(store: MemoryStore, *slots: FakeSlot) -> Coordinator:
     return successor
 
 
-def test_slot_0_is_told_when_every_subtask_has_committed_and_everybody_when_it_is_done() -> None:
+def test_slot_0_hears_when_every_subtask_has_committed_and_all_slots_at_the_end() -> None:
     coordinator, a, b = started(MemoryStore(), JOB)
     n = coordinator.checkpoint(a, b)
     a.commit(n)
@@ -58,7 +58,7 @@ def test_slot_0_is_told_when_every_subtask_has_committed_and_everybody_when_it_i
     assert coordinator.status.commits.through == {"out/0": n, "out/1": n, "out/global": n}
 
 
-def test_a_lagging_subtask_holds_the_whole_back_and_the_newest_common_checkpoint_is_enough() -> None:
+def test_lagging_subtask_delays_the_whole_and_newest_common_checkpoint_is_enough() -> None:
     coordinator, a, b = started(MemoryStore(), JOB)
     first, second = coordinator.checkpoint(a, b), coordinator.checkpoint(a, b)
     a.commit(first)
@@ -148,7 +148,7 @@ def test_the_next_generation_is_told_again(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_what_every_sink_is_through_with_is_not_looked_at_again_by_the_next_generation(done: bool) -> None:
+def test_next_generation_does_not_revisit_checkpoints_that_every_sink_committed(done: bool) -> None:
     """I6: nor by the global committer; while that is not through, all of it is."""
     coordinator, a, b = started(MemoryStore(), JOB)
     n = coordinator.checkpoint(a, b)

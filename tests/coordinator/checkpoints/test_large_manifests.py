@@ -71,7 +71,7 @@ def test_a_deployment_carries_what_is_small_and_names_the_manifest_of_what_is_la
         assert len(snapshots_for_slot(manifest.operators, slot.index, 3)) == 2 * operators
 
 
-def test_a_checkpoint_that_could_not_be_restored_is_not_decided_and_names_the_operator(monkeypatch):
+def test_unrestorable_checkpoint_is_not_decided_and_names_the_operator(monkeypatch):
     """R4: refused at the checkpoint, not found out at the restore."""
     monkeypatch.setattr(codec, "MAX_MANIFEST_BYTES", 100_000)
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(tolerable_failures=1)))
@@ -134,7 +134,7 @@ def test_what_a_global_committer_has_to_read_stays_until_it_is_done(monkeypatch,
 
 
 @pytest.mark.usefixtures("manifests_are_objects")
-def test_a_global_committer_is_told_where_the_manifest_is_when_no_message_could_carry_it(monkeypatch, store):
+def test_global_committer_gets_the_manifests_place_if_a_message_is_too_small(monkeypatch, store):
     monkeypatch.setattr(commits, "MAX_CARRIED_BYTES", 10)
     coordinator, a, b = started(store, GLOBAL)
     first, _ = decided_with_pending(coordinator, a, b, "one")
@@ -159,7 +159,7 @@ def test_no_checkpoint_is_taken_while_too_many_bytes_wait_to_be_committed():
     assert tracker.too_far_behind == "", "they are large, but nothing waits"
 
 
-def test_what_a_global_committer_was_told_to_commit_is_held_until_it_is_told_of_a_newer_one():
+def test_objects_a_global_committer_has_to_commit_are_held_until_its_next_checkpoint():
     """R4: however many checkpoints complete meanwhile. It retries for minutes while the target is down."""
     tracker = CommitTracker(GLOBAL)
 

@@ -145,7 +145,7 @@ def test_a_newer_completed_checkpoint_subsumes_the_older():
     assert checkpoints.ack(ack(1, B), 1_100).effect is AckEffect.LATE
 
 
-def test_an_older_one_that_is_ready_while_a_newer_is_decided_is_never_decided_after_it():
+def test_older_ready_checkpoint_is_never_decided_after_a_newer_in_decision():
     checkpoints = pending(max_concurrent=2)
     one, two = checkpoints.trigger(0), checkpoints.trigger(0)
     for subtask in (A, B):

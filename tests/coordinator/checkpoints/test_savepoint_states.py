@@ -33,7 +33,7 @@ def visible(through: int, savepoints: Savepoints) -> list[int]:
     return [due.copy.savepoint.taken.checkpoint for due in savepoints.due(lambda checkpoint: checkpoint <= through)]
 
 
-def test_a_savepoint_stays_with_its_checkpoint_and_one_to_stop_with_goes_on_to_the_newest() -> None:
+def test_savepoint_stays_with_its_checkpoint_and_a_stopping_savepoint_moves_on() -> None:
     savepoints = asked(A, LAST)
     for checkpoint in (4, 5, 6):
         savepoints.completed(manifest(checkpoint))
@@ -61,7 +61,7 @@ def test_a_checkpoint_is_held_from_its_decision_to_the_end_of_its_copy() -> None
     assert (states(savepoints), savepoints.held) == ({"a": "done"}, frozenset())
 
 
-def test_what_is_covered_when_a_generation_ends_waits_for_the_next_and_a_copy_goes_on() -> None:
+def test_covered_savepoint_waits_for_the_next_generation_and_a_copy_continues() -> None:
     savepoints = asked(A, SavepointRequest("b", "memory://b"))
     savepoints.completed(manifest(5))
     assert visible(5, savepoints) == [5, 5]

@@ -146,7 +146,7 @@ def test_files_that_are_uploaded_while_the_sweep_lists_and_deletes_stay(store):
 
 
 @pytest.mark.usefixtures("manifests_are_objects")
-def test_a_coordinator_that_stalls_before_its_delete_and_was_replaced_meanwhile_deletes_nothing(store):
+def test_coordinator_replaced_while_stalled_before_its_delete_deletes_nothing(store):
     """I7, Z8: its successor may keep more than it did."""
     zombie, a, b = started(store)
     for number in (1, 2, 3):
@@ -167,7 +167,7 @@ def test_a_coordinator_that_stalls_before_its_delete_and_was_replaced_meanwhile_
     assert zombie.deleted == []
 
 
-def test_a_coordinator_that_was_replaced_by_a_LEAD_of_its_own_generation_deletes_nothing(store):
+def test_coordinator_replaced_by_a_LEAD_of_its_own_generation_deletes_nothing(store):
     """I7, F6."""
     zombie, a, b, _delete = littered(store)
     successor = Coordinator(store, leader="leader-b").begin().settle()

@@ -113,7 +113,7 @@ def patient(**changes):
     return spec(slot_timeout_ms=long_ms, checkpoints=options(interval_ms=long_ms, timeout_ms=long_ms, **changes))
 
 
-def test_what_no_ack_ever_named_goes_with_a_sweep_when_every_open_checkpoint_is_younger(monkeypatch):
+def test_sweep_takes_unacknowledged_uploads_once_every_open_checkpoint_is_younger(monkeypatch):
     """S9"""
     monkeypatch.setattr(retaining, "SWEEP_EVERY_MS", 0)
     clock = [1_000_000]
@@ -159,7 +159,7 @@ def test_what_is_being_uploaded_for_an_open_checkpoint_stays_however_old_it_is(m
     assert data_of(store) == uploads(a, "slow") | uploads(b, "slow")
 
 
-def test_what_an_open_checkpoint_uploaded_before_another_one_was_decided_stays_however_long_that_took(monkeypatch):
+def test_uploads_of_open_checkpoints_before_another_decision_stay_however_old(monkeypatch):
     """S9, I7: the manifest of the other one is younger than this upload, and tells nothing about it."""
     monkeypatch.setattr(retaining, "SWEEP_EVERY_MS", 0)
     clock = [1_000_000]
@@ -181,7 +181,7 @@ def test_what_an_open_checkpoint_uploaded_before_another_one_was_decided_stays_h
     assert uploads(a, "for-2") <= data_of(store)
 
 
-def test_what_an_ack_of_an_open_checkpoint_names_stays_whoever_else_named_it_and_however_old_it_is():
+def test_file_in_an_ack_of_an_open_checkpoint_stays_whoever_else_named_the_file():
     """S4, I7: both ways of deleting ask for that; nothing rests on what slots are known to do."""
     key, manifest = PATHS.data_file(5, "u", "f"), PATHS.manifest(3, 5)
     open_ones = UnderWay(frozenset({key}), frozenset({manifest}))
@@ -194,7 +194,7 @@ def test_what_an_ack_of_an_open_checkpoint_names_stays_whoever_else_named_it_and
     assert Retention(1, kept).sweep(PATHS, objects, 5, 20 * MIN_AGE_MS) == SweepPlan(), "who does not lead"
 
 
-def test_the_manifest_that_is_being_decided_is_spared_whatever_the_clock_of_the_store_says():
+def test_manifest_in_decision_is_spared_whatever_the_clock_of_the_store_says():
     """S4"""
     manifest = Manifest(
         job="flights", lineage="l", checkpoint=4, token=5, created_wall_ms=0, parallelism=1, max_parallelism=128,
@@ -209,7 +209,7 @@ def test_the_manifest_that_is_being_decided_is_spared_whatever_the_clock_of_the_
     assert Retention(1, kept).sweep(PATHS, objects, 5, 20 * MIN_AGE_MS, deciding) == SweepPlan()
 
 
-def test_uploads_older_than_the_newest_decision_before_the_open_checkpoints_are_swept():
+def test_uploads_older_than_the_last_decision_before_open_checkpoints_are_swept():
     """S4: a long run has many decisions, and what came between two of them is nobody's, too."""
     first, second = PATHS.manifest(1, 5), PATHS.manifest(2, 5)
     between, after = PATHS.data_file(5, "u", "between"), PATHS.data_file(5, "u", "after")

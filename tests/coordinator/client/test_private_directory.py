@@ -40,7 +40,7 @@ def test_it_is_private_and_goes_with_its_contents(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_directory_of_a_killed_driver_is_removed_by_the_next_one_and_that_of_a_living_one_is_not(tmp_path):
+def test_next_driver_removes_the_directory_of_a_killed_but_not_of_a_living_driver(tmp_path):
     """J7"""
     killed, left = driver(tmp_path)
     living, kept = driver(tmp_path)

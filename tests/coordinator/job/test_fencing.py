@@ -65,9 +65,7 @@ def take_checkpoint(coordinator, slots, rng=None):
 
 
 @pytest.mark.parametrize("seed", seeds(20))
-def test_whoever_writes_through_an_old_handle_is_fenced_however_often_it_is_opened_and_whatever_the_store_does(
-    seed, store
-):
+def test_writer_with_an_old_handle_is_fenced_after_every_opening_and_store_fault(seed, store):
     """Z1, O2, O3: ten openings under storage faults; the old one writes after each of them."""
     rng = random.Random(seed)
     old, old_slots, decided = None, [], []
@@ -139,7 +137,7 @@ def test_the_pauses_of_the_next_test_cover_claim_reading_and_writing():
 @pytest.mark.usefixtures("manifests_are_objects")
 @pytest.mark.parametrize("pause", range(4))
 @pytest.mark.parametrize("answered", ["before", "after"])
-def test_an_owner_that_is_paused_anywhere_after_its_claim_is_fenced_by_who_opens_meanwhile(pause, answered):
+def test_owner_paused_anywhere_after_its_claim_is_fenced_by_whoever_opens_next(pause, answered):
     """Z2: `answered`: the request in flight at the pause reaches the store before, or after, the other one's claim."""
     store = with_history()
     owner = owner_on(store)

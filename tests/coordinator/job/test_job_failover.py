@@ -52,7 +52,7 @@ def at_decision(store):
 # ---------------------------------------------------------------- a restarted coordinator, slots alive
 
 
-def test_a_restarted_coordinator_leads_on_without_a_new_generation_when_all_slots_survived(store):
+def test_restarted_coordinator_leads_in_the_same_generation_if_all_slots_survived(store):
     """F6: LEAD takes the position that the old process would need."""
     old, a, b = started(store)
     old.checkpoint(a, b)
@@ -64,7 +64,7 @@ def test_a_restarted_coordinator_leads_on_without_a_new_generation_when_all_slot
     assert new.checkpoint(a, b) == 2
 
 
-def test_checkpoints_that_were_under_way_are_aborted_and_their_ids_are_not_used_again(store):
+def test_checkpoints_under_way_are_aborted_and_their_ids_are_not_used_again(store):
     """F10."""
     old, a, b = started(store)
     old.checkpoint(a, b)
@@ -134,7 +134,7 @@ def test_commits_reported_at_the_reconnection_count(store):
     assert new.ended.outcome == "finished"
 
 
-def test_a_zombie_of_the_same_generation_loses_its_next_append_and_leaves_the_slots_alone(store):
+def test_zombie_of_the_same_generation_loses_its_append_and_leaves_slots_alone(store):
     """F6, Z6, crash table."""
     zombie, a, b = at_decision(store)
     new = successor(store, a, b).settle()
@@ -161,7 +161,7 @@ def test_a_zombies_decision_that_came_first_counts(store):
     assert new.checkpoint(a, b) == 2
 
 
-def test_a_stalled_coordinator_that_wakes_up_asks_for_no_kill_before_it_has_read_its_mail(store):
+def test_stalled_coordinator_requests_no_kill_before_reading_its_mail_on_waking(store):
     """Z8."""
     zombie, a, b = started(store)
     successor(store, a, b).settle()
@@ -534,7 +534,7 @@ def test_a_restarted_coordinator_goes_on_dropping_old_checkpoints(store):
     assert a.data_key("f3") not in new.deleted
 
 
-def test_start_is_told_once_all_restored_even_when_the_reading_of_the_manifest_is_slow(store):
+def test_start_is_sent_once_all_restored_even_if_the_manifest_is_read_slowly(store):
     first, a, b = started(store)
     first.checkpoint(a, b)
     second = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin()

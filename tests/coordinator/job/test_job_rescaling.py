@@ -68,7 +68,7 @@ def fences(store: MemoryStore) -> list[tuple[int, int]]:
     return [(each.spec.parallelism, each.restored_checkpoint) for each in log_of(store) if isinstance(each, Fence)]
 
 
-def test_new_slots_are_there_before_the_sources_stop_and_the_job_moves_at_that_checkpoint():
+def test_new_slots_are_ready_before_sources_stop_and_that_checkpoint_moves_the_job():
     store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
@@ -410,7 +410,7 @@ def test_what_cannot_be_had_is_refused_and_asking_twice_changes_nothing():
     assert "use a new id" in protocol.refuses_rescale(RescaleRequest(request.id, 4))
 
 
-def test_sources_go_on_until_the_new_slots_have_fetched_a_checkpoint_and_the_rest_follows():
+def test_sources_continue_until_new_slots_fetched_a_checkpoint_and_the_rest_follows():
     store = MemoryStore()
     coordinator, a, b = started(store)
     first = coordinator.checkpoint(a, b)
@@ -435,7 +435,7 @@ def test_sources_go_on_until_the_new_slots_have_fetched_a_checkpoint_and_the_res
     assert fences(store)[-1] == (3, number), "whether that has come or not"
 
 
-def test_all_slots_of_now_are_waited_for_also_those_that_leave_and_sources_stop_behind_a_fresh_checkpoint():
+def test_all_current_slots_also_leaving_are_awaited_and_a_fresh_checkpoint_pauses():
     store = MemoryStore()
     coordinator, a, b = started(store)
     a.prefetches = b.prefetches = False
@@ -461,7 +461,7 @@ def test_all_slots_of_now_are_waited_for_also_those_that_leave_and_sources_stop_
     assert fences(store)[-1] == (1, number)
 
 
-def test_what_was_compacted_while_a_checkpoint_was_under_way_is_in_the_next_one_behind_which_sources_stop():
+def test_compaction_during_a_checkpoint_is_in_the_next_before_the_sources_stop():
     """Else it would be written and fetched in the pause, and may be much of the state."""
     store = MemoryStore()
     coordinator, a, b = started(store)
@@ -491,7 +491,7 @@ def test_what_was_compacted_while_a_checkpoint_was_under_way_is_in_the_next_one_
     assert fences(store)[-1] == (1, number)
 
 
-def test_a_checkpoint_that_was_asked_for_before_none_may_come_is_not_due_all_the_time_meanwhile():
+def test_earlier_requested_checkpoint_is_not_always_due_while_checkpoints_are_off():
     """A tick at once behind each tick took a core, and each counted as one that came late: all waiting began anew."""
     coordinator, a, b = started(MemoryStore())
     a.prefetches = b.prefetches = False

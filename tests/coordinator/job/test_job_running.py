@@ -89,7 +89,7 @@ def test_slots_that_have_their_cores_are_waited_for_longer_and_not_for_ever():
     assert "0 of 2 registered within 300 s, missing: 0, 1. All have their cores" in starting.ended.reason
 
 
-def test_slots_that_failed_since_are_not_waited_for_longer_and_those_that_come_late_run():
+def test_slots_that_failed_since_then_are_not_awaited_longer_and_late_slots_run():
     failing = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
     late = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
     failing.post(SlotsStarting(2))
@@ -295,7 +295,7 @@ def test_a_generation_change_aborts_what_is_under_way_and_ids_go_on():
 
 
 @pytest.mark.usefixtures("manifests_are_objects")
-def test_files_of_dropped_checkpoints_are_deleted_by_the_leader_only_when_nobody_can_need_them(store):
+def test_leader_deletes_files_of_dropped_checkpoints_only_when_nobody_needs_them(store):
     """S1, S9, I7."""
     coordinator, a, b = started(store)
     for number in range(1, 5):
@@ -768,7 +768,7 @@ def test_a_slot_that_tells_how_far_it_is_hears_how_far_the_slowest_one_is(store)
     assert b.last(LowestEventTime) == LowestEventTime(1, 9_000), "its splits have ended"
 
 
-def test_what_slots_told_before_a_restart_is_forgotten_and_what_comes_late_is_not_heard(store):
+def test_reports_of_slots_before_a_restart_are_forgotten_and_late_reports_ignored(store):
     """The next generation begins at its checkpoint: what was reached before is further than that."""
     coordinator, a, b = started(store)
     for slot in (a, b):

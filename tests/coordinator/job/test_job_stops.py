@@ -153,7 +153,7 @@ def test_coordinator_and_slots_die_and_the_next_generation_is_stopped(point: str
     check_it_ended_with(after, asked, mode)
 
 
-def test_a_successor_that_finds_all_ended_says_that_the_last_checkpoint_is_of_a_drained_job() -> None:
+def test_successor_that_finds_all_ended_marks_the_last_checkpoint_as_drained() -> None:
     """Its slots tell in their first message that they have ended, so nothing is left to end."""
     store, asked = MemoryStore(), wish()
     before, a, b = died("the last checkpoint is decided", store, asked, "drain")
@@ -187,7 +187,7 @@ def test_a_wish_that_is_in_no_record_yet_is_gone_and_the_job_runs_on(mode: str) 
 
 
 @pytest.mark.usefixtures("manifests_are_objects")
-def test_the_record_of_a_checkpoint_that_is_decided_next_says_so_and_the_job_stops_with_a_later_one() -> None:
+def test_next_decided_record_has_the_stop_request_and_a_later_checkpoint_stops() -> None:
     store, asked = MemoryStore(), wish()
     coordinator, a, b = started(store)
     coordinator.trigger()
@@ -203,7 +203,7 @@ def test_the_record_of_a_checkpoint_that_is_decided_next_says_so_and_the_job_sto
     assert read_savepoint(asked.url).taken.checkpoint == 2
 
 
-def test_the_record_of_a_checkpoint_that_was_decided_while_the_wish_came_does_not_speak_of_it() -> None:
+def test_record_decided_while_the_stop_request_came_does_not_mention_the_request() -> None:
     store, asked = MemoryStore(), wish()
     coordinator, a, b = started(store)
     coordinator.trigger()

@@ -99,7 +99,7 @@ def test_a_run_that_comes_after_our_finish_fences_nobody(store: MemoryStore) -> 
     assert coordinator.ended.outcome == "cancelled"
 
 
-def test_a_successor_that_has_to_fail_the_job_waits_for_what_its_predecessor_had_under_way(store: MemoryStore) -> None:
+def test_successor_that_must_fail_the_job_waits_for_work_of_its_predecessor(store: MemoryStore) -> None:
     coordinator, a, b = started(store)
     coordinator.trigger()
     a.ack(1)
@@ -120,7 +120,7 @@ def test_a_successor_that_has_to_fail_the_job_waits_for_what_its_predecessor_had
 
 @pytest.mark.parametrize("decided", [1, 3])
 @pytest.mark.usefixtures("manifests_are_objects")
-def test_a_leader_that_stood_still_says_nothing_to_slots_that_have_heard_of_its_successor(
+def test_leader_that_stood_still_sends_nothing_to_slots_that_know_its_successor(
     decided: int, store: MemoryStore
 ) -> None:
     """I3: found by the simulation. Its successor decided checkpoints and died; the slots came back, and heard of

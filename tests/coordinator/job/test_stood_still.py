@@ -49,7 +49,7 @@ def test_no_slot_is_blamed_for_it_when_another_ones_wait_for_a_server_is_read_fi
     assert coordinator.phase == "running"
 
 
-def test_a_new_program_that_runs_is_not_taken_back_because_a_wait_before_that_is_read_first() -> None:
+def test_running_new_program_is_not_reverted_by_an_earlier_wait_read_late() -> None:
     coordinator, a, b = started(MemoryStore())
     coordinator.checkpoint(a, b)
     new = new_slots(coordinator, ask_to_replace(coordinator))

@@ -112,7 +112,7 @@ def test_records_land_in_order_and_are_found_again(store):
     assert again.checkpoint_floor == 3
 
 
-def test_an_unknown_outcome_repeats_the_same_bytes_at_the_same_position_until_it_is_known(store):
+def test_unknown_outcome_repeats_the_same_bytes_at_its_position_until_known(store):
     """O3: the put times out, nothing is there, it lands later: one outcome."""
     log = opened(store)
     first = log.propose(fence(log))

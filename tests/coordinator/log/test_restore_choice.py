@@ -97,7 +97,7 @@ def test_only_what_a_finished_job_ended_with_is_known_to_be_visible(commits, res
     assert slot.last(Deploy).settled is settled, "the next generation of the run knows it too"
 
 
-def test_a_replaying_run_that_recovers_before_its_first_checkpoint_replays_the_same_again():
+def test_replaying_run_replays_again_when_recovering_before_its_first_checkpoint():
     """R4: not from the newest decision of the lineage it left."""
     store = stored()
     coordinator = second_run(store, restore="1", allow_replay=True)
@@ -181,7 +181,7 @@ def test_state_is_restored_only_as_what_it_was_defined(stored, now, refused):
             check_manifest(job, record, manifest)
 
 
-def test_every_slot_gets_its_own_keyed_state_and_all_of_it_when_the_parallelism_changed():
+def test_each_slot_gets_its_own_keyed_state_and_all_state_on_a_new_parallelism():
     """Small state (positions, committables) it always gets from all: a changed list of splits moves splits."""
     store = stored()
 

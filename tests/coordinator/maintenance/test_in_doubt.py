@@ -169,7 +169,7 @@ def test_a_status_without_a_leader_says_what_became_of_either_run(left):
     assert "ann@here pid 7" in past_status(view_of(left), None, "run-1").reason
 
 
-def test_a_daemon_that_a_slot_of_the_settled_run_finds_does_not_adopt_it_and_sends_it_home(left):
+def test_daemon_does_not_adopt_a_settled_run_of_a_slot_and_dismisses_the_slot(left):
     settled = resolution(left)
     settled.begin()
     directory = JobDirectory(left, daemon_key=b"key", leader="daemon", host="here")

@@ -37,7 +37,7 @@ def broken_at_second_ack(runner):
     runner._protocol.handle = raising
 
 
-def test_a_job_that_breaks_inside_says_so_in_its_log_and_no_other_daemon_leads_it_to_break_again(store):
+def test_internally_broken_job_logs_its_fault_and_no_other_daemon_takes_the_job(store):
 
     async def check(runner, slot):
         broken_at_second_ack(runner)

@@ -161,7 +161,7 @@ def test_a_slot_of_a_run_that_was_taken_over_is_sent_home(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_child_that_dies_before_it_answers_is_replaced_though_somebody_waits_for_its_answer(embedded):
+def test_child_that_dies_before_its_answer_is_replaced_though_a_client_waits(embedded):
     """G7: killed twice in a row, the second time before it served anybody."""
     slots = running_slots(embedded)
     last = one_checkpoint(slots)

@@ -199,7 +199,7 @@ def test_a_leader_that_has_lost_all_its_slots_for_a_whole_term_gives_way():
     ],
     ids=["a predecessor's last put", "claimed after us", "leads after us", "expired", "released", "unreadable"],
 )
-def test_a_leader_whose_lease_was_taken_does_not_take_it_back_but_one_that_came_later_does(found, writes):
+def test_leader_does_not_reclaim_a_taken_lease_but_a_later_leader_does(found, writes):
     leader = keeper()
     assert (leader.renewal(found, position=5, slots=2, now_ms=0) is not None) is writes
     assert leader.displaced is not writes

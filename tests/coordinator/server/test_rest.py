@@ -276,7 +276,7 @@ async def test_who_stops_a_job_that_has_ended_hears_how_it_ended_and_why(broken)
             assert f"job flights has ended {how}" in told["reason"]
 
 
-async def test_who_steers_a_job_that_ended_before_this_coordinator_began_hears_that_it_ended():
+async def test_steering_a_job_that_ended_before_this_coordinator_reports_the_end():
     store = MemoryStore()
     async with served(store=store) as (http, directory):
         await http.put("/jobs/flights", content=body(), headers=GOOD)

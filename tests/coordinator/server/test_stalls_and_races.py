@@ -101,7 +101,7 @@ def test_a_stop_asked_for_again_and_again_waits_for_one_checkpoint():
     assert first.last(Trigger).checkpoint == number
 
 
-def test_a_heartbeat_is_answered_so_that_no_slot_takes_a_quiet_coordinator_for_a_dead_one():
+def test_heartbeats_are_answered_so_that_no_quiet_coordinator_counts_as_dead():
     """Z9: the lease of a slot counts from the last word of the coordinator, and checkpoints may be hours apart."""
     _coordinator, first, _second = started(MemoryStore())
     first.inbox.clear()
@@ -124,7 +124,7 @@ async def test_a_run_that_is_submitted_while_one_of_its_slots_has_it_adopted_is_
     await directory.close()
 
 
-async def test_whatever_a_store_raises_ends_the_job_instead_of_leaving_it_without_an_answer():
+async def test_any_error_of_a_store_ends_the_job_instead_of_leaving_requests_unanswered():
     runner = JobRunner(spec(), StrangeStore(), leader="a", host="h")
     outcome = await asyncio.wait_for(runner.run(), 60)
     assert outcome.outcome == "failed"

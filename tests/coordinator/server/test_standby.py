@@ -160,7 +160,7 @@ def test_a_leader_that_is_terminated_gives_its_lease_back(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_daemon_that_is_started_again_at_its_address_takes_its_own_job_back_at_once(tmp_path):
+def test_daemon_restarted_at_its_address_takes_its_own_job_back_at_once(tmp_path):
     with Daemon(tmp_path, "--lease", "3000") as daemon:
         slots = running_slots(daemon)
         last = one_checkpoint(slots)
@@ -259,7 +259,7 @@ def test_another_run_of_the_job_may_be_submitted_to_any_daemon_and_fences_the_fi
 
 
 @pytest.mark.slow
-def test_a_new_slot_that_comes_to_a_daemon_before_its_run_is_in_the_log_is_not_sent_home(unhurried_daemons):
+def test_new_slot_at_a_daemon_before_its_run_is_in_the_log_is_not_dismissed(unhurried_daemons):
     """A run that a daemon has never heard of may be about to begin at another one."""
     first, second = unhurried_daemons
     running_slots(first)
@@ -270,7 +270,7 @@ def test_a_new_slot_that_comes_to_a_daemon_before_its_run_is_in_the_log_is_not_s
     assert "its driver has to submit it" in answer.reason
 
 
-async def test_a_run_that_has_just_begun_elsewhere_is_not_taken_over_before_its_first_lease(store):
+async def test_run_that_has_just_begun_elsewhere_is_not_taken_over_before_its_first_lease(store):
     """The FENCE lands before the lease is written; a slot that asks a standby in between must not start a fight."""
     started(store)  # another daemon's generation 1, of which no lease tells
     leases = Leases(store, Holder("b", "b:1", "http://b", 400))
@@ -322,9 +322,7 @@ def test_a_new_run_goes_to_a_daemon_that_answers(daemons, tmp_path):
 
 
 @pytest.mark.slow
-def test_while_nobody_leads_the_client_says_that_nobody_answers_rather_than_that_the_job_is_unknown(
-    unhurried_daemons, tmp_path
-):
+def test_client_reports_no_answer_rather_than_an_unknown_job_while_nobody_leads(unhurried_daemons, tmp_path):
     leader, standby = unhurried_daemons
     slots = running_slots(leader)
     one_checkpoint(slots)

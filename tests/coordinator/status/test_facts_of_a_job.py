@@ -105,7 +105,7 @@ def test_a_failure_is_kept_once_with_its_text_and_survives_the_coordinator(store
     assert tuple(successor.failures) == (failure,)
 
 
-def test_a_savepoint_is_told_by_successors_but_not_one_that_the_same_run_was_to_stop_with(store) -> None:
+def test_successors_report_savepoints_except_those_their_own_run_was_to_stop_with(store) -> None:
     """Such a one is void when another coordinator goes on with the run: who wants it asks again."""
     coordinator, a, b = started(store)
     coordinator.savepoint(SavepointRequest("kept", f"memory://{uuid.uuid4().hex}"))

@@ -128,7 +128,7 @@ def test_a_slot_that_was_blocked_is_shown_for_a_while():
     assert shown[0].reason.startswith("slot 1 by 0/1 (numbers → slow) for 5.2 s: ")
 
 
-def test_a_slot_tells_afterwards_who_blocked_it_and_a_silent_one_is_remembered_for_it():
+def test_slot_reports_its_blocker_afterwards_and_a_silent_slot_is_remembered():
     coordinator, a, b = started(MemoryStore(), spec(slot_timeout_ms=20_000, progress_timeout_ms=600_000))
     b.say(Heartbeat(1, blocked="1/1 (count → out) for 5.2 s"))
     assert coordinator.status.condition == "BLOCKED"
@@ -482,7 +482,7 @@ def test_a_failed_job_names_the_strategy_that_ended_it():
     )
 
 
-def test_while_the_last_commits_of_a_finished_input_are_waited_for_no_checkpoint_is_missed():
+def test_no_checkpoint_is_missed_while_last_commits_of_finished_input_are_awaited():
     coordinator, a, b = started(MemoryStore(), WATCHED)
     a.end()
     b.end()

@@ -204,7 +204,7 @@ def committed_by_one(store):
     return coordinator, a, b
 
 
-def test_what_sinks_have_made_visible_and_commits_that_fail_are_told_by_a_standby_and_after_the_end(store):
+def test_standbys_and_ended_jobs_report_visible_checkpoints_and_failing_commits(store):
     coordinator, a, _ = committed_by_one(store)
     a.say(CommitFailing(a.token, 1, "out", 0, 3, f"the disk is full {'x' * 100_000} at the end"))
     (trouble,) = coordinator.status.commits.troubles
@@ -282,7 +282,7 @@ def test_a_trouble_that_ended_while_nobody_led_is_gone_when_its_slot_comes_back(
     assert second.status.commits.troubles == ()
 
 
-def test_a_trouble_stays_when_its_slot_died_with_the_coordinator_until_another_has_committed(store):
+def test_trouble_of_a_slot_that_died_with_its_coordinator_stays_until_a_new_commit(store):
     first, _, b, trouble = in_trouble(store)
     second = reads(first, first.protocol.history())
     a = second.slot(0, attempt=1)
@@ -303,7 +303,7 @@ def test_troubles_of_another_run_or_of_a_sink_that_is_gone_are_forgotten(store):
     assert reads(first, msgspec.structs.replace(history, commits=gone)).status.commits.troubles == ()
 
 
-def test_a_commit_that_fails_is_written_down_when_it_begins_changes_and_ends_and_not_with_each_attempt(store):
+def test_failing_commit_is_recorded_at_begin_change_and_end_not_at_each_attempt(store):
     """Without a checkpoint in between: none is taken while sinks are too far behind."""
     coordinator, a, _, _ = in_trouble(store)
     revisions = [coordinator.protocol.history_revision]
@@ -349,7 +349,7 @@ def test_a_run_that_has_finished_has_no_trouble_whatever_was_stored_before(store
 # ---------------------------------------------------------------- slots that a predecessor knew
 
 
-def test_a_slot_that_hangs_while_the_coordinator_dies_is_known_to_its_successor_by_its_task(store):
+def test_successor_knows_a_slot_by_its_task_that_hangs_while_the_coordinator_dies(store):
     """Z9: only the predecessor had heard of it; its Spark task would hold the place until the resource wait timeout."""
     first, survivor, _hanging = started(store, spec(slot_timeout_ms=5_000, resume_timeout_ms=1_000))
     history = first.protocol.history()
@@ -394,7 +394,7 @@ def successor_of(first, survivor, history):
     return second
 
 
-def test_checkpoints_in_quick_succession_are_written_together_slots_at_once_and_the_rest_at_the_end(monkeypatch):
+def test_quick_checkpoints_are_written_together_slots_at_once_and_rest_at_the_end(monkeypatch):
     """| while the last put is less than 5 seconds ago …     | the history is written          |
     |---|---|
     | a checkpoint ends                                       | when that time is over          |

@@ -89,7 +89,7 @@ def test_all_of_a_young_process_is_of_the_last_minute_and_nothing_of_a_silent_on
     assert recent(1_005_000 + MINUTE + 1_000, young, silent) == (0, 0, 0, 0)
 
 
-def test_what_a_process_had_counted_before_this_coordinator_heard_of_it_is_not_of_the_last_minute() -> None:
+def test_counts_before_this_coordinators_first_contact_are_not_of_the_last_minute() -> None:
     survivor = Process(began_empty=False)
     survivor.count(700, 1_000_000)
     survivor.seconds(500, 520, 3)

@@ -61,9 +61,7 @@ def test_one_heartbeat_tells_no_share() -> None:
 
 
 @pytest.mark.parametrize(("token", "at_ms"), [(1, 5_000), (2, 8_000)])
-def test_nothing_is_compared_over_the_beginning_of_a_generation_or_a_clock_that_went_back(
-    token: int, at_ms: int
-) -> None:
+def test_no_shares_are_compared_over_a_generation_start_or_a_backward_clock(token: int, at_ms: int) -> None:
     slot = told(*[figures(1.0 * second) for second in range(8)])
     slot.tell(token, at_ms, figures(0.0))
     assert slot.seconds == 0.0

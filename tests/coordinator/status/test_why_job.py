@@ -92,7 +92,7 @@ def test_other_jobs_of_the_daemon_hold_cores_unless_the_program_knows_better() -
     assert with_holders(running(), jobs) == running()
 
 
-def test_names_of_who_holds_cores_are_short_and_move_no_cursor_and_the_largest_are_kept() -> None:
+def test_names_of_core_holders_are_short_and_harmless_and_the_largest_are_kept() -> None:
     many = {f"{number}\x1b[2J\u202e" + "x" * 500: number for number in range(1, 201)}
     kept = bounded(Room(8, 1, many))
     assert sorted(kept.held_by.values()) == list(range(101, 201))

@@ -203,7 +203,7 @@ def test_timers_behind_a_union_are_refused_before_a_sink_that_relies_on_replays(
 
 
 # Source: our own trial
-def test_rules_that_count_from_the_row_on_are_refused_before_a_sink_that_relies_on_replays() -> None:
+def test_rules_that_count_from_the_row_on_are_refused_before_a_replaying_sink() -> None:
     flow = Dataflow("field")
     orders, prices = rows_of(flow, CLICKS, "orders").key_by("k"), rows_of(flow, CLICKS, "prices")
     by_row = connect(orders=orders, prices=prices.broadcast()).process("priced", Priced, schema={"k": str, "n": int})

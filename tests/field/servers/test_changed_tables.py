@@ -66,7 +66,7 @@ def test_an_altered_column_that_keeps_values_goes_on_until_one_has_no_room(table
 
 
 # Source: our own trial
-def test_a_program_started_after_an_altered_column_reads_the_older_log_only_if_values_were_kept(
+def test_older_log_is_read_after_an_altered_column_only_if_values_were_kept(
     tables: ChangedTables,
 ) -> None:
     table = tables.table("id int primary key, flag bool, n int, gone text")

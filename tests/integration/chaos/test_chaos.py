@@ -195,7 +195,7 @@ def test_the_reader_finds_a_file_that_is_not_what_its_record_says(tmp_path, spoi
     assert not view.audit.figures.right
 
 
-def test_the_reader_of_the_folder_finds_what_no_record_names_and_what_changed_or_vanished(tmp_path):
+def test_folder_reader_finds_files_that_are_unrecorded_changed_or_vanished(tmp_path):
     target = Target(tmp_path)
     kept, changed, vanished = (target.commit(number, [number - 1]) for number in (1, 2, 3))
     stray = tmp_path / "part-stray.jsonl"
@@ -231,7 +231,7 @@ def test_a_plan_holds_every_kind_of_fault_bursts_and_strikes_into_recoveries(see
     assert all(action.hold_s > 0 for action in actions if action.kind in STORE or action.kind.startswith("stall"))
 
 
-def test_recovery_times_are_of_single_strikes_only_those_of_a_burst_count_from_its_last():
+def test_recovery_times_are_of_single_strikes_and_of_the_last_strike_of_a_burst():
     def strike(at_ns, when="healthy"):
         return Strike(Action("kill slot", when, 0.0), at_ns, 1, "", "running", when == "healthy")
 
@@ -316,7 +316,7 @@ def test_a_cut_answer_is_lost_after_its_request_was_applied(applied_and_proxy):
     assert proxy.set(Fault()).cut == 4
 
 
-def test_a_hanging_request_is_neither_answered_nor_applied_and_is_cut_when_the_fault_ends(applied_and_proxy):
+def test_hanging_request_is_neither_answered_nor_applied_and_is_cut_with_the_fault(applied_and_proxy):
     applied, proxy = applied_and_proxy
     proxy.set(Fault("hang"))
     outcome = []
@@ -349,7 +349,7 @@ def test_only_a_share_of_the_requests_to_a_path_is_spoiled(applied_and_proxy):
 # ---------------------------------------------------------------- finding processes
 
 
-def test_processes_and_their_sockets_are_found_by_their_mark_and_only_the_same_process_is_struck(tmp_path):
+def test_processes_and_sockets_are_found_by_mark_and_only_the_same_process_is_hit(tmp_path):
     run = tmp_path.name
     code = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print('up', flush=True); sys.stdin.read()"
     child = subprocess.Popen(

@@ -58,7 +58,7 @@ def test_a_number_that_comes_twice_is_seen_in_one_look_and_over_two() -> None:
 
 @pytest.mark.long(90)
 @pytest.mark.spark
-def test_every_message_comes_once_through_kills_of_everything_and_none_stays_in_the_queue(
+def test_every_message_comes_once_through_all_kills_and_none_stays_in_the_queue(
     rabbitmq: RabbitServer, tmp_path: Path
 ) -> None:
     """R3, T3: the broker is killed and stopped as well, once for eight seconds."""

@@ -19,7 +19,7 @@ from tests.integration.ends.several import EachTarget, InTurn, Looks
 @pytest.mark.long(130)
 @pytest.mark.spark
 @pytest.mark.timeout(1_200)
-def test_a_topic_reaches_files_another_topic_and_tables_with_nothing_lost_doubled_or_swapped(
+def test_topic_reaches_files_topic_and_tables_with_nothing_lost_doubled_or_swapped(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
     """R1, R3, U12, T3, T4, T8, T12: the outage of the broker lasts longer than it lets any transaction last; none

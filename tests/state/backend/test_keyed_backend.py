@@ -384,7 +384,7 @@ def test_while_a_worker_links_the_loop_reads_freezes_and_waits_with_writing(benc
     assert values(bench.open([of_operator(second)])).get(("a",)) == "two"
 
 
-def test_snapshots_on_a_thread_while_the_loop_works_hold_exactly_the_state_at_their_barrier(bench: Bench) -> None:
+def test_snapshots_on_a_thread_hold_exactly_the_state_at_their_barrier(bench: Bench) -> None:
     bench.cache_bytes = 200_000
     backend = bench.open()
     table = values(backend)

@@ -228,7 +228,7 @@ def test_a_composite_names_the_stored_files_again_and_so_does_its_restore(
 
 
 @pytest.mark.slow
-def test_entries_that_compress_well_are_not_copied_in_the_pause_for_taking_little_room(tmp_path: Path) -> None:
+def test_compressible_entries_are_not_copied_in_the_pause_for_their_small_size(tmp_path: Path) -> None:
     """30,000 of them are few bytes of files, and some 80 ms with the interpreter held."""
     bench = Bench(tmp_path)
     taken = []
@@ -245,7 +245,7 @@ def test_entries_that_compress_well_are_not_copied_in_the_pause_for_taking_littl
     one.close()
 
 
-def test_what_was_deleted_after_it_moved_does_not_come_back_when_the_boundaries_change_again(beside: Bench) -> None:
+def test_entries_deleted_after_a_move_stay_deleted_when_boundaries_change_again(beside: Bench) -> None:
     """2 -> 1 -> 2: some of the second's entries move into the first, are deleted there and checkpointed; what is left
     moves back into the second, which had them all."""
     state = {key: key for key in range(KEYS)}
@@ -310,7 +310,7 @@ def test_databases_of_one_key_group_each_some_of_which_hold_nothing(beside: Benc
             backend.close()
 
 
-def test_entries_move_in_slices_when_the_store_may_be_written_until_one_database_is_left(beside: Bench) -> None:
+def test_entries_move_in_slices_while_writing_is_allowed_until_a_database_is_left(beside: Bench) -> None:
     taken = []
     for subtask in range(2):
         backend = beside.open([], subtask, 2, MAX)

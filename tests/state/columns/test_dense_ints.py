@@ -72,7 +72,7 @@ def test_state_moves_with_its_key_groups_when_the_parallelism_changes(bench: Ben
         assert not {key[0] for key in parts[0]} & {key[0] for key in parts[1]}
 
 
-def test_removed_windows_are_gone_from_the_next_snapshot_and_what_came_again_is_there(bench: Bench) -> None:
+def test_next_snapshot_lacks_removed_windows_and_has_returned_windows(bench: Bench) -> None:
     backend = bench.open()
     table = windows(backend)
     count(table, *some_rows(4))
@@ -98,7 +98,7 @@ def test_an_entry_made_again_is_written_though_nobody_changed_it(bench: Bench) -
     assert content(windows(bench.open([of_operator(checkpoint(backend, 2))]))) == {(7, 0): 0}
 
 
-def test_a_key_that_is_no_int_changes_the_table_to_tuples_with_rows_frozen_and_removed(bench: Bench) -> None:
+def test_non_int_key_changes_the_table_to_tuples_with_rows_frozen_and_removed(bench: Bench) -> None:
     backend = bench.open()
     table = windows(backend)
     count(table, *some_rows(5))

@@ -123,7 +123,7 @@ def stepped(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Stepper]:
 
 
 @pytest.mark.parametrize("seed", seeds(40))
-def test_every_completed_snapshot_restores_to_the_state_at_its_barrier_however_threads_interleave(
+def test_snapshots_restore_the_state_at_their_barrier_however_threads_interleave(
     seed: int, tmp_path: Path, stepped: Callable[[int], Stepper]
 ) -> None:
     """A merge during a write, a link during a merge, an upload during the next freeze."""

@@ -81,7 +81,7 @@ def test_a_scan_gives_the_range_in_order_also_when_much_is_written_meanwhile(tmp
     kv.close()
 
 
-def test_filters_that_take_much_of_the_memory_are_written_in_parts_beside_files_that_have_whole_ones(
+def test_memory_heavy_filters_are_written_in_parts_beside_files_with_whole_filters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With files of before, after it is opened again, and after all were merged."""
@@ -364,7 +364,7 @@ def test_a_database_is_closed_also_while_a_compaction_of_it_is_held(tmp_path: Pa
     assert kv.closes_soon
 
 
-def test_neither_a_write_nor_a_flush_waits_for_compactions_however_many_runs_of_files_there_are(tmp_path: Path) -> None:
+def test_neither_writes_nor_flushes_wait_for_compactions_however_many_runs_exist(tmp_path: Path) -> None:
     """From some number of runs on RocksDB would slow writers down, and lets flushes wait so that it need not: a
     checkpoint of much state took minutes, and while compactions were held it never ended."""
     kv = RocksDbKv(tmp_path / "db", MEMORY)

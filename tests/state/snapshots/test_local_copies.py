@@ -36,7 +36,7 @@ def test_the_folder_of_an_incarnation_that_lives_stays_without_copies(tmp_path: 
     assert not incarnation.exists()
 
 
-def test_the_folder_goes_also_when_another_thread_deletes_the_last_copy_while_it_is_closed(
+def test_folder_goes_also_if_another_thread_deletes_the_last_copy_during_its_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies, incarnation = LocalCopies(), tmp_path / "5-count-0"

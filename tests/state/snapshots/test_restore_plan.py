@@ -108,7 +108,7 @@ def test_state_ids_of_merged_snapshots_are_renumbered_only_where_they_clash() ->
     assert merge_state_ids([]) == ({}, [])
 
 
-def test_entries_without_a_time_count_from_the_earlier_restore_when_subtasks_are_merged() -> None:
+def test_undated_entries_count_from_the_earlier_restore_when_subtasks_are_merged() -> None:
     """So what was expired in one of them stays so."""
     known = [StateDescription("list", ttl=StoredTtl(50, since_ms=since_ms)) for since_ms in (120, 100, None)]
     for order in itertools.permutations([*known, StateDescription("list")]):

@@ -82,7 +82,7 @@ def test_inline_bytes_are_checked_too() -> None:
         read_verified(MemoryStore(), wrong)
 
 
-def test_a_large_file_of_a_folder_is_the_object_itself_and_only_its_name_goes_when_it_was_changed(
+def test_large_file_of_a_folder_is_the_object_and_only_loses_its_name_on_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verified, "_WHOLE_IN_MEMORY", 10)

@@ -103,7 +103,7 @@ def test_a_folder_that_may_not_be_written_is_refused_with_the_remedy(tmp_path: P
         LocalStore(tmp_path / "objects")
 
 
-def test_deleting_the_last_object_of_a_folder_removes_the_folder_and_it_can_come_back(tmp_path: Path) -> None:
+def test_deleting_the_last_object_of_a_folder_removes_the_folder_which_can_return(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "objects")
     store.put("a/b/c", b"x")
     store.delete(["a/b/c"])
@@ -141,7 +141,7 @@ def test_a_file_that_is_put_twice_under_one_name_has_no_other_name_in_the_folder
     assert file.stat().st_nlink == 2
 
 
-def test_an_object_gets_one_more_name_where_it_can_and_keeps_its_bytes_when_it_is_deleted(
+def test_object_gets_another_name_where_possible_and_keeps_its_bytes_on_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStore(tmp_path / "objects")

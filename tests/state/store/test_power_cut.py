@@ -109,9 +109,7 @@ def cut_at(act: Act, moment: int | None, folder: Path, names: Names) -> tuple[st
     return key, {info.key: store.get(info.key) for info in store.list("")}
 
 
-def test_a_request_that_is_repeated_after_a_sync_failed_is_durable_when_it_is_acknowledged(
-    act: Act, tmp_path: Path
-) -> None:
+def test_request_repeated_after_a_failed_sync_is_durable_once_acknowledged(act: Act, tmp_path: Path) -> None:
     """O12: the first attempt gave the name, but nobody knows whether the disk has it."""
     failing = 0
     while True:
@@ -130,9 +128,7 @@ def test_a_request_that_is_repeated_after_a_sync_failed_is_durable_when_it_is_ac
     assert failing > 2
 
 
-def test_a_process_that_dies_at_any_moment_leaves_nothing_that_a_repeat_takes_for_durable(
-    act: Act, tmp_path: Path
-) -> None:
+def test_process_that_dies_anytime_leaves_nothing_a_repeat_mistakes_for_durable(act: Act, tmp_path: Path) -> None:
     """O12: a folder or a name that somebody has made, and did not come to sync."""
     count = len(moments(act, tmp_path / "count"))
     for death in range(count):

@@ -219,7 +219,7 @@ def test_a_published_object_that_came_in_parts_is_compared_by_content(
     assert [info.key for info in store.list("")] == ["final"]
 
 
-def test_another_store_of_the_process_does_not_read_the_descriptions_of_services_again(
+def test_another_store_of_the_process_does_not_reread_service_descriptions(
     s3_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_store(s3_url("one"))

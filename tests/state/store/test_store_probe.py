@@ -26,7 +26,7 @@ def test_a_store_that_ignores_the_condition_is_refused_with_the_reason(store: Me
     assert store.keys() == ()
 
 
-def test_a_store_that_checks_but_lets_two_racing_writers_win_is_refused_with_the_reason(store: MemoryStore) -> None:
+def test_store_that_checks_but_lets_two_racing_writers_win_is_refused_with_reason(store: MemoryStore) -> None:
     """O9"""
     store.inject(Fault.IGNORE_CONDITIONS, "put_if_absent", "parallel", times=None)
     with pytest.raises(InvalidJob, match="8 of 8 parallel writers"):

@@ -33,7 +33,7 @@ def delete_all(table: EntryTable, key: str) -> None:
     table.set_number((key,), 0)
 
 
-def test_an_entry_lies_behind_the_users_key_and_the_number_of_entries_behind_the_last(bench: Bench) -> None:
+def test_entry_follows_the_users_key_and_the_number_of_entries_follows_the_last(bench: Bench) -> None:
     """The stored layout: it must never change."""
     backend = bench.open()
     table = entries(backend)
@@ -216,7 +216,7 @@ def test_state_of_another_kind_is_refused_with_operator_state_and_both_kinds(ben
 
 
 @pytest.mark.slow
-def test_a_kind_is_known_after_a_generation_that_did_not_use_the_state_and_at_another_parallelism(bench: Bench) -> None:
+def test_kind_is_known_after_a_generation_without_the_state_and_after_rescaling(bench: Bench) -> None:
     backend = bench.open()
     put_all(entries(backend), "k", 3)
     second = bench.open([of_operator(checkpoint(backend, 1))])

@@ -104,7 +104,7 @@ def test_a_call_that_raises_is_repeated_with_the_same_rows_and_number(tmp_path: 
     assert [path.parent.parent.parent.name for path in left] == ["delivered"]
 
 
-def test_a_function_that_always_raises_stops_the_job_and_the_next_run_goes_on_with_the_same_rows(
+def test_function_that_always_raises_stops_the_job_and_next_run_retries_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink, "_TELL_AFTER_S", 1.0)  # a commit that waits when its job is stopped is waited for

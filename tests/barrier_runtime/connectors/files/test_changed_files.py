@@ -62,9 +62,7 @@ SOURCES: dict[str, Callable[[str], Source]] = {
 
 
 @pytest.mark.parametrize("ending", SOURCES)
-def test_a_file_that_was_rewritten_with_the_same_size_before_it_was_read_to_its_end_is_named(
-    tmp_path: Path, ending: str
-) -> None:
+def test_file_rewritten_at_same_size_before_its_end_was_read_is_named(tmp_path: Path, ending: str) -> None:
     path, world = tmp_path / f"a.{ending}", World()
     write(path, range(100, 200))
     driver = opened(spec_of(SOURCES[ending](str(path))), world)
@@ -100,7 +98,7 @@ def test_a_file_that_was_copied_is_read_on_though_its_time_of_change_is_another(
 
 
 @pytest.mark.slow
-def test_an_object_that_was_rewritten_with_the_same_size_is_named_and_a_copied_one_read_on(
+def test_object_rewritten_at_same_size_is_named_and_copied_object_is_read_on(
     s3_url: Callable[[str], str], s3_endpoint: str
 ) -> None:
     import boto3
@@ -151,9 +149,7 @@ def read_whole(
 
 
 @pytest.mark.parametrize("ending", SOURCES)
-def test_a_file_that_was_rewritten_with_the_same_size_after_it_was_read_to_its_end_is_named(
-    tmp_path: Path, ending: str
-) -> None:
+def test_file_rewritten_at_same_size_after_its_end_was_read_is_named(tmp_path: Path, ending: str) -> None:
     path, world = tmp_path / f"a.{ending}", World()
     write(path, range(100, 200))
     changed_at(path, 1)
@@ -193,7 +189,7 @@ def test_a_job_whose_finished_file_was_rewritten_stops_and_goes_on_with_the_old_
     assert numbers(tmp_path) == list(range(6))
 
 
-def test_copied_files_that_were_read_to_their_end_are_looked_into_once_and_some_at_a_start(
+def test_copied_files_read_to_their_end_are_checked_once_and_a_few_per_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
@@ -224,7 +220,7 @@ def test_copied_files_that_were_read_to_their_end_are_looked_into_once_and_some_
 
 
 @pytest.mark.slow
-def test_an_object_that_was_rewritten_after_it_was_read_to_its_end_is_named_and_a_copied_one_passed_over(
+def test_object_rewritten_after_its_end_was_read_is_named_and_a_copy_is_skipped(
     s3_url: Callable[[str], str], s3_endpoint: str
 ) -> None:
     import boto3

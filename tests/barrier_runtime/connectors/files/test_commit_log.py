@@ -248,9 +248,7 @@ def test_a_gap_is_noticed(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "my dir", "100%", "a%20b", "straße", "a#b", "a+b&c", "it's"])
-def test_committed_files_are_read_by_arrow_and_our_own_source_whatever_the_folder_is_called(
-    tmp_path: Path, name: str
-) -> None:
+def test_arrow_and_our_source_read_committed_files_under_any_folder_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     store = LocalStore(folder)
     pq.write_table(pa.table({"n": [7]}), folder / "part-1.parquet")

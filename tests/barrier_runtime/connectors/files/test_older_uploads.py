@@ -190,7 +190,7 @@ def test_only_own_uploads_of_older_tokens_and_own_subtasks_are_leftovers() -> No
     assert not sweep.takes_upload("notes.txt")
 
 
-def test_a_job_of_the_same_name_with_other_checkpoints_leaves_the_uploads_of_another_one(make_store: MakeStore) -> None:
+def test_same_named_job_with_other_checkpoints_keeps_uploads_of_the_first_job(make_store: MakeStore) -> None:
     """T9, T14"""
     store = make_store()
     production, staging = MemoryStore("production"), MemoryStore("staging")
@@ -201,7 +201,7 @@ def test_a_job_of_the_same_name_with_other_checkpoints_leaves_the_uploads_of_ano
     assert uploads_in(store) == []
 
 
-def test_what_was_never_decided_is_aborted_by_the_successor_and_strangers_are_left_alone(make_store: MakeStore) -> None:
+def test_successor_aborts_undecided_uploads_and_keeps_unknown_objects(make_store: MakeStore) -> None:
     """T9, T15: four undecided transactions of ours, one of another job in the same folder."""
     store = make_store()
     before = opened(old(), store)

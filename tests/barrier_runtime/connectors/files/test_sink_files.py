@@ -290,13 +290,13 @@ OWN, OTHER = "a" * 16, "b" * 16  # tags of two decision logs
         ("_staging/job/out/7/notes.txt", False),
     ],
 )
-def test_only_staged_files_of_the_own_log_older_tokens_and_own_subtasks_are_leftovers(key: str, taken: bool) -> None:
+def test_only_staged_files_of_own_log_older_tokens_and_own_subtasks_are_leftovers(key: str, taken: bool) -> None:
     """T9"""
     sweep = Sweep(8, 1, 2, OWN, frozenset({"0123abcd"}))
     assert sweep.takes_staged(key) is taken
 
 
-def test_a_job_of_the_same_name_with_other_checkpoints_leaves_what_another_one_has_decided(
+def test_same_named_job_with_other_checkpoints_keeps_commits_of_the_first_job(
     make_store: MakeStore,
 ) -> None:
     """T9, T14: staging and production share an output folder; their tokens are positions in two logs."""
@@ -333,7 +333,7 @@ def test_a_copy_of_a_log_elsewhere_is_another_log(make_store: MakeStore) -> None
     assert numbers_in(store) == [1]
 
 
-def test_what_a_release_without_tags_staged_is_committed_and_swept_only_where_it_is_proven_own(
+def test_untagged_files_of_old_releases_are_committed_or_swept_only_if_proven_own(
     make_store: MakeStore,
 ) -> None:
     """T9, O3: an upgrade behind a crash; the last incarnation's committable is in the manifest."""
@@ -348,7 +348,7 @@ def test_what_a_release_without_tags_staged_is_committed_and_swept_only_where_it
 
 
 @pytest.mark.slow
-def test_two_logs_that_write_into_one_folder_share_its_commit_log_and_each_file_is_named_once(
+def test_two_logs_in_a_folder_share_its_commit_log_and_name_each_file_once(
     make_store: MakeStore,
 ) -> None:
     """T12, T14: checkpoint ids and tokens of two logs are not comparable, and both repeat their commits."""

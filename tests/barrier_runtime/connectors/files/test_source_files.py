@@ -143,9 +143,7 @@ def test_from_any_position_the_very_next_row_comes(tmp_path: Path, format: str, 
     assert found[300] == table(251, 50).to_pylist()[49]
 
 
-def test_a_paced_file_gives_rows_when_they_are_due_and_its_schedule_survives_a_restore(
-    tmp_path: Path, format: str
-) -> None:
+def test_paced_file_emits_rows_when_due_and_a_restore_keeps_its_schedule(tmp_path: Path, format: str) -> None:
     make = FORMATS[format][1]
     spec, world = spec_of(make(str(folder(tmp_path, format, (100, 100))), 1_000.0)), World()  # 500/s per file
     ms = 1_000_000

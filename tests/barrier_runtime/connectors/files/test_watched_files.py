@@ -184,7 +184,7 @@ def test_a_file_that_was_removed_before_it_was_read_to_its_end_is_named(tmp_path
         opened(spec_of(source_of(tmp_path)), world, (snapshot,))
 
 
-def test_a_file_that_was_read_to_its_end_may_be_removed_and_is_not_read_when_it_comes_back(tmp_path: Path) -> None:
+def test_file_read_to_its_end_may_be_removed_and_is_not_read_on_its_return(tmp_path: Path) -> None:
     appear(tmp_path, "a.jsonl", 3)
     world = World()
     driver = opened(spec_of(source_of(tmp_path)), world)
@@ -269,7 +269,7 @@ async def run_for_a_while(folder: Path, out: Path, url: str, parallelism: int, u
 
 
 @pytest.mark.slow
-def test_every_row_of_every_file_is_visible_once_over_restarts_with_other_parallelisms(tmp_path: Path) -> None:
+def test_every_row_of_every_file_is_visible_once_over_restarts_and_rescalings(tmp_path: Path) -> None:
     """R2: files appear all the while; runs are broken off and go on as 2 → 3 → 1 → 2 subtasks."""
     chance = random.Random(7)
     folder, out, url = tmp_path / "in", tmp_path / "out", f"memory://{uuid.uuid4().hex}"

@@ -59,7 +59,7 @@ def test_source_and_sink_agree_on_what_a_person_must_do(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [KafkaError._FENCED, KafkaError._FATAL, KafkaError.INVALID_PRODUCER_EPOCH])
-def test_who_is_refused_for_another_writer_of_the_same_name_is_not_sent_to_the_brokers(code: int) -> None:
+def test_writer_fenced_by_another_of_the_same_name_is_not_sent_to_the_brokers(code: int) -> None:
     meaning = KafkaCluster("10.0.0.1:9093", {}, "sink").meaning(KafkaException(KafkaError(code)), "write rows to")
     assert isinstance(meaning, Unavailable), "a zombie stops by the marker alone"
     assert "another program writes by the name of this job and sink, or one did" in str(meaning)
@@ -92,7 +92,7 @@ def test_a_sink_whose_question_for_settings_never_ends_is_told_so_and_may_ask_ag
 # ---------------------------------------------------------------- handshakes
 
 
-def test_a_handshake_cut_off_by_a_restart_is_no_refusal_however_long_the_broker_is_away() -> None:
+def test_handshake_cut_by_a_restart_is_no_refusal_however_long_the_broker_is_away() -> None:
     refusals = Refusals()
     for second in range(0, 600, 30):
         refusals.heard(CUT, second)
@@ -186,7 +186,7 @@ def test_an_error_inside_an_answer_is_raised() -> None:
     assert raised([place]) == [place]
 
 
-def test_what_clients_say_of_one_server_comes_once_a_minute_with_the_number_of_the_rest() -> None:
+def test_client_messages_of_a_server_are_logged_once_a_minute_with_a_count() -> None:
     said: list[str] = []
     now = [0.0]
 

@@ -180,7 +180,7 @@ def test_the_row_before_a_bad_record_is_the_last_and_the_reason_is_told() -> Non
     assert converted.bad.startswith("its value: DecodeError: JSON is malformed")
 
 
-def test_dead_letters_keep_the_record_as_it_came_and_show_nothing_in_the_other_columns() -> None:
+def test_dead_letters_keep_the_raw_record_and_null_the_other_columns() -> None:
     """No event time either: what is in a bad record must not move the watermark."""
     value = format_of("value", "json", schema_of(n=pa.int64()), WHERE)
     key = format_of("key", "string", None, WHERE)

@@ -44,7 +44,7 @@ def test_a_position_of_another_topic_of_the_same_name_is_refused() -> None:
         resumed(split, KafkaPosition(5, topic_id="old"), "here")
 
 
-def test_a_position_without_an_id_is_readable_and_takes_that_of_the_topic_it_goes_on_in() -> None:
+def test_position_without_topic_id_is_readable_and_adopts_the_current_topic_id() -> None:
     """From a snapshot of an older release, or of brokers that gave no ids."""
     older = msgspec.json.decode(b'{"offset": 5, "end": 9, "epoch": 2}', type=KafkaPosition)
     assert resumed(KafkaSplit("t", 0, 0, topic_id="now"), older, "here") == KafkaPosition(5, 9, "now", 2)
@@ -201,7 +201,7 @@ def test_the_source_travels_without_its_consumers_and_shows_no_secret() -> None:
 
 
 @needs_short_slices
-def test_the_thread_that_reads_and_those_of_its_client_have_short_slices_before_the_client_is_made() -> None:
+def test_reader_and_client_threads_get_short_slices_before_the_client_starts() -> None:
     seen: list[int] = []
 
     def settings() -> dict[str, Any]:

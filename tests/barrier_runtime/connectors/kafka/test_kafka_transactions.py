@@ -80,7 +80,7 @@ def test_a_commit_that_never_comes_back_is_left_and_another_producer_commits(mon
     assert library.committed_by == [2]
 
 
-def test_a_thread_whose_call_has_ended_serves_again_and_one_that_hangs_holds_up_nobody(
+def test_thread_serves_again_after_its_call_and_a_hanging_thread_delays_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served: list[int] = []
@@ -112,7 +112,7 @@ def test_what_a_call_raises_comes_out() -> None:
     assert caught.value.args[0].code() == KafkaError._FENCED
 
 
-def test_jobs_sinks_and_subtasks_have_transactions_of_their_own_and_lineages_of_a_job_the_same() -> None:
+def test_jobs_sinks_and_subtasks_own_transactions_and_lineages_of_a_job_share_them() -> None:
     """1.8: a fork under another name fences nobody of the job that it came from. Names of jobs have no dots, so what
     stands behind the first one is no part of a job's name."""
     origins = [

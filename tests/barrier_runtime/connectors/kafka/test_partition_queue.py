@@ -68,7 +68,7 @@ def test_lists_taken_together_stay_lists_until_they_are_many():
     assert source.held_bytes == 0
 
 
-def test_what_is_held_is_nothing_once_all_is_taken_whatever_the_columns_weigh_together():
+def test_emptied_queue_holds_zero_bytes_whatever_its_columns_weigh_together():
     """Bits of truth values and nulls are packed anew when chunks are joined: what grew with every chunk would pass for
     a full queue in the end, and nothing would be fetched any more."""
     source = queue()

@@ -90,7 +90,7 @@ def test_a_thread_that_was_held_up_could_hear_nothing():
     assert turn(detector, [A], 35, 35) == [(35, [A])]
 
 
-def test_while_a_broker_is_away_partitions_are_asked_about_one_by_one_the_suspect_first():
+def test_partitions_are_probed_singly_suspect_first_while_a_broker_is_away():
     detector = watched(A, B, C, until=5)
     detector.unanswered([A, B, C], 5)
     partitions = [A, B, C]
@@ -137,7 +137,7 @@ def test_a_partition_that_left_takes_its_blame_along():
     assert silent(detector, 18, 100) == 33
 
 
-def test_a_client_that_does_not_know_the_leader_any_more_is_suspected_as_one_that_is_silent():
+def test_client_that_lost_the_leader_is_suspected_like_a_silent_client():
     """It may answer so for ever, and then nothing comes either."""
     detector = watched(A, B, until=5)
     for second in (5, 10, 15, 20):
@@ -169,7 +169,7 @@ class Answers:
     def close(self): ...
 
 
-def test_retained_offsets_are_asked_of_another_client_when_ours_does_not_know_the_leader():
+def test_another_client_is_asked_for_retained_offsets_if_ours_lost_the_leader():
     others = [Answers(KafkaError.FENCED_LEADER_EPOCH), Answers()]
     made = iter(others)
     client = KafkaClient("source 'src'", "10.0.0.1:9092", "group", {})

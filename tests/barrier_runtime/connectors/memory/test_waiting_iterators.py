@@ -62,7 +62,7 @@ def test_rows_are_committed_while_the_iterator_waits(tmp_path: Path) -> None:
     assert numbers_visible(out) == [0, 1, 2, 3, 4]
 
 
-def test_a_poll_does_not_wait_for_an_iterator_that_waits_and_gets_each_row_as_it_comes() -> None:
+def test_poll_does_not_wait_for_a_waiting_iterator_and_gets_each_row_on_arrival() -> None:
     goes_on, over = threading.Semaphore(0), threading.Event()
 
     def waiting() -> Iterator[dict[str, Any]]:
@@ -88,7 +88,7 @@ def test_a_poll_does_not_wait_for_an_iterator_that_waits_and_gets_each_row_as_it
         assert driver.poll(time.time_ns()) is None
 
 
-def test_closing_does_not_wait_for_an_iterator_that_waits_and_its_thread_ends_when_it_goes_on() -> None:
+def test_close_does_not_wait_for_a_waiting_iterator_whose_thread_ends_later() -> None:
     began, goes_on, pulled = threading.Event(), threading.Event(), []
 
     def waiting() -> Iterator[dict[str, Any]]:
@@ -144,7 +144,7 @@ def test_an_iterator_is_not_pulled_far_ahead_of_what_was_taken() -> None:
     driver.close()
 
 
-def test_what_an_iterator_raises_comes_after_the_rows_before_it_with_the_users_traceback() -> None:
+def test_iterator_error_follows_its_earlier_rows_with_the_users_traceback() -> None:
     def broken_feed() -> Iterator[dict[str, Any]]:
         yield {"n": 0}
         yield {"n": 1}

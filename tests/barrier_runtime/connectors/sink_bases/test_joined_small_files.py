@@ -9,7 +9,7 @@ FILES = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 120)), max_size=60)
 
 
 @given(FILES)
-def test_every_file_is_in_one_group_of_its_kind_in_order_and_none_is_needlessly_small(
+def test_every_file_is_in_a_single_group_of_its_kind_in_order_and_none_too_small(
     files: list[tuple[int, int]],
 ) -> None:
     numbered = [(number, kind, size) for number, (kind, size) in enumerate(files)]

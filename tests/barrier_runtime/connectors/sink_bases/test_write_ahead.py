@@ -176,7 +176,7 @@ def decided(sink: WriteAheadSink, *checkpoints: int) -> list[bytes]:
     return [each for number in checkpoints if (each := sealed(sink, number, [number])) is not None]
 
 
-def test_transactions_that_were_decided_meanwhile_share_a_note_and_a_request_to_delete() -> None:
+def test_transactions_decided_in_the_meantime_share_a_note_and_a_delete_request() -> None:
     store, mailbox = CountedStore(), Mailbox()
     sink = opened(MailboxSink(mailbox), store)
     sink.commit(*decided(sink, 1))
@@ -283,7 +283,7 @@ def test_a_note_that_an_earlier_build_named_after_who_delivered_is_known() -> No
     assert mailbox.deliveries == []
 
 
-def test_a_process_that_dies_between_delivery_and_note_delivers_again_under_the_same_token() -> None:
+def test_process_killed_between_delivery_and_note_redelivers_under_the_same_token() -> None:
     """T10, T11: the target sees one name, and shows the rows once."""
     store, mailbox = MemoryStore(), Mailbox()
 
@@ -313,7 +313,7 @@ def test_a_large_transaction_is_staged_in_parts_and_delivered_as_one_in_order() 
     assert len(mailbox.deliveries) == 1
 
 
-def test_a_few_rows_are_delivered_without_being_read_back_and_are_kept_until_then_only() -> None:
+def test_few_rows_are_delivered_without_a_read_back_and_kept_only_until_then() -> None:
     store, mailbox = ReadStore(), Mailbox()
     sink = opened(FromMemorySink(mailbox), store)
     committed, aborted, tried = sealed(sink, 1, [1, 2]), sealed(sink, 2, [3]), sealed(sink, 3, [4])

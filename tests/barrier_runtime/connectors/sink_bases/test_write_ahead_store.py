@@ -61,7 +61,7 @@ def test_a_job_that_ended_leaves_no_rows_and_fsck_finds_nothing_unknown(ran: Pat
     assert list((ran / "job" / "write-ahead").glob("*/delivered/*/*/*")) != []
 
 
-def test_fsck_says_what_staged_rows_of_an_older_generation_are_and_never_calls_them_orphans(ran: Path) -> None:
+def test_fsck_explains_staged_rows_of_older_generations_and_calls_none_orphans(ran: Path) -> None:
     store = LocalStore(ran)
     key = PATHS.staged_rows("out", 0, 1, 3, "name")
     store.put(key, b"rows")

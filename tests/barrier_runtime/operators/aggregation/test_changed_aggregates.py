@@ -209,7 +209,7 @@ def restarted(
 
 
 @pytest.mark.parametrize("entries", [False, True])
-def test_an_aggregate_that_shares_all_its_state_with_one_that_was_there_goes_on_with_it(entries: bool) -> None:
+def test_aggregate_that_shares_all_its_state_with_an_older_aggregate_continues(entries: bool) -> None:
     given = restarted(
         [{"total": sum_("x")}, {"total": sum_("x"), "mean": mean("x"), "n": count(), "values": count("x")}],
         [[{"k": 1, "x": 4}, {"k": 1, "x": None}], [{"k": 1, "x": 8}]],
@@ -220,9 +220,7 @@ def test_an_aggregate_that_shares_all_its_state_with_one_that_was_there_goes_on_
 
 @pytest.mark.parametrize("entries", [False, True])
 @pytest.mark.parametrize("added", [min_("x"), max_("x"), sum_("x"), mean("x")])
-def test_an_aggregate_that_came_is_null_until_there_is_a_value_though_the_column_was_counted(
-    added: Any, entries: bool
-) -> None:
+def test_new_aggregate_is_null_until_its_first_value_though_its_column_was_counted(added: Any, entries: bool) -> None:
     given = restarted(
         [{"n": count("x")}, {"n": count("x"), "new": added}, {"n": count("x"), "new": added, "low": min_("x")}],
         [[{"k": 1, "x": 5}], [{"k": 1, "x": None}, {"k": 1, "x": 3}], [{"k": 1, "x": None}]],
@@ -354,7 +352,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused_before_the_run_is_begun(tmp
     assert sorted(path.name for path in log.iterdir()) == records
 
 
-def test_an_aggregate_of_a_column_that_none_used_when_the_checkpoint_was_taken_counts_from_there_on(
+def test_aggregate_of_a_column_unused_at_the_checkpoint_counts_from_there(
     tmp_path: Path,
 ) -> None:
     """Where the schema is known. Where it is not, see the test above: it says what to declare."""

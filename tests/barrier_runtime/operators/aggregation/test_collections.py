@@ -103,7 +103,7 @@ def expected(rows: list[Row]) -> Row:
 @pytest.mark.parametrize("step", STEPS)
 @examples(40)
 @given(rows=ROWS, seed=st.integers(0, 2**32))
-def test_what_is_collected_equals_plain_python_in_every_step_however_it_is_cut_and_restored(
+def test_collected_values_equal_plain_python_in_every_step_over_cuts_and_restores(
     step: str, rows: list[Row], seed: int
 ) -> None:
     check(step, AGGREGATES, SCHEMA, rows, expected, seed)

@@ -84,7 +84,7 @@ def test_types_are_those_of_spark(
     ids=["one above", "one below", "beyond 128 bits", "below 128 bits", "for one row", "by steps", "in a long batch"],
 )
 @pytest.mark.parametrize("rows_per_batch", [2, 1_000])
-def test_a_sum_that_leaves_its_digits_is_refused_at_that_row_with_key_column_and_remedy(
+def test_sum_beyond_its_digits_is_refused_at_its_row_with_key_column_and_remedy(
     make: Any, values: list[int], rows_per_batch: int
 ) -> None:
     driven = Driven(make(total=sum_("d"), low=min_("d")))

@@ -183,9 +183,7 @@ def test_widening_a_sum_of_floats_is_refused() -> None:
 
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("aggregate", [sum_, mean, min_, max_])
-def test_an_unsigned_number_beyond_the_signed_ones_is_refused_with_operator_and_column(
-    make: Any, aggregate: Any
-) -> None:
+def test_unsigned_value_beyond_signed_range_is_refused_with_operator_and_column(make: Any, aggregate: Any) -> None:
     schema = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.uint64())])
     driven = Driven(make(x=aggregate("v")))
     driven.feed(rows([7]), schema)

@@ -230,7 +230,7 @@ def many_rows(keys: int) -> pa.RecordBatch:
 @pytest.mark.slow
 @pytest.mark.parametrize("stored", ["segments", "entries"])
 @pytest.mark.parametrize("keys", [1, 70, 1_000])
-def test_large_batches_of_one_some_and_many_keys_go_on_from_segments_and_from_entries(stored: str, keys: int) -> None:
+def test_large_batches_of_any_number_of_keys_continue_from_segments_and_entries(stored: str, keys: int) -> None:
     aggregates = ALL
     rows = many_rows(keys)
     world, seen = World("rocksdb"), defaultdict(list)

@@ -97,7 +97,7 @@ def expected(rows: list[Row]) -> Row:
 @pytest.mark.parametrize("step", STEPS)
 @examples(60)
 @given(rows=ROWS, seed=st.integers(0, 2**32))
-def test_own_aggregates_equal_plain_python_in_every_step_however_rows_are_cut_and_restored(
+def test_own_aggregates_equal_plain_python_in_every_step_over_cuts_and_restores(
     step: str, rows: list[Row], seed: int
 ) -> None:
     check(step, AGGREGATES, SCHEMA, rows, expected, seed)
@@ -185,7 +185,7 @@ class NoMergeOfColumns(ColumnAggregate):
 
 
 @pytest.mark.parametrize("aggregate", [NoMerge("v"), NoMergeOfColumns("v")], ids=str)
-def test_sessions_refuse_an_aggregate_without_merge_by_name_and_other_windows_take_it(aggregate: Any) -> None:
+def test_sessions_refuse_an_unmergeable_aggregate_by_name_and_other_windows_accept(aggregate: Any) -> None:
     keyed = Dataflow("f").from_iterator("s", lambda i, n: iter(()), schema=SCHEMA, event_time="t").key_by("k")
     name = type(aggregate).__name__
     with pytest.raises(InvalidJob, match=rf"window 's'.*total={name}\(v\) has no merge\(\): write {name}.merge"):

@@ -105,7 +105,7 @@ def expected(rows: list[Row]) -> Row:
 @pytest.mark.parametrize("step", STEPS)
 @examples(40)
 @given(rows=ROWS, seed=st.integers(0, 2**32))
-def test_for_few_values_results_are_exact_in_every_step_however_rows_are_cut_and_restored(
+def test_results_for_few_values_are_exact_in_every_step_over_cuts_and_restores(
     step: str, rows: list[Row], seed: int
 ) -> None:
     check(step, AGGREGATES, SCHEMA, rows, expected, seed)
@@ -175,7 +175,7 @@ def as_characters(value: Any) -> str:
 
 
 @pytest.mark.parametrize("step", ["tumbling", "session"])
-def test_sketches_of_many_values_go_on_at_other_parallelisms_as_if_they_had_never_stopped(step: str) -> None:
+def test_sketches_of_many_values_continue_at_other_parallelisms_without_a_trace(step: str) -> None:
     rng = np.random.default_rng(8)
     batches = [
         pa.record_batch(

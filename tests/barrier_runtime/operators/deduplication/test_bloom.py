@@ -57,7 +57,7 @@ def test_a_bucket_begins_with_room_for_as_many_ids_as_the_last_one_had() -> None
 
 
 @pytest.mark.parametrize("at_once", [500, 100_000])
-def test_a_bucket_that_has_had_its_bytes_goes_on_taking_ids_and_says_perhaps_more_often(at_once: int) -> None:
+def test_bucket_past_its_bytes_still_takes_ids_and_says_perhaps_more_often(at_once: int) -> None:
     most = 64 << 10
     buckets = TimeBuckets(most)
     for start in range(0, 100_000, at_once):

@@ -121,7 +121,7 @@ ACTION = st.one_of(
 @pytest.mark.slow
 @examples(120)
 @given(st.lists(ACTION, max_size=20), st.sampled_from([None, 1, 3, 100]), st.integers(1, 3))
-def test_each_id_passes_exactly_once_within_its_horizon_over_restarts_and_other_parallelisms(
+def test_each_id_passes_once_within_its_horizon_over_restarts_and_rescalings(
     actions: list[tuple[str, Any]], within_ms: int | None, parallelism: int
 ) -> None:
     """R1, R3: rows are numbered; the model says which of them pass."""
@@ -205,7 +205,7 @@ def test_new_ids_are_hardly_ever_looked_up() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
-def test_filters_made_anew_after_a_restore_find_old_ids_and_save_look_ups_of_new_ones(
+def test_filters_rebuilt_after_a_restore_find_old_ids_and_save_look_ups_of_new_ids(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("barrier_runtime.operators.deduplication.operator._FILLED_AT_ONCE", 12_000)

@@ -75,7 +75,7 @@ def match(**options: Any) -> ConnectedHarness:
 
 
 @pytest.mark.parametrize("parallelism", [1, 5])
-def test_inputs_of_other_columns_meet_by_the_values_of_their_keys_under_rules_that_all_subtasks_have(
+def test_inputs_of_other_columns_meet_by_key_values_under_rules_all_subtasks_have(
     parallelism: int,
 ) -> None:
     with match(parallelism=parallelism) as harness:
@@ -469,7 +469,7 @@ def test_what_comes_behind_a_barrier_is_not_in_its_snapshot() -> None:
     assert list(restored.open("rules", int, msgspec.msgpack.decode).keys()) == [1]
 
 
-def test_content_that_a_decided_checkpoint_has_stored_is_named_again_until_it_changes() -> None:
+def test_content_stored_by_a_decided_checkpoint_is_named_again_until_changed() -> None:
     copies = BroadcastCopies("op", 0, True, ())
     copy = copies.open("rules", int, msgspec.msgpack.decode)
     ref = FileRef(f"{SUMMARY}-0", 1, "0" * 64, "key")

@@ -64,7 +64,7 @@ def test_a_harness_says_it_as_well() -> None:
         harness.push({"k": 1})
 
 
-def test_the_exit_of_a_programs_own_handler_of_signals_is_told_from_that_of_a_function() -> None:
+def test_exit_of_a_programs_signal_handler_is_distinguished_from_a_functions_exit() -> None:
     before = signal.signal(signal.SIGTERM, leaves)
     try:
         with pytest.raises(SystemExit) as by_signal:

@@ -218,7 +218,7 @@ def test_a_value_of_the_wrong_type_is_refused_when_it_is_stored() -> None:
         driven.feed([{"k": 1}])
 
 
-def test_a_value_that_could_not_be_read_back_is_refused_before_the_checkpoint_completes() -> None:
+def test_unreadable_state_value_is_refused_before_the_checkpoint_completes() -> None:
     driven = Driven(keep(list[int], ["text"]))
     driven.feed([{"k": 1}])
     with pytest.raises(InvalidJob, match="does not fit its declared type"):

@@ -440,7 +440,7 @@ def test_repeated_calls_are_exactly_once_through_crashes_in_each_phase() -> None
     check(flow, {"in": [{"key": n % 2, "n": n} for n in range(16)]}, parallelism=1)
 
 
-def test_a_call_that_fails_for_good_says_how_often_and_a_lookup_names_its_own_argument() -> None:
+def test_finally_failing_call_reports_its_attempts_and_a_lookup_names_its_argument() -> None:
     def away(key: int, row: dict[str, Any], ctx: Any) -> None:
         raise ConnectionError("away")
 

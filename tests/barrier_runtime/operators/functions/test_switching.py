@@ -97,7 +97,7 @@ PHASE = st.tuples(st.integers(0, 3), st.integers(0, 3))  # rules and rows (of ea
     st.randoms(use_true_random=False),
 )
 @examples(60)
-def test_between_two_barriers_every_row_of_every_subtask_is_under_the_rules_before_the_first(
+def test_rows_between_two_barriers_all_see_the_rules_before_the_first_barrier(
     phases: list[tuple[int, int]], runs: list[tuple[int, int, int]], rng: random.Random
 ) -> None:
     """Barrier n stands behind phase n - 1. Each run begins at one that is decided, and crashes so many elements behind
@@ -146,7 +146,7 @@ def test_between_two_barriers_every_row_of_every_subtask_is_under_the_rules_befo
         begun = decided
 
 
-def test_rules_become_valid_without_any_further_element_and_before_a_barrier_that_stands_right_behind() -> None:
+def test_rules_become_valid_without_a_further_element_and_before_the_next_barrier() -> None:
     _, bench = opened()
     bench.queue((FOR_ALL, rules(1, 2)), (FOR_ALL, barrier(1)), (BY_KEY, barrier(1)))
     bench.work()
@@ -168,7 +168,7 @@ def test_unaligned_barriers_wait_for_the_rows_before_them() -> None:
     assert bench.in_flight == {}
 
 
-def test_rules_that_came_behind_the_last_barrier_are_valid_when_all_inputs_have_ended() -> None:
+def test_rules_after_the_last_barrier_become_valid_when_all_inputs_have_ended() -> None:
     _, bench = opened()
     end = (Watermark(WATERMARK_MAX), EndOfInput())  # as chains before this one send it
     bench.feed((FOR_ALL, rules(1)), *[(FOR_ALL, each) for each in end], (BY_KEY, rows(5)))
@@ -177,7 +177,7 @@ def test_rules_that_came_behind_the_last_barrier_are_valid_when_all_inputs_have_
     assert told(bench) == [-1, -1_001, *end]
 
 
-def test_an_operator_that_is_told_of_the_end_of_event_time_makes_waiting_rules_valid_first() -> None:
+def test_end_of_event_time_makes_waiting_rules_valid_before_operators_see_the_end() -> None:
     inputs = [ConnectedInput("rows", ("k",), ROWS), ConnectedInput("rules", (), RULES, switch="barrier")]
     world, operator = World(), ConnectedOperator("op", inputs, Timed, OUT)
     operator.open(world.context("op"))
@@ -189,7 +189,7 @@ def test_an_operator_that_is_told_of_the_end_of_event_time_makes_waiting_rules_v
     assert [row["v"] for batch in found for row in batch.rows.to_pylist()] == [0, -1, -1_001]
 
 
-def test_event_time_goes_on_while_rules_wait_and_a_timer_fires_under_those_of_its_moment() -> None:
+def test_event_time_advances_while_rules_wait_and_timers_fire_under_current_rules() -> None:
     _, bench = opened()
     bench.feed((BY_KEY, rows(10, 20)), (BY_KEY, Watermark(20)), (FOR_ALL, rules(1, 2, reached=[9, 10])))
     assert told(bench) == [0, 0, -1_000]
@@ -198,7 +198,7 @@ def test_event_time_goes_on_while_rules_wait_and_a_timer_fires_under_those_of_it
 
 
 @pytest.mark.parametrize("with_rules", [True, False])
-def test_a_barrier_given_up_in_one_subtask_alone_ends_the_generation_where_it_made_rules_valid(
+def test_barrier_aborted_in_a_single_subtask_ends_the_generation_if_rules_switched(
     with_rules: bool,
 ) -> None:
     """Of two subtasks the first has taken barrier 1 before the coordinator gave it up."""

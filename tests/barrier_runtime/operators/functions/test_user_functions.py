@@ -567,7 +567,7 @@ def test_a_value_that_cannot_be_written_is_refused_when_it_is_stored(
         ran(NUMBERS, PLAIN, keyed(function(kind, value), schema={"n": int}))
 
 
-def test_a_number_that_is_too_low_is_refused_by_update_or_told_with_operator_state_and_key() -> None:
+def test_too_low_number_is_refused_by_update_or_with_operator_state_and_key() -> None:
     low = -(2**63) - 1
     with pytest.raises(JobFailed, match=r"(?s)state 'kept' cannot hold a number of 64 bits.*operator 'p'.*key: 'a'"):
         ran(NUMBERS, PLAIN, keyed(StoresByUpdate(int, low), schema={"n": int}))
@@ -591,7 +591,7 @@ def test_the_largest_values_that_can_be_written_are_stored(kind: Any, value: Any
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"check_state": False}], ids=["checked", "unchecked"])
-def test_a_value_that_cannot_be_written_inside_a_container_is_told_with_operator_state_and_key(
+def test_unwritable_value_in_a_container_is_refused_with_operator_state_and_key(
     kind: Any, value: Any, options: Row
 ) -> None:
     with pytest.raises(JobFailed) as failed:

@@ -144,7 +144,7 @@ def test_of_versions_of_one_time_the_one_that_came_last_counts() -> None:
     assert [row["b"] for row in it.rows] == [3]
 
 
-def test_versions_that_nothing_can_need_are_removed_also_of_keys_without_further_rows() -> None:
+def test_versions_that_nothing_can_need_are_removed_also_for_keys_without_new_rows() -> None:
     it = Driven(operator(tolerance=20))
     feed(it, 1, right("quiet", 1), right("quiet", 2), right("k", 5), right("k", 8), right("k", 30))
     it.watermark(8)

@@ -137,7 +137,7 @@ def test_both_bounds_are_included(first: int) -> None:
 
 
 @pytest.mark.parametrize(("lower", "upper", "last"), [(0, 20, 119), (-10, -5, 94), (5, 20, 119)])
-def test_a_row_without_a_partner_goes_out_when_the_watermark_passes_the_last_time_of_one(
+def test_unmatched_row_is_emitted_when_the_watermark_passes_the_last_partner_time(
     lower: int, upper: int, last: int
 ) -> None:
     it = Driven(operator("left", lower, upper))
@@ -168,7 +168,7 @@ def held(it: Driven) -> tuple[int, int]:
     return it.operator.held
 
 
-def test_nulls_in_keys_match_nothing_and_go_out_at_once_where_their_side_goes_out_alone() -> None:
+def test_null_keys_match_nothing_and_are_emitted_at_once_on_an_outer_side() -> None:
     it = Driven(operator("full", 0, 10))
     feed(it, 0, left(None, 5, 1))
     feed(it, 1, right(None, 5, 2))

@@ -187,7 +187,7 @@ ROWS: Rows = [{"id": n, "at": n, "amount": n} for n in range(5)]
 
 
 @pytest.mark.slow
-def test_a_join_that_failed_goes_on_at_another_parallelism_from_an_unaligned_checkpoint(tmp_path: Path) -> None:
+def test_failed_join_continues_at_another_parallelism_from_unaligned_checkpoint(tmp_path: Path) -> None:
     log, total = tmp_path / "again" / "log", 20_000
 
     def run(parallelism: int, fails: bool) -> Rows:

@@ -177,7 +177,7 @@ def test_of_changes_at_one_time_the_last_one_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
-def test_deletes_that_event_time_has_passed_are_not_held_also_of_keys_without_further_rows(kind: Kind) -> None:
+def test_deletes_passed_by_event_time_are_dropped_also_for_keys_without_new_rows(kind: Kind) -> None:
     it = Driven(versioned(), World(kind))
     feed(it, 1, *[change(f"k{n}", 10, n) for n in range(100)])
     it.watermark(10)
@@ -206,7 +206,7 @@ def test_a_deleted_key_stays_deleted_while_older_versions_are_not_swept_yet() ->
     assert {row["k"]: row["b"] for row in restored.take()} == {"k7": None, "k8": 8}
 
 
-def test_the_newest_row_is_given_at_once_and_in_the_order_of_the_rows_with_their_event_time() -> None:
+def test_newest_row_is_emitted_at_once_in_row_order_with_its_event_time() -> None:
     it = Driven(newest("inner"))
     feed(it, 1, change("x", 99, 1), change("x", 98, 2), change("y", 5, 3))
     rows = [left("x", 1, 0), left("z", 2, 1), left("y", 3, 2), left(None, 4, 3), left("x", 5, 4)]

@@ -330,7 +330,7 @@ class Reads:
         kv.scan = counted
 
 
-def test_a_restore_does_not_read_all_timers_and_no_scan_begins_with_those_that_have_fired(folder: Path) -> None:
+def test_restore_does_not_read_all_timers_and_no_scan_begins_with_fired_timers(folder: Path) -> None:
     job = Job(Bench(folder))
     for number in range(5_000):
         job.register((f"key {number}",), number)
@@ -346,7 +346,7 @@ def test_a_restore_does_not_read_all_timers_and_no_scan_begins_with_those_that_h
     job.close()
 
 
-def test_what_older_releases_stored_by_key_is_read_at_any_parallelism_and_stored_by_time_from_then_on(
+def test_timers_stored_by_key_are_read_at_any_parallelism_and_then_stored_by_time(
     folder: Path,
 ) -> None:
     bench = Bench(folder)

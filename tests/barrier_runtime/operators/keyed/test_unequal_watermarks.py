@@ -95,7 +95,7 @@ def test_no_window_fires_twice_over_any_changes_of_parallelism_with_any_watermar
     assert sum(row["n"] for row in results) == fed - late
 
 
-def test_an_id_seen_before_the_first_watermark_is_remembered_from_the_highest_first_one() -> None:
+def test_id_seen_before_the_first_watermark_is_kept_from_the_highest_first_time() -> None:
     """R3: after rescaling, time begins with the latest of the subtasks' first watermarks."""
     slots = Slots(once, 2)
     slots.feed([{"k": k} for k in KEYS])
@@ -110,7 +110,7 @@ def test_an_id_seen_before_the_first_watermark_is_remembered_from_the_highest_fi
     assert len(slots.take()) == len(KEYS)
 
 
-def test_an_id_that_comes_while_its_subtask_is_behind_is_remembered_for_the_whole_horizon() -> None:
+def test_id_that_comes_while_its_subtask_is_behind_is_kept_for_the_whole_horizon() -> None:
     """R3: event time of its key group had been further than the rescaled subtask is."""
     slots = Slots(once, 2)
     slots.feed([{"k": -1}])

@@ -187,7 +187,7 @@ def test_at_another_parallelism_each_timer_is_with_its_key(before: int, after: i
         assert harness.wall(200) == []
 
 
-def test_a_snapshot_without_wall_timers_is_read_and_one_whose_function_lost_its_handler_keeps_them() -> None:
+def test_snapshot_without_wall_timers_is_read_and_a_lost_handler_keeps_its_timers() -> None:
     class Deaf:
         def process(self, key: str, row: Row, ctx: Any) -> None: ...
 
@@ -249,7 +249,7 @@ class LoopTimers:
         return self.ms
 
 
-def test_the_slot_is_woken_when_a_timer_is_due_and_looks_at_the_clock_once_a_second_before() -> None:
+def test_slot_wakes_when_a_timer_is_due_and_checks_the_clock_every_second_before() -> None:
     loop = LoopTimers()
     loop.timers.register(3_400)
     assert loop.set == [], "it is opened on a worker's thread: no wake-up before the first turn"
@@ -285,7 +285,7 @@ def test_a_clock_that_is_set_forward_is_noticed_within_a_second() -> None:
 
 
 @pytest.mark.slow
-def test_wake_ups_that_are_superseded_are_no_more_than_milliseconds_until_the_next_look() -> None:
+def test_superseded_wake_ups_are_no_more_than_milliseconds_until_the_next_look() -> None:
     loop = LoopTimers()
     loop.fired()
     for at in range(60_000, 1_000, -1):
@@ -345,7 +345,7 @@ def test_a_slice_ends_with_its_time() -> None:
 # ---- what a function sees and gives
 
 
-def test_a_timer_sees_the_watermark_and_no_event_time_and_its_rows_are_of_the_time_reached() -> None:
+def test_timer_sees_the_watermark_and_no_event_time_and_emits_at_the_time_reached() -> None:
     seen = []
 
     class Seeing(Timed):
@@ -523,7 +523,7 @@ def test_unaligned_checkpoints_that_follow_each_other_leave_timers_their_turns()
     assert len(subtask.captured.calls) == 3
 
 
-def test_at_the_end_of_the_input_what_is_due_fires_before_event_time_ends_and_the_rest_is_kept() -> None:
+def test_due_timers_fire_before_event_time_ends_with_the_input_and_others_are_kept() -> None:
     class Again(Timed):
         def on_wall_timer(self, key: str, due_ms: int, ctx: Any) -> Iterator[Row]:
             yield from super().on_wall_timer(key, due_ms, ctx)

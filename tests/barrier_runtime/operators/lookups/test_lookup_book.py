@@ -213,7 +213,7 @@ def test_keys_gather_for_a_moment_and_rows_of_one_key_share_a_request():
     assert driven.results == {number: {"of": key} for number, key in enumerate("aaba")}
 
 
-def test_there_is_no_room_while_the_capacity_is_under_way_and_what_comes_all_the_same_waits():
+def test_lookups_at_full_capacity_have_no_room_and_further_rows_wait():
     driven = Driven(PLAIN, list("abcdef"))
     assert not driven.book.has_room
     assert sorted(key for request in driven.open.values() for key in request.keys) == list("abcd")
@@ -224,7 +224,7 @@ def test_there_is_no_room_while_the_capacity_is_under_way_and_what_comes_all_the
     assert driven.book.has_room
 
 
-def test_an_attempt_that_takes_too_long_is_given_up_and_repeated_and_its_reply_counts_for_nothing():
+def test_timed_out_attempt_is_repeated_and_its_late_reply_is_ignored():
     settings = replace(PLAIN, retry=Retry(1, timedelta(seconds=0.5)))
     driven = Driven(settings, ["a", "b"])
     driven.advance(2.0)

@@ -221,7 +221,7 @@ def test_what_cannot_be_meant_is_refused_when_the_flow_is_written(wrong: dict[st
         lookup(**wrong)
 
 
-def test_the_result_has_the_columns_of_both_and_the_key_of_the_schema_is_no_column_of_its_own() -> None:
+def test_result_has_columns_of_both_sides_and_the_schemas_key_adds_no_column() -> None:
     stream = lookup(schema=pa.schema([("user", pa.int64()), ("name", pa.string())]), cache=Cache(5))
     assert stream.schema == pa.schema([("user", pa.int64()), ("v", pa.int64()), ("name", pa.string())])
 

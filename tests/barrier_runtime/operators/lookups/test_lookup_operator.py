@@ -137,7 +137,7 @@ def test_columns_are_added_as_replies_come_and_the_slot_is_woken_for_them() -> N
     assert driven.batches[0].schema == pa.schema([*ROWS, *PROFILE])
 
 
-def test_without_a_match_columns_are_null_or_the_row_is_dropped_or_it_goes_its_own_way() -> None:
+def test_unmatched_rows_get_null_columns_or_are_dropped_or_go_to_their_own_output() -> None:
     for how, main, misses in (
         ("left", completed((1, 0), (3, 1), (None, 2)), []),
         ("inner", completed((1, 0)), []),

@@ -147,9 +147,7 @@ def test_what_is_raised_and_is_no_exception_ends_the_job_as_well(step: str, monk
 @EACH_STEP
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.usefixtures("both_ways")
-def test_rows_that_fail_are_a_stream_of_their_own_and_nothing_of_them_is_in_the_other(
-    step: str, parallelism: int
-) -> None:
+def test_failing_rows_form_a_stream_of_their_own_and_leave_no_trace_in_the_other(step: str, parallelism: int) -> None:
     flow = Dataflow("sides")
     good, errors = STEPS[step](source(flow), on_error="side")
     assert errors.schema == ERROR_SCHEMA
@@ -430,9 +428,7 @@ class Running:
 @pytest.mark.parametrize("on_error", ["skip", "side"])
 @pytest.mark.filterwarnings("ignore:.*the row is skipped")
 @pytest.mark.parametrize("step", ["map_batches", "process_groups", "split"])
-def test_rows_for_which_a_function_of_batches_raises_are_found_and_the_others_keep_their_order(
-    step: str, on_error: Any
-) -> None:
+def test_rows_that_fail_a_batch_function_are_found_and_the_others_keep_their_order(step: str, on_error: Any) -> None:
     flow = Dataflow("batches")
     rows = flow.from_iterator("in", numbers, schema=SCHEMA, splits=1)
     if step == "map_batches":

@@ -453,7 +453,7 @@ def run(folder: Path, state: Any, key: Any = int, fails: bool = False) -> list[d
     return sink.rows()
 
 
-def test_before_a_run_begins_types_kinds_and_keys_are_compared_and_the_old_program_goes_on(tmp_path: Path) -> None:
+def test_types_kinds_and_keys_are_compared_before_a_run_and_old_program_continues(tmp_path: Path) -> None:
     run(tmp_path, ValueState(int), fails=True)
     records = sorted(path.name for path in (tmp_path / "typed" / "log").iterdir())
     where = "job typed, operator 'keeps'"

@@ -271,7 +271,7 @@ def test_what_could_not_be_read_is_refused_before_the_run_begins(case: str, make
 
 
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
-def test_keys_of_another_type_and_another_kind_of_state_are_refused_before_the_run_begins(kind: Any) -> None:
+def test_keys_of_another_type_and_state_of_another_kind_are_refused_before_the_run(kind: Any) -> None:
     _, snapshot = stored(in_entries, kind, int, 3)
     states = declared(in_entries, int)
     with pytest.raises(InvalidJob, match=r"operator 'p': its state is kept by the key \(k: string\), .*\(k: int64\)"):

@@ -96,7 +96,7 @@ def message(do: Callable[[Any], Any], **states: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_kinds_go_on_after_a_restore_by_key_and_rows_after_the_barrier_are_not_in_it(kind: Kind) -> None:
+def test_all_kinds_restore_by_key_without_rows_that_came_after_the_barrier(kind: Kind) -> None:
     world = World(kind)
     driven = Driven(operator(Everything), world, name="p")
     driven.feed([{"k": "a", "n": 2}, {"k": "b", "n": 9}, {"k": "a", "n": 1}])
@@ -150,7 +150,7 @@ def test_a_list_does_what_lists_do() -> None:
     assert once(use, items=ListState(int)) == ([5, 5, 4, 4, 3, 3, 2, 2, 1, 1], [7], 7)
 
 
-def test_a_list_that_grows_while_it_is_iterated_gives_the_new_elements_and_one_that_is_cleared_ends() -> None:
+def test_list_growing_during_iteration_yields_new_elements_and_a_cleared_list_ends() -> None:
     def use(state: Any) -> Any:
         state.items.update([1, 2])
         given = []
@@ -327,7 +327,7 @@ class Visit:
         (dict, lambda at: {"a": {"b": [1, at]}}),
     ],
 )
-def test_times_inside_classes_and_containers_are_in_utc_before_a_restore_as_behind_it(kind: Any, made: Any) -> None:
+def test_times_inside_classes_and_containers_are_in_utc_before_and_after_a_restore(kind: Any, made: Any) -> None:
     class Times:
         value = ValueState(kind)
         elements = ListState(kind)
@@ -478,7 +478,7 @@ def test_a_reduction_that_gives_nothing_is_told() -> None:
     assert "returned None, which state 'n' cannot hold: return the new value" in told
 
 
-def test_a_value_of_another_shape_is_refused_before_the_checkpoint_completes_with_its_entry() -> None:
+def test_value_of_another_shape_is_refused_by_entry_before_checkpoint_completion() -> None:
     function = lambda key, row, ctx: ctx.state.items.append(["text"])  # noqa: E731
     driven = Driven(operator(function, items=ListState(list[int])), name="p")
     driven.feed([{"k": "a"}])

@@ -492,7 +492,7 @@ def test_another_clock_counts_from_the_restore(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_entries_without_a_time_count_from_the_first_time_judged_where_no_watermark_was_known(kind: Kind) -> None:
+def test_undated_entries_count_from_the_first_judged_time_without_a_watermark(kind: Kind) -> None:
     job = Job(kind, function(NONE))
     job.row(T, 5)
     job = job.again(kind, function(SHORT))
@@ -661,7 +661,7 @@ class Upserts(UpsertSink):
         """To nowhere."""
 
 
-def test_a_ttl_by_the_wall_clock_is_refused_before_a_sink_that_relies_on_a_deterministic_replay() -> None:
+def test_wall_clock_ttl_is_refused_before_a_sink_that_needs_deterministic_replay() -> None:
     by_wall_clock = function(TTL(ms(5), clock="processing"))
     told = "sink 'o' is declared deterministic=True, but in step 'p' before it state 'last' has a TTL by the wall clock"
     with pytest.raises(InvalidJob, match=told):

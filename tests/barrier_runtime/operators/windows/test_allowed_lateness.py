@@ -104,7 +104,7 @@ ROW = st.builds(
 ACTION = actions_of(ROW)
 
 
-def test_state_is_kept_until_the_end_and_the_lateness_are_over_and_not_a_millisecond_longer() -> None:
+def test_state_is_kept_exactly_until_window_end_and_lateness_are_over() -> None:
     it = driven()
     it.feed([row("a", 5)], SCHEMA)
     it.watermark(SIZE - 1)
@@ -121,7 +121,7 @@ def test_state_is_kept_until_the_end_and_the_lateness_are_over_and_not_a_millise
 
 @pytest.mark.parametrize("held", [None, 3])
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
-def test_a_late_row_refines_a_window_that_fired_before_a_restore_at_another_parallelism(
+def test_late_row_refines_a_fired_window_after_a_restore_at_another_parallelism(
     before: int, after: int, held: int | None
 ) -> None:
     """Each of 20 keys has one window that was told and is kept: the late row counts with those of before the restore,
@@ -175,7 +175,7 @@ def test_a_snapshot_has_no_row_and_no_file_of_windows_whose_lateness_is_over(kin
     assert entries_left(it.operator) == 0
 
 
-def test_a_row_of_a_window_that_is_gone_still_counts_in_later_windows_that_are_kept_or_open() -> None:
+def test_row_of_a_removed_window_still_counts_in_later_kept_or_open_windows() -> None:
     """[-10, 10) is gone, [0, 20) has fired and is kept."""
     it = driven(SLIDE)
     it.watermark(9 + LATENESS)

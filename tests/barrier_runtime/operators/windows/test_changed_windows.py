@@ -36,7 +36,7 @@ def run(folder: Path, window: Tumbling, fails: bool = False) -> list[dict[str, A
     return sink.rows()
 
 
-def test_another_size_or_offset_is_refused_with_both_before_the_run_is_begun_and_the_old_one_goes_on(
+def test_changed_size_or_offset_is_refused_before_the_run_and_the_old_continues(
     tmp_path: Path,
 ) -> None:
     """R5: the state has starts of windows only, so it would be taken for that of the new ones."""

@@ -155,7 +155,7 @@ EARLY = st.tuples(WHEN, st.booleans()).map(lambda drawn: Every(**drawn[0], accum
 @pytest.mark.parametrize("slide", [SIZE, SLIDE])
 @examples(60)
 @given(EARLY, st.lists(ACTION, max_size=10), st.sampled_from([None, 3]))
-def test_windows_tell_early_what_a_row_by_row_model_does_over_restarts_at_any_parallelism(
+def test_early_results_equal_a_row_by_row_model_over_restarts_at_any_parallelism(
     slide: int, lateness: int, early: Every, actions: list[tuple[str, Any]], held: int | None
 ) -> None:
     with held_in_memory(held):
@@ -301,7 +301,7 @@ class Clocked:
         return [{name: each[name] for name in ("k", "update", "early", "n")} for each in self.it.take()]
 
 
-def test_by_the_wall_clock_windows_that_changed_are_told_a_while_after_the_first_change() -> None:
+def test_changed_windows_are_emitted_a_while_after_the_first_change_by_wall_clock() -> None:
     clocked = Clocked(Every(datetime.timedelta(seconds=2), clock="processing"))
     assert clocked.turn() == []
     clocked.it.feed([row("a", 1), row("b", 1)], SCHEMA)
@@ -391,7 +391,7 @@ def test_a_global_window_tells_every_few_rows_and_all_at_the_end_of_the_input(ac
     assert [each["total"] for each in results.rows() if not each["early"]] == ([30, 25] if accumulate else [None, 9])
 
 
-def test_early_results_by_the_wall_clock_are_told_while_the_job_runs_and_refused_by_a_sink_that_replays() -> None:
+def test_wall_clock_early_results_are_emitted_live_and_refused_by_a_replaying_sink() -> None:
     def flow_with(sink: Any, clock: Any) -> Dataflow:
         flow = Dataflow("wall")
         rows = flow.rate("numbers", 2_000, 1_000, splits=1).map(

@@ -163,7 +163,7 @@ def test_subtasks_that_stopped_at_different_slices_go_on_at_another_parallelism(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tumbling", "sliding", "session"])
-def test_what_a_subtask_had_been_told_is_late_after_rescaling_though_others_had_not_been(kind: str) -> None:
+def test_lateness_known_to_a_single_subtask_survives_rescaling(kind: str) -> None:
     slots = Slots(lambda: operator(kind), 2)
     slots.feed(rows(False).to_pylist())
     ahead = slots.driven[0]
@@ -200,7 +200,7 @@ def test_a_slice_does_a_small_part_of_many_windows_also_where_the_clock_stands_s
     assert found + len(it.take()) == many
 
 
-def test_rows_behind_an_early_result_of_many_windows_are_given_back_and_come_after_it() -> None:
+def test_rows_behind_an_early_result_of_many_windows_are_returned_and_follow() -> None:
     it, at_once = Driven(operator("early")), Driven(operator("early"))
     it.operator.stops = True
     first = rows(False)

@@ -77,7 +77,7 @@ def test_rows_in_time_and_late_rows_are_all_rows(
 
 
 @pytest.mark.parametrize("kind", [aggregating, slicing])
-def test_a_row_that_is_late_for_some_of_its_windows_counts_in_the_others_and_is_not_late(kind: Any) -> None:
+def test_row_late_for_some_of_its_windows_counts_in_the_others_and_is_not_late(kind: Any) -> None:
     it = driven(Sliding(20 * MS, 5 * MS), kind=kind)
     it.watermark(19)  # [0, 20) is over, and all before it
     it.feed(rows_at(4, 5, 19), SCHEMA)

@@ -301,7 +301,7 @@ WINDOWS = pytest.mark.parametrize("window", [TUMBLING, SLIDING, SESSION], ids=["
 @WINDOWS
 @examples(40)
 @given(actions(st.integers(0, 45)), st.sampled_from([None, 3]), FORMS)
-def test_a_row_is_in_the_windows_of_the_time_at_which_it_came_over_restarts_at_any_parallelism(
+def test_row_is_in_the_windows_of_its_arrival_over_restarts_at_any_parallelism(
     window: Window, todo: list[tuple[str, Any]], held: int | None, form: Form
 ) -> None:
     """Also in the last result of windows that tell early ones, and of all their rows."""
@@ -313,7 +313,7 @@ def test_a_row_is_in_the_windows_of_the_time_at_which_it_came_over_restarts_at_a
 @WINDOWS
 @examples(40)
 @given(actions(st.integers(-60, 45)), st.sampled_from([None, 3]), FORMS)
-def test_where_the_clock_is_set_back_each_row_still_counts_and_no_window_is_told_twice(
+def test_each_row_counts_and_no_window_is_emitted_twice_if_the_clock_is_set_back(
     window: Window, todo: list[tuple[str, Any]], held: int | None, form: Form
 ) -> None:
     came, out = run(window, todo, held, of_window(form, window))
@@ -508,7 +508,7 @@ def test_windows_of_an_idle_subtask_are_told_and_leave_it_idle_also_in_slices() 
 
 
 @pytest.mark.slow
-def test_a_barrier_is_taken_between_two_slices_and_what_is_restored_tells_the_rest_once() -> None:
+def test_barrier_is_taken_between_two_slices_and_the_restore_emits_the_rest_once() -> None:
     world = Clocks()
     world.wall_ms = 1_000
     subtask = bench(world)
@@ -577,7 +577,7 @@ def test_windows_of_a_job_are_told_while_its_source_says_nothing(window: Window)
     assert TIMED_OUT not in seen
 
 
-def test_windows_over_all_rows_and_functions_of_their_aggregates_go_by_the_wall_clock_too() -> None:
+def test_windows_over_all_rows_and_functions_of_aggregates_follow_the_wall_clock() -> None:
     flow, out = Dataflow("all"), CollectSink()
     read = flow.from_iterator("rows", lambda part, of: rows(("a", 1), ("b", 2)), schema={"k": str, "v": int}, splits=1)
     windows = read.window_all("w", Tumbling(datetime.timedelta(days=365)), clock="processing")
@@ -609,7 +609,7 @@ def test_a_job_tells_its_windows_by_the_wall_clock_early_by_rows(window: Window)
 
 
 @pytest.mark.parametrize("window", [Tumbling(YEAR), Session(YEAR)], ids=["tumbling", "session"])
-def test_windows_of_a_job_are_told_early_by_the_wall_clock_while_its_source_says_nothing(window: Window) -> None:
+def test_windows_are_emitted_early_by_the_wall_clock_while_the_source_is_silent(window: Window) -> None:
     seen: list[Any] = []
 
     def note(row: dict[str, Any]) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def test_a_late_row_may_open_a_session_again_which_is_told_at_its_new_end() -> N
     assert told(it.take()) == [(0, 19, 1, False, 2)]
 
 
-def test_what_was_told_of_sessions_that_became_one_is_retracted_before_the_one_is_told() -> None:
+def test_results_of_sessions_that_merge_are_retracted_before_the_merged_result() -> None:
     it = Driven(operator(None, 100), name="s", tags=[LATE])
     it.feed([row("a", 0), row("a", 20)], SCHEMA)
     it.watermark(50)
@@ -258,7 +258,7 @@ def test_what_was_told_of_sessions_that_became_one_is_retracted_before_the_one_i
 
 @pytest.mark.parametrize("lateness", [0, 100])
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
-def test_a_row_between_two_sessions_joins_them_after_a_restore_at_another_parallelism(
+def test_row_between_two_sessions_joins_them_after_a_restore_at_other_parallelism(
     before: int, after: int, lateness: int
 ) -> None:
     """What was told of the second one is retracted; the one that is left has the rows of both and ends where the second

@@ -186,7 +186,7 @@ class Slots:
     disorder=st.sampled_from([0, 5, 100]),
     parallelisms=st.lists(st.integers(1, 4), min_size=1, max_size=4),
 )
-def test_rows_in_time_give_the_sessions_of_their_sorted_times_and_late_rows_are_all_the_others(
+def test_rows_in_time_give_sessions_of_their_sorted_times_and_others_are_late(
     seed: int, gap: int, keys: int, disorder: int, parallelisms: list[int]
 ) -> None:
     """R1: whatever the order among rows in time, the borders of batches, and the parallelism; and none is lost."""
@@ -253,7 +253,7 @@ def spans(it: Driven) -> list[tuple[int, int, int]]:
     return [((each["window_start"] - at(0)) // MS, (each["window_end"] - at(0)) // MS, each["n"]) for each in it.take()]
 
 
-def test_a_row_exactly_the_gap_after_the_last_one_belongs_to_the_session_and_a_millisecond_later_does_not() -> None:
+def test_session_includes_a_row_exactly_at_the_gap_and_excludes_a_millisecond_later() -> None:
     it = driven()
     it.feed([row("a", 0), row("a", GAP), row("b", 0), row("b", GAP + 1)], SCHEMA)
     it.watermark(WATERMARK_MAX)
@@ -274,7 +274,7 @@ def test_a_session_is_over_when_no_row_in_time_can_touch_it_any_more() -> None:
 
 
 @EITHER
-def test_a_session_that_is_over_inside_a_batch_goes_before_the_row_that_would_touch_it(aggregates: Any) -> None:
+def test_session_over_inside_a_batch_is_emitted_before_a_row_that_would_extend(aggregates: Any) -> None:
     """R1: as if each row came in a batch of its own."""
     it = driven(operator(aggregates=aggregates))
     it.feed([row("a", 0), row("b", 13), row("a", 5)], SCHEMA, reached=np.array([-1, 12, 12]))
@@ -332,7 +332,7 @@ def test_variances_of_joined_sessions_are_those_of_all_their_rows() -> None:
     assert one["s"] == pytest.approx(np.std(values, ddof=1), rel=1e-12)
 
 
-def test_a_sum_that_leaves_64_bits_as_sessions_become_one_ends_the_job_and_a_wide_one_does_not() -> None:
+def test_merged_64_bit_session_sum_that_overflows_ends_the_job_and_a_wide_does_not() -> None:
     most = 2**63 - 1
     for aggregate, fails in ((sum_("v"), True), (sum_("v", widen=True), False), (mean("v"), False)):
         it = driven(operator(aggregates={"r": aggregate}))
@@ -346,7 +346,7 @@ def test_a_sum_that_leaves_64_bits_as_sessions_become_one_ends_the_job_and_a_wid
         assert float(it.rows[0]["r"]) == (3.0 * most if aggregate.widen else float(most))
 
 
-def test_a_sum_that_leaves_64_bits_for_one_row_ends_the_job_though_a_session_joined_later_would_bring_it_back() -> None:
+def test_row_that_overflows_a_64_bit_sum_ends_the_job_despite_later_merges() -> None:
     rows = [row("a", 0, -(2**63)), row("a", 16, 2**63 - 1), row("a", 17, 1), row("a", 8, 0)]
     with pytest.raises(InvalidJob, match="leaves 64 bits"):
         driven(operator(aggregates={"r": sum_("v")})).feed(rows, SCHEMA)

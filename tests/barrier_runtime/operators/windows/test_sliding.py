@@ -115,7 +115,7 @@ def test_a_row_of_a_slice_of_which_windows_have_gone_out_counts_in_the_others() 
     assert starts_and_counts(it) == [(13, 2), (13, 1), (23, 2), (23, 1)]
 
 
-def test_a_row_behind_the_watermark_of_its_own_batch_does_not_count_in_what_is_over_by_then() -> None:
+def test_row_behind_its_batchs_watermark_does_not_count_in_windows_over_by_then() -> None:
     it = Driven(sliced())
     it.feed(rows((1, 25), (1, 85), (1, 26)), SCHEMA, reached=np.array([0, 45, 45]))
     assert starts_and_counts(it) == [(-7, 1), (3, 1)]
@@ -189,7 +189,7 @@ def test_values_of_all_kinds_are_added_up(kind: pa.DataType) -> None:
     assert results[0] == results[1]
 
 
-def test_bits_of_a_sum_of_floats_depend_on_slices_and_not_on_batches_or_what_went_out_before() -> None:
+def test_bits_of_a_float_sum_depend_on_slices_not_on_batches_or_earlier_results() -> None:
     schema = SCHEMA.set(2, pa.field("v", pa.float64()))
     drawn = np.random.default_rng(7)
     given_ = [
@@ -268,7 +268,7 @@ def test_slices_become_windows_when_an_aggregate_comes_that_does_not_add_up() ->
     assert {each["k"]: each["v1"] for each in results} == {1: 5, 2: None, 3: 5}
 
 
-def test_slices_that_become_windows_on_the_way_give_none_twice_at_another_parallelism() -> None:
+def test_slices_becoming_windows_emit_none_twice_at_another_parallelism() -> None:
     expected, slots = Driven(windowed()), Slots(sliced, 2)
     given_ = rows(*[(k, t) for k in range(40) for t in (0, 21, 35)])
     expected.feed(given_, SCHEMA)

@@ -174,7 +174,7 @@ def test_many_windows_are_given_in_slices_and_in_the_order_of_window_and_key(mon
     assert [(row["start"], row["k"]) for row in it.rows] == sorted((row["t"] // 20 * 20, row["k"]) for row in rows)
 
 
-def test_a_window_larger_than_a_chunk_is_read_in_parts_that_are_in_order_and_not_held_together() -> None:
+def test_window_larger_than_a_chunk_is_read_in_ordered_parts_not_held_together() -> None:
     sizes: list[int] = []
 
     def sizes_of(key: Any, window: TimeWindow, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def test_what_is_on_disk_goes_along_to_another_parallelism(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_subtask_that_was_ahead_goes_on_at_another_parallelism_with_windows_on_disk() -> None:
+def test_subtask_that_was_ahead_continues_at_other_parallelism_with_disk_windows() -> None:
     """What is over by the event time of its key group is asked for in parts, of which that in memory may be empty."""
     slots = Slots(lambda: operator("tumbling"), 2)
     for batch in batches():

@@ -79,7 +79,7 @@ def test_the_snapshot_comes_before_the_unblocking():
     assert kinds.index(TakeSnapshot) < kinds.index(Unblock)
 
 
-def test_a_higher_barrier_aborts_the_lower_alignment_once_and_the_late_one_is_ignored():
+def test_higher_barrier_aborts_the_lower_alignment_once_and_late_barrier_is_ignored():
     """A4"""
     aligner = Aligner(3, TOKEN)
     play(aligner, (0, barrier(2)), (1, barrier(2)))
@@ -223,7 +223,7 @@ def test_at_least_once_counts_an_end_as_barrier():
 
 @examples(300)
 @given(st.data())
-def test_any_interleaving_of_complete_barriers_takes_each_once_in_order_and_ends_unblocked(data):
+def test_any_interleaving_of_barriers_takes_each_once_in_order_and_ends_unblocked(data):
     """A3, A8: every channel delivers 1..n in its own order of events; blocked channels are not read."""
     channels = data.draw(st.integers(1, 5))
     last = data.draw(st.integers(1, 5))
@@ -252,7 +252,7 @@ def test_an_order_to_abort_a_newer_checkpoint_leaves_an_older_one_alone(kind):
 
 
 @pytest.mark.parametrize("kind", [Aligner, BarrierTracker])
-def test_an_aborted_checkpoint_is_not_begun_when_its_barrier_comes_while_an_older_one_is_aligned(kind):
+def test_aborted_checkpoint_is_not_begun_by_a_barrier_during_an_older_alignment(kind):
     """C3"""
     aligner = kind(2, TOKEN)
     play(aligner, (0, barrier(1)))
@@ -262,7 +262,7 @@ def test_an_aborted_checkpoint_is_not_begun_when_its_barrier_comes_while_an_olde
     assert aligner.aligning is None
 
 
-def test_an_aborted_checkpoints_barrier_still_ends_an_older_alignment_whose_barrier_can_not_come_any_more():
+def test_barrier_of_an_aborted_checkpoint_ends_an_older_alignment_that_lost_its_own():
     """A4: channels are first in, first out."""
     aligner = Aligner(2, TOKEN)
     play(aligner, (0, barrier(1)))

@@ -40,7 +40,7 @@ def snapshots(effects):
 # ---------------------------------------------------------------- what is recorded
 
 
-def test_in_flight_is_what_stands_before_the_barrier_of_its_own_channel_and_nothing_else():
+def test_in_flight_rows_are_exactly_those_before_their_own_channels_barrier():
     """U1: rows 1 to 3 are taken before the first barrier, 4, 5, 6 and 10 are in flight, all others come after."""
     bench = Bench(inputs=3)
     bench.feed((0, rows(1)), (1, rows(2)), (2, rows(3)))
@@ -103,7 +103,7 @@ def test_an_end_closes_what_is_recorded_on_its_channel():
     assert bench.captured_totals() == [(1, 0)]
 
 
-def test_a_trigger_is_answered_when_all_inputs_have_arrived_to_their_ends_and_not_when_they_are_worked_off():
+def test_trigger_is_answered_when_all_inputs_arrived_to_their_ends_before_the_work():
     """U11, C18"""
     bench = Bench(room=1)
     bench.feed((0, rows(1)))
@@ -315,7 +315,7 @@ def test_what_must_be_aligned_is_waited_for_and_the_rest_is_recorded_then():
     assert bench.in_flight == {1: {0: [1]}}
 
 
-def test_a_subtask_with_aligned_channels_only_takes_its_snapshot_when_it_has_worked_them_off():
+def test_subtask_with_only_aligned_channels_takes_its_snapshot_after_their_rows():
     bench = Bench(inputs=1, aligned_only=(0,))
     bench.queue((0, rows(1)), (0, at_once(1)))
     assert bench.captured_totals() == []

@@ -42,7 +42,7 @@ print(imports > 1_000, frozen == imports == gc.get_freeze_count(), seen() is Non
     assert said == "True True True"
 
 
-def test_a_generation_with_very_many_objects_is_frozen_and_still_collected_when_it_is_dropped() -> None:
+def test_very_large_generation_is_frozen_and_still_collected_when_dropped() -> None:
     said = said_by("""
 generation = Circle(beside=2 * _MANY)
 seen = weakref.ref(generation)
@@ -55,7 +55,7 @@ print(frozen > imports + _MANY, seen() is None)
     assert said == "True True"
 
 
-def test_what_an_earlier_slot_of_the_process_left_frozen_is_collected_before_the_next_one_begins() -> None:
+def test_objects_frozen_by_an_earlier_slot_are_collected_before_the_next_begins() -> None:
     said = said_by("""
 generation = Circle(beside=2 * _MANY)
 seen = weakref.ref(generation)
@@ -67,7 +67,7 @@ print(seen() is None, len(gc.get_objects()) < 1_000)
     assert said == "True True"
 
 
-def test_a_tuple_that_another_thread_fills_while_objects_are_counted_is_filled_to_its_end() -> None:
+def test_tuple_filled_by_another_thread_during_a_count_is_filled_to_its_end() -> None:
     """A list of all objects refers to it, and CPython makes such a tuple longer only while nobody else does."""
     said = said_by("""
 import sys, threading

@@ -102,7 +102,7 @@ async def test_the_link_goes_to_the_standby_when_the_leader_is_gone_and_stays_th
     await leader.close()
 
 
-async def test_a_standby_that_sends_us_on_is_not_asked_without_pause_and_its_word_is_not_the_coordinators(store):
+async def test_redirecting_standby_is_asked_with_pauses_and_does_not_count_as_coordinator(store):
     """Z9: a slot that no coordinator serves must leave in the end, so only a serving one counts as contact."""
     standby = Daemon(store, "b")
     await standby.server.start()

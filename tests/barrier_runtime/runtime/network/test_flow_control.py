@@ -55,7 +55,7 @@ def test_a_blocked_channel_says_nothing_about_its_reader():
     assert channel.window.bytes == before
 
 
-def test_room_is_told_of_when_a_quarter_of_the_window_was_taken_and_when_the_window_grows():
+def test_room_is_announced_after_a_quarter_of_the_window_and_when_the_window_grows():
     told = []
     channel = InputChannel(0, 0, lambda: None, 1_000)
     channel.when_credit(lambda: told.append(channel.credit))
@@ -70,7 +70,7 @@ def test_room_is_told_of_when_a_quarter_of_the_window_was_taken_and_when_the_win
     assert len(told) == 2
 
 
-def test_a_writer_that_a_smaller_window_stopped_hears_of_room_before_the_queue_is_empty():
+def test_writer_stopped_by_a_smaller_window_hears_of_room_before_the_queue_is_empty():
     told = []
     channel = InputChannel(0, 0, lambda: None)
     channel.when_credit(lambda: told.append(channel.bytes))
@@ -96,7 +96,7 @@ def full_of_rows(rows=100_000):
     return channel, batch
 
 
-def test_a_slow_reader_gets_large_batches_in_pieces_of_a_moment_each_and_loses_nothing():
+def test_slow_reader_gets_large_batches_in_short_chunks_and_loses_nothing():
     channel, rows = full_of_rows()
     channel.push(Barrier(1, 1), 10)
     chunks = []

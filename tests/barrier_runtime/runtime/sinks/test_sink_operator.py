@@ -186,7 +186,7 @@ def test_collecting_what_was_aborted_is_a_hard_error() -> None:
         sink.commit(committable)
 
 
-def test_a_new_collecting_sink_gets_what_an_earlier_one_of_the_process_decided_and_did_not_show() -> None:
+def test_new_collecting_sink_gets_rows_that_an_earlier_sink_decided_but_never_showed() -> None:
     """T4: once, whichever of them shows it, and however often it is committed."""
     earlier, later = CollectSink(), CollectSink()
     committables = []

@@ -349,7 +349,7 @@ class StagedShelf:
     def unstage(self, job: str, storage: str) -> None: ...
 
 
-def test_a_job_goes_on_with_the_rows_its_checkpoint_knows_though_others_were_staged_since() -> None:
+def test_job_continues_with_the_rows_of_its_checkpoint_though_others_were_staged() -> None:
     world = World()
     driver = opened(spec_of(StagedShelf(shelf_of(a1=5, a2=8))), world)
     driver.poll(0, 5)

@@ -209,7 +209,7 @@ def test_what_has_finished_is_not_read_again_at_any_parallelism(source_class: ty
 
 
 @pytest.mark.slow
-def test_a_folder_of_many_files_is_restored_by_four_subtasks_from_twenty_bytes_a_file() -> None:
+def test_four_subtasks_restore_a_folder_of_many_files_from_twenty_bytes_per_file() -> None:
     count, parallelism = 92_500, 4
     ids = Many(count).ids
     worlds = [World(subtask=subtask, parallelism=parallelism) for subtask in range(parallelism)]
@@ -257,7 +257,7 @@ def test_what_older_releases_stored_of_finished_splits_is_read() -> None:
         assert again.records == 3
 
 
-def test_finished_splits_without_marks_of_older_releases_are_read_and_stored_with_them() -> None:
+def test_finished_splits_of_older_releases_are_read_and_stored_with_marks() -> None:
     """Records of 17 bytes: 12 of the hash, 5 of the size."""
     source, world = Many(600), World()
     records = [

@@ -277,7 +277,7 @@ def test_a_slot_tells_what_has_changed_and_else_asks_ever_more_seldom() -> None:
     assert telling.due(later, 200 * LOOK_S)
 
 
-def test_it_asks_at_once_when_the_others_move_and_when_the_coordinator_may_be_another_one() -> None:
+def test_subtask_asks_at_once_when_others_move_or_the_coordinator_may_have_changed() -> None:
     telling, here = EventTimeTelling(), {"a": HeldBack("a-0", 1)}
     for tick in range(100):
         telling.due(here, tick * LOOK_S)

@@ -95,7 +95,7 @@ def test_a_finished_split_does_not_hold_the_watermark_back() -> None:
     assert driver.watermark() == 300 - 1
 
 
-def test_null_event_times_are_ignored_and_a_source_without_event_time_has_no_watermark() -> None:
+def test_null_event_times_are_ignored_and_untimed_sources_have_no_watermark() -> None:
     source = IteratedRows("src", lambda i, n: iter([{"t": None}, {"t": 7}, {"t": None}, {"t": 9}]), SCHEMA, True, None)
     driver = opened(spec_of(source, 1, event_time="t"), World())
     driver.poll(0, 1)
@@ -221,7 +221,7 @@ def test_a_split_that_is_gone_before_it_was_read_to_its_end_is_an_error() -> Non
 
 
 @pytest.mark.parametrize("read", [2, 3])
-def test_shares_of_another_number_are_refused_when_those_before_were_read_to_their_end(read: int) -> None:
+def test_changed_number_of_shares_is_refused_if_earlier_shares_were_read_to_the_end(read: int) -> None:
     """They are the same rows. One that was never asked for rows is in no snapshot."""
     world = World()
     before = IteratedRows("src", lambda i, n: iter([{"n": i}]), SCHEMA, True, 3)
@@ -251,7 +251,7 @@ def test_files_that_were_read_to_their_end_may_be_gone_and_others_may_have_come(
     assert len(drained(opened(listed("b", "c"), world, (snapshot_of(driver, world),)))) == 1
 
 
-def test_a_finished_split_that_is_gone_is_remembered_so_that_it_is_not_read_again_when_it_comes_back() -> None:
+def test_finished_split_that_vanished_is_remembered_and_not_read_on_its_return() -> None:
     world, source = World(), IteratedRows("src", lambda i, n: iter([{"n": i}]), SCHEMA, True, 2)
     spec = spec_of(source)
     driver = opened(spec, world)
@@ -262,7 +262,7 @@ def test_a_finished_split_that_is_gone_is_remembered_so_that_it_is_not_read_agai
     assert driver.finished
 
 
-def test_a_split_that_moved_to_another_subtask_with_a_changed_list_is_refused_rather_than_read_twice() -> None:
+def test_moved_split_with_a_changed_list_is_refused_rather_than_read_twice() -> None:
     world = World(subtask=0, parallelism=2)
     source = IteratedRows("src", lambda i, n: iter([{"n": i}] * 3), SCHEMA, True, 4)
     spec = spec_of(source)
@@ -351,7 +351,7 @@ def test_a_backlog_is_read_without_a_rest() -> None:
     assert [batch.rows.num_rows for batch in batches if batch is not None] == [1_000] * 100
 
 
-def test_after_an_outage_the_schedule_goes_on_and_the_backlog_keeps_its_intended_times() -> None:
+def test_schedule_continues_after_an_outage_and_backlog_keeps_its_intended_times() -> None:
     spec, world = spec_of(GeneratedRows("src", 1_000, None, None, None)), World()
     driver = opened(spec, world)
     driver.poll(SECOND_NS)

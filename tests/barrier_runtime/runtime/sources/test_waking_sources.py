@@ -118,7 +118,7 @@ def test_a_reader_of_kafka_is_not_asked_meanwhile_but_wakes_its_slot() -> None:
 # ---------------------------------------------------------------- discovery
 
 
-def test_a_listing_wakes_when_it_found_something_or_failed_and_the_driver_looks_seldom() -> None:
+def test_listing_wakes_after_a_find_or_a_failure_and_the_driver_polls_seldom() -> None:
     answers: deque[Sequence[Split] | Exception] = deque([[Split("a")], [Split("a")], InvalidJob("no such folder")])
     turns, looked = threading.Semaphore(0), threading.Semaphore(0)
 

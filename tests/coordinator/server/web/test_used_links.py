@@ -63,7 +63,7 @@ def test_while_the_store_does_not_say_nobody_is_let_in(trouble: Exception | None
     assert not use(store, mark, NOW)
 
 
-def test_notes_of_links_that_are_over_are_deleted_and_all_that_may_be_tried_again_stay() -> None:
+def test_notes_of_expired_links_are_deleted_and_all_retryable_notes_stay() -> None:
     store = MemoryStore()
     for number in range(3):
         assert use(store, mark_of(str(number), NOW + number), NOW + number)
