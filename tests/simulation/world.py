@@ -646,13 +646,19 @@ class World(SimCluster):
                 on_trigger(process.name, message.token, message.checkpoint, message.triggered_at_ms)
         if isinstance(message, Deploy):
             self._deploys(process, slot, message)
-        if isinstance(message, EndSources) and self._strikes("told"):
-            self._cut_all_but(process)
+        if isinstance(message, EndSources):
+            self._ends_sources(process)
         super()._hears(process, slot, message)
         if not self._calm and self._stalls.heard(process, message):
             self._note("slots that stalled before the commits of a move")
         if isinstance(message, Deploy) and self._starts.is_unwell(slot.identity.program):
             slot.failed(None, "", RuntimeError("this program cannot open what it has"))
+
+    def _ends_sources(self, process: SimProcess) -> None:
+        if self.schedule.last_savepoint and not any(record.stops_with for record in self.facts.records):
+            self._wrong("StopsAreLogged", f"{process.name} ends its sources, and no log record names the stop")
+        if self._strikes("told"):
+            self._cut_all_but(process)
 
     def _link(self, process: SimProcess, link: TcpControlLink) -> ControlLink:
         task = next(task for program in self.programs for task in program.tasks if task.process is process)
