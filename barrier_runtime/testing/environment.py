@@ -84,7 +84,7 @@ class Environment:
     def begin_lineage(self, *, token: int | None = None, keep: Decision | None = None) -> None:
         """Starts the job again, without state or (`keep`) from an older checkpoint.
 
-        `token` is the token of a new storage.
+        Tokens begin after `token`, as with a new storage; None: they continue.
         """
         self._started_at, self._rounds_before = self._position, self._rounds_done
         self.lineages += 1

@@ -153,7 +153,7 @@ def _older_checkpoint(environment: Environment) -> None:
 
 
 def _rescale(environment: Environment, *parallelisms: int) -> None:
-    """Rescales; generations leave uncommitted decided and undecided pre-committed transactions.
+    """Rescales after generations that leave decided and undecided transactions, all uncommitted.
 
     T8 of docs/behaviours.md.
     """

@@ -1,18 +1,19 @@
 """Fence of a sink: a rising number that a generation claims by creating a table.
 
 ClickHouse has no transactions, but creates a table of a name only once. Fence n of a sink is an empty table whose name
-ends in n; the defaults of its columns hold the log and the fencing token of its generation. Versions of rows begin with
-the n of their generation, and of the rows of a key the highest version counts. Late requests and writes of an older
+ends in n; the defaults of the columns hold log and fencing token of the generation. Versions of rows begin with the n
+of their generation, and of the rows of a key the highest version counts. Late requests and writes of an older
 generation therefore never cover newer rows.
 
 | fences of this sink                       | a generation with (log, token)                            |
 |-------------------------------------------|-----------------------------------------------------------|
-| none, or the newest is of an older token  | creates the next; if another was quicker, it looks again  |
-| the newest is its own                     | uses it, as its other subtasks do                         |
-| one of its log with a newer token         | is fenced                                                 |
-| its own, and a newer one of another log   | waits: another job has these names, or its log is back    |
+| none, or the newest is of an older token  | creates the next; if another was quicker, looks again     |
+| the newest has this log and token         | uses this fence, as other subtasks do                     |
+| of this log, with a newer token           | is fenced                                                 |
+| of this log and token, and a newer fence  | waits: another job has these names, or the job has its    |
+|   of another log                          | log back                                                  |
 
-A generation that has claimed a fence drops older fences of its own log; the newest fence of each other log stays.
+A generation that has claimed a fence drops older fences of the same log; the newest fence of each other log stays.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class WriterFence:
 
 
 class Fences:
-    """Fences of one sink of one job. `where` is for messages."""
+    """Fences of a sink of a job. `where` is for messages."""
 
     def __init__(self, session: ClickHouseSession, job: str, sink: str, where: str) -> None:
         self._session = session

@@ -51,7 +51,7 @@ from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
 from barrier_runtime.state.store.open import within
 from barrier_runtime.state.store.urls import last_part, shown, without_credentials
 
-_SHOWN_AT_ONCE = 8  # files of one transaction
+_SHOWN_AT_ONCE = 8  # files of a transaction
 
 Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
 

@@ -121,7 +121,10 @@ class DeltaLog:
         pending: Sequence[DeltaCommittable],
         shown: Callable[[Sequence[DeltaCommittable]], Sequence[DeltaFile]] | None,
     ) -> bool:
-        """Commits without reading the table, unless another writer has taken the next version. False: read."""
+        """Commits on top of the own last commit without reading the table. False: the table must be read.
+
+        If another writer has committed since, the version is taken and the put fails.
+        """
         head, self._head = self._head, None
         if head is None or any(each.application not in head.known for each in pending):
             return False
@@ -325,7 +328,7 @@ class DeltaLog:
     def _append(
         self, version: int, facts: DeltaTableFacts, files: Sequence[DeltaFile], checkpoints: Mapping[str, int]
     ) -> None:
-        """Writes a record by one conclusive request; delta-rs would list before, and read and list after."""
+        """Puts a record if its version is free, in one request; delta-rs would also list twice and read."""
         record = append_record(files, checkpoints, facts.partition_by, time.time_ns() // 1_000_000)
         outcome = self._store.put_if_absent(log_key(version), record)
         if outcome is PutOutcome.EXISTS:

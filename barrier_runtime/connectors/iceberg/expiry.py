@@ -104,7 +104,7 @@ def _replaced(snapshot: Snapshot, io: FileIO) -> list[str]:
 
 
 def _is_older(one: Snapshot, other: Snapshot) -> bool:
-    """Compares two snapshots of a branch. Tables of version 1 have no sequence numbers."""
+    """Returns whether `one` is older than `other`, in a branch. Version 1 has no sequence numbers."""
     return (one.sequence_number or 0, one.timestamp_ms) < (other.sequence_number or 0, other.timestamp_ms)
 
 

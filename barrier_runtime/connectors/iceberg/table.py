@@ -1,8 +1,8 @@
 """An Iceberg table through pyiceberg: its memory of the sink's commits, and appends at most once.
 
 Every commit is a snapshot of all checkpoints that were decided and are not in the table. The summary of the snapshot
-names the application (job, sink, lineage) and the highest checkpoint. The same commit stores both in the table property
-`barrier-runtime.<application>`, because old snapshots expire together with their summaries.
+names the application (job, sink, lineage) and the highest checkpoint. The same commit stores the checkpoint in the
+table property `barrier-runtime.<application>`, because expired snapshots take their summaries along.
 
 | the table shows for the application         | the checkpoint was | then                                        |
 |---------------------------------------------|--------------------|---------------------------------------------|
@@ -162,7 +162,7 @@ class IcebergTable:
         self.compactions += 1
 
     def looked_at(self) -> Table:
-        """Returns the current table for `append`. Raises `Unavailable` if the table or the catalog is missing."""
+        """Returns the current table for `append`. Raises `Unavailable` if it is gone or the catalog is silent."""
         table = self.now()
         if table is None:
             raise Unavailable(

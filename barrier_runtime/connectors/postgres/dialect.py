@@ -150,7 +150,7 @@ class PostgresDialect(Dialect):
         try:
             yield
         except BaseException:
-            self.end(connection)  # may wait for a stalled server
+            self.end(connection)  # under the watch, because closing may wait for a stalled server
             raise
         finally:
             watch.cancel()

@@ -63,6 +63,7 @@ class PostgresSink(SqlSink):
 
     @property
     def shown_table(self) -> str:
+        """Name of the table, for people."""
         return f"{self.schema}.{self.table}"
 
     def settings(self) -> dict[str, Any]:

@@ -6,9 +6,9 @@ token is a position. A script with another token or log is refused in the same a
 rows of its successor.
 
 Within a log the higher token takes the fence, in any lineage. Tokens of different logs (the job's checkpoints were
-moved or deleted) cannot be compared, so the fence stores the newest token of each log: a generation takes the fence of
-another log if its token is newer than all tokens of its own log. A generation that lost the fence thus never regains
-it, and of two live logs the log started last holds the fence.
+moved or deleted) cannot be compared, so the fence stores the newest token of each log. A generation takes the fence
+from another log if the fence has no token of the generation's own log as new. A generation that lost the fence thus
+never regains it, and of two live logs the log started last holds the fence.
 
 Besides the fence, Redis holds the number of each subtask's last write. Every attempt has a higher number, and lower
 numbers are refused: a request without an answer may reach Redis long after it was repeated and newer rows were written.

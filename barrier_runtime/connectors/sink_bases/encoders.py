@@ -1,6 +1,4 @@
-"""Encoders of rows into the bytes of a file, one per format.
-
-Run off the event loop and often release the GIL.
+"""Encoders of rows into the bytes of a file, one per format, for use off the event loop.
 
 Arrow's writers of Parquet and CSV release the GIL. JSON lines are made from Python objects, in small chunks: after each
 chunk another thread may take the GIL, because a held GIL delays every record that arrives meanwhile.

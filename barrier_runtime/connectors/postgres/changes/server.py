@@ -167,7 +167,8 @@ def check_server(connection: Any, where: str) -> None:
 def make_publication(connection: Any, name: str, tables: Sequence[str], *, ours: bool, where: str) -> None:
     """Creates the publication if it is missing.
 
-    An existing publication is set to `tables` if its name is `ours`; a publication named by the user must have them.
+    `ours`: the source chose the name, and an existing publication is set to `tables`. A publication that the user named
+    must have them.
     """
     sql = load_psycopg().sql
     listed = sql.SQL(", ").join(sql.Identifier(*table.split(".", 1)) for table in tables)

@@ -10,7 +10,7 @@ Parquet objects before the job starts, and readers read these objects as often a
 |----------------------|------------------------------------------------------------------------------------------|
 | before 5             | nothing refers to objects or slot; the next run starts again and drops the slot          |
 | after 5              | the next run finds `current.json` and copies nothing                                     |
-| two drivers at once  | each has its own slot; the second to write `current.json` drops its own, with an error   |
+| two drivers at once  | each has its own slot; the second to write `current.json` drops this slot and raises     |
 """
 
 import io

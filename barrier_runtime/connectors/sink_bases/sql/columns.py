@@ -23,7 +23,7 @@ Convert: TypeAlias = Callable[[pa.Array], pa.Array]
 Refusal: TypeAlias = tuple[Convert, str]
 """Function that marks refused values (true or null for each), and the reason: "is too long"."""
 
-TIMED_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 6}  # digits after the second that an Arrow unit needs
+TIMED_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 6}  # fraction digits of a second that an Arrow unit needs
 _PYTHON_ROWS = 256
 _FAMILIES: Mapping[str, Callable[[pa.DataType], bool]] = {
     "bool": types.is_boolean,

@@ -69,6 +69,7 @@ class SqlSink(BatchingSink):
 
     @property
     def shown_table(self) -> str:
+        """Name of the table, for people."""
         return self.table
 
     def settings(self) -> dict[str, Any]:
