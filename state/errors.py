@@ -1,7 +1,7 @@
-"""The five kinds of error of this project, told apart by what the caller does next.
+"""The five kinds of error of this project, distinguished by the caller's next action.
 
-A new kind is added only when a caller would *act* differently. Every message names the job, checkpoint, subtask or
-object concerned and ends with what to do.
+A new kind is added only if a caller would *act* differently. Every message names the job, checkpoint, subtask or object
+concerned and ends with the remedy.
 """
 
 import errno
@@ -11,11 +11,11 @@ import msgspec
 
 
 class BarrierRuntimeError(Exception):
-    """Base of every error this project raises on purpose."""
+    """Base of every error that this project raises on purpose."""
 
 
 class Unavailable(BarrierRuntimeError):
-    """Retry: the outside world did not answer, and nothing is known to be wrong with the job."""
+    """Retry: the outside world did not answer, and no fault of the job is known."""
 
 
 class Fenced(BarrierRuntimeError):
@@ -23,35 +23,41 @@ class Fenced(BarrierRuntimeError):
 
 
 class InvalidJob(BarrierRuntimeError):
-    """Fix the job: a wrong argument, graph, schema, file or setting. The message says which and how."""
+    """Fix the job: a wrong argument, graph, schema, file or setting.
+
+    The message names the fault and the remedy.
+    """
 
 
 class Corrupt(BarrierRuntimeError):
-    """Call a person: stored bytes are not what was written. The message names the object and both hashes."""
+    """Call a person: stored bytes differ from the written bytes.
+
+    The message names the object and both hashes.
+    """
 
 
 class ProtocolViolation(BarrierRuntimeError):
-    """File a bug: a law of the protocol was broken. The message carries the recent history."""
+    """File a bug: a law of the protocol was broken. The message contains the recent history."""
 
 
-# What msgspec raises for bytes that are not what they should be: also text that is no UTF-8, and endless nesting.
+# Errors of msgspec for unreadable bytes, including text that is not UTF-8, and endless nesting.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-PERMANENT = (InvalidJob, Corrupt, ProtocolViolation, Fenced)  # a repetition would meet the same: do not retry
+PERMANENT = (InvalidJob, Corrupt, ProtocolViolation, Fenced)  # a retry would fail again
 
-# Numbers of an OSError that a person must mend: rights, and paths that cannot be what the call needs.
+# Numbers of OSErrors that need a person: rights, and paths of the wrong kind.
 NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 WRONG_PATH = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP})
 
 
 class UserCodeError(InvalidJob):
-    """A user's function raised. `user_traceback` is shown first; then operator, subtask, key, position, record."""
+    """A user's function raised. Shows `user_traceback`, then operator, subtask, key, position, record."""
 
     def __init__(self, message: str, user_traceback: str = "") -> None:
         super().__init__(message)
         self.user_traceback = user_traceback
-        self.raised_in = ""  # the operator; where the row was processed, and no further
-        self.key: tuple[Any, ...] = ()  # that of the row, alone in a tuple; empty: it has none
+        self.raised_in = ""  # name of the operator that processed the row
+        self.key: tuple[Any, ...] = ()  # key of the row, alone in a tuple; empty: no key
 
     def __str__(self) -> str:
         message = str(self.args[0])
@@ -62,17 +68,23 @@ class UserCodeError(InvalidJob):
 
 
 class WrongUse(UserCodeError):
-    """A user's function asked this package for what it refuses, as an undeclared side output or state without a key.
-    The message begins with the thing and the remedy; then operator, subtask, key, position, record."""
+    """A user's function made a call that this package refuses.
+
+    Examples are an undeclared side output, and state without a key. The message begins with the refused thing and the
+    remedy; then operator, subtask, key, position, record.
+    """
 
 
 def is_internal(error: BaseException) -> bool:
-    """Whether `error.__cause__` says nothing to users: a call of ours or of a library, which the message stands for."""
+    """True if `error.__cause__`, an internal or library call, is useless to users beside the message."""
     return isinstance(error, InvalidJob) and not isinstance(error, UserCodeError)
 
 
 def missing_extra(who: str, extra: str, error: ImportError) -> InvalidJob:
-    """Raise it `from None`: the text has the import's own reason; its traceback would stand before the remedy."""
+    """The error for a missing package. Raise it `from None`.
+
+    The text contains the import's own reason; the import's traceback would hide the remedy.
+    """
     return InvalidJob(
         f"{who} needs a package that is not installed ({error}): pip install 'barrier-runtime[{extra}]', on every "
         "machine that runs the job"

@@ -1,4 +1,4 @@
-"""What may be a name. Checked before any path, key or message is built from it (behaviours G4, B1, B2)."""
+"""Allowed names, checked before a path, key or message is built from them."""
 
 import re
 
@@ -9,7 +9,10 @@ _OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_job_id(job: str, what: str = "job name") -> str:
-    """Return `job` if it is 1 to 64 of `a-z 0-9 -`; raise `InvalidJob` otherwise. Also for other ids of that form."""
+    """Returns `job` if it is 1 to 64 of `a-z 0-9 -`; otherwise raises `InvalidJob`.
+
+    Also for other such ids.
+    """
     if not isinstance(job, str) or not _JOB_ID.fullmatch(job):
         raise InvalidJob(f"{what} {_short(job)} is not allowed: use 1 to 64 of the characters a-z, 0-9 and '-'")
     return job
@@ -20,7 +23,10 @@ def is_job_id(name: str) -> bool:
 
 
 def check_operator_name(name: str) -> str:
-    """Return `name` if it is 1 to 64 of letters, digits, `_ . -` and starts with a letter or digit."""
+    """Returns `name` if it is 1 to 64 of letters, digits, `_ . -` and starts with a letter or digit.
+
+    Otherwise raises `InvalidJob`.
+    """
     if not isinstance(name, str) or not _OPERATOR_NAME.fullmatch(name):
         raise InvalidJob(
             f"operator name {_short(name)} is not allowed: use 1 to 64 letters, digits, '_', '.' or '-', "
@@ -30,6 +36,6 @@ def check_operator_name(name: str) -> str:
 
 
 def _short(value: object) -> str:
-    """For messages: whatever was given, escaped and of bounded length."""
+    """The value for messages, escaped and of bounded length."""
     text = repr(value)
     return text if len(text) <= 100 else text[:100] + "…"

@@ -1,8 +1,7 @@
-"""Masks what looks like a secret in texts of reports and logs: errors of libraries, rows in tracebacks. Pure.
+"""Masks likely secrets in texts of reports and logs: errors of libraries, rows in tracebacks. Pure.
 
-The runtime writes no secret into a status or a log by itself; what users' code and libraries raise may hold some. What
-looks like a secret is replaced whole; a text that only resembles a secret is lost to the reader, which is the lesser
-harm.
+The runtime itself writes no secret into a status or a log; errors of users' code and of libraries may contain some. A
+likely secret is replaced whole. Losing a text that only resembles a secret is the lesser harm.
 """
 
 import re
@@ -16,10 +15,10 @@ _NAMED = (
 _QUOTED = r"""(?:[bruf]{0,2}(?:"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|\\+"[^"\n]*"|\\+'[^'\n]*')"""
 _PATTERNS = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
-    # user:password@host of a URL, also where the password has a slash or an @; then without a scheme
+    # user:password@host of a URL, even if the password has a slash or an @; then without a scheme
     (re.compile(r"(?<=://)(?:[^/\s'\"<>]+|[^/\s'\"<>@:]+:[^\s'\"<>]+)@"), f"{MASK}@"),
     (re.compile(r"(?<![\w/.:-])([\w.+-]+):[^\s:/@'\"<>(){}\[\]]+@(?=[\w(\[])"), rf"\1:{MASK}@"),
-    # Headers: all of the value. An `Authorization` may have several words, and more than one parameter.
+    # Headers: the whole value. An `Authorization` may have several words, and several parameters.
     (
         re.compile(r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(\\*['\"]?\s*[=:]\s*\\*['\"]?)[^'\"\n\\]+"),
         rf"\1\2{MASK}",
@@ -41,12 +40,12 @@ _PATTERNS = (
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), MASK),
     (re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|AIza|ya29\.|[sr]k_live_|sk-)[\w.-]{16,}"), MASK),
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), MASK),
-    (re.compile(r"\b[0-9a-fA-F]{64,}\b"), MASK),  # a token of ours, or a digest that nobody needs
+    (re.compile(r"\b[0-9a-fA-F]{64,}\b"), MASK),  # a token of this project, or a useless digest
 )
 
 
 def masked_text(text: str) -> str:
-    """`text` without what looks like a secret. The only place that knows what secrets look like."""
+    """`text` without likely secrets. The only place that knows the forms of secrets."""
     for pattern, instead in _PATTERNS:
         text = pattern.sub(instead, text)
     return text

@@ -1,8 +1,8 @@
-"""Sorts exceptions of outside libraries: a person must mend the cause, or the call is tried again.
+"""Sorts exceptions of outside libraries: a person must fix the cause, or the call is retried.
 
-Connectors translate the errors that they know into our kinds, with a message of their own. Every other exception comes
-to `told`, the only place that decides about it: an exception that the same rows and settings raise again ends the job
-at once; the rest may pass, as an outage does, and is tried again.
+Connectors translate known errors into this project's kinds, with a message of their own. `told` alone decides about
+every other exception: if the same rows and settings raise it again, the job ends at once; other exceptions, such as
+outages, are retried.
 """
 
 import errno
@@ -19,12 +19,12 @@ from barrier_runtime.state.errors import NOT_ALLOWED, PERMANENT, WRONG_PATH, Bar
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.EFBIG, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV})
 _MENDED = NOT_ALLOWED | WRONG_PATH | _UNSUPPORTED
 _MAY_PASS = (MemoryError, EOFError, pa.ArrowCancelled)
-_COMES_AGAIN = (  # with the same rows and settings
+_COMES_AGAIN = (  # repeated with the same rows and settings
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, NameError, NotImplementedError),
     *(RecursionError, pa.ArrowException, msgspec.MsgspecError, struct.error),
 )
 _NUMBER = re.compile(r"(?:os error |\[errno |winerror )(\d+)", re.IGNORECASE)
-# Object stores behind pyarrow and delta-rs: an OSError, whose text alone says which.
+# Object stores behind pyarrow and delta-rs raise an OSError whose text alone identifies the error.
 _REFUSED = re.compile(
     r"access.?denied|invalid.?access.?key|signature.?does.?not.?match|no.?such.?bucket|bucket.?not.?found"
     r"|\b(?:401|403)\b.{0,20}(?:unauthorized|forbidden)|permission.?denied|unauthenticated|container.?not.?found"
@@ -35,7 +35,7 @@ _LONGEST = 600
 
 
 def must_be_mended(error: BaseException) -> bool:
-    """Whether a repetition meets the same error, so that a person must change something."""
+    """True if a retry would raise the same error, so that a person must change something."""
     if isinstance(error, BarrierRuntimeError):
         return isinstance(error, PERMANENT)
     if isinstance(error, ImportError | ssl.SSLCertVerificationError):
@@ -48,15 +48,17 @@ def must_be_mended(error: BaseException) -> bool:
 
 
 def says_refused(text: str) -> bool:
-    """Whether the text of a library that gives no number says what a person must mend: rights, a bucket, a path."""
+    """True if a library's text without error number describes a fault for a person: rights, bucket, path."""
     number = _number_in(text)
     return _REFUSED.search(text) is not None if number is None else number in _MENDED
 
 
 def told(error: BaseException, where: str, remedy: str) -> BarrierRuntimeError:
-    """`error` as one of our kinds: ours as they are, `InvalidJob` for what a person must mend, else an error that is
-    tried again. `where` names the connector and the place; `remedy` tells a person what to change, as a sentence
-    without its full stop, unless the error itself says more."""
+    """`error` as an error of this project: its own errors unchanged, `InvalidJob` if a person must act.
+
+    Other errors become retryable. `where` names the connector and the place; `remedy` tells a person what to change, as
+    a sentence without its full stop, unless the error itself has a remedy.
+    """
     if isinstance(error, BarrierRuntimeError):
         return error
     if must_be_mended(error):
@@ -65,7 +67,7 @@ def told(error: BaseException, where: str, remedy: str) -> BarrierRuntimeError:
 
 
 def of_operator(error: BaseException, operator: str, subtask: object = None) -> BaseException:
-    """`error` of a step, whose `InvalidJob` names the operator; what is tried again comes back as it is."""
+    """`error` of a step: an `InvalidJob` names the operator, a retryable error is returned unchanged."""
     if not must_be_mended(error):
         return error
     where = f"operator {operator!r}" if subtask is None else f"operator {operator!r}, subtask {subtask}"
@@ -73,7 +75,7 @@ def of_operator(error: BaseException, operator: str, subtask: object = None) -> 
 
 
 def described(error: BaseException) -> str:
-    """Text of an exception in one line, its class behind it."""
+    """Text of an exception in one line, followed by its class."""
     text = " ".join(str(error).split())
     if isinstance(error, KeyError):
         text = f"nothing is known by the name {text}"
@@ -83,13 +85,13 @@ def described(error: BaseException) -> str:
 
 
 def _number_in(text: str) -> int | None:
-    """Number of an error of the operating system, which delta-rs and pyarrow write into their texts."""
+    """Number of an error of the operating system, in texts of delta-rs and pyarrow."""
     found = _NUMBER.search(text)
     return int(found.group(1)) if found else None
 
 
 def _remedy(error: BaseException) -> str:
-    """What an error that does not depend on rows asks for; empty: the connector knows better."""
+    """Remedy of an error that does not depend on rows; empty: the connector knows a better remedy."""
     if isinstance(error, ImportError):
         return "Install the missing package on every machine that runs the job"
     if isinstance(error, ssl.SSLCertVerificationError):

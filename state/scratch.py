@@ -1,10 +1,11 @@
-"""Folders that a process has for itself while it works: gone when it is done, and those of a process that was killed
-when another one of its user makes one of that name. Who lives holds the lock in its folder; the kernel lets go of it.
+"""Folders of a process for temporary files, and links to files that never change.
 
-Files that never change, shared between folders: hard links where the file system has them; the names of segments,
-and of files of databases that are side by side.
+A folder is removed at the end of its work. A folder of a killed process is removed when another process of the same
+user makes a folder with that prefix: a living process holds the lock in its folder, and the kernel releases the lock of
+a dead process.
 
-A local checkpoint, a restore and a survivor's copy take such files from each other without copying their bytes.
+A local checkpoint, a restore and a survivor's copy share immutable files by hard links, or copies if the file system
+has no hard links. The names of segments, and of files of side-by-side databases, are defined here.
 """
 
 import contextlib
@@ -20,13 +21,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LOCK = "LOCK"
-_YOUNG_S = 60.0  # a folder that was just made may not be locked yet
+_YOUNG_S = 60.0  # a newer folder may not be locked yet
 
 
 @contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """An empty one where this machine has its temporary files. `prefix`: of what has such folders, and of nothing
-    else."""
+    """An empty folder among this machine's temporary files.
+
+    `prefix`: used for such folders and nothing else.
+    """
     remove_left(Path(tempfile.gettempdir()), prefix)
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     held = None
@@ -42,9 +45,9 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
 
 
 def remove_left(parent: Path, prefix: str) -> None:
-    """What killed processes have left in `parent`."""
+    """Removes folders that killed processes have left in `parent`."""
     for folder in parent.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # it went just now, or its process lives
+        with contextlib.suppress(OSError):  # removed meanwhile, or its process is alive
             found = folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
                 continue
@@ -58,7 +61,7 @@ def remove_left(parent: Path, prefix: str) -> None:
 
 
 def flocked(path: Path) -> int:
-    """A descriptor that holds the file's lock until it is closed. Raises `BlockingIOError` when another has it."""
+    """A descriptor that holds the file's lock until closed. Raises `BlockingIOError` if the lock is taken."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,15 +72,15 @@ def flocked(path: Path) -> int:
 
 
 SEGMENT_FILE = re.compile(r"segment-([0-9]{1,20})\.rows")
-BESIDE = r"beside-[1-9][0-9]{0,5}-"  # before the name of a file of another database than the first
+BESIDE = r"beside-[1-9][0-9]{0,5}-"  # prefix of files of side-by-side databases
 _OF_DATABASE = re.compile(r"(?:beside-([1-9][0-9]{0,5})-)?(.*)", re.DOTALL)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """For files that never change."""
+    """Links a file that never changes, or copies it."""
     try:
         os.link(source, target)
-    except OSError:  # another file system: costs time, nothing else; a missing source fails in the copy too
+    except OSError:  # another file system: slower, no other effect; an absent source fails in the copy too
         shutil.copyfile(source, target)
 
 
@@ -87,18 +90,18 @@ def segment_file(number: int) -> str:
 
 
 def segment_number(name: str) -> int | None:
-    """None for a file that is not a segment."""
+    """Number of a segment; None for any other file."""
     named = SEGMENT_FILE.fullmatch(name)
     return None if named is None else int(named[1])
 
 
 def beside_name(database: int, name: str) -> str:
-    """What a snapshot calls the file `name` of its database with that number; 0 is the first."""
+    """Name in a snapshot of the file `name` of the database with that number; 0 is the first."""
     return name if database == 0 else f"beside-{database}-{name}"
 
 
 def database_of(name: str) -> tuple[int, str]:
-    """The opposite of `beside_name`."""
+    """Database number and plain name: inverse of `beside_name`."""
     named = _OF_DATABASE.fullmatch(name)
     assert named is not None, "it matches everything"
     return int(named[1] or 0), named[2]

@@ -1,11 +1,12 @@
-"""Threads for blocking work that may never return: made when none is free, bounded, and never waited for by a process
-that ends. A thread is free before anybody hears that its work is done: a caller that waited for that starts no other.
+"""Threads for blocking work that may never return, and short time slices for urgent threads.
 
-Asks the kernel for short time slices for a thread that rows wait for: a slot's loop, or a reader that feeds it.
+`Threads` makes a thread when none is free, up to a bound; a process that ends waits for no thread. A thread is free
+before its work is reported done, so that a caller that waited for the work needs no other thread.
 
-Such a thread is to run as soon as there is some input, and needs little time then. By default a thread that
-competes with others gets, and lets others have, slices of 1 to 3 ms; that is most of a slow row's latency where cores
-are shared. Linux from 6.12 on schedules a thread that asks for shorter slices sooner, without giving it more time.
+`ask_for_short_slices` is for a thread that rows wait for: a slot's loop, or a reader that feeds the loop. Such a thread
+should run as soon as input arrives, and needs little time. By default competing threads get slices of 1 to 3 ms, most
+of a slow row's latency on shared cores. Linux from 6.12 on schedules a thread with shorter slices sooner, without
+giving it more time.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
 class Threads:
-    """At most `most` threads. Work beyond that waits for one, first in first out."""
+    """At most `most` threads. Further work waits for a thread, first in first out."""
 
     def __init__(self, most: float, name: str) -> None:
         self._most = most
@@ -35,7 +36,7 @@ class Threads:
         self._closed = False
 
     def submit(self, work: Callable[[], Any]) -> "Future[Any]":
-        """After `close` it is cancelled at once."""
+        """Runs `work` on a thread. After `close` the future is cancelled at once."""
         future: Future[Any] = Future()
         with self._changed:
             if self._closed:
@@ -49,7 +50,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """What waits is cancelled, what runs goes on. Does not wait."""
+        """Cancels waiting work; running work continues. Does not wait."""
         dropped: list[_Work | None] = []
         with self._changed:
             if self._closed:
@@ -65,7 +66,7 @@ class Threads:
                 work[0].cancel()
 
     def join(self, timeout_s: float) -> bool:
-        """After `close`: wait for what runs. False when it takes longer."""
+        """Waits for running work, after `close`. Returns False at the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._alive == 0, timeout_s)
 
@@ -80,30 +81,32 @@ class Threads:
                 future.set_exception(error)
             elif runs:
                 future.set_result(result)
-            del taken, future, work, result, error  # an idle thread keeps nothing that is gone
+            del taken, future, work, result, error  # an idle thread must not keep objects alive
         with self._changed:
             self._alive -= 1
             self._changed.notify_all()
 
 
 def _outcome_of(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Apart: the traceback of an error keeps this call, and no future that has the error."""
+    """Result or error of `work`, in a call of its own: an error's traceback must keep no future."""
     try:
         return work(), None
     except BaseException as error:
         return None, error
 
 
-SLICE_NS = 100_000  # the least the kernel gives
+SLICE_NS = 100_000  # the kernel's minimum
 _SYSTEM_CALLS = {"x86_64": 314, "aarch64": 274}  # sched_setattr
-_THREADS_AS_USUAL = 0x01  # SCHED_FLAG_RESET_ON_FORK: threads that this one starts get slices of the usual length
+_THREADS_AS_USUAL = 0x01  # SCHED_FLAG_RESET_ON_FORK: threads started by this thread get usual slices
 _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
 
 
 def ask_for_short_slices(also_started: bool = False) -> bool:
-    """For the calling thread, for good; `also_started`: and for the threads that it starts from now on, as those of a
-    client in C. False: this system has no such thing, or somebody chose another way of scheduling; everything is as it
-    was."""
+    """Requests short slices for the calling thread, for good.
+
+    `also_started`: and for threads that it starts from now on, such as those of a client in C. Returns False, without a
+    change, if this system lacks the feature or the thread has another scheduling policy.
+    """
     number = _SYSTEM_CALLS.get(platform.machine())
     if platform.system() != "Linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False

@@ -1,11 +1,11 @@
-"""One decoder of everything that is stored under a version number: the version first, then all of it, or an error.
+"""Decodes everything that is stored with a version: the version first, then all of it, or an error.
 
-A `Format` says what a thing is called in messages, which versions this release reads, and what to do about others and
-about damage. `VersionedDecoder` reads JSON and MessagePack that has a field `version`; what has its version elsewhere
-(a byte, a magic text, a table) asks `Format.check`.
+A `Format` has the name of a stored thing for messages, the versions that this release reads, and the remedies for other
+versions and for damage. `VersionedDecoder` reads JSON and MessagePack with a field `version`; readers of other formats
+(with a version byte, a magic text, a table) call `Format.check`.
 
-Typed data, never pickle (behaviours B4, B6). What cannot be read is refused with the place and the remedy; it is never
-skipped, because a source or operator without its value would start over and write rows twice.
+Typed data, never pickle. Unreadable data is refused with place and remedy, never skipped: a source or operator without
+its value would start over and write rows twice.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of stored thing. This release writes `version` and reads all from `oldest` to it."""
+    """Format of one kind of stored thing. This release writes `version` and reads `oldest` to `version`."""
 
-    subject: str  # of messages; "{}" stands for the place: "manifest {}", "{}: a committable"
+    subject: str  # for messages; "{}" stands for the place: "manifest {}", "{}: a committable"
     version: int
-    damaged: str  # the remedy for what no release has written
+    damaged: str  # remedy for bytes that no release has written
     newer: str = "a newer release wrote it: use that release, or a newer one"
     oldest: int = 1
-    refusal: type[BarrierRuntimeError] = InvalidJob  # of another version
+    refusal: type[BarrierRuntimeError] = InvalidJob  # error for another version
 
     def check(self, found: int, where: str = "") -> None:
-        """Raise `refusal` for a version that this release does not read."""
+        """Raises `refusal` for a version that this release does not read."""
         if self.oldest <= found <= self.version:
             return
         reads = str(self.version) if self.oldest == self.version else f"{self.oldest} to {self.version}"
@@ -40,12 +40,12 @@ class Format:
         )
 
     def unreadable(self, what: object, where: str = "") -> Corrupt:
-        """The error for bytes that are not such a thing. `what`: what is wrong with them."""
+        """The error for bytes of another format. `what`: the fault."""
         return Corrupt(f"{self.subject.format(where)} is not readable ({what}): {self.damaged}")
 
 
 def check_magic(data: bytes, magic: bytes, format: Format, where: str) -> None:
-    """Raise unless `data` begins as `magic` does (a text, "-", digits, end of line), with a version that is read."""
+    """Raises unless `data` begins like `magic` (text, "-", digits, end of line), with a readable version."""
     name = magic[: magic.rindex(b"-") + 1]
     digits, end, _ = data[: len(magic) + 8].removeprefix(name).partition(b"\n")
     if not (data.startswith(name) and end and digits.isdigit()):
@@ -54,7 +54,7 @@ def check_magic(data: bytes, magic: bytes, format: Format, where: str) -> None:
 
 
 class _Versioned(msgspec.Struct, frozen=True):
-    version: int = 1  # where it is left out because it is the default
+    version: int = 1  # for data without the field, which is its default
 
 
 _JSON_VERSION = msgspec.json.Decoder(_Versioned)
@@ -62,7 +62,7 @@ _MSGPACK_VERSION = msgspec.msgpack.Decoder(_Versioned)
 
 
 class VersionedDecoder(Generic[T]):
-    """What `decoder` reads, of the versions of `format`. Made when its module is imported, as any decoder."""
+    """Reads the versions of `format` by `decoder`. Made when its module is imported, like any decoder."""
 
     def __init__(self, format: Format, decoder: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]) -> None:
         self.format = format
@@ -70,7 +70,10 @@ class VersionedDecoder(Generic[T]):
         self._decoder = decoder
 
     def decode(self, data: bytes, where: str) -> T:
-        """`where`: the place, for messages. Raises the format's refusal, or `Corrupt` for what is not readable."""
+        """Decodes `data`. Raises the format's refusal, or `Corrupt` for unreadable data.
+
+        `where`: for messages.
+        """
         try:
             self.format.check(self._version.decode(data).version, where)
             return self._decoder.decode(data)

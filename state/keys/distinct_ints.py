@@ -1,7 +1,7 @@
-"""Each of many whole numbers once.
+"""Distinct values of an array of ints.
 
-`np.unique` without counts or places puts them into a hash table first, and needs 10 to 50 times as long for a batch
-or more (numpy 2.4); of some tens it takes as long.
+`np.unique` without counts or positions uses a hash table, and takes 10 to 50 times as long for the size of a batch or
+more (numpy 2.4); for some tens of values it takes as long.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 def distinct_ints(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Rising; an array of its own."""
+    """Distinct values in ascending order, in a new array."""
     ordered = np.sort(values)
     if len(ordered) < 2:
         return ordered

@@ -1,8 +1,8 @@
-"""Keys as bytes: a tuple of scalars to a byte string and back, in the same order, without a schema.
+"""Encodes keys, tuples of scalars, as bytes and back, without a schema. Byte order is key order.
 
-Each field begins with a tag, so the bytes say what they hold and the kinds order among each other
-(None < bool < int < float < str < bytes < date < datetime). Inside a kind, byte order is value order. Strings end with
-a zero byte; a zero inside becomes 00 FF, and no tag is FF, so a shorter string comes first.
+Each field begins with a tag, so the bytes describe their content, and kinds are ordered among each other (None < bool <
+int < float < str < bytes < date < datetime). Within a kind, byte order is value order. Strings end with a zero byte; a
+zero inside becomes 00 FF, and no tag is FF, so a shorter string comes first.
 
     00      end of a string      05 None            0A False   0B True
     14 int, 8 bytes, sign flipped       15 int above 2**63-1, 8 bytes
@@ -25,9 +25,9 @@ Key = tuple[Any, ...]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 INT_TAG = 0x14
-INT_BYTES = 9  # with the tag
+INT_BYTES = 9  # including the tag
 _INT_FIELD = np.dtype([("tag", "u1"), ("value", ">u8")])
-_MANY = 16  # keys from which taking them field by field pays
+_MANY = 16  # number of keys from which encoding field by field is faster
 _SIGN = 1 << 63
 _ALL = (1 << 64) - 1
 _EPOCH = dt.datetime(1970, 1, 1)
@@ -44,7 +44,7 @@ _read_double = struct.Struct(">d").unpack
 
 
 def encode_key(key: Key) -> bytes:
-    """Bytes of a key. Raises `InvalidJob` for a field that cannot be one."""
+    """Bytes of a key. Raises `InvalidJob` for a field of another type."""
     try:
         if len(key) == 1:
             return _ENCODERS[type(key[0])](key[0])
@@ -54,7 +54,7 @@ def encode_key(key: Key) -> bytes:
 
 
 def encode_keys(keys: Sequence[Key]) -> list[bytes]:
-    """`encode_key` of each: many at once, field by field, if they have the same number of fields."""
+    """As `encode_key` of each key; field by field if many keys have the same number of fields."""
     if len(keys) < _MANY or len(set(map(len, keys))) > 1 or not keys[0]:
         return [encode_key(key) for key in keys]
     first, *others = [_encoded_field(values) for values in zip(*keys, strict=True)]
@@ -64,7 +64,7 @@ def encode_keys(keys: Sequence[Key]) -> list[bytes]:
 
 
 def decode_key(data: bytes, start: int = 0) -> Key:
-    """The key behind `data[start:]`. Raises `Corrupt` for bytes that `encode_key` never makes."""
+    """The key in `data[start:]`. Raises `Corrupt` for bytes that `encode_key` never makes."""
     fields = []
     end = len(data)
     try:
@@ -80,7 +80,7 @@ def decode_key(data: bytes, start: int = 0) -> Key:
 
 
 def decode_columns(keys: Sequence[bytes], start: int = 0) -> list[list[Any] | Ints]:
-    """`decode_key` of keys with the same number of fields, field by field: integers all at once."""
+    """As `decode_key` of keys with the same number of fields, as columns: integers all at once."""
     columns: list[list[Any] | Ints] = []
     content = np.frombuffer(b"".join(keys), np.uint8)
     ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))
@@ -101,14 +101,16 @@ def decode_columns(keys: Sequence[bytes], start: int = 0) -> list[list[Any] | In
         at = begins
     if (at == ends).all():
         return columns
-    return [list(field) for field in zip(*[decode_key(key, start) for key in keys], strict=True)]  # tells which it is
+    return [
+        list(field) for field in zip(*[decode_key(key, start) for key in keys], strict=True)
+    ]  # raises for a bad key
 
 
 # ---------------------------------------------------------------- encoding
 
 
 def _encoded_field(values: Sequence[Any]) -> list[bytes]:
-    """One field of many keys: what is equal, as a day often is, is encoded once."""
+    """Encodes one field of many keys. Equal values, such as a day, are encoded once."""
     kinds = set(map(type, values))
     if kinds == {int}:
         try:
@@ -129,11 +131,11 @@ def _encoded_field(values: Sequence[Any]) -> list[bytes]:
 
 def _encoded_texts(values: Sequence[str]) -> list[bytes]:
     together = "\0".join(values)
-    if together.count("\0") == len(values) - 1:  # none has a zero of its own
+    if together.count("\0") == len(values) - 1:  # no value contains a zero
         try:
             return [b"\x30" + data + b"\0" for data in together.encode().split(b"\0")]
         except UnicodeEncodeError:
-            pass  # told below, with the value
+            pass  # raised below, with the value
     return list(map(_encode_str, values))
 
 
@@ -185,7 +187,7 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
 
 
 def _encoder_of(value: Any) -> Callable[[Any], bytes]:
-    """For subclasses, and for numpy's scalars, which know their plain value as `item()`."""
+    """Encoder for subclasses, and for numpy's scalars, which have their plain value as `item()`."""
     if type(value) in _ENCODERS:
         return _ENCODERS[type(value)]
     if type(value).__module__ == "numpy" and hasattr(value, "item"):

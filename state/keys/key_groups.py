@@ -1,5 +1,6 @@
-"""key → key group → subtask. The hash is written down here, with test vectors, and must never change: it decides where
-state lives, for every snapshot ever taken.
+"""Maps keys to key groups, and key groups to subtasks.
+
+The hash, documented here and tested by vectors, must never change: all snapshots depend on it.
 
 One field is hashed like this (all arithmetic modulo 2**64):
 
@@ -11,7 +12,8 @@ One field is hashed like this (all arithmetic modulo 2**64):
     datetime                  splitmix64(microseconds since 1970-01-01T00:00Z; without time zone it counts as UTC)
 
 A key of several fields is folded: h = splitmix64(h * 31 + next). The group is the top 32 bits scaled to the number of
-groups: (h >> 32) * max_parallelism >> 32. `key_group` does one key, `key_groups_of` whole columns; they always agree.
+groups: (h >> 32) * max_parallelism >> 32. `key_group` computes the group of one key, `key_groups_of` those of whole
+columns; they always agree.
 
 Subtasks own contiguous ranges of groups, with Flink's formula.
 """
@@ -43,7 +45,7 @@ _SMALL_ROWS = 512  # below this, looking strings up one by one beats dictionary-
 _FEW_ROWS = 128
 _REMEMBERED_STRINGS = 65_536
 _REMEMBERED_KEYS = 65_536
-_REMEMBERED_BYTES = 16 * 1024 * 1024  # of the texts among either; what a short text costs besides is bounded by number
+_REMEMBERED_BYTES = 16 * 1024 * 1024  # total size of cached texts; the number of texts bounds the other costs
 
 U64 = npt.NDArray[np.uint64]
 
@@ -103,7 +105,7 @@ def _hash_date(value: dt.date) -> int:
 
 
 def microseconds_of(value: dt.datetime) -> int:
-    """Since the epoch; a datetime without time zone counts as UTC."""
+    """Microseconds since the epoch; a datetime without time zone counts as UTC."""
     return (value - (_EPOCH if value.tzinfo is None else _EPOCH_UTC)) // _MICROSECOND
 
 
@@ -112,7 +114,7 @@ def _hash_datetime(value: dt.datetime) -> int:
 
 
 class _StringHashes(dict[Any, int]):
-    """Remembers hashes of strings; forgets all of them when there are too many (most streams repeat few)."""
+    """Cache of string hashes; cleared when it is full, because most streams repeat few strings."""
 
     def __init__(self, hasher: Callable[[Any], int]) -> None:
         super().__init__()
@@ -166,7 +168,7 @@ _27, _30, _31, _32 = map(np.uint64, (27, 30, 31, 32))
 
 
 def splitmix64_of(values: U64) -> U64:
-    """`splitmix64` of every element; leaves `values` as they are."""
+    """`splitmix64` of every element, in a new array."""
     mixed: U64 = values + _GAMMA
     mixed ^= mixed >> _30
     mixed *= _MIX_1
@@ -177,7 +179,7 @@ def splitmix64_of(values: U64) -> U64:
 
 
 def key_groups_of(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """The key group of every row, given the key columns (one or more, of equal length)."""
+    """The key group of every row, from the key columns (one or more, of equal length)."""
     if len(columns[0]) <= _FEW_ROWS:
         few = _groups_of_few(columns, max_parallelism)
         if few is not None:
@@ -191,7 +193,7 @@ def key_groups_of(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDAr
 def key_groups_of_int64(
     values: npt.NDArray[np.int64], max_parallelism: int, *more: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.uint16]:
-    """`key_groups_of` for one int64 key column without nulls, or several, as numpy has them."""
+    """As `key_groups_of`, for int64 key columns without nulls as numpy arrays."""
     combined = splitmix64_of(values.view(np.uint64))
     for field in more:
         combined = splitmix64_of(combined * _31 + splitmix64_of(field.view(np.uint64)))
@@ -199,8 +201,10 @@ def key_groups_of_int64(
 
 
 def key_groups_of_few(columns: Sequence[list[Any]], kinds: Sequence[int], max_parallelism: int) -> list[int] | None:
-    """`key_groups_of` for a few rows as lists, of key columns of integers, booleans, text or bytes; `kinds`: ids of
-    their types. None: not for these columns, or there were too many keys to remember."""
+    """As `key_groups_of`, for a few rows as lists, of key columns of integers, booleans, text or bytes.
+
+    `kinds`: ids of the columns' types. Returns None for other types, or after too many different keys.
+    """
     known = _known_groups((max_parallelism, *kinds))
     if known is None:
         return None
@@ -208,7 +212,7 @@ def key_groups_of_few(columns: Sequence[list[Any]], kinds: Sequence[int], max_pa
 
 
 def _groups_of_hashes(hashes: U64, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    if max_parallelism & (max_parallelism - 1) == 0:  # a power of two: the same, in one step
+    if max_parallelism & (max_parallelism - 1) == 0:  # a power of two: the same result in one step
         return (hashes >> _64_MINUS[max_parallelism]).astype(np.uint16) if max_parallelism > 1 else _zeros(len(hashes))
     hashes = hashes >> _32
     hashes *= np.uint64(max_parallelism)
@@ -224,7 +228,7 @@ def _zeros(rows: int) -> npt.NDArray[np.uint16]:
 
 
 class _RememberedGroups(dict[Any, int]):
-    """Groups of recent keys of one kind. Gives up for ever when there are too many: then computing is faster."""
+    """Cache of groups of recent keys of one kind. Gives up for good when full: then computing is faster."""
 
     def __init__(self, single: bool, max_parallelism: int) -> None:
         super().__init__()
@@ -243,12 +247,12 @@ class _RememberedGroups(dict[Any, int]):
         return group
 
 
-# By max_parallelism and column types, because 1, 1.0 and True are one key of a dict. None: these are always computed.
+# By max_parallelism and column types, because 1, 1.0 and True are one key of a dict. None: always computed.
 _remembered_groups: dict[tuple[int, ...], _RememberedGroups | None] = {}
 
 
 def _known_groups(kinds: tuple[int, ...]) -> _RememberedGroups | None:
-    """`kinds`: max_parallelism and column types. None: not for these columns, or not any more."""
+    """Cache for `kinds`: max_parallelism and column types. None: other types, or the cache has given up."""
     try:
         known = _remembered_groups[kinds]
     except KeyError:
@@ -260,7 +264,10 @@ def _known_groups(kinds: tuple[int, ...]) -> _RememberedGroups | None:
 
 
 def _groups_of_few(columns: Sequence[pa.Array], max_parallelism: int) -> npt.NDArray[np.uint16] | None:
-    """For a few rows, looking keys up beats a dozen passes of numpy. None: not for these columns, or not any more."""
+    """Key groups of a few rows by cache, faster than a dozen passes of numpy.
+
+    None: no cache for these columns.
+    """
     known = _known_groups((max_parallelism, *[column.type.id for column in columns]))
     if known is None:
         return None
@@ -397,7 +404,7 @@ def _hash_fields(fields: list[Any]) -> U64:
     if kinds == {int}:
         try:
             return splitmix64_of(np.array(fields, np.int64).view(np.uint64))
-        except OverflowError:  # some are above 2**63 - 1
+        except OverflowError:  # values above 2**63 - 1
             pass
     elif kinds == {str}:
         return np.fromiter(map(_remembered[_hash_str].__getitem__, fields), np.uint64, len(fields))
@@ -408,7 +415,7 @@ def _hash_fields(fields: list[Any]) -> U64:
 
 
 def check_max_parallelism(parallelism: int, max_parallelism: int) -> int:
-    """Return `max_parallelism` if 1 <= parallelism <= max_parallelism <= 32,768; raise `InvalidJob` otherwise."""
+    """Returns `max_parallelism`. Raises `InvalidJob` unless 1 <= parallelism <= max_parallelism <= 32,768."""
     if not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidJob(f"max_parallelism {max_parallelism} is not allowed: use 1 to {MAX_PARALLELISM_LIMIT}")
     if not 1 <= parallelism <= max_parallelism:
@@ -419,7 +426,7 @@ def check_max_parallelism(parallelism: int, max_parallelism: int) -> int:
 
 
 def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> tuple[int, int]:
-    """First and last key group (both inclusive) of a subtask: those with `group * parallelism // max_parallelism`.
+    """First and last key group (inclusive) of `subtask`, which is `group * parallelism // max_parallelism`.
 
     >>> [key_group_range(subtask, 3, 10) for subtask in range(3)]
     [(0, 3), (4, 6), (7, 9)]

@@ -1,16 +1,17 @@
-"""The distinct keys of a columnar table, each with a row id: as int64 columns, or as tuples of anything.
+"""Distinct keys of a columnar table, each with a row id: int64 columns, or tuples of any scalars.
 
 `IntKeys` is for keys whose fields are all ints of 64 bits, the usual case: an open-addressing hash table in numpy that
-takes whole arrays at once and holds no Python object per key (about 10 ns a row, some 30 bytes a key). `TupleKeys` is a
+takes whole arrays at once and has no Python object per key (about 10 ns a row, some 30 bytes a key). `TupleKeys` is a
 dict. A *key batch* is several keys together: an int64 array of shape (fields, keys), or a list of tuples.
 
-A hash table that is nearly full is replaced by another one, which would take 200 ms for a million keys. So a large one
-has its *successor* filled a part at a time, whenever keys come, before it is full; searches know nothing of that.
+A nearly full hash table is replaced, which would take 200 ms for a million keys. A large table therefore gets a
+*successor*, filled in parts whenever keys arrive, before the table is full; searches use the table alone.
 
-    row ids          the table      its successor
-    below `_known`   there          there: what comes and goes does so in both
-    from it on       there          not yet; what is left of them then is put into it as `_known` goes on
-Once all row ids are known, the successor is the table.
+    row ids              the table    its successor
+    below `_known`       present      present: later changes go to both
+    from `_known` on     present      absent: added, if they still exist, as `_known` advances
+
+Once all row ids are known, the successor becomes the table.
 """
 
 from collections.abc import Sequence
@@ -25,28 +26,30 @@ RowIds: TypeAlias = npt.NDArray[np.int64]
 Key: TypeAlias = tuple[Any, ...]
 
 _FIRST_BITS = 11
-_AT_ONCE_BITS = 16  # tables of so many places are replaced at once
-_KNOWN_PER_KEY = 6  # row ids that a successor gets for each key that comes: it is ready before the table is full
+_AT_ONCE_BITS = 16  # tables of up to this many bits are replaced at once
+_KNOWN_PER_KEY = 6  # row ids that a successor gets per arriving key, so that it is ready before the table is full
 _KNOWN_AT_LEAST = 4_096
-_CLEARED_PER_KEY = 64  # places of a successor: memory that nobody has used takes 2 ms per MB
+_CLEARED_PER_KEY = 64  # places of a successor: unused memory takes 2 ms per MB
 _CLEARED_AT_LEAST = 1 << 20
-_FEW = 16  # keys looked for one by one, when that is faster
-_FREE = -1  # a place that holds no row id
-_SEARCHED_PER_KEY = 4  # row ids that are looked at for one that is free
+_FEW = 16  # number of keys below which single searches are faster
+_FREE = -1  # a place without a row id
+_SEARCHED_PER_KEY = 4  # row ids searched for a free row id
 _SEARCHED_AT_LEAST = 4_096
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: multiplying by it spreads neighbours evenly
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: a multiplication spreads neighbours evenly
 _32 = np.uint64(32)
 _NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
 class RowNumbers:
-    """Which row ids are taken. Freed ones are used again, rising, so that what comes together lies together; where few
-    are free nobody looks for them: then there are up to a third more row ids than keys."""
+    """Allocates row ids. Freed row ids are reused in ascending order, so that new rows are adjacent.
+
+    If few row ids are free the search is skipped, so there may be up to a third more row ids than keys.
+    """
 
     def __init__(self) -> None:
         self._free = np.zeros(0, np.bool_)
-        self._at = 0  # where the search for free ones goes on
-        self.limit = 0  # all row ids are below it
+        self._at = 0  # where the search for free row ids continues
+        self.limit = 0  # above all row ids
         self.count = 0
 
     def take(self, count: int) -> RowIds:
@@ -77,18 +80,18 @@ class RowNumbers:
 
 
 class _Places:
-    """Row ids by the hash of their keys. `mixed`: of keys, see `IntKeys`."""
+    """Places of row ids by the hash of their keys. `mixed`: hashes, see `IntKeys`."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.shift = np.uint64(64 - bits)
         self.mask = np.int64((1 << bits) - 1)
         self.row_ids = np.empty(1 << bits, np.int32)
-        self.gone = 0  # places of row ids that are free, or another key's since
-        self._cleared = 0  # places below are free, or taken since
+        self.gone = 0  # places whose row ids are free, or belong to another key since
+        self._cleared = 0  # places below are cleared
 
     def clear(self, most: int) -> bool:
-        """Makes that many places free. True: all are, and row ids may settle."""
+        """Clears that many places. Returns True once all are cleared, so that row ids may be added."""
         end = min(self._cleared + most, len(self.row_ids))
         self.row_ids[self._cleared : end] = _FREE
         self._cleared = end
@@ -99,19 +102,19 @@ class _Places:
         return home
 
     def settle(self, row_ids: RowIds, mixed: npt.NDArray[np.uint64]) -> None:
-        """Row ids of distinct keys, none of which is there."""
+        """Adds row ids of distinct keys that are not present."""
         places = self.home(mixed)
         while len(row_ids):
             free = self.row_ids[places] == _FREE
-            self.row_ids[places[free]] = row_ids[free]  # of several that want a place, the last one gets it
+            self.row_ids[places[free]] = row_ids[free]  # of several row ids for a place, the last one wins
             left = self.row_ids[places] != row_ids
             row_ids, places = row_ids[left], places[left] + 1 & self.mask
 
 
 class IntKeys:
-    """Keys of `fields` int64 fields."""
+    """Row ids of keys of `fields` int64 fields."""
 
-    bytes_per_key = 48  # with the table's own few bytes per row id
+    bytes_per_key = 48  # including the table's own few bytes per row id
 
     def __init__(self, fields: int) -> None:
         self.fields = fields
@@ -126,11 +129,11 @@ class IntKeys:
         return self.numbers.count
 
     def find(self, key_batch: Ints) -> RowIds:
-        """The row id of each key; negative where there is none."""
+        """The row id of each key; negative if absent."""
         return self._looked_up(key_batch)[0]
 
     def place(self, key_batch: Ints) -> tuple[RowIds, RowIds]:
-        """The row id of each key, which may repeat; and the row ids that were made for those that had none."""
+        """The row id of each key, which may repeat; and the new row ids of keys that had none."""
         row_ids, places = self._looked_up(key_batch)
         missing = np.flatnonzero(row_ids < 0)
         if not len(missing):
@@ -144,7 +147,7 @@ class IntKeys:
         return row_ids, made
 
     def add(self, key_batch: Ints) -> RowIds:
-        """`place` of keys, each once, that have no row id."""
+        """As `place`, for distinct keys without row ids."""
         self._make_room(key_batch.shape[1])
         made = self.numbers.take(key_batch.shape[1])
         self._keys[:, made] = key_batch
@@ -155,7 +158,7 @@ class IntKeys:
         return made
 
     def remove(self, row_ids: RowIds) -> None:
-        """The row ids (each once) are free. Their places hold them on, and are passed over as those of other keys."""
+        """Frees the row ids (each once). Their places keep them, and searches skip them like other keys."""
         self._active[row_ids] = False
         self.numbers.give_back(row_ids)
         if len(row_ids) >= len(self):
@@ -179,10 +182,10 @@ class IntKeys:
     def all(self) -> RowIds:
         return np.flatnonzero(self._active[: self.numbers.limit])
 
-    # ---- inside
+    # ---- internals
 
     def _mixed(self, key_batch: Ints) -> npt.NDArray[np.uint64]:
-        """The hash of each key: its highest bits say where it is looked for first."""
+        """The hash of each key: its highest bits give the first place to search."""
         mixed: npt.NDArray[np.uint64] = key_batch[0].view(np.uint64) * _MIX
         for field in key_batch[1:]:
             mixed ^= mixed >> _32
@@ -191,14 +194,14 @@ class IntKeys:
         return mixed
 
     def _looked_up(self, key_batch: Ints) -> tuple[RowIds, Ints]:
-        """The row id of each key, negative where there is none, and the place where its search has ended."""
+        """The row id of each key, negative if absent, and the place where its search has ended."""
         table, mask = self._table.row_ids, self._table.mask
         ends = places = self._table.home(self._mixed(key_batch))
         there = table.take(places)
         found = there.astype(np.int64)
         wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
         rows = wrong
-        while len(wrong) > _FEW:  # somebody else lives there, or did: look one further
+        while len(wrong) > _FEW:  # the place has another key, or a removed one: try the next place
             places, key_batch = places[wrong] + 1 & mask, key_batch.take(wrong, axis=1)
             there = table.take(places)
             found[rows], ends[rows] = there, places
@@ -209,7 +212,7 @@ class IntKeys:
         return found, ends
 
     def _search(self, place: int, key: list[int]) -> tuple[int, int]:
-        """The same for one key that does not live at `place`."""
+        """As `_looked_up`, for one key that is not at `place`."""
         table = self._table.row_ids
         mask, slot_at, field_of, is_active = len(table) - 1, table.item, self._keys.item, self._active.item
         while True:
@@ -246,13 +249,13 @@ class IntKeys:
             self._successor, self._known = _Places(_bits(4 * needed, self._table.bits)), 0
 
     def _replace(self, bits: int) -> None:
-        """All row ids into another table, at once."""
+        """Moves all row ids to another table, at once."""
         self._table, self._successor = _cleared(bits), None
         there = self.all()
         self._table.settle(there, self._mixed(self.key_batch(there)))
 
     def _succeed(self, successor: _Places, made: RowIds) -> None:
-        """The successor gets to know of the next row ids. `made`: those that have just been taken."""
+        """Adds the next row ids to the successor. `made`: the newest row ids."""
         if not successor.clear(_CLEARED_AT_LEAST + _CLEARED_PER_KEY * len(made)):
             return
         again = made[made < self._known]
@@ -265,8 +268,11 @@ class IntKeys:
             self._table, self._successor = successor, None
 
     def _insert(self, key_batch: Ints, places: Ints) -> tuple[RowIds, RowIds]:
-        """Keys that have no row id, and may repeat, from these places on: for each free place one of those that want it
-        wins; those with the same key find it there, others look one further."""
+        """Inserts keys without row ids, which may repeat, starting the search at `places`.
+
+        For each free place one of its candidates wins; candidates with the same key find it there, others try the next
+        place.
+        """
         found = np.empty(len(places), np.int64)
         made = []
         rows = np.arange(len(places))
@@ -304,12 +310,12 @@ def _cleared(bits: int) -> _Places:
 
 
 def _bits(places: int, least: int) -> int:
-    """Of a table of at least so many places, and of `least` bits."""
+    """Number of bits of a table with at least `places` places and `least` bits."""
     return max(least, (places - 1).bit_length())
 
 
 class TupleKeys:
-    """Keys as tuples, of any kinds and lengths."""
+    """Row ids of keys as tuples, of any kinds and lengths."""
 
     bytes_per_key = 250
 
@@ -317,7 +323,7 @@ class TupleKeys:
         self.numbers = numbers or RowNumbers()
         self._index = index or {}
         self._keys: list[Any] = [None] * self.numbers.limit  # by row id
-        self._data_keys: list[bytes | None] = [None] * self.numbers.limit  # the key in the store, once it was encoded
+        self._data_keys: list[bytes | None] = [None] * self.numbers.limit  # stored form of the key, once encoded
         for key, row_id in self._index.items():
             self._keys[row_id] = key
 
@@ -325,12 +331,12 @@ class TupleKeys:
         return len(self._index)
 
     def find(self, key_batch: Sequence[Key]) -> RowIds:
-        """The row id of each key; negative where there is none."""
+        """The row id of each key; negative if absent."""
         get = self._index.get
         return np.fromiter((get(key, _FREE) for key in key_batch), np.int64, len(key_batch))
 
     def place(self, key_batch: Sequence[Key]) -> tuple[RowIds, RowIds]:
-        """The row id of each key, which may repeat; and the row ids that were made for those that had none."""
+        """The row id of each key, which may repeat; and the new row ids of keys that had none."""
         index = self._index
         row_ids = np.fromiter(map(index.get, key_batch, repeat(_FREE)), np.int64, len(key_batch))
         missing = np.flatnonzero(row_ids < 0).tolist()
@@ -348,7 +354,7 @@ class TupleKeys:
         return row_ids, made
 
     def remove(self, row_ids: RowIds) -> None:
-        """The row ids (each once) are free."""
+        """Frees the row ids (each once)."""
         for row_id in row_ids.tolist():
             del self._index[self._keys[row_id]]
             self._keys[row_id] = None
@@ -366,7 +372,7 @@ class TupleKeys:
         return np.sort(np.fromiter(self._index.values(), np.int64, len(self._index)))
 
     def known_data_keys(self, row_ids: Sequence[int], key_batch: Sequence[Key]) -> list[bytes | None]:
-        """What `remember_data_key` was told of these keys in these row ids."""
+        """Stored forms of these keys, from `remember_data_key`; None if unknown."""
         keys, data_keys = self._keys, self._data_keys
         return [
             data_keys[row_id] if keys[row_id] is key else None for row_id, key in zip(row_ids, key_batch, strict=True)
@@ -378,7 +384,7 @@ class TupleKeys:
 
 
 def tuple_keys(keys: "IntKeys | TupleKeys") -> TupleKeys:
-    """The same keys in the same row_ids."""
+    """The same keys with the same row ids."""
     if isinstance(keys, TupleKeys):
         return keys
     row_ids = keys.all()
@@ -386,7 +392,7 @@ def tuple_keys(keys: "IntKeys | TupleKeys") -> TupleKeys:
 
 
 def int_key_batch(keys: Sequence[Key], fields: int) -> Ints | None:
-    """The keys as int64 columns, if all of them have that many fields and are ints of 64 bits; None otherwise."""
+    """The keys as int64 columns, if all have that many fields and are ints of 64 bits; None otherwise."""
     if set(map(len, keys)) != {fields}:
         return None
     columns = list(zip(*keys, strict=True))

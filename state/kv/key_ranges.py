@@ -1,6 +1,6 @@
-"""Which of several databases holds which keys: a table of ranges, and how a snapshot stores it. Pure.
+"""Table of key ranges of several databases, and its stored form. Pure.
 
-A boundary is a key, so it may lie within a key group. Databases have numbers, which an incarnation never gives again.
+A boundary is a key, so it may lie within a key group. An incarnation never reuses the number of a database.
 """
 
 from bisect import bisect_right
@@ -13,8 +13,8 @@ import msgspec
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 RANGES_FILE = "beside.json"
-KeyRange = tuple[bytes, bytes]  # from the first on, below the second
-_BEHIND_ALL = b"\xff\xff"  # key groups, and so keys, end before
+KeyRange = tuple[bytes, bytes]  # start inclusive, end exclusive
+_BEHIND_ALL = b"\xff\xff"  # above all key groups, and thus above all keys
 _FORMAT = Format("ranges of keys {}", 1, damaged="restore from another checkpoint")
 
 
@@ -33,7 +33,10 @@ _decoder = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Stored))
 
 @dataclass(frozen=True)
 class KeyRanges:
-    """Every key belongs to one database: that of the last start which is not behind it. The first start is empty."""
+    """Assigns every key to one database: that of the last start at or before the key.
+
+    The first start is empty.
+    """
 
     starts: tuple[bytes, ...] = (b"",)
     databases: tuple[int, ...] = (0,)
@@ -42,7 +45,7 @@ class KeyRanges:
         return tuple(sorted(set(self.databases)))
 
     def between(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes, int]]:
-        """The ranges from `start` on and below `end`, cut there: start, end, database."""
+        """Yields the ranges from `start` on and below `end`, cut there: start, end, database."""
         at = bisect_right(self.starts, start) - 1
         while start < end:
             stop = min(end, self.starts[at + 1]) if at + 1 < len(self.starts) else end
@@ -50,11 +53,11 @@ class KeyRanges:
             start, at = stop, at + 1
 
     def of(self, database: int, start: bytes = b"", end: bytes = _BEHIND_ALL) -> tuple[KeyRange, ...]:
-        """What `database` has of the keys from `start` on and below `end`."""
+        """Ranges of `database` among the keys from `start` on and below `end`."""
         return tuple((first, stop) for first, stop, number in self.between(start, end) if number == database)
 
     def given(self, start: bytes, end: bytes, database: int) -> "KeyRanges":
-        """The same, but the keys from `start` on and below `end` belong to `database`."""
+        """The same ranges, except that the keys from `start` on and below `end` belong to `database`."""
         each = list(zip(self.starts, self.databases, strict=True))
         behind = self.databases[bisect_right(self.starts, end) - 1]
         changed = [
@@ -72,7 +75,7 @@ class KeyRanges:
 
 
 def read_ranges(data: bytes, where: str) -> KeyRanges:
-    """What `KeyRanges.stored` made; raises `Corrupt` for anything else."""
+    """Decodes `KeyRanges.stored`; raises `Corrupt` for other bytes."""
     ranges = _decoder.decode(data, where).ranges
     starts, databases = tuple(each.start for each in ranges), tuple(each.database for each in ranges)
     if starts[:1] != (b"",) or any(one >= other for one, other in pairwise(starts)):

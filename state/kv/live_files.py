@@ -1,10 +1,10 @@
-"""Which files a MANIFEST of RocksDB says are live. Pure.
+"""Reads the live files from a MANIFEST of RocksDB. Pure.
 
-It is a log that is only appended to, of entries that add files and take files away, in blocks of 32 KiB:
+The MANIFEST is an append-only log of entries that add and remove files, in blocks of 32 KiB:
 
     checksum, 4 bytes · length, 2 · kind, 1: whole, first, middle, last · a part of an entry
 
-An entry is fields, each behind its tag. A field that is not known here raises `UnknownLayout`.
+An entry consists of fields, each after its tag. An unknown field raises `UnknownLayout`.
 """
 
 from barrier_runtime.state.kv.sst_blocks import UnknownLayout, varint
@@ -13,24 +13,24 @@ _BLOCK_BYTES = 32 << 10
 _HEAD_BYTES = 7
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _DELETED, _ADDED = 6, 103
-_NUMBERS = {2, 3, 4, 9, 10, 200, 203, 300}  # one number: of logs, files, column families
-_TEXTS = {1, 201}  # one text
+_NUMBERS = {2, 3, 4, 9, 10, 200, 203, 300}  # followed by one number: of logs, files, column families
+_TEXTS = {1, 201}  # followed by one text
 _NOTHING = {202}
-_POINTER = 5  # a level and a key
-_MAY_BE_IGNORED = 1 << 13  # tags with this bit: one text
-_LAST_OF_FILE = 1  # tag of what is told of an added file: nothing more
+_POINTER = 5  # followed by a level and a key
+_MAY_BE_IGNORED = 1 << 13  # tags with this bit: followed by one text
+_LAST_OF_FILE = 1  # tag that ends the description of an added file
 
 
 class LiveFiles:
-    """Of one MANIFEST, which may be read again and again while it grows."""
+    """Live files of one MANIFEST, which may be read repeatedly while it grows."""
 
     def __init__(self) -> None:
         self.numbers: set[int] = set()
-        self._at = 0  # behind the last entry that was read
-        self._entry = b""  # parts of the one that follows
+        self._at = 0  # end of the last entry read
+        self._entry = b""  # parts of the next entry
 
     def read(self, content: bytes) -> bool:
-        """All that is there now. False: the last entry is not whole yet."""
+        """Reads all complete entries. Returns False if the last entry is incomplete."""
         while len(content) > self._at:
             left = _BLOCK_BYTES - self._at % _BLOCK_BYTES
             if left < _HEAD_BYTES:
@@ -74,7 +74,7 @@ class LiveFiles:
 
 
 def _added(entry: bytes, at: int) -> tuple[int, int]:
-    """The file's number, and where what is told of it ends."""
+    """Number of the added file, and the end of its description."""
     _, at = varint(entry, at)  # level
     number, at = varint(entry, at)
     _, at = varint(entry, at)  # size

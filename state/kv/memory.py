@@ -1,4 +1,6 @@
-"""The key-value store in memory: for tests, local runs and tiny state. A snapshot of it is one file.
+"""A key-value store in memory, for tests, local runs and tiny state.
+
+A snapshot of the store is one file.
 
 File: magic, then per entry key length, value length (4 bytes each, big endian), key, value; in key order; then a count.
 """
@@ -24,7 +26,7 @@ class MemoryKv:
 
     def __init__(self) -> None:
         self._entries: dict[bytes, bytes] = {}
-        self._sorted: list[bytes] | None = None  # all keys in order; None when they have to be sorted again
+        self._sorted: list[bytes] | None = None  # all keys in order; None: to be sorted again
         self._bytes = 0
 
     def get(self, key: bytes) -> bytes | None:
@@ -45,7 +47,7 @@ class MemoryKv:
             elif old is not None:
                 del stored[key]
             if old is None and value is not None:
-                self._sorted = None  # keys that were deleted may be among them: a scan passes them over
+                self._sorted = None  # deleted keys may remain in the list: scans skip them
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         self.write([(key, None) for key, _ in list(self.scan(start, end))])
@@ -53,14 +55,14 @@ class MemoryKv:
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         if self._sorted is None:
             self._sorted = sorted(self._entries)
-        keys = self._sorted  # replaced, never changed, by a write
+        keys = self._sorted  # a write replaces this list, and never changes it
         for position in range(bisect_left(keys, start), bisect_left(keys, end)):
             value = self._entries.get(keys[position])
             if value is not None:
                 yield keys[position], value
 
     def flush(self) -> None:
-        """Nothing is waiting anywhere."""
+        """Does nothing: no write is ever pending."""
 
     def checkpoint(self, directory: Path) -> None:
         entries = sorted(self._entries.items())
@@ -72,7 +74,7 @@ class MemoryKv:
             file.write(_count.pack(len(entries)))
 
     def compact(self) -> None:
-        """What is deleted is gone."""
+        """Does nothing: deleted entries take no space."""
 
     @property
     def compacts(self) -> bool:
@@ -92,7 +94,7 @@ class MemoryKv:
 
 
 def read_records(path: Path) -> MemoryKv:
-    """The store behind a file that `checkpoint` wrote; raises `Corrupt` if it is not one."""
+    """The store from a file that `checkpoint` wrote; raises `Corrupt` for any other file."""
     data = path.read_bytes()
     end = len(data) - _count.size
     check_magic(data, _MAGIC, _FORMAT, str(path))

@@ -1,8 +1,8 @@
-"""RocksDB as the key-value store: the only file that knows rocksdict.
+"""RocksDB as the key-value store: the only file that imports rocksdict.
 
-Raw mode only: rocksdict's default mode unpickles what it reads. rocksdict also believes a `rocksdict-config.json` in
-the database's folder more than its caller, so ours is written there before every open, and that file is never part of
-a snapshot. The write-ahead log is off: the checkpoint is the log. All databases of a slot share one `SlotMemory`.
+Raw mode only, because rocksdict's default mode unpickles stored bytes. rocksdict prefers a `rocksdict-config.json` in
+the database's folder to the caller's options, so our own file is written there before every open, and is never part of
+a snapshot. The write-ahead log is off: checkpoints replace it. All databases of a slot share one `SlotMemory`.
 """
 
 import os
@@ -29,37 +29,38 @@ _CURRENT = "CURRENT"
 CONFIG_FILE = "rocksdict-config.json"
 _OUR_CONFIG = '{"raw_mode":true,"prefix_extractors":{}}'
 _MIB = 1 << 20
-_FIRST_SCANNED = 4  # entries that one iterator reads; many who scan look at one only
+_FIRST_SCANNED = 4  # entries per iterator; many scans need only the first entry
 _MOST_SCANNED = 1_024
 _SCANNED_BYTES = 1 * _MIB
 _key_of = itemgetter(0)
 _LINKINGS, _BETWEEN_LINKINGS_S = 10, 0.005
-_LINKINGS_WITHOUT_ROCKSDB = 2_000  # RocksDB makes no checkpoint of a database whose files are in two folders
+_LINKINGS_WITHOUT_ROCKSDB = 2_000  # RocksDB makes no checkpoint of a database with files in two folders
 _RUNS = 20  # sorted runs of files before some are merged
-_SIMILAR_PERCENT = 100  # by which a run may be larger than its neighbour, to be merged with it
-_SPACE_PERCENT = 200  # of the oldest run: when the others weigh that much, all are merged
+_SIMILAR_PERCENT = 100  # a run may exceed its neighbour by this much, to be merged with it
+_SPACE_PERCENT = 200  # size of the others, relative to the oldest run, at which all are merged
 _FILTER_BITS = 10  # per key
-# The part of a slot's memory up to which filters of a database are whole. The block cache has up to 64 shards: a block
-# that takes much of one does not stay there, however much room is in the others.
+# A slot's memory divided by this is the maximum size of whole filters of a database. The block cache has up to 64
+# shards: a block that takes much of a shard is evicted, however much space the other shards have.
 _WHOLE_FILTERS = 512
 _LOOKED_AFTER = 65_536  # entries
 _IN_PARTS = (
     "{index_type=kTwoLevelIndexSearch;partition_filters=true;metadata_block_size=4096;"
     "pin_top_level_index_and_filter=true}"
 )
-_COMPACTING = 1  # threads of a process
+_COMPACTING = 1  # threads of a process, for all databases; a merge may take minutes
 _COMPACTING_AT_A_CLOSE = 16
 _NO_LIMIT = 1 << 62  # bytes
 _NEVER = 1 << 30  # runs of files
-_MANY_RUNS = 100  # from there on writers leave processor time to compactions
-_REST_S = 0.005  # for each write then
+_MANY_RUNS = 100  # from this number of runs on, writers leave processor time to compactions
+_REST_S = 0.005  # pause per write in that case
 _AT_WORK = ("num-running-flushes", "mem-table-flush-pending", "num-running-compactions", "compaction-pending")
 
 
 class SlotMemory:
-    """Of one slot, within `total_bytes` together: block cache and memtables of all databases, and what operators hold
-    besides, such as open windows. That gets half of it, once there is any, and each operator an equal part of the half.
-    Any thread: the chains of a slot are opened side by side.
+    """Memory of one slot: block cache and memtables of all databases, and memory held by operators.
+
+    Operators hold half of `total_bytes`, in equal parts, once any of them needs memory, such as for open windows.
+    For any thread: the chains of a slot are opened concurrently.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -69,34 +70,33 @@ class SlotMemory:
         self._shared: tuple[Any, Any] | None = None
         self._holders = 0
         self._closers = 0
-        self._guard = threading.Lock()  # of the three above, and what follows
+        self._guard = threading.Lock()  # guards the three attributes above and `compactions_held`
         self.compactions_held = False
 
     def hold(self) -> "HeldMemory":
-        """An operator begins to hold something."""
+        """Begins to hold memory for an operator."""
         self._hold(1)
         return HeldMemory(self)
 
     @property
     def share_bytes(self) -> int:
-        """Of each operator that holds something."""
+        """Share of each operator that holds memory."""
         return self.total_bytes // 2 // max(1, self._holders)
 
     def shared(self) -> tuple[Any, Any]:
-        """(block cache, write-buffer manager), made when first asked for."""
+        """Block cache and write-buffer manager, made at the first call."""
         with self._guard:
             if self._shared is None:
                 from rocksdict import Cache, WriteBufferManager
 
                 cache = Cache(self._database_bytes)
-                # The manager charges memtables to the cache. Never stall: a stalled write would stop the slot's loop.
+                # The manager charges memtables to the cache, and never stalls the writer, the slot's loop.
                 manager = WriteBufferManager.new_write_buffer_manager_with_cache(self.total_bytes // 3, False, cache)
                 self._shared = (cache, manager)
             return self._shared
 
     def hold_compactions(self, held: bool) -> None:
-        """While they are held none begins in this process; one that runs goes on. A database that is opened or closed
-        ends it."""
+        """Prevents new compactions, until a database is opened or closed; running compactions continue."""
         if self._shared is not None:
             with self._guard:
                 self.compactions_held = held
@@ -104,8 +104,7 @@ class SlotMemory:
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        """While a database is closed, which waits for what is queued of it: one thread merges for all databases, maybe
-        for minutes. So all that is queued begins, and what is of a closed database ends at once."""
+        """Starts all queued compactions, since a close waits for its own; these then end at once."""
         with self._guard:
             self.compactions_held = False
             self._closers += 1
@@ -135,7 +134,7 @@ class SlotMemory:
 
 
 class HeldMemory:
-    """Made by `SlotMemory.hold`."""
+    """Memory held by an operator, made by `SlotMemory.hold`."""
 
     def __init__(self, memory: SlotMemory) -> None:
         self._memory: SlotMemory | None = memory
@@ -150,9 +149,11 @@ class HeldMemory:
 
 
 class RocksDbKv:
-    """One database in `directory` (made if absent), which belongs to this process alone while it is open. `with_holes`:
-    its files may have some (`backend/stored_part`); it is only read. `once`: nobody opens it again when it is
-    closed, only checkpoints of it (`small_files`)."""
+    """One database in `directory` (made if absent), which belongs to this process while it is open.
+
+    `with_holes`: for reading files with holes (`backend/stored_part`). `once`: after `close` only checkpoints of the
+    database are opened (`small_files`).
+    """
 
     kind = "rocksdb"
 
@@ -177,11 +178,11 @@ class RocksDbKv:
         self._get = self._db.get
         self._whole_filter_bytes = memory.total_bytes // _WHOLE_FILTERS
         self._in_parts = False
-        self._written = 0  # entries, since somebody looked whether filters are to be in parts
-        self._is_behind = False  # compactions with what is written, when it was flushed last
-        # The last checkpoint's directory, and its files. None: there is none, or something was written since.
+        self._written = 0  # entries written since the last check of the filters
+        self._is_behind = False  # at the last flush, compactions were behind the writes
+        # Directory and files of the last checkpoint. None: no checkpoint, or a write since.
         self._last: tuple[Path, list[str]] | None = None
-        self._live = "", LiveFiles()  # of the MANIFEST of that name
+        self._live = "", LiveFiles()  # of the MANIFEST with that name
 
     def get(self, key: bytes) -> bytes | None:
         return self._get(key)  # type: ignore[no-any-return]
@@ -203,14 +204,14 @@ class RocksDbKv:
         except Exception as error:
             raise trouble(f"cannot write to the state database in {self._directory}", error) from error
         if self._is_behind and not self._memory.compactions_held:
-            time.sleep(_REST_S)  # RocksDB would rest with the interpreter held
+            time.sleep(_REST_S)  # RocksDB would pause with the interpreter's lock held
         self._written += len(entries)
         if self._written >= _LOOKED_AFTER:
             self._written = 0
             self._may_part_filters()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """One tombstone for all. For few ranges in the life of a database: many of them make reads slow."""
+        """Writes one tombstone. For few ranges in the life of a database: many of them slow down reads."""
         self._last = None
         try:
             self._db.delete_range(start, end)
@@ -218,8 +219,7 @@ class RocksDbKv:
             raise trouble(f"cannot write to the state database in {self._directory}", error) from error
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """By iterators that live for one batch of entries: each keeps every file that was there when it began, also
-        those that compaction has replaced since, and who scans may take hours over it."""
+        """Uses an iterator per batch: an iterator keeps all its files, even replaced; a scan may take hours."""
         most = _FIRST_SCANNED
         while start < end:
             found, start = self._scanned(start, end, most)
@@ -227,10 +227,10 @@ class RocksDbKv:
             most = min(4 * most, _MOST_SCANNED)
 
     def _scanned(self, start: bytes, end: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
-        """Up to `most` entries, and where to go on; `end` when there is nothing more."""
+        """Up to `most` entries, and the key to continue at; `end` if no entries are left."""
         found: list[tuple[bytes, bytes]] = []
         size, wanted = 0, _FIRST_SCANNED
-        # Not with ReadOptions.set_iterate_upper_bound: rocksdict lets go of the bound's bytes while the iterator lives.
+        # ReadOptions.set_iterate_upper_bound is unusable: rocksdict frees the bound's bytes while the iterator lives.
         entries = self._db.items(from_key=start)
         while some := list(islice(entries, min(wanted, most - len(found)))):
             if some[-1][0] >= end:
@@ -244,8 +244,7 @@ class RocksDbKv:
         return found, behind if self._goes_on(behind) else end
 
     def _goes_on(self, start: bytes) -> bool:
-        """Whether anything is stored from `start` on. rocksdict ends an iteration at a block that cannot be read as if
-        nothing came behind it; only an iterator's status tells."""
+        """True if entries exist from `start` on. Raises at an unreadable block, which just ends iterations."""
         iterator = self._db.iter()
         iterator.seek(start)
         if iterator.valid():
@@ -267,10 +266,12 @@ class RocksDbKv:
         self._may_part_filters()
 
     def _may_part_filters(self) -> None:
-        """Filters and indexes of the files that are written from now on are in parts of 4 kB, of which a look-up reads
-        one per run of files. As a whole those of large files take megabytes, do not stay in the cache, and are read and
-        checked for each look-up. While a database is small, whole ones cost a tenth less. RocksDB changes options in
-        place, so not while it writes a file by them; none is begun meanwhile, as `store` has one writer at a time."""
+        """Splits filters and indexes of future files into parts of 4 kB once the database is large.
+
+        A look-up reads one part per run of files. Whole filters of large files do not stay in the cache, but cost a
+        tenth less in a small database. RocksDB changes options in place, so this waits until no file is being written;
+        none starts meanwhile, as `store` has one writer at a time.
+        """
         if self._in_parts or self._number("estimate-num-keys") * _FILTER_BITS // 8 < self._whole_filter_bytes:
             return
         if not any(map(self._number, _AT_WORK)):
@@ -281,10 +282,12 @@ class RocksDbKv:
         return int(self._db.property_int_value(f"rocksdb.{name}") or 0)
 
     def checkpoint(self, directory: Path) -> None:
-        """Without a write since the last one, its files are linked again: they are the same state, also when compaction
-        has replaced them since. RocksDB itself links them only where they are just changing: it holds the interpreter
-        while each file and folder is synced, which takes as long as the disk has other work."""
-        last = self._last  # `compact` may forget it meanwhile
+        """Links the files; without a write since the last checkpoint, the files of that checkpoint again.
+
+        These are the same state, even after a compaction. RocksDB's own checkpoint comes last: it holds the
+        interpreter's lock during each sync, as long as the disk is busy.
+        """
+        last = self._last  # `compact` may reset it meanwhile
         if last is None or not self._linked_again(*last, directory):
             self.flush()
             if not self._linked_soon(directory):
@@ -292,13 +295,13 @@ class RocksDbKv:
                     self._checkpoint(self._db).create_checkpoint(str(directory))
                 except Exception as error:
                     raise trouble(f"cannot link the files of the state database into {directory}", error) from error
-                for options in directory.glob("OPTIONS-*"):  # never read: a database is opened with the options of now
+                for options in directory.glob("OPTIONS-*"):  # never read: a database is opened with the current options
                     options.unlink()
             self._last = directory, os.listdir(directory)
         directory.chmod(stat.S_IRWXU)
 
     def _linked_soon(self, directory: Path) -> bool:
-        """Returns False if files have changed during each attempt, or if RocksDB has another format of MANIFEST."""
+        """Returns False if files have changed during each attempt, or for another format of MANIFEST."""
         if directory.exists():
             return False
         in_two_folders = self._small.place != self._directory
@@ -309,14 +312,13 @@ class RocksDbKv:
             except UnknownLayout:
                 self._live = "", LiveFiles()
                 return False
-            except FileNotFoundError:  # compaction has replaced it
+            except FileNotFoundError:  # compaction has replaced a file
                 shutil.rmtree(directory, ignore_errors=True)
             time.sleep(_BETWEEN_LINKINGS_S)
         return False
 
     def _linked(self, directory: Path) -> bool:
-        """All files that MANIFEST names at one moment: where each of them could be linked, later ones do not matter.
-        False: RocksDB is about to have others."""
+        """Links the files that MANIFEST names at one moment, a consistent set. False: files are changing."""
         current = (self._small.place / _CURRENT).read_bytes()
         name = current.decode().strip()
         content = (self._small.place / name).read_bytes()
@@ -335,7 +337,7 @@ class RocksDbKv:
         return True
 
     def _linked_again(self, last: Path, names: list[str], directory: Path) -> bool:
-        """False: the last checkpoint's directory is gone, or parts of it. Its owner deletes it when it likes."""
+        """Returns False if the last checkpoint's directory is incomplete: its owner may delete files anytime."""
         directory.mkdir(mode=0o700)
         try:
             for name in names:
@@ -347,12 +349,12 @@ class RocksDbKv:
         return True
 
     def compact(self) -> None:
-        """Tombstones go, and what they hide; RocksDB alone would wait for twenty runs of files."""
+        """Removes tombstones and the entries they hide; RocksDB alone would wait for twenty runs of files."""
         try:
             self._db.compact_range(None, None)
         except Exception as error:
             raise trouble(f"cannot compact the state database in {self._directory}", error) from error
-        self._last = None  # else the next checkpoint would link the old files again
+        self._last = None  # otherwise the next checkpoint would link the old files again
 
     @property
     def compacts(self) -> bool:
@@ -370,8 +372,8 @@ class RocksDbKv:
             with self._memory.closing():
                 self._db.close()
         except Exception as error:
-            # rocksdict writes the memtable out first. What is in no checkpoint is of no use any more, and the database
-            # is closed all the same: a full disk is nobody's trouble here.
+            # rocksdict flushes the memtable first. Entries in no checkpoint are useless, and the database is closed
+            # anyway, so a full disk is no error here.
             if not is_full_disk(error):
                 raise trouble(f"cannot close the state database in {self._directory}", error) from error
         finally:
@@ -380,13 +382,12 @@ class RocksDbKv:
 
 def _write_config(directory: Path) -> None:
     config = directory / CONFIG_FILE
-    config.unlink(missing_ok=True)  # it may be a link to somewhere else
+    config.unlink(missing_ok=True)  # may be a link to another place
     config.write_text(_OUR_CONFIG)
 
 
 def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> Any:
-    """For many small databases in one process with a loop that must not wait for any of them. `tables_in`: a folder for
-    SST files that is not the database's."""
+    """Options for many small databases with a loop that must not wait. `tables_in`: folder of SST files."""
     from rocksdict import (
         BlockBasedOptions,
         DBCompactionStyle,
@@ -402,7 +403,7 @@ def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> An
     tables = BlockBasedOptions()
     tables.set_block_cache(cache)
     tables.set_block_size(16 << 10)
-    if not with_holes:  # else the whole filter of a file would be read
+    if not with_holes:  # a filter would be read whole
         tables.set_bloom_filter(_FILTER_BITS, False)
     tables.set_cache_index_and_filter_blocks(True)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
@@ -422,8 +423,8 @@ def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> An
     options.set_write_buffer_size(16 * _MIB)
     options.set_max_write_buffer_number(4)
     options.set_target_file_size_base(32 * _MIB)
-    # A flush at every checkpoint makes many small files, and whatever compaction writes is uploaded again. So runs of
-    # files are merged late and with others of their size, and with the whole only when they outweigh it.
+    # A flush at every checkpoint makes many small files, and compacted files are uploaded again. Runs of files are
+    # therefore merged late, with runs of similar size, and all together only if the others outweigh the oldest.
     universal = UniversalCompactOptions()
     universal.max_size_amplification_percent = _SPACE_PERCENT
     universal.stop_style = UniversalCompactionStopStyle.similar()
@@ -431,19 +432,19 @@ def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> An
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_universal_compaction_options(universal)
     options.set_level_zero_file_num_compaction_trigger(_RUNS)
-    # RocksDB never slows writers down: the loop is the writer. And a flush, so a checkpoint, waits as long as one more
-    # run would slow them, while compactions have the lowest priority or are held. Many runs only make look-ups dear.
+    # RocksDB never slows writers down: the loop is the writer. Otherwise a flush, and thus a
+    # checkpoint, would wait for compactions, which have the lowest priority or are held. Many runs only slow look-ups.
     options.set_level_zero_slowdown_writes_trigger(_NEVER)
     options.set_level_zero_stop_writes_trigger(_NEVER)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_max_background_jobs(2 * _COMPACTING)  # half of them flushes
     options.set_max_open_files(512)
-    options.set_max_file_opening_threads(1)  # RocksDB makes them anew for each open
+    options.set_max_file_opening_threads(1)  # RocksDB makes new threads at each open
     options.set_avoid_unnecessary_blocking_io(True)
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(1 * _MIB)
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     options.set_manifest_preallocation_size(64 << 10)
-    options.set_max_manifest_file_size(64 << 10)  # it is part of every snapshot
+    options.set_max_manifest_file_size(64 << 10)  # part of every snapshot
     return options

@@ -1,7 +1,7 @@
-"""What the tables of one backend share: the key-value store, the range of key groups, and the right to write.
+"""`Shard`, shared by a backend's tables: key-value store, key groups, and permission to write.
 
-Between a barrier and the hard links of its snapshot the store must hold exactly the state at the barrier, so only the
-frozen entries of that checkpoint may be written. `may_write` says whether anything else may.
+Between a barrier and the hard links of its snapshot the store must have exactly the state at the barrier, so only
+frozen entries of that checkpoint may be written. `may_write` is True if other entries may be written.
 """
 
 import struct
@@ -16,8 +16,8 @@ from barrier_runtime.state.keys.key_groups import key_group, key_groups_of_keys
 from barrier_runtime.state.kv.store import Entry, KvStore
 
 PREFIX_BYTES = 4  # key group and state id
-_FIRST_LISTED = 4  # entries; many who scan look at one only
-MOST_LISTED = 64  # entries; of 8 MB each they fit in memory still
+_FIRST_LISTED = 4  # entries; many readers need only one
+MOST_LISTED = 64  # entries; even at 8 MB each, they fit in memory
 _pack_prefix = struct.Struct(">HH").pack
 _read_prefix = struct.Struct(">HH").unpack_from
 
@@ -31,10 +31,10 @@ class Shard:
     key_group_first: int
     key_group_last: int
     may_write: Callable[[], bool] = lambda: True
-    _prefixes: dict[int, list[bytes]] = field(default_factory=dict)  # state id -> prefix of each group
+    _prefixes: dict[int, list[bytes]] = field(default_factory=dict)  # state id -> prefix per key group
 
     def kv_key(self, state_id: int, key_width: int, key: tuple[Any, ...]) -> bytes:
-        """Bytes under which an entry is stored: key group, state id, encoded key."""
+        """Stored key of an entry: key group, state id, encoded key."""
         group = key_group(key if len(key) == key_width else key[:key_width], self.max_parallelism)
         if not self.key_group_first <= group <= self.key_group_last:
             raise self.foreign(key, group)
@@ -43,7 +43,7 @@ class Shard:
     def kv_keys(
         self, state_id: int, key_width: int, keys: Sequence[tuple[Any, ...]], encoded: Sequence[bytes] | None = None
     ) -> list[bytes]:
-        """`kv_key` of many keys at once. `encoded`: what is stored of them, where it is not just the key."""
+        """As `kv_key`, for many keys. `encoded`: encoded keys, if they differ from plain encoded `keys`."""
         groups = key_groups_of_keys(keys, key_width, self.max_parallelism)
         prefixes = self.checked_prefixes(state_id, groups, keys)
         if encoded is None:
@@ -55,7 +55,10 @@ class Shard:
         return _pack_prefix(group, state_id)
 
     def checked_prefixes(self, state_id: int, groups: Sequence[int], keys: Sequence[tuple[Any, ...]]) -> list[bytes]:
-        """By key group, how the entries of a state begin. `groups` are those of `keys`, all of this subtask."""
+        """Prefix of a state's entries by key group. `groups`: key groups of `keys`.
+
+        Raises for foreign key groups.
+        """
         if not self.key_group_first <= min(groups) or not max(groups) <= self.key_group_last:
             at = next(at for at, g in enumerate(groups) if not self.key_group_first <= g <= self.key_group_last)
             raise self.foreign(keys[at], groups[at])
@@ -77,21 +80,23 @@ class Shard:
             self.kv.write(entries)
 
     def scan_state(self, state_id: int) -> Iterator[tuple[bytes, bytes]]:
-        """Stored entries of one state over all groups of this range: (whole key, value)."""
+        """Yields stored entries (whole key, value) of one state in all key groups of this range."""
         return scan_state(self.kv, state_id, self.key_group_first, self.key_group_last)
 
     def scan_state_behind(self, state_id: int, last: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The same behind the whole key `last`; empty: from the first on."""
+        """As `scan_state`, after the whole key `last`; empty: from the first entry on."""
         if not last:
             yield from self.scan_state(state_id)
             return
         prefix = last[:PREFIX_BYTES]
-        yield from self.kv.scan(last + b"\0", prefix + b"\xff")  # no key field begins with FF
+        yield from self.kv.scan(last + b"\0", prefix + b"\xff")  # no field of a key begins with FF
         yield from scan_state(self.kv, state_id, _read_prefix(last)[0] + 1, self.key_group_last)
 
     def state_behind(self, state_id: int, first: int, last: int, behind: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Stored entries from group `first` to `last`: those of the state in `first` whose key comes after `behind`,
-        and whatever comes after those."""
+        """Yields stored entries of groups `first` to `last`, in order, beginning with the state's in `first`.
+
+        The first entry is the state's next after the encoded key `behind`; entries of other states follow.
+        """
         end = range_end(last) if last > first else _pack_prefix(first, state_id + 1)
         return self.kv.scan(_pack_prefix(first, state_id) + behind + b"\0", end)
 
@@ -107,8 +112,10 @@ def scan_state(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[tu
 
 
 def scan_state_lists(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[list[tuple[bytes, bytes]]]:
-    """`scan_state`, up to 64 at a time. Skips over other states and over empty groups, so that 32,768 mostly empty
-    groups cost little."""
+    """As `scan_state`, in lists of up to 64 entries.
+
+    Skips other states and empty groups, so that 32,768 mostly empty groups cost little.
+    """
     group = first
     while group <= last:
         start = _pack_prefix(group, state_id)
@@ -130,14 +137,16 @@ def scan_state_lists(kv: KvStore, state_id: int, first: int, last: int) -> Itera
 def _own_of(
     some: list[tuple[bytes, bytes]], start: bytes, state_id: int
 ) -> tuple[list[tuple[bytes, bytes]], bytes, int | None]:
-    """Entries up to the first that is of another state; how the last of them begins; and where there is another state,
-    the group to look into next."""
+    """Splits off the entries of the state at the beginning of `some`.
+
+    Returns these entries; the prefix of the last of them; and, if another state follows, the next group to search.
+    """
     for at, (key, _) in enumerate(some):
         if not key.startswith(start):
             found_group, found_state = _read_prefix(key)
             if found_state != state_id:
                 return some[:at], start, found_group if found_state < state_id else found_group + 1
-            start = key[:PREFIX_BYTES]  # the next group begins right behind: go on with the same scan
+            start = key[:PREFIX_BYTES]  # the next group follows directly: continue the same scan
     return some, start, None
 
 
@@ -147,7 +156,7 @@ def range_start(group: int) -> bytes:
 
 
 def range_end(group: int) -> bytes:
-    """Smallest key behind a group."""
+    """Smallest key after a group."""
     return (group + 1).to_bytes(2, "big")
 
 

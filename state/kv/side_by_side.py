@@ -1,27 +1,27 @@
-"""Several databases side by side as one key-value store: each holds the keys of its own ranges (`key_ranges`).
+"""Several databases side by side as one key-value store, each with its own `key_ranges`.
 
-At a restore to fewer slots a subtask's keys come from several snapshots. Their databases are opened beside each other,
-which takes as long however large they are; when the job runs on, the entries of all others move into the first, in
-slices (`backend/backend_snapshots`). Then there is one database again, and snapshots are what they always were.
+At a restore to fewer slots a subtask's keys come from several snapshots. Their databases are opened side by side, which
+takes equally long whatever their size. While the job runs, the entries of all other databases move into the first, in
+slices (`backend/backend_snapshots`). Then one database is left, and snapshots have their usual form.
 
 | state   | databases            | files of a checkpoint                      | ends with                  |
 |---------|----------------------|--------------------------------------------|----------------------------|
 | beside  | the first and others | the first's, others' as `beside-<number>-…`, and `beside.json` | a `move` |
 | moving  | the same             | the same                                   | the last entry of the last |
-| emptied | the first; of others nothing is wanted | the first's              | `flush`, which closes them |
+| emptied | the first; the others are obsolete | the first's                  | `flush`, which closes them |
 | alone   | the first            | the first's                                | its owner takes `first`    |
 
-- A move writes entries into the first, then the boundary goes over them; the other still has them, unseen.
-- A flush deletes in the other what has moved from it, by one range. So a database in a snapshot holds nothing that is
-  another's: when the next restore draws other boundaries, nothing comes back.
-- A checkpoint between two moves has the boundary where it is then, as a key.
-- A kill loses nothing at any time: without a log of writes only checkpoints count, and each says which keys are where.
-- A scan that goes on after a move asks anew who has the keys behind the last one that it gave.
-- What is emptied while it is compacted, or while compactions are held, is closed by a later flush.
+- A move writes entries into the first database, then shifts the boundary past them; the other database still has them,
+  invisibly.
+- A flush deletes moved entries from the other database, by one range. No database in a snapshot thus has keys of
+  another database, and a restore with other boundaries finds no deleted keys.
+- A checkpoint between two moves has the current boundary, as a key.
+- A kill never loses entries: without a write-ahead log only checkpoints count, and each checkpoint has its own ranges.
+- A scan that continues after a move looks up the ranges again after the last yielded key.
+- A later flush closes a database that is emptied while it is compacted, or while compactions are held.
 
-All methods are for one thread, as `store` says; `move` is a write.
-
-How a database of RocksDB begins with the files of a snapshot.
+All methods are for one thread, as in `store`; `move` is a write. `link_database` prepares a database of RocksDB from
+the files of a snapshot.
 """
 
 import shutil
@@ -38,11 +38,12 @@ from barrier_runtime.state.scratch import beside_name, database_of, link_or_copy
 
 
 def link_database(source: Path, names: Sequence[str], target: Path, database: int = 0) -> None:
-    """Make `target` (fresh) a database of the files `names` of `source`, which stays as it is. Segments among them are
-    not the database's, nor is what belongs to another one than `database` (`file_links.database_of`).
+    """Makes `target` (new) a database of the files `names` of `source`, which stays unchanged.
 
-    Opening a database rewrites its MANIFEST and goes on with its numbering, so a snapshot is never opened in place.
-    SSTs never change: they are linked; the small rest is copied.
+    Skips segments, and files of databases other than `database` (`scratch.database_of`).
+
+    Opening a database rewrites its MANIFEST and continues its numbering, so a snapshot is never opened in place. SSTs
+    never change and are linked; the small remainder is copied.
     """
     target.mkdir(parents=True, mode=0o700)
     for name in names:
@@ -55,27 +56,27 @@ def link_database(source: Path, names: Sequence[str], target: Path, database: in
             shutil.copyfile(source / name, target / own_name)
 
 
-_MOVED_BYTES = 256 << 10  # of one `move`, and one entry
+_MOVED_BYTES = 256 << 10  # limit of one `move`, exceeded by at most one entry
 
 
 @dataclass
 class Database:
-    """`number`: 0 is the first. `folder`: removed when it has been emptied."""
+    """A database besides the first, which has number 0. `folder`: removed when the database is empty."""
 
     number: int
     kv: KvStore
     folder: Path
-    moved: list[KeyRange] = field(default_factory=list)  # to the first; it still has them
+    moved: list[KeyRange] = field(default_factory=list)  # moved to the first database; also still here
 
 
 class SideBySide:
     def __init__(self, first: KvStore, others: Sequence[Database], ranges: KeyRanges) -> None:
-        """`others`: the last is emptied first. Each holds entries of its own ranges only."""
+        """`others`: the last is emptied first. Each has only entries of its own ranges."""
         self.first = first
         self._others = list(others)
         self._emptied: list[Database] = []
         self._compacting = False
-        self._closing = threading.Lock()  # guards the two above
+        self._closing = threading.Lock()  # guards the two attributes above
         self._take(ranges)
 
     @property
@@ -84,7 +85,7 @@ class SideBySide:
 
     @property
     def alone(self) -> bool:
-        """There is nothing beside the first any more, and will not be again."""
+        """True if only the first database is left, for good."""
         return not self._others and not self._emptied
 
     def get(self, key: bytes) -> bytes | None:
@@ -118,7 +119,7 @@ class SideBySide:
                 start = stop
 
     def move(self, most: int) -> bool:
-        """Up to `most` entries go to the first database. False: all of them are there."""
+        """Moves up to `most` entries to the first database. Returns False if all entries are there."""
         if not self._others:
             return False
         donor = self._others[-1]
@@ -160,7 +161,7 @@ class SideBySide:
                 each.kv.checkpoint(apart)
                 for path in apart.iterdir():
                     path.rename(directory / beside_name(each.number, path.name))
-            finally:  # else nobody knows of it, and its links keep files on a disk that may be full
+            finally:  # otherwise its links would keep files on a disk that may be full
                 shutil.rmtree(apart, ignore_errors=True)
         if self._others:
             (directory / RANGES_FILE).write_bytes(self._ranges.stored())
@@ -197,7 +198,7 @@ class SideBySide:
         return [self.first, *(each.kv for each in self._others)]
 
     def _take(self, ranges: KeyRanges) -> None:
-        """These hold from now on. Databases without a range are of no use any more."""
+        """Uses these ranges from now on. Databases without a range become obsolete."""
         numbers = set(ranges.databases)
         self._emptied += [each for each in self._others if each.number not in numbers]
         self._others = [each for each in self._others if each.number in numbers]
@@ -209,7 +210,7 @@ class SideBySide:
         return self.first if number == 0 else next(each.kv for each in self._others if each.number == number)
 
     def _by_store(self, keys: list[bytes]) -> list[tuple[KvStore, list[int]]]:
-        """Each store with the positions of its keys, in their order."""
+        """Each store with the positions of its keys, in order."""
         positions: dict[int, list[int]] = {}
         inner, databases = self._inner, self._ranges.databases
         for position, key in enumerate(keys):

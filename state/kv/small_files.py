@@ -1,15 +1,15 @@
-"""Where a database keeps the small files that it syncs often: in memory, where this machine has room for them.
+"""Places the small, often synced files of a database in memory, if this machine has enough.
 
-Nobody asks what a database is after a power cut: checkpoints count alone. RocksDB syncs all the same: MANIFEST,
-CURRENT, OPTIONS, IDENTITY and their folder seven times when it is opened, MANIFEST again with each flush. rocksdict
-holds the interpreter meanwhile, as long as the disk has other work. So these are in /dev/shm (some 100 kB of each
-database), and the database's own folder has its SST files, RocksDB's log of events, and a lock.
+A database need not survive a power cut, since only checkpoints count. RocksDB syncs anyway: MANIFEST, CURRENT, OPTIONS,
+IDENTITY and their folder seven times at an open, MANIFEST again at each flush. Meanwhile rocksdict holds the
+interpreter's lock, for as long as the disk is busy. These files are therefore in /dev/shm (some 100 kB per database);
+the database's own folder has its SST files, RocksDB's event log, and a lock.
 
-| the process that opened it … | what is in memory of it                                                            |
+| the process that opened it … | its files in memory                                                                |
 |------------------------------|------------------------------------------------------------------------------------|
-| closes it                    | goes: an incarnation opens a database once, and checkpoints have links to its files |
-| ends without                 | goes when its slot ends, or the process in peace                                   |
-| is killed                    | goes when another process of this user opens a database: nobody holds its lock now |
+| closes it                    | go: an incarnation opens a database once, and checkpoints have links to its files  |
+| ends without closing         | go when its slot ends, or at the normal end of the process                         |
+| is killed                    | go when another process of this user opens a database and finds the lock free      |
 """
 
 import atexit
@@ -24,13 +24,15 @@ from barrier_runtime.state.scratch import LOCK, flocked, remove_left
 
 MEMORY = Path("/dev/shm")
 _PREFIX = "barrier-runtime-db-"
-_ROOM_BYTES = 32 << 20  # else they stay on the disk
+_ROOM_BYTES = 32 << 20  # minimum free memory; with less the files stay on disk
 _MOVED = ("CURRENT", "MANIFEST-")
 
 
 class SmallFiles:
-    """Of the database in `directory`, which this process has for itself until `close`. `place`: where they are; in
-    memory if `wanted`."""
+    """Small files of the database in `directory`, which belongs to this process until `close`.
+
+    `place`: folder of the small files; in memory if `wanted`.
+    """
 
     def __init__(self, directory: Path, wanted: bool) -> None:
         self._directory = directory
@@ -48,7 +50,7 @@ class SmallFiles:
                 _remove(folder)
                 if not isinstance(error, OSError):
                     raise
-                return  # others have taken the room meanwhile: they are all still on the disk
+                return  # no memory left meanwhile: all files are still on disk
             for path in small:
                 path.unlink()
             self.place = folder
@@ -70,7 +72,7 @@ class SmallFiles:
 
 
 class _OfProcess:
-    """The folder in memory of one process, with one of each open database below."""
+    """One process's folder in memory, with a folder per open database."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -89,14 +91,14 @@ _process: _OfProcess | None = None
 
 
 def _new_folder() -> Path | None:
-    """None: there is no room in memory, or no such place."""
+    """A new folder in memory; None if there is too little memory, or no /dev/shm."""
     global _process
     try:
         room = os.statvfs(MEMORY)
         if room.f_bavail * room.f_frsize < _ROOM_BYTES:
             return None
         with _guard:
-            if _process is None or _process.pid != os.getpid():  # a fork has none of its own yet
+            if _process is None or _process.pid != os.getpid():  # a forked process has no folder of its own yet
                 remove_left(MEMORY, _PREFIX)
                 _process = _OfProcess()
             folder = Path(tempfile.mkdtemp(dir=_process.folder))
@@ -119,7 +121,7 @@ def _remove(folder: Path) -> None:
 
 @atexit.register
 def remove_all() -> None:
-    """Of this process: it leaves, and nobody uses its databases any more, closed or not."""
+    """Removes the folder of this process, which is ending and uses no database any more."""
     global _process
     with _guard:
         ours, _process = _process, None

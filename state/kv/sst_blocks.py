@@ -1,14 +1,13 @@
-"""Which bytes of an SST file of RocksDB hold a range of keys, so that a reader of few keys fetches those alone. Pure.
+"""Finds the bytes of an SST file of RocksDB that hold a range of keys, to fetch only these. Pure.
 
     data blocks · filter · index · other blocks that an open file needs · footer (53 bytes)
 
-The index names, per data block, where it is and a key that no key of it exceeds. It has one level, a block of that for
-the whole file, or two: its parts are such blocks, one behind the other, and the block behind them names, per part,
-where it is and a key that no key of it exceeds. Which of them a file has, `rocksdb` decides by the size of filters.
+The index has, per data block, the block's place and an upper bound of its keys. The index has one level, a single block
+for the whole file, or two levels: adjacent parts with such entries, followed by a block with the place of each part and
+an upper bound of its keys. `rocksdb` chooses the number of levels by the size of filters.
 
-Only places are taken from it: what is in the blocks is read by RocksDB, which checks each block's own checksum, so
-bytes that were wrongly left out are damage to it, never another value. A layout that is not known here raises
-`UnknownLayout`: then the whole file is to be read.
+Only places are used: RocksDB reads the blocks and verifies each block's own checksum, so wrongly omitted bytes are
+damage to RocksDB, never another value. An unknown layout raises `UnknownLayout`: then read the whole file.
 """
 
 from collections.abc import Iterator
@@ -18,32 +17,32 @@ import pyarrow as pa
 
 FOOTER_BYTES = 53
 _MAGIC = 0x88E241B785F4CFF7  # of block-based tables
-_VERSIONS = range(4, 6)  # of their format: index values are lengths behind the one before
-_TRAILER_BYTES = 5  # of a block: how it is compressed, and its checksum
+_VERSIONS = range(4, 6)  # of the table format: index values are lengths, relative to the value before
+_TRAILER_BYTES = 5  # end of a block: compression and checksum
 _PLAIN, _LZ4 = 0, 4
 _MOST_INDEX_BYTES = 256 << 20
 
 
 class UnknownLayout(ValueError):
-    """The file is none that this reader knows."""
+    """The file has an unknown layout."""
 
 
 @dataclass(frozen=True)
 class FilePart:
-    """Bytes of a file from `offset` to `end`, which is not among them."""
+    """Bytes of a file from `offset` on and below `end`."""
 
     offset: int
     end: int
 
 
 def index_of(footer: bytes) -> FilePart:
-    """The index, with the trailer of its block. `footer`: the last FOOTER_BYTES of the file."""
+    """Place of the index, with its trailer. `footer`: the last FOOTER_BYTES of the file."""
     if len(footer) != FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise UnknownLayout("no footer of a block-based table")
     if int.from_bytes(footer[-12:-8], "little") not in _VERSIONS:
         raise UnknownLayout("another format of tables")
-    at = 1  # behind the kind of checksum
-    for _ in range(2):  # of the index of other blocks, which is not needed
+    at = 1  # after the kind of checksum
+    for _ in range(2):  # index of other blocks, not needed
         _, at = varint(footer, at)
     offset, at = varint(footer, at)
     size, _ = varint(footer, at)
@@ -51,8 +50,10 @@ def index_of(footer: bytes) -> FilePart:
 
 
 def whole_index(top: bytes, place: FilePart) -> FilePart:
-    """The index with the parts that it has, which lie right before it. `top`: the bytes at `index_of`, which `place`
-    is."""
+    """Place of the index with its parts, which precede it directly.
+
+    `top`: the bytes at `place`, from `index_of`.
+    """
     named = _entries(_content(top))
     first, last = named[0][1], named[-1][1]
     if first.offset == 0:
@@ -63,10 +64,12 @@ def whole_index(top: bytes, place: FilePart) -> FilePart:
 
 
 def blocks_of(index: bytes, whole: FilePart, top: FilePart, start: bytes, end: bytes) -> FilePart:
-    """Data blocks with all keys from `start` on and below `end`, and with the first key behind these, which tells a
-    reader that it has all. `index`: the bytes at `whole_index`, which `whole` is."""
+    """Place of the data blocks with all keys from `start` on and below `end`, and with the next key.
+
+    The next key shows a reader that the range is complete. `index`: the bytes at `whole`, from `whole_index`.
+    """
     found: list[FilePart] = []
-    past = 0  # blocks whose last key is not below `end`
+    past = 0  # number of blocks whose last key is at or above `end`
     for highest, place in _named(index, whole, top, start):
         if highest >= start:
             found.append(place)
@@ -77,7 +80,7 @@ def blocks_of(index: bytes, whole: FilePart, top: FilePart, start: bytes, end: b
 
 
 def _named(index: bytes, whole: FilePart, top: FilePart, start: bytes) -> Iterator[tuple[bytes, FilePart]]:
-    """The entries of data blocks, those of parts left out that have only keys before `start`."""
+    """Yields the entries of data blocks, without parts whose keys are all before `start`."""
     for highest, place in _entries(_content(index[top.offset - whole.offset :])):
         if whole == top:
             yield highest, place
@@ -101,7 +104,7 @@ def _content(block: bytes) -> bytes:
 
 
 def _entries(content: bytes) -> list[tuple[bytes, FilePart]]:
-    """(a key that no key of the block exceeds, where it is), in their order."""
+    """Entries of an index block in order: upper bound of the block's keys, and place."""
     restarts = int.from_bytes(content[-4:], "little") & 0x7FFFFFFF
     entries_end = len(content) - 4 - 4 * restarts
     found: list[tuple[bytes, FilePart]] = []
@@ -128,7 +131,7 @@ def _entries(content: bytes) -> list[tuple[bytes, FilePart]]:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits per byte, lowest first; and where it ends."""
+    """A number of seven bits per byte, lowest first; and its end."""
     number = 0
     for shift in range(0, 70, 7):
         if at >= len(data):

@@ -1,9 +1,11 @@
-"""The key-value store below keyed state: the interface. Bytes in, bytes out; it knows nothing of keys or states.
+"""The interface of the key-value store below keyed state.
+
+Bytes in, bytes out; no knowledge of keys or states.
 
 `write` and `flush` are called by one thread at a time; `flush` and `checkpoint` run on a worker thread while the loop
-does no `write`. Gets may run at any time.
+does not `write`. Reads may run at any time.
 
-What an error of RocksDB is for who uses a database: damaged, or to be tried again; with the remedy.
+`trouble` translates an error of RocksDB: damaged or retryable, with the remedy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,57 +14,60 @@ from typing import Protocol
 
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Unavailable
 
-Entry = tuple[bytes, bytes | None]  # key, value; a value of None deletes
+Entry = tuple[bytes, bytes | None]  # key, value; None deletes
 
 
 class KvStore(Protocol):
     @property
     def kind(self) -> str:
-        """What a snapshot calls it: "rocksdb" or "memory"."""
+        """Name of the store's kind in snapshots: "rocksdb" or "memory"."""
         ...
 
     def get(self, key: bytes) -> bytes | None: ...
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """`get` of each, which takes less than that many calls."""
+        """As `get` of each key, but faster."""
         ...
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Apply all entries, in order."""
+        """Applies all entries, in order."""
         ...
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Delete all entries with start <= key < end. As a `write`, and as quick however many they are."""
+        """Deletes all entries with start <= key < end.
+
+        Counts as a `write`; as fast for many entries as for few.
+        """
         ...
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries with start <= key < end, in key order. What is written meanwhile may or may not be seen."""
+        """Yields entries with start <= key < end, in key order. Concurrent writes may be missed."""
         ...
 
     def flush(self) -> None:
-        """Bring what is in memory into files, so that `checkpoint` has little to do."""
+        """Writes pending entries to files, so that `checkpoint` has little to do."""
         ...
 
     def checkpoint(self, directory: Path) -> None:
-        """Put this moment's content into `directory`, which must not exist yet, sharing files where it can."""
+        """Writes the current content to `directory`, which must not exist yet, sharing files if possible."""
         ...
 
     def compact(self) -> None:
-        """Give back the room of what was deleted. May take long; other methods may be called meanwhile."""
+        """Reclaims the space of deleted entries. May take long; other methods may be called meanwhile."""
         ...
 
     @property
     def compacts(self) -> bool:
-        """Files are being merged into others just now."""
+        """True while files are being merged."""
         ...
 
     def memory_bytes(self) -> int:
-        """What this store holds in memory besides what its slot shares."""
+        """Size in memory, without the part shared by the slot's databases."""
         ...
 
     @property
     def closes_soon(self) -> bool:
-        """`close` waits for nothing that is held back."""
+        """True if `close` waits for no held compaction."""
         ...
 
     def close(self) -> None: ...
@@ -78,6 +83,6 @@ def trouble(what: str, error: Exception) -> BarrierRuntimeError:
         return Corrupt(f"{what}: {text}; restore from another checkpoint, or check this machine's disk")
     if is_full_disk(error):
         return Unavailable(f"{what}: {text}; free some disk space, it is tried again")
-    if "While lock file" in text or "lock hold by" in text:  # not just "lock": folders may be called so
+    if "While lock file" in text or "lock hold by" in text:  # not just "lock", which may be part of a folder's name
         return Unavailable(f"{what}: {text}; another process still holds it, it is tried in a fresh folder")
     return Unavailable(f"{what}: {text}; it is tried again")

@@ -73,7 +73,7 @@ MUTANTS = (
         "idle-threads-keep-the-last-work",
         "an idle thread keeps nothing of a generation that is gone",
         "state/threads.py",
-        "            del taken, future, work, result, error  # an idle thread keeps nothing that is gone\n",
+        "            del taken, future, work, result, error  # an idle thread must not keep objects alive\n",
         "",
         ("tests/state/test_threads.py",),
     ),
