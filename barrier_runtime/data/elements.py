@@ -1,6 +1,6 @@
-"""What flows through a channel: batches of rows, and control elements between them.
+"""Elements of a channel: batches of rows, and control elements between them.
 
-Elements are values. Nothing here knows of sockets, operators or threads.
+Elements are values. This module knows no sockets, operators or threads.
 """
 
 import itertools
@@ -19,13 +19,15 @@ WATERMARK_MAX = 2**63 - 1
 
 
 class Batch:
-    """Rows of one fixed schema, never changed. `emit_ns` is the *earliest* intended emission time in it (wall clock,
-    nanoseconds). `reached`: per row the event time (ms) that its channel has reached when the row comes, which never
-    falls; None: that of the last watermark. It says what a watermark before each row would say, so that it does not
-    matter how rows are cut into batches.
+    """Rows of one fixed schema, never changed.
 
-    The rows are there as Arrow (`rows`), as lists (`few_rows`), or both: each is made of the other when somebody asks.
-    `few` are the lists, if somebody before made some; `count` is their number, as `len` says, without a call."""
+    `emit_ns` is the *earliest* intended emission time of the rows (wall clock, nanoseconds). `reached`: per row the
+    event time (ms) that the channel has reached at the row, never decreasing; None: that of the last watermark.
+    `reached` replaces a watermark before each row, so that results do not depend on how rows are cut into batches.
+
+    The rows exist as Arrow (`rows`), as lists (`few_rows`), or both: each form is made from the other on demand. `few`
+    are the lists if they exist; `count` is the number of rows, without a call.
+    """
 
     __slots__ = ("_rows", "count", "emit_ns", "few", "reached")
 
@@ -72,12 +74,12 @@ class Batch:
         return self.rows.schema if self.few is None else self.few.schema
 
     def column(self, name: str) -> pa.Array:
-        """That column alone, in Arrow."""
+        """The column in Arrow, without converting the others."""
         return self.rows.column(name) if self._rows is not None or self.few is None else self.few.array(name)
 
     @property
     def as_few(self) -> FewRows | None:
-        """The rows as lists; None: they are too many, or not of such columns."""
+        """The rows as lists; None: too many rows, or other column types."""
         if self.few is None:
             self.few = FewRows.of(self.rows)
         return self.few
@@ -87,7 +89,7 @@ class Batch:
         return Batch(rows, self.emit_ns, self.reached)
 
     def reaching(self, reached: npt.NDArray[np.int64] | None) -> "Batch":
-        """The same rows at other event times."""
+        """The same rows with other event times."""
         return Batch(self.few or self.rows, self.emit_ns, reached)
 
     def slice(self, start: int, count: int | None = None) -> "Batch":
@@ -97,7 +99,7 @@ class Batch:
         return Batch(rows, self.emit_ns, self.reached[start : start + rows.num_rows])
 
     def moments(self) -> Iterator["Batch"]:
-        """Its parts of which all rows have one event time reached; itself where that is not told row by row."""
+        """Yields parts whose rows have one event time reached; the batch itself if `reached` does not vary."""
         if self.reached is None or not self.count or self.reached[0] == self.reached[-1]:
             yield self
             return
@@ -107,12 +109,12 @@ class Batch:
             yield self.slice(start, end - start)
 
     def made(self, rows: pa.RecordBatch) -> "Batch":
-        """Other rows that were made of its own, whose event time reached is one (see `moments`)."""
+        """Other rows, made from a batch with one event time reached (see `moments`)."""
         reached = None if self.reached is None else np.full(rows.num_rows, self.reached[0])
         return Batch(rows, self.emit_ns, reached)
 
     def only(self, rows: pa.RecordBatch | FewRows, which: Any) -> "Batch":
-        """`rows` are those of this batch that `which` says: a mask or positions, of numpy or a mask of Arrow."""
+        """`rows`, which `which` selects from this batch: a mask or positions of numpy, or a mask of Arrow."""
         if self.reached is None:
             return Batch(rows, self.emit_ns)
         chosen = which if isinstance(which, np.ndarray) else which.fill_null(False).to_numpy(zero_copy_only=False)
@@ -120,7 +122,7 @@ class Batch:
 
 
 def within(batch: Batch, most_ms: int, known_ms: int = WATERMARK_MIN) -> Batch:
-    """`batch` at event times no further than `most_ms`; without any where they say no more than `known_ms`."""
+    """`batch` with event times limited to `most_ms`; without event times if none exceeds `known_ms`."""
     if batch.reached is None or not len(batch):
         return batch
     last_ms = int(batch.reached[-1])
@@ -131,20 +133,23 @@ def within(batch: Batch, most_ms: int, known_ms: int = WATERMARK_MIN) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """No row with event time <= `ms` (milliseconds since the epoch) is expected any more."""
+    """No later row with event time <= `ms` (milliseconds since the epoch) is expected."""
 
     ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The channel is silent for now and must not hold the watermark back. Its next batch or watermark ends it."""
+    """The channel is silent and must not hold the watermark back, until the next batch or watermark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Everything before it belongs to checkpoint `id`, everything after does not. `aligned_timeout_ms`: how long it may
-    wait for the barriers of other channels and behind queued rows; 0: it overtakes them at once, None: never."""
+    """Boundary of checkpoint `id`: everything before belongs to the checkpoint, everything after does not.
+
+    `aligned_timeout_ms`: maximum wait for the barriers of other channels and for queued rows; 0: overtakes them at
+    once, None: never.
+    """
 
     id: int
     token: int
@@ -154,7 +159,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class CancelBarrier:
-    """Checkpoint `id` will not happen; take it as the barrier for counting, not for a snapshot."""
+    """Checkpoint `id` is cancelled; counts as its barrier for the alignment, without a snapshot."""
 
     id: int
     token: int
@@ -162,7 +167,7 @@ class CancelBarrier:
 
 @dataclass(frozen=True, slots=True)
 class EndOfInput:
-    """Nothing follows on this channel."""
+    """Last element of the channel."""
 
 
 Element: TypeAlias = Batch | Watermark | Idle | Barrier | CancelBarrier | EndOfInput

@@ -1,5 +1,4 @@
-"""Event times as int64 milliseconds since the epoch, from every column type that can carry them; and how far they bring
-event time, row by row."""
+"""Event times as int64 milliseconds since the epoch, and the event time reached at each row."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +18,7 @@ _SCALE = {"s": (1_000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}
 
 
 def check_event_time_type(kind: pa.DataType, column: str, where: str) -> None:
-    """Timestamps, dates, and int64 (taken as milliseconds) are event times; anything else is refused."""
+    """Raises `InvalidJob` unless `kind` is a timestamp, a date, or int64 (taken as milliseconds)."""
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_int64(kind)):
         raise InvalidJob(
             f"{where}: event-time column {column!r} has type {kind}: use a timestamp, a date or int64 milliseconds"
@@ -36,7 +35,7 @@ def event_times_ms(times: pa.Array) -> npt.NDArray[np.int64]:
             return values // divide
         if multiply == 1:
             return values
-        # What is beyond 64 bits of milliseconds stays at their end, where it is refused or late: it must not wrap.
+        # Values beyond 64 bits of milliseconds are clipped, then refused or late; they must not wrap.
         return np.clip(values, -(WATERMARK_MAX // multiply), WATERMARK_MAX // multiply) * multiply
     if pa.types.is_date32(kind):
         return _numbers(times.view(pa.int32())).astype(np.int64) * _DAY_MS
@@ -46,7 +45,7 @@ def event_times_ms(times: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def greatest_event_time_ms(rows: FewRows, column: str) -> int:
-    """Of the rows that have one, as `event_times_ms`; WATERMARK_MIN when none has."""
+    """Greatest of the rows' times, as in `event_times_ms`; WATERMARK_MIN if all are null."""
     position = rows.layout.positions[column]
     values = rows.columns[position]
     if None in values:
@@ -65,11 +64,11 @@ def greatest_event_time_ms(rows: FewRows, column: str) -> int:
 
 @dataclass
 class EventClock:
-    """Event time as the rows of one stream (a split) make it: the greatest time seen, less what rows may be late.
+    """Event time of one stream (a split): the greatest time seen, less the allowed out-of-orderness.
 
-    `detail`: of which batches `reached` tells it row by row. "late": where a row is behind it, since only there does it
-    matter to windows how rows are cut into batches. "rows" and "every": wherever it moves, for windows of other times
-    and for timers. "none": never.
+    `detail` selects the batches that get `reached`. "late": batches with late rows, because only late rows make windows
+    depend on the cuts between batches. "rows" and "every": batches that advance event time, for windows of other times
+    and for timers. "none": no batches.
     """
 
     max_out_of_orderness_ms: int
@@ -81,8 +80,11 @@ class EventClock:
         return max(WATERMARK_MIN, self.greatest_ms - self.max_out_of_orderness_ms - 1)
 
     def see(self, times: pa.Array, others_ms: int = WATERMARK_MAX) -> npt.NDArray[np.int64] | None:
-        """Go on with the event times of the next rows. `others_ms`: the watermark cannot pass that, because of other
-        streams. Gives the event time reached at each row, that row included; None where nobody needs to know."""
+        """Advances by the event times of the next rows.
+
+        `others_ms`: limit of the watermark, because of other streams. Returns the event time reached at each row, that
+        row included; None if `detail` does not require it.
+        """
         known = times.drop_null() if times.null_count else times
         if not len(known):
             return None

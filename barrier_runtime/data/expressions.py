@@ -1,6 +1,7 @@
-"""Evaluating `pyarrow.compute` expressions on a batch.
+"""Evaluates `pyarrow.compute` expressions on a batch.
 
-Acero, Arrow's engine, does the work; one thread, because a slot's loop has one and thread hand-overs cost latency.
+Acero, Arrow's engine, computes on one thread, because a slot's loop has one and hand-overs between threads cost
+latency.
 """
 
 import re
@@ -21,15 +22,17 @@ _UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*)\) in ")
 
 @dataclass(frozen=True)
 class Compiled:
-    """An expression that knows how the user has written it."""
+    """An expression with the user's text."""
 
     expression: pc.Expression
     text: str
 
 
 def columns_used(schema: pa.Schema, expressions: list[pc.Expression]) -> frozenset[str] | None:
-    """Names of the columns of `schema` that `expressions`, which suit it, need; None where that is not known, as of a
-    column that is given by its number. Arrow tells them one by one, of those that are missing."""
+    """Names of the columns of `schema` that `expressions` need; None if unknown, as for columns by number.
+
+    The expressions must suit `schema`. Arrow reports missing columns one at a time.
+    """
     if any("FieldPath" in str(expression) for expression in expressions):
         return None
     needed: set[str] = set()
@@ -51,7 +54,7 @@ def evaluate(
     where: str,
     parts: Mapping[str, pc.Expression] | None = None,
 ) -> list[pa.Array]:
-    """One array per expression. `parts`: by name, of columns that are computed before (`sql/shared_parts`)."""
+    """One array per expression. `parts`: columns that are computed before, by name (`sql/shared_parts`)."""
     steps = [acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))]
     if parts:
         names = batch.schema.names
@@ -74,5 +77,5 @@ def evaluate(
 
 
 def evaluated_types(schema: pa.Schema, expressions: list[pc.Expression], where: str) -> list[pa.DataType]:
-    """The types `evaluate` will give: the same plan on no rows, so mistakes show before the job starts."""
+    """The types of `evaluate`, by the same plan without rows: mistakes show before the job starts."""
     return [array.type for array in evaluate(no_rows(schema), expressions, where)]

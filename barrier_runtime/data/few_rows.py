@@ -1,12 +1,11 @@
 """A small batch as Python lists: a list of values per column.
 
 Arrow and numpy take some microseconds per call, whatever the number of rows; at 10,000 rows per second a batch has
-five. Up to `MOST_ROWS` rows the steps on the way of most rows (partition, frame, running aggregate, select) work on
-lists instead, and everybody else asks `Batch.rows`, which makes Arrow of them. Both ways give the same rows: see
-`test_few_rows`.
+five. Up to `MOST_ROWS` rows, the steps that most rows pass (partition, frame, running aggregate, select) work on lists.
+All other code uses `Batch.rows`, which converts to Arrow. Both forms give the same rows: see `test_few_rows`.
 
-Numbers, booleans, text, bytes and nulls (None) are what Python has for them; times of all kinds are the numbers that
-Arrow stores. A batch with other columns (lists, structs, decimals) stays in Arrow.
+Numbers, booleans, text, bytes and nulls (None) are Python's; times of all kinds are the numbers that Arrow stores. A
+batch with other columns (lists, structs, decimals) stays in Arrow.
 """
 
 from array import array
@@ -22,13 +21,13 @@ import pyarrow.types as types
 from barrier_runtime.data.values.into_columns import column_of
 
 MOST_ROWS = 128
-_MOST_CELL_BYTES = 9  # a number or an offset of 64 bits, and whether it is null
+_MOST_CELL_BYTES = 9  # a number or an offset of 64 bits, and its null bit
 _COLUMNS = msgspec.msgpack.Decoder(list[list[Any]])
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 
 class Layout:
-    """What lists need to know of one schema."""
+    """Facts about one schema that lists need."""
 
     __slots__ = (
         "_key_columns",
@@ -50,21 +49,21 @@ class Layout:
         self.types = schema.types
         self.names = schema.names
         self.width = len(dtypes)
-        self.dtypes = dtypes  # per column numpy's type of its buffer, "" where values come from `to_pylist`
+        self.dtypes = dtypes  # per column numpy's type of its buffer, "" if values come from `to_pylist`
         self.codes = [_CODES[np.dtype(dtype).str[1:]] if dtype else "" for dtype in dtypes]  # the same for `array`
         self.texts = [at for at, kind in enumerate(schema.types) if _is_text(kind)]
         self.times = [types.is_temporal(kind) for kind in schema.types]  # numbers here, other objects for users
         self.has_times = any(self.times)
-        self.accepted = [_accepted(kind) for kind in schema.types]  # whether values of users can stay what they are
+        self.accepted = [_accepted(kind) for kind in schema.types]  # True if users' values need no conversion
         self.positions = {name: position for position, name in enumerate(schema.names)}
         self.integers = frozenset(  # columns of integers that fit in 64 bits with a sign
             at for at, kind in enumerate(schema.types) if types.is_integer(kind) and not types.is_uint64(kind)
         )
-        self.keys = frozenset(at for at, kind in enumerate(schema.types) if _is_key(kind))  # whose values state has
+        self.keys = frozenset(at for at, kind in enumerate(schema.types) if _is_key(kind))  # possible keys
         self._key_columns: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
 
     def key_columns(self, keys: tuple[str, ...]) -> tuple[list[int], list[int]]:
-        """The positions and types (Arrow's ids) of `keys`; none if one is missing, or is no key for lists."""
+        """Positions and types (Arrow's ids) of `keys`; empty lists if a key is missing or not a key for lists."""
         known = self._key_columns.get(keys)
         if known is None:
             at_keys = [self.positions.get(key, -1) for key in keys]
@@ -73,7 +72,7 @@ class Layout:
         return known
 
 
-_CODES = {  # numpy's kind and bytes of a number -> typecode of `array`
+_CODES = {  # numpy's kind and size of a number -> typecode of `array`
     **{f"i{array(code).itemsize}": code for code in "bhiq"},
     **{f"u{array(code).itemsize}": code for code in "BHIQ"},
     **{f"f{array(code).itemsize}": code for code in "fd"},
@@ -81,15 +80,15 @@ _CODES = {  # numpy's kind and bytes of a number -> typecode of `array`
 
 _Known: TypeAlias = tuple[pa.Schema, "Layout | None", pa.Schema]
 
-# Comparing schemas takes as long as all else, so each object is known by its id, and stands for the first one that is
-# equal: that is what rows have from here on. The objects are kept (last), so their ids are their own.
+# Comparing schemas takes as long as all other work, so each object is known by its id, and replaced by the first equal
+# object for all later rows. The objects are kept (third item), so their ids stay unique.
 _by_id: dict[int, _Known] = {}
 _by_schema: dict[pa.Schema, _Known] = {}
 _MOST_KNOWN = 256
 
 
 def layout_of(schema: pa.Schema) -> Layout | None:
-    """None: rows of `schema` stay in Arrow."""
+    """Layout of `schema`; None: its rows stay in Arrow."""
     return _known(schema)[1]
 
 
@@ -98,7 +97,7 @@ def _known(schema: pa.Schema) -> _Known:
     if known is not None:
         return known
     if len(_by_id) >= _MOST_KNOWN:
-        _by_id.clear()  # batches in Arrow bring an object each; what they stand for stays
+        _by_id.clear()  # batches in Arrow bring a new object each; the first equal objects stay
     if len(_by_schema) >= _MOST_KNOWN:
         _by_schema.clear()
     first = _by_schema.get(schema)
@@ -116,7 +115,7 @@ def _layout(schema: pa.Schema) -> Layout | None:
 
 
 def _dtype(kind: pa.DataType) -> str | None:
-    """None: not a column for lists."""
+    """numpy's type of the column's buffer; None: not a column for lists."""
     if types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind):
         name: str = _number_type(kind).name
         return name
@@ -126,12 +125,12 @@ def _dtype(kind: pa.DataType) -> str | None:
 
 
 def _number_type(kind: pa.DataType) -> np.dtype[Any]:
-    """Of integers and floats. Arrow's own `to_pandas_dtype` imports pandas in some releases."""
+    """numpy's type of integers and floats. Arrow's `to_pandas_dtype` imports pandas in some releases."""
     return np.dtype({"float": "float32", "double": "float64"}.get(str(kind), str(kind)))
 
 
 def _accepted(kind: pa.DataType) -> Callable[[list[Any]], bool]:
-    """Whether Arrow would store these values just as they are. If not, it may be that it changes or refuses them."""
+    """Returns a check: True if Arrow stores values unchanged, False if Arrow may change or refuse some."""
     if types.is_integer(kind) or types.is_timestamp(kind) or types.is_duration(kind):
         limits = np.iinfo(_number_type(kind) if types.is_integer(kind) else np.int64)
         lowest, highest = int(limits.min), int(limits.max)
@@ -160,7 +159,7 @@ def _is_key(kind: pa.DataType) -> bool:
 
 
 class FewRows:
-    """`columns`: as many values each as there are rows, in the order of `schema`."""
+    """Rows as lists. `columns`: one list per field of `schema`, each with a value per row."""
 
     __slots__ = ("columns", "count", "layout", "schema")
 
@@ -172,7 +171,7 @@ class FewRows:
 
     @staticmethod
     def of(rows: pa.RecordBatch) -> "FewRows | None":
-        """None: these rows stay in Arrow."""
+        """The rows as lists; None: they stay in Arrow."""
         schema, layout, _ = _known(rows.schema)
         count = rows.num_rows
         if layout is None or not 0 < count <= MOST_ROWS:
@@ -182,15 +181,17 @@ class FewRows:
 
     @staticmethod
     def made_of(schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
-        """`columns`: equally long lists, of a schema that has a layout."""
+        """Rows from equally long lists, of a schema that has a layout."""
         schema, layout, _ = _by_id.get(id(schema)) or _known(schema)
         assert layout is not None, f"rows of {schema} are for Arrow"
         return FewRows(schema, layout, columns, len(columns[0]))
 
     @staticmethod
     def of_values(schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
-        """As `made_of`, of values that Arrow may have to change, such as `datetime` for a time. Raises
-        `UnkeptValue` for a value that its column does not keep."""
+        """As `made_of`, of values that Arrow may have to convert, such as `datetime` for a time.
+
+        Raises `UnkeptValue` for a value that its column does not keep.
+        """
         layout = layout_of(schema)
         assert layout is not None, f"rows of {schema} are for Arrow"
         kinds = zip(columns, layout.types, layout.dtypes, layout.accepted, strict=True)
@@ -204,7 +205,7 @@ class FewRows:
 
     @staticmethod
     def decoded(schema: pa.Schema, payload: bytes) -> "FewRows":
-        """What `payload` gave. Raises `ValueError` when it is not that of such rows."""
+        """Decodes `payload()`. Raises `ValueError` if the bytes are not rows of `schema`."""
         schema, layout, _ = _known(schema)
         columns = _COLUMNS.decode(payload)
         if layout is None or len(columns) != layout.width or len(set(map(len, columns))) != 1 or not columns[0]:
@@ -213,10 +214,9 @@ class FewRows:
 
     @staticmethod
     def joined(parts: "Sequence[FewRows]") -> "FewRows":
-        """All rows of `parts`, which are one or more and of the same schema object, in order. They may be more than
-        `MOST_ROWS`."""
+        """Concatenates one or more parts with the same schema object; the result may exceed `MOST_ROWS`."""
         first = parts[0]
-        if len(parts) == 2:  # a slot's own rows and those of another one: most that are joined
+        if len(parts) == 2:  # the usual case: a slot's own rows and those of another slot
             columns = [own + other for own, other in zip(first.columns, parts[1].columns, strict=True)]
         else:
             columns = [list(chain.from_iterable(same)) for same in zip(*[part.columns for part in parts], strict=True)]
@@ -224,7 +224,7 @@ class FewRows:
 
     @property
     def most_bytes(self) -> int:
-        """As Arrow they have no more bytes than this, and numbers not much less."""
+        """Upper bound of the rows' size in Arrow, in bytes; for numbers nearly exact."""
         layout, count = self.layout, self.count
         size = layout.width * count * _MOST_CELL_BYTES
         for at in layout.texts:
@@ -240,7 +240,7 @@ class FewRows:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def array(self, name: str) -> pa.Array:
-        """One column."""
+        """One column in Arrow."""
         layout, at = self.layout, self.layout.positions[name]
         return _arrow(self.columns[at], layout.types[at], layout.codes[at])
 
@@ -263,7 +263,7 @@ def _arrow(values: list[Any], kind: pa.DataType, code: str) -> pa.Array:
     if code:
         try:
             numbers = array(code, values)
-        except (TypeError, OverflowError):  # there are nulls, or what Arrow refuses
+        except (TypeError, OverflowError):  # nulls, or values that Arrow refuses
             pass
         else:
             return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(numbers)])
@@ -271,7 +271,7 @@ def _arrow(values: list[Any], kind: pa.DataType, code: str) -> pa.Array:
 
 
 def values_as_stored(column: pa.Array, dtype: str) -> list[Any]:
-    """`dtype`: what a layout says of the column."""
+    """Values of a column as Arrow stores them. `dtype`: from the layout."""
     if not dtype:
         return column.to_pylist()  # type: ignore[no-any-return]
     validity, data = column.buffers()

@@ -1,7 +1,7 @@
-"""Which rows of a batch share a key: one group number per row, and the groups' keys.
+"""Groups the rows of a batch by key: one group number per row, and the groups' keys.
 
-Hash based (no sort), because keys of a stream are many and unordered. A tiny batch is grouped in a Python dict, which
-beats the fixed cost of the vectorised way below some hundred rows.
+Hash based (no sort), because keys of a stream are many and unordered. Up to some hundred rows, a Python dict is faster
+than the fixed cost of the vectorised code.
 """
 
 import itertools
@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _TINY = 300  # rows
-_FEW = 64  # numbers; Python is faster than numpy below
-_ROOM = 1 << 62  # for values of all groups one behind the other
+_FEW = 64  # numbers, below which Python is faster than numpy
+_ROOM = 1 << 62  # upper bound of values that are shifted by group
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Groups:
 
 
 def group_rows(columns: list[pa.Array]) -> Groups:
-    """Group rows by the values of `columns` (types as `KeyCodec.arrays` gives them); nulls are one value."""
+    """Groups rows by the values of `columns` (types as in `KeyCodec.arrays`); nulls are one value."""
     rows = len(columns[0])
     if rows <= _TINY:
         numbers: dict[tuple[Any, ...], int] = {}
@@ -35,7 +35,7 @@ def group_rows(columns: list[pa.Array]) -> Groups:
         return Groups(of_row, list(numbers))
     encoded = [_encode(column) for column in columns]
     several = [each for each in encoded if len(each.dictionary) > 1]
-    if len(several) < 2:  # what is the same in all rows, as a date often is, tells no groups apart
+    if len(several) < 2:  # a column with one value, often a date, does not distinguish groups
         apart = several[0] if several else encoded[0]
         groups, of_row = len(apart.dictionary), _codes(apart)
         fields: list[Iterable[Any]] = [
@@ -54,7 +54,10 @@ def group_rows(columns: list[pa.Array]) -> Groups:
 
 
 def _encode(column: pa.Array) -> pa.DictionaryArray:
-    """Values are numbered in the order in which they come first. That all are one takes a fifth of finding them."""
+    """Numbers values by first appearance.
+
+    Detecting a constant column takes a fifth of the time of encoding.
+    """
     first = column[0]
     if not column.null_count and first == column[-1] and pc.all(pc.equal(column, first)).as_py():
         return pa.DictionaryArray.from_arrays(np.zeros(len(column), np.int32), column.slice(0, 1))
@@ -66,7 +69,7 @@ def _codes(encoded: pa.DictionaryArray) -> npt.NDArray[np.int64]:
 
 
 def extremes(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
-    """The smallest and the greatest of one or more."""
+    """The smallest and the greatest of one or more numbers."""
     if len(numbers) <= _FEW:
         few = numbers.tolist()
         return min(few), max(few)
@@ -74,14 +77,16 @@ def extremes(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
 
 
 def greatest_magnitude(values: npt.NDArray[Any]) -> int:
-    """The greatest absolute value of integers; 0 of none."""
+    """The greatest absolute value of integers; 0 if there are none."""
     lowest, highest = extremes(values) if len(values) else (0, 0)
     return max(highest, -lowest)
 
 
 def stable_order(slots: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """`argsort(slots, kind="stable")` for numbers in [0, 2**32); numpy sorts 16-bit numbers by radix, ten times
-    faster."""
+    """`argsort(slots, kind="stable")` for numbers in [0, 2**32), ten times as fast.
+
+    numpy sorts 16-bit numbers by radix.
+    """
     if len(slots) < 1_024:
         return np.argsort(slots, kind="stable")
     order = np.argsort(slots.astype(np.uint16), kind="stable")
@@ -92,8 +97,10 @@ def stable_order(slots: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
 
 
 def order_of_ints(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.intp]:
-    """The order of rows by these columns, first column first: several times faster than a comparing sort where the
-    numbers of a column lie within 2**32."""
+    """Positions of rows sorted by these columns, first column first.
+
+    Several times faster than a comparing sort if the numbers of a column lie within 2**32.
+    """
     order = np.arange(len(columns[0]))
     for column in reversed(columns):
         if not len(column):
@@ -110,7 +117,7 @@ def order_of_ints(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.in
 
 
 def running_most(values: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Per item the greatest value of it and those before it in its group. `groups`: numbers, rising from 0."""
+    """Per item the greatest value so far in its group. `groups`: group numbers, ascending from 0."""
     least = int(values.min())
     span = int(values.max()) - least + 1
     if span * (int(groups[-1]) + 1) >= _ROOM:

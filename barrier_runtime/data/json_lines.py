@@ -12,14 +12,12 @@
 | lists, structs | arrays, objects                                                                               |
 | maps           | objects; arrays of pairs if keys are nested                                                   |
 
-Arrow reads a block at once. The lines of a block are read one by one if a column is a map, or if Arrow refuses the
-block: that keeps the values, or names the line.
+Arrow reads a block at once. If a column is a map, or if Arrow refuses the block, the lines of the block are read one by
+one, which keeps all values or names the line.
 
-Types of JSON columns that are guessed: a guess keeps what it read.
-
-Arrow guesses that whole numbers beyond 64 bits are floats, and that texts like times are timestamps without a zone.
-`guessed_exactly` looks at the values: large whole numbers are unsigned, or refused; dates are dates; times with a zone
-are moments in UTC; and texts that are written in several forms stay text.
+Guessed types keep every value that was read. Arrow takes whole numbers beyond 64 bits for floats, and texts like times
+for timestamps without a zone. `guessed_exactly` looks at the values: large whole numbers become unsigned or are
+refused, dates become dates, times with a zone become moments in UTC, and texts in several forms stay text.
 """
 
 import re
@@ -57,7 +55,7 @@ class _Lost(ValueError):
 
 
 def guessed_exactly(data: bytes, schema: pa.Schema) -> pa.Schema:
-    """`schema`, which Arrow guessed of `data`, with types that keep the values. Raises `LineError`."""
+    """`schema`, which Arrow guessed from `data`, with types that keep all values. Raises `LineError`."""
     if not any(has(field.type, _is_looked_at) for field in schema):
         return schema
     objects = objects_of_lines(data)
@@ -80,7 +78,7 @@ def _is_looked_at(kind: pa.DataType) -> bool:
 
 
 def _exact(values: Sequence[tuple[int, Any]], kind: pa.DataType) -> pa.DataType:
-    """`values` with the row of each."""
+    """The type that keeps `values`, each given with its row."""
     if types.is_struct(kind):
         members = []
         for field in kind:
@@ -102,7 +100,7 @@ def _exact(values: Sequence[tuple[int, Any]], kind: pa.DataType) -> pa.DataType:
 
 
 def unknown_field(objects: Sequence[Any], kind: pa.Schema | pa.DataType) -> str | None:
-    """The first field of some objects that `kind` lacks, also within others, such as `item.price`."""
+    """First field of the objects that `kind` lacks, such as `item.price` in a nested object."""
     for each in objects:
         if isinstance(each, JsonObject):
             names = {field.name: field.type for field in kind}
@@ -124,8 +122,10 @@ def _unknown_within(value: Any, kind: pa.DataType) -> str | None:
 
 
 def has_other_zones(texts: pa.Array, kind: pa.DataType) -> bool:
-    """Whether texts of times have a zone where `kind` has none, or none where `kind` has one. `texts`: the values of a
-    column of `kind`, with times as text."""
+    """True if some texts of times have a zone and `kind` has none, or the other way round.
+
+    `texts`: the values of a column of `kind`, with times as text.
+    """
     if types.is_struct(kind):
         return any(has_other_zones(each, field.type) for each, field in zip(texts.flatten(), kind, strict=True))
     if types.is_list(kind):
@@ -137,7 +137,7 @@ def has_other_zones(texts: pa.Array, kind: pa.DataType) -> bool:
 
 
 def refuse_other_zones(data: bytes, schema: pa.Schema) -> None:
-    """Raise `LineError` for a time with a zone in a guessed column without, or the other way round."""
+    """Raises `LineError` for a time with a zone in a guessed column without, or the other way round."""
     for row, each in enumerate(objects_of_lines(data)):
         for field in schema:
             text = _other_zone(each.get(field.name), field.type)
@@ -166,17 +166,19 @@ def _other_zone(value: Any, kind: pa.DataType) -> str | None:
     return next((text for text in found if text is not None), None)
 
 
-_CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+) in row (\d+)")  # as Arrow says it
+_CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+) in row (\d+)")  # in Arrow's messages
 _NO_NUMBER = re.compile(rb'([:\[,]\s*)"(NaN|-?Infinity)"(?=\s*[,}\]])')
-_NULL_ROW = re.compile(rb"\}\s*null")  # Arrow makes a row of it
+_NULL_ROW = re.compile(rb"\}\s*null")  # Arrow makes a row of such a line
 
 
 def json_parser(
     where: str, schema: pa.Schema, left_out: Callable[[str], None] | None = None
 ) -> Callable[[bytes], pa.RecordBatch]:
-    """From whole lines to rows. Fields that `schema` lacks are left out, absent ones are null. The function raises
-    `LineError` for a line that is not a JSON object of such columns. `left_out`: the types are guesses; times have a
-    zone only if their column has one, and the function is called with the first field that is left out."""
+    """Returns a function from whole lines to rows, which raises `LineError` for lines that do not fit.
+
+    Fields that `schema` lacks are omitted, absent fields are null. `left_out`: the types are guesses; times have a zone
+    only if their column has a zone, and `left_out` is called with the first omitted field.
+    """
     for field in schema:
         if wire_type(field.type) is None:
             raise InvalidJob(
@@ -193,7 +195,7 @@ def _refuse_other_bytes(data: bytes) -> None:
 
 
 def _begins_with_null(data: bytes) -> bool:
-    """Arrow ends the process with a segmentation fault for such lines."""
+    """True for lines that would crash Arrow by a segmentation fault."""
     return data.lstrip()[:4] == b"null"
 
 
@@ -202,14 +204,14 @@ class _Parser:
         self._schema = schema
         self._left_out = left_out
         self._guessed = left_out is not None
-        self._unexpected = "error" if self._guessed else "ignore"  # fields
+        self._unexpected = "error" if self._guessed else "ignore"  # mode for unknown fields
         self._empty = no_rows(schema)
         self._by_lines = any(has(field.type, types.is_map) for field in schema)
         self._has_times = any(has(field.type, types.is_timestamp) for field in schema)
         self._has_floats = any(has(field.type, types.is_floating) for field in schema)
         self._times_as_text = (
             self._guessed and self._has_times
-        )  # Arrow takes a time with or without a zone for the same
+        )  # Arrow does not distinguish times with and without a zone
         self._options = None if self._by_lines else self._options_of()
 
     def _options_of(self) -> pajson.ParseOptions:
@@ -230,7 +232,7 @@ class _Parser:
                 return self(data)
             if not self._has_times or self._times_as_text:
                 return self._by_line(data)
-        self._times_as_text = True  # zeros below the unit: other blocks have them too
+        self._times_as_text = True  # zeros below the unit, which other blocks have, too
         options = self._options_of()
         try:
             rows = self._rows(data, options)
@@ -253,7 +255,7 @@ class _Parser:
         return True
 
     def _rows(self, data: bytes, options: pajson.ParseOptions) -> pa.RecordBatch:
-        """Raises `ValueError` (as Arrow does) if a value is not one that Arrow reads and keeps."""
+        """Rows of whole lines. Raises `ValueError`, like Arrow, for a value that Arrow does not read and keep."""
         try:
             table = json_table(data, options)
         except pa.ArrowInvalid:
@@ -277,7 +279,7 @@ class _Parser:
 
 
 def json_table(data: bytes, options: pajson.ParseOptions | None = None) -> pa.Table:
-    """Without `options` types are guessed."""
+    """Arrow's table of the lines. Without `options` types are guessed."""
     return pajson.read_json(
         pa.BufferReader(data),
         read_options=pajson.ReadOptions(use_threads=False, block_size=len(data) + 1),
@@ -301,6 +303,6 @@ def guessed_schema(data: bytes) -> pa.Schema:
                 f"column {column!r} is a {before} at first and a {after} here: make it one type in the file, or pass "
                 "schema=",
             ) from error
-        columns_of_lines(data, pa.schema([]))  # names the line
+        columns_of_lines(data, pa.schema([]))  # raises with the line
         raise LineError(0, f"it is not one JSON object per line: {error}. Correct the file") from error
     return guessed_exactly(data, schema)

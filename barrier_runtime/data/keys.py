@@ -1,8 +1,8 @@
 """Key columns of a batch as state keys, and back.
 
-A state key is a tuple of None, bool, int, float, str or bytes: what the state's key codec can order and write down.
-Dates travel as days and timestamps as microseconds, the numbers that partitioning hashes too: a row and its state must
-meet in one key group. So no `datetime` object is made per row.
+A state key is a tuple of None, bool, int, float, str or bytes, which the state's key codec can order and encode. Dates
+are days and timestamps are microseconds, the same numbers that partitioning hashes, because a row and its state must
+have the same key group. No `datetime` object is made per row.
 """
 
 from collections.abc import Sequence
@@ -51,14 +51,17 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def plain_floats(array: pa.Array, what: str, step: str) -> pa.Array:
-    """Doubles of which equal ones are one key: -0.0 is 0.0. `what` has them, and `step` needs them: for the message."""
+    """Doubles of which equal ones are one key: -0.0 becomes 0.0. Raises for NaN.
+
+    `what` names the doubles and `step` their use, for the message.
+    """
     if pc.any(pc.is_nan(array)).as_py():
         raise InvalidJob(f"{what} holds NaN, which equals nothing: replace or filter it before {step}")
     return pc.add(array.cast(pa.float64()), pa.scalar(0.0))
 
 
 def key_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values of one field of state keys, in the type that the key's column has."""
+    """Values of one field of state keys, in the type of the key's column."""
     if pa.types.is_date(kind):
         return pa.array(values, pa.int32()).view(pa.date32()).cast(kind)
     if pa.types.is_timestamp(kind):
@@ -67,7 +70,7 @@ def key_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 class KeyCodec:
-    """Translation for one operator's key columns of fixed types."""
+    """Translates one operator's key columns of fixed types."""
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str], where: str) -> None:
         self.columns = tuple(columns)
@@ -83,24 +86,24 @@ class KeyCodec:
 
     @property
     def is_one_int64(self) -> bool:
-        """A single int64 column: the columnar tables have a shortcut for it."""
+        """True for a single int64 column, for which columnar tables have a shortcut."""
         return self._single and bool(pa.types.is_int64(self.types[0]))
 
     def arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The key columns, in forms whose `to_pylist` gives what a state key is made of."""
+        """The key columns in forms whose `to_pylist` gives fields of state keys."""
         return [
             self._plain(batch.column(column), column, kind)
             for column, kind in zip(self.columns, self.types, strict=True)
         ]
 
     def int64(self, arrays: list[pa.Array]) -> "list[npt.NDArray[np.int64]] | None":
-        """What `arrays` gave, as int64 arrays; None where that is not what state keys are made of (text, nulls)."""
+        """`arrays` as int64 arrays; None if the state keys contain other values (text, nulls)."""
         if not self._ints or any(array.null_count for array in arrays):
             return None
         return [array.to_numpy().astype(np.int64, copy=False) for array in arrays]
 
     def keys(self, batch: Batch) -> tuple[list[StateKey], list[Any]]:
-        """Per row the state key, and what a user's function sees of it."""
+        """Per row the state key, and the key for users' functions."""
         few = batch.few
         if few is not None:
             positions, _ = few.layout.key_columns(self.columns)
@@ -116,21 +119,21 @@ class KeyCodec:
         return list(zip(*[array.to_pylist() for array in self.arrays(batch)], strict=True))
 
     def user_keys(self, batch: pa.RecordBatch, state_keys: list[StateKey]) -> list[Any]:
-        """What a user's function sees, per row: the value of a single key column, a tuple of several."""
+        """Per row the key for users' functions: the value of a single key column, or a tuple of several."""
         if self._temporal:
             columns = [values_of(batch.column(column)) for column in self.columns]
             return columns[0] if self._single else list(zip(*columns, strict=True))
         return [key[0] for key in state_keys] if self._single else state_keys
 
     def user_key(self, state_key: StateKey) -> Any:
-        """The same for one state key."""
+        """The key for users' functions of one state key."""
         if self._temporal:
             values = tuple(values_of(self.column(i, [value]))[0] for i, value in enumerate(state_key))
             return values[0] if self._single else values
         return state_key[0] if self._single else state_key
 
     def column(self, index: int, values: Sequence[Any]) -> pa.Array:
-        """Values of key column `index`, as found in state keys, in the column's own type."""
+        """Values of key column `index` in state keys, in the column's own type."""
         return key_column(values, self.types[index])
 
     def _plain(self, array: pa.Array, column: str, kind: pa.DataType) -> pa.Array:
@@ -154,7 +157,7 @@ class KeyCodec:
 
 
 def sort_rows(keys: Sequence[pa.Array]) -> np.ndarray:
-    """The order of rows by these columns, first column first, nulls last."""
+    """Positions of rows sorted by these columns, first column first, nulls last."""
     table = pa.table({str(i): array for i, array in enumerate(keys)})
     order = pc.sort_indices(table, sort_keys=[(str(i), "ascending") for i in range(len(keys))])
     indices: np.ndarray = order.to_numpy()

@@ -1,11 +1,9 @@
-"""Latency histograms: how a sink's two latencies are recorded and sent with heartbeats. `coordinator.status.latency`
-merges and reads them.
+"""Latency histograms: records a sink's two latencies and encodes them for heartbeats.
 
 Histograms of microseconds, 1 µs to 1 h, with 3 significant digits (`coordinator.status.histogram`), so that percentiles
-of several slots can be merged without loss. `EmitTimes` is what a transaction remembers of its rows until they are
-visible: a bounded list of (intended emission time, rows), because one entry per row would cost more than the rows.
-
-A slot's histogram of latencies as the text that `coordinator/status/latency` reads, whose layout it has.
+of several slots can be merged without loss. `coordinator.status.latency` merges and reads them. `EmitTimes` keeps the
+emission times of a transaction's rows until the rows are visible: a bounded list of (intended emission time, rows),
+because one entry per row would cost more than the rows.
 """
 
 import base64
@@ -28,20 +26,23 @@ from barrier_runtime.coordinator.status.latency import (
 )
 
 Ints: TypeAlias = npt.NDArray[Any]
-_LIMITS = np.array([1 << 7 * places for places in range(1, 8)], np.uint64)  # of so many bytes
+_LIMITS = np.array([1 << 7 * places for places in range(1, 8)], np.uint64)  # first values that need one more byte
 
 
 def indices_of(us: Ints) -> Ints:
-    """By value (us), from 0 to `HIGHEST_US`."""
+    """Index by value (us), from 0 to `HIGHEST_US`."""
     shifts = np.maximum(np.frexp(us.astype(np.float64))[1] - 11, 0)
     indices: Ints = (shifts << HALF_BITS) + (us >> shifts)
     return indices
 
 
 def encode(counts: Ints) -> str:
-    """`counts`: by index, all below 2**54."""
+    """Text of a histogram in the layout of `coordinator/status/latency`.
+
+    `counts`: by index, all below 2**54.
+    """
     indices = np.flatnonzero(counts)
-    zeros = np.diff(indices, prepend=-1) - 1  # before each; a negative number stands for so many
+    zeros = np.diff(indices, prepend=-1) - 1  # before each index; a negative number encodes as many zeros
     told = np.column_stack((-zeros, counts[indices])).ravel()
     body = _packed(told[told != 0])
     head = HEAD.pack(PLAIN, len(body), 0, SIGNIFICANT_DIGITS, LOWEST_US, HIGHEST_US, 1.0)
@@ -50,7 +51,7 @@ def encode(counts: Ints) -> str:
 
 
 def _packed(numbers: Ints) -> bytes:
-    """Zigzag, seven bits a byte; eight bytes at most."""
+    """Zigzag encoding, seven bits a byte, at most eight bytes."""
     values = ((numbers << 1) ^ (numbers >> 63)).astype(np.uint64)
     lengths = np.searchsorted(_LIMITS, values, side="right") + 1
     ends = np.cumsum(lengths)
@@ -62,19 +63,19 @@ def _packed(numbers: Ints) -> bytes:
     return data.tobytes()
 
 
-_EXACT_BITS = 11  # of a value that the histogram keeps with three digits
+_EXACT_BITS = 11  # bits of a value that the histogram keeps with three digits
 _MOST_COUNTED = 4_096
 
 
 class LatencyRecorder:
-    """Counts rows by latency. One writer; not shared between threads."""
+    """Counts rows by latency. For one thread."""
 
     def __init__(self) -> None:
         self._histogram = np.zeros(INDICES, np.int64)
-        self._counted: dict[int, int] = {}  # microseconds -> rows, not in the histogram yet: that takes longer
+        self._counted: dict[int, int] = {}  # microseconds -> rows, not yet in the slower histogram
 
     def record(self, latency_ns: int, rows: int = 1) -> None:
-        """`rows` rows took `latency_ns`, clipped to the histogram's range; a clock that went back counts as 1 µs."""
+        """Records `rows` rows, clipped to the histogram's range; a clock that went back counts as 1 µs."""
         us = latency_ns // 1000
         shift = us.bit_length() - _EXACT_BITS
         if shift > 0:
@@ -90,15 +91,15 @@ class LatencyRecorder:
         np.add.at(self._histogram, indices_of(us), np.fromiter(counted.values(), np.int64, len(counted)))
 
     def encoded(self) -> str:
-        """Everything so far, as text for a message (as HdrHistogram has it: V2, compressed, base64)."""
+        """All counts so far, as text for a message (HdrHistogram's format V2, compressed, base64)."""
         self._count()
         return encode(self._histogram)
 
 
 class EmitTimes:
-    """Intended emission times of a transaction's rows, at most `limit` of them; the earliest of each bucket is kept.
+    """Intended emission times of a transaction's rows, in `limit` buckets with their earliest times.
 
-    Buckets are about 1 ms wide and double when there are too many. So a latency read from here errs by at most one
+    Buckets are about 1 ms wide, and the width doubles if there are too many. The error of a latency is at most one
     bucket, and always on the slow side.
     """
 

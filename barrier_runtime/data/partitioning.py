@@ -1,4 +1,4 @@
-"""Which rows of a batch go to which downstream subtask. Pure and vectorised: one pass, one `take`, slices.
+"""Assigns rows of a batch to downstream subtasks. Pure and vectorised: one pass, one `take`, slices.
 
 Hash partitioning sends a row to the subtask that owns its key group, so it agrees with state by construction.
 """
@@ -14,13 +14,13 @@ from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.data.schemas import no_column
 from barrier_runtime.state.keys.key_groups import key_groups_of, key_groups_of_few
 
-_SMALL = 64  # rows; below, whole-batch shortcuts are worth testing for
+_SMALL = 64  # rows up to which a batch is not cut
 
 
 def hash_partition(
     batch: Batch, keys: tuple[str, ...], parallelism: int, max_parallelism: int
 ) -> list[tuple[int, Batch]]:
-    """Rows by owner of their key group: (subtask, rows in their order), only where there are rows."""
+    """Rows by owner of their key group: (subtask, rows in order), without empty parts."""
     if parallelism == 1:
         return [(0, batch)]
     if batch.count <= MOST_ROWS:
@@ -57,7 +57,7 @@ def hash_partition(
 def _partition_few(
     batch: Batch, few: FewRows, keys: tuple[str, ...], parallelism: int, max_parallelism: int
 ) -> list[tuple[int, Batch]] | None:
-    """None: this is for Arrow."""
+    """As `hash_partition`, on lists; None: use Arrow."""
     at_keys, kinds = few.layout.key_columns(keys)
     if not at_keys:
         return None
@@ -84,13 +84,13 @@ def _owner_list(parallelism: int, max_parallelism: int) -> list[int]:
 
 @lru_cache
 def _owners(parallelism: int, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """Key group -> the subtask that owns it. Small integers: sorting them is cheapest."""
+    """Key group -> owning subtask, as 16-bit integers, which sort fastest."""
     groups = np.arange(max_parallelism, dtype=np.int64)
     return (groups * parallelism // max_parallelism).astype(np.uint16)
 
 
 class Rebalancer:
-    """Whole batches round robin; large ones are cut so that every subtask gets a part."""
+    """Distributes whole batches round robin; large batches are cut so that every subtask gets a part."""
 
     def __init__(self, parallelism: int, first: int) -> None:
         self._parallelism = parallelism

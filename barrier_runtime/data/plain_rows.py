@@ -1,9 +1,9 @@
-"""Dictionary columns and views of text, also inside others, as columns of their values.
+"""Converts dictionary columns and views of text, also nested ones, to columns of their values.
 
-Rows of an edge have plain columns: a dictionary would cost a message of its own on every connection, cannot be sorted,
-and is another type, so what one subtask hears from its own slot and from others must be the same. Views (`string_view`,
-`binary_view`, which Polars gives and Parquet files keep) are of a type that Arrow takes no rows out of: a step that
-takes some of its rows makes them text before any edge does, and leaves dictionaries, of which it can.
+Rows of an edge have plain columns. A dictionary would cost a message of its own on every connection, cannot be sorted,
+and is another type, so a subtask would receive other types from its own slot than from others. Arrow cannot take rows
+out of views (`string_view`, `binary_view`, from Polars and Parquet files): a step that takes some of its rows converts
+views to text, and leaves dictionaries unchanged.
 """
 
 from collections.abc import Callable
@@ -18,23 +18,23 @@ _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The same object when it is plain already."""
+    """`schema` without dictionaries and views; the same object if it has none."""
     return _decoded_schema(schema, dictionaries=True)
 
 
 def without_views(schema: pa.Schema) -> pa.Schema:
-    """The same object when it has none. Dictionaries stay."""
+    """`schema` without views; the same object if it has none. Dictionaries stay."""
     return _decoded_schema(schema, dictionaries=False)
 
 
 class PlainRows:
-    """Batches of one stream, made plain. Decides once per schema; plain batches are handed through as they are."""
+    """Makes batches of one stream plain. Decides once per schema; returns plain batches unchanged."""
 
     def __init__(self, target_of: Callable[[pa.Schema], pa.Schema] = plain_schema) -> None:
         """`target_of`: `plain_schema`, or `without_views`."""
         self._target_of = target_of
         self._seen: pa.Schema | None = None
-        self._target: pa.Schema | None = None  # None: what was seen is plain
+        self._target: pa.Schema | None = None  # None: the seen schema is plain
 
     def __call__(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         schema = rows.schema
@@ -49,7 +49,7 @@ class PlainRows:
         return pa.RecordBatch.from_arrays(arrays, schema=self._target)
 
     def batch(self, batch: Batch) -> Batch:
-        """The same; rows that are lists are plain."""
+        """The batch with plain rows; lists are plain already."""
         if batch.few is not None:
             return batch
         rows = self(batch.rows)

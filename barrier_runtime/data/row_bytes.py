@@ -1,4 +1,4 @@
-"""Rows as bytes, one behind the other, so that a few rows of each of very many keys are written and read at once.
+"""Rows as consecutive bytes, to write and read a few rows of each of very many keys at once.
 
     size of the row                   4 bytes, little endian, as all numbers
     which columns have a value        a bit for each, the first column's the highest; 0: null
@@ -6,8 +6,8 @@
     columns of fixed width            as Arrow has them; a bool is a byte
     wide columns
 
-The schema is not in it. Nothing runs once per row but for wide columns that are neither text nor bytes: their values
-are record batches of one row.
+The bytes do not contain the schema. No code runs once per row, except for wide columns that are neither text nor bytes:
+their values are record batches of one row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _WIDE = pa.large_binary()
-_BATCH_BYTES = 96  # of a record batch of one row, at least
+_BATCH_BYTES = 96  # minimum size of a record batch of one row
 
 
 class RowBytes:
-    """Of rows with the columns of `schema`, in its order."""
+    """Encodes and decodes rows with the columns of `schema`, in its order."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -43,12 +43,12 @@ class RowBytes:
 
     @property
     def least_bytes(self) -> int:
-        """No row has fewer."""
+        """Minimum size of a row in bytes."""
         batches = sum(not _is_bytes(self._schema.field(at).type) for at in self._wide)
         return self._head.itemsize + _BATCH_BYTES * batches
 
     def encode(self, rows: pa.RecordBatch) -> tuple[Ints, bytes]:
-        """All rows, and where each begins; behind them, where the last one ends."""
+        """All rows, and the beginning of each; followed by the end of the last row."""
         heads = np.zeros(len(rows), self._head)
         valid = np.ones((len(rows), rows.num_columns), np.bool_)
         for at, column in enumerate(rows.columns):
@@ -72,8 +72,7 @@ class RowBytes:
         return starts, whole.buffers()[2].slice(0, starts[-1]).to_pybytes()
 
     def decode(self, cells: Sequence[bytes]) -> tuple[pa.RecordBatch, Ints]:
-        """The rows of all `cells`, each of which has any number of them, and how many each has. Raises `ValueError` for
-        bytes that are no such rows."""
+        """The rows of all `cells`, and the number of rows per cell. Raises `ValueError` for other bytes."""
         data = b"".join(cells)
         ends = np.cumsum(np.fromiter(map(len, cells), np.int64, len(cells)))
         starts = self._starts(np.frombuffer(data, np.uint8), ends)
@@ -96,14 +95,17 @@ class RowBytes:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema), counts
 
     def _ends_of_wide(self, heads: npt.NDArray[np.void]) -> Iterator[Ints]:
-        """Where each wide column ends, counted from where its row begins."""
+        """Yields the end of each wide column, relative to the beginning of its row."""
         ends = np.full(len(heads), self._head.itemsize)
         for at in self._wide:
             ends = ends + heads[str(at)]
             yield ends
 
     def _starts(self, data: npt.NDArray[np.uint8], ends: Ints) -> Ints:
-        """Where each row begins: found are the first of all cells, then the second of all that have one, and so on."""
+        """Beginning of each row.
+
+        Finds the first row of all cells, then the second row of longer cells, and so on.
+        """
         found, at = [np.zeros(0, np.int64)], np.concatenate([[0], ends])[:-1]
         while len(at := at[left := at < ends]):
             ends = ends[left]
@@ -165,6 +167,6 @@ def _binary(offsets: Ints, data: bytes) -> pa.LargeBinaryArray:
 
 
 def _chosen(data: bytes, parts: Sequence[Ints], which: int) -> pa.LargeBinaryArray:
-    """Of rows one behind the other that consist of parts, which begin there: part number `which` of each."""
+    """Part number `which` of each row; `parts` has the beginnings of the parts."""
     offsets = np.append(np.stack(parts, 1).reshape(-1), len(data))
     return _binary(offsets, data).take(pa.array(np.arange(which, len(offsets) - 1, len(parts))))

@@ -1,10 +1,10 @@
 """Batches as rows (plain dicts) for user functions, and rows back into batches of one fixed schema.
 
-The schema of what a function returns is given by the user or taken from its first batch, and is fixed from then on: a
-channel carries one schema. A row that does not fit is an error that says which column, and that `schema=` is the cure.
+The schema of a function's results is declared by the user or inferred from the first batch, and fixed from then on: a
+channel has one schema. A row that does not fit raises an error with the column, and with `schema=` as the remedy.
 
-A row counts as it was when it was yielded: rows become columns when their batch ends, so what the function could still
-change until then is copied at once (`RowWriter.take`).
+A row counts as it was when it was yielded. Rows become columns when their batch ends, so `RowWriter.take` copies at
+once whatever the function could still change.
 """
 
 import copy
@@ -60,15 +60,14 @@ _WIDEST_DECIMAL = 38  # digits of a decimal128
 
 
 def values_of(array: pa.Array) -> list[Any]:
-    """Python values of a column. Timestamps become `datetime` (digits below a microsecond are dropped), UTC ones
-    aware."""
+    """Python values of a column; timestamps as `datetime` (UTC: aware), without digits below 1 µs."""
     kind = array.type
     if pa.types.is_timestamp(kind) and kind.tz in (None, "UTC"):
         try:
             array = array.cast(pa.timestamp("us", kind.tz), safe=kind.unit != "ns")
         except pa.ArrowInvalid as error:
             raise _no_time(array) from error
-        if _beyond_years(stored := array.to_numpy(zero_copy_only=False)):  # numpy would give numbers
+        if _beyond_years(stored := array.to_numpy(zero_copy_only=False)):  # numpy would return numbers
             raise _no_time(array)
         values = stored.tolist()
         if kind.tz is None:
@@ -107,13 +106,13 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 
 def each_row(batch: pa.RecordBatch) -> Iterator[Row]:
-    """One dict per row, made when it is asked for: a large batch of them is not in the processor's cache."""
+    """Yields one dict per row: all dicts of a large batch would exceed the processor's cache."""
     columns = [values_of(column) for column in batch.columns]
     return map(dict, map(zip, itertools.repeat(batch.schema.names), zip(*columns, strict=True)))
 
 
 def each_row_of(batch: Batch) -> Iterator[Row]:
-    """One dict per row, as `each_row` makes them, from whichever form the rows have."""
+    """Yields one dict per row, like `each_row`, from either form of the rows."""
     few = batch.few
     if few is None:
         return each_row(batch.rows)
@@ -131,13 +130,13 @@ def _values_of_few(values: list[Any], kind: pa.DataType, is_time: bool) -> list[
         try:
             if min(values) >= 0:  # division rounds down, a cast towards zero
                 return [epoch + _timedelta(0, 0, value // per_us) for value in values]
-        except (TypeError, OverflowError):  # there are nulls, or years that `datetime` does not know
+        except (TypeError, OverflowError):  # nulls, or years beyond `datetime`
             pass
     return values_of(pa.array(values, kind))
 
 
 def _stored_times(values: list[Any], kind: pa.DataType) -> list[Any] | None:
-    """Numbers that Arrow stores for a few `datetime` values; None: ask Arrow."""
+    """Arrow's stored numbers of a few `datetime` values; None: use Arrow."""
     if not (pa.types.is_timestamp(kind) and kind.unit in _PER_MICROSECOND and kind.tz in _EPOCHS):
         return None
     epoch, per_us = _EPOCHS[kind.tz], _PER_MICROSECOND[kind.unit]
@@ -152,7 +151,7 @@ def preview(batch: pa.RecordBatch, row: int) -> str:
     one = batch.slice(row, 1)
     try:
         return cut(repr(rows_of(one)[0]))
-    except InvalidJob:  # a time that Python's do not reach
+    except InvalidJob:  # a time beyond Python's range
         return cut(" ".join(one.to_string().split()))
 
 
@@ -162,19 +161,17 @@ def cut(text: str) -> str:
 
 
 references = sys.getrefcount
-"""How many references to a row there are: whether a user's function has kept a row that it gave. Only this module knows
-what the interpreter counts; without the count every row would be copied."""
+"""Number of references to a row: a row that a user's function has not kept needs no copy."""
 
 
 def _references_of_a_local() -> int:
-    """What `references` says of an object that one local variable holds. Newer interpreters count the argument no
-    more; too low a number would only mean more copies."""
+    """Result of `references` for one local variable. Newer interpreters do not count the argument."""
     assigned: Row = {}
     counts = [references(assigned)]
     made: Iterator[Row] = ({} for _ in range(1))
     for each in made:
         counts.append(references(each))
-    return min(counts)
+    return min(counts)  # too low a number only causes more copies
 
 
 _ALONE = _references_of_a_local()
@@ -182,8 +179,7 @@ _HELD_ONCE = _ALONE + 1  # one local variable and one other holder: the caller's
 
 
 def _references_of_an_argument() -> int:
-    """What `references` says inside a function of a row that its caller does not keep; 0, which it never says, where
-    an interpreter does not tell that from a row that the caller keeps."""
+    """Result of `references` for an argument that the caller does not keep; 0 (never equal) if unknown."""
 
     def seen(name: str, row: Row) -> int:
         return references(row)
@@ -200,11 +196,11 @@ class _Column(NamedTuple):
     name: str
     type: pa.DataType
     nullable: bool
-    of: Callable[[Mapping[str, Any]], Any]  # its value in a row
+    of: Callable[[Mapping[str, Any]], Any]  # the column's value in a row
 
 
 class RowWriter:
-    """Rows of one operator's user function as batches of one schema."""
+    """Converts rows of one operator's user function to batches of one schema."""
 
     def __init__(
         self, where: str, schema: pa.Schema | None, remedy: str = "return what schema= declares, or correct schema="
@@ -216,18 +212,19 @@ class RowWriter:
         self.schema: pa.Schema | None = None
         self._columns: list[_Column] = []
         self._changeable: list[str] = []  # columns whose values may be changed in place
-        self._flat: frozenset[str] = frozenset()  # those of them that are lists of what cannot be changed
+        self._flat: frozenset[str] = frozenset()  # those of them that are lists of immutable values
         self.alone = _NEVER
         if schema is not None:
             self._fix(schema)
 
     def take(self, rows: Iterable[Any], results: list[Row], given: Callable[[], Row] | None = None) -> None:
-        """Append `rows` to `results` as they are now, whatever their maker does with them later. Made row by row.
-        `given`: as in `check_apart`.
+        """Appends `rows` to `results` in their present state, unaffected by later changes.
 
-        A row that nobody else holds (as of `yield {...}`) cannot be changed any more and needs no copy; `alone` is the
-        count of references that says so, or one that never occurs while columns may hold lists and the like. In a list
-        that nobody else holds, as of `return [...]`, a row has one reference more.
+        `given`: see `check_apart`.
+
+        A row that nobody else holds (`yield {...}`) needs no copy; its count of references is `alone`, a number that
+        never occurs while columns may hold lists and the like. In a list that nobody else holds (`return [...]`) a row
+        has one reference more.
         """
         alone, append, taken = self.alone, results.append, self.taken
         if alone != _NEVER and type(rows) is list and references(rows) == alone:
@@ -243,17 +240,21 @@ class RowWriter:
             self.check_apart(rows, given)
 
     def check_apart(self, rows: Any, given: Callable[[], Row] | None = None) -> None:
-        """Refuse a list that got one dict several times, one after the other: where the dict was changed in between,
-        all these rows are the last one. `given`: makes the input row, which may be there several times unless it was
-        changed. In `rows` that are made row by row each is as it was then."""
+        """Refuses a list with the same dict several times.
+
+        If the dict was changed meanwhile, all these rows would be the last row. `given` makes the input row, which may
+        occur several times unless it was changed. Rows of a generator keep their state, and are not checked.
+        """
         if type(rows) is list:
             for row in repeated(rows):
                 if given is None or repr(row) != repr(given()):
                     refuse_repeated(rows, row, self._where)
 
     def taken(self, row: Any) -> Any:
-        """A copy of `row` that shares nothing with it that can be changed, or `row` where nobody else holds it; what
-        is not a row comes back as it is. The caller holds `row` in one local variable."""
+        """A copy of `row` that shares no mutable value with it, or `row` itself if nobody else holds it.
+
+        Returns anything that is no row unchanged. The caller holds `row` in one local variable.
+        """
         if type(row) is not dict and not isinstance(row, Mapping):
             return row
         copied = row if self._changeable and type(row) is dict and references(row) == _HELD_ONCE else dict(row)
@@ -262,13 +263,15 @@ class RowWriter:
             if type(value) in _UNCHANGEABLE:
                 continue
             if type(value) is list and name in self._flat and references(value) == _HELD_ONCE:
-                continue  # this row alone has it
+                continue  # only this row holds the list
             copied[name] = taken_value(value)
         return copied
 
     def batch(self, rows: Sequence[Mapping[str, Any]], like: pa.Schema | None = None) -> pa.RecordBatch:
-        """`rows`, at least one. Raises `InvalidJob` for a row that does not fit. `like`: the schema of the function's
-        input; a type that the first rows leave open is that of the column of the same name there."""
+        """Batch of one or more rows. Raises `InvalidJob` for a row that does not fit.
+
+        `like`: schema of the function's input, whose columns complete types that the first rows leave open.
+        """
         if self.schema is None:
             self._fix(self._infer(rows, like))
         schema = self.schema
@@ -279,7 +282,7 @@ class RowWriter:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def made(self, rows: Sequence[Mapping[str, Any]], like: pa.Schema | None = None) -> pa.RecordBatch | FewRows:
-        """As `batch`, as lists where the rows are few and the types allow it."""
+        """As `batch`, but as lists if the rows are few and the types allow it."""
         layout = None if self.schema is None or len(rows) > MOST_ROWS else layout_of(self.schema)
         if layout is None:
             return self.batch(rows, like)
@@ -345,7 +348,7 @@ class RowWriter:
             )
 
     def _check_names(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Unknown columns are always wrong; absent ones mean null where the user declared the schema."""
+        """Raises for unknown columns, and for absent columns unless the user declared the schema (then null)."""
         assert self.schema is not None
         known = set(self.schema.names)
         for row in rows:
@@ -378,12 +381,12 @@ def refuse_shared(reply: Sequence[Any] | Mapping[Any, Any], where: str) -> None:
 
 
 def input_row(batch: Batch, at: int) -> Callable[[], Row]:
-    """Makes row `at` of `batch` again, as a function got it."""
+    """Returns a function that makes row `at` of `batch` again, as the user's function got it."""
     return lambda: next(each_row_of(batch.slice(at, 1)))
 
 
 def taken_value(value: Any) -> Any:
-    """A copy of `value` that shares nothing with it that can be changed."""
+    """A copy of `value` without common mutable parts."""
     kind = type(value)
     if kind in _UNCHANGEABLE:
         return value
@@ -395,7 +398,7 @@ def taken_value(value: Any) -> Any:
 
 
 def _is_unchangeable(kind: pa.DataType) -> bool:
-    """Whether every Python value that becomes one of this type is immutable."""
+    """True if every Python value for a column of this type is immutable."""
     types = pa.types
     return bool(
         types.is_boolean(kind)
@@ -409,8 +412,10 @@ def _is_unchangeable(kind: pa.DataType) -> bool:
 
 
 def _settled_type(values: list[Any], known: pa.DataType | None) -> pa.DataType:
-    """The type for `values` and for those of later rows, as far as it can be told. What the first rows leave open (the
-    digits of decimals, what only nulls or empty lists stand for) is as in `known`, the input's column of that name."""
+    """The type for `values` and later rows; open types are those of `known`, the input's column.
+
+    Open are the digits of decimals, and columns of nulls or empty lists.
+    """
     try:
         guessed = pa.array(values).type
     except UNFIT:
@@ -432,7 +437,7 @@ def _settled(guessed: pa.DataType, known: pa.DataType | None) -> pa.DataType:
             return known
         return pa.decimal128(_WIDEST_DECIMAL, guessed.scale) if guessed.precision <= _WIDEST_DECIMAL else guessed
     if types.is_integer(guessed) and known is not None and types.is_uint64(known):
-        return known  # else the first value of 2^63 or more would fit no more
+        return known  # otherwise the first value of 2^63 or more would not fit
     if types.is_list(guessed):
         element = known.value_type if known is not None and types.is_list(known) else None
         return pa.list_(_settled(guessed.value_type, element))

@@ -1,9 +1,7 @@
-"""How users spell schemas and durations, and what these mean: the one translation to Arrow types and milliseconds; and
-batches made to fit a schema.
+"""Translates users' schemas and durations to Arrow types and milliseconds; fits batches to a schema.
 
-How users spell types: as Arrow prints them, as SQL has them, or as Python does. The one translation to Arrow types.
-
-What a message, `explain` or `print(schema)` shows as a type is accepted as one.
+Types may be written as Arrow prints them, as in SQL, or as Python types. Every type in a message, in `explain` or in
+`print(schema)` is accepted.
 """
 
 import dataclasses
@@ -60,7 +58,7 @@ _MOST_DIGITS = 38
 
 
 def declared_type(kind: Any, column: str, where: str) -> pa.DataType:
-    """The Arrow type that a user means by `kind`. Raises `InvalidJob`.
+    """The Arrow type of a user's `kind`. Raises `InvalidJob`.
 
     >>> declared_type("timestamp[ms, tz=UTC]", "at", "source 'in'")
     TimestampType(timestamp[ms, tz=UTC])
@@ -98,14 +96,14 @@ def ddl_columns(text: str, where: str) -> list[tuple[str, str]]:
 
 
 def fields_of_class(kind: type) -> dict[str, Any]:
-    """Annotated fields of a class, with those of its bases; none of a class that is not made of fields."""
-    model = getattr(kind, "model_fields", None)  # pydantic's
+    """Annotated fields of a class, including those of its bases; empty for a class without fields."""
+    model = getattr(kind, "model_fields", None)  # pydantic
     made_of_fields = (
         dataclasses.is_dataclass(kind)
         or isinstance(model, dict)
-        or hasattr(kind, "__struct_fields__")  # msgspec's
-        or hasattr(kind, "__total__")  # of a TypedDict
-        or hasattr(kind, "_fields")  # of a NamedTuple
+        or hasattr(kind, "__struct_fields__")  # msgspec
+        or hasattr(kind, "__total__")  # a TypedDict
+        or hasattr(kind, "_fields")  # a NamedTuple
     )
     if not made_of_fields:
         return {}
@@ -118,7 +116,7 @@ def fields_of_class(kind: type) -> dict[str, Any]:
 
 
 def _own(kind: type, hints: dict[str, Any]) -> set[str]:
-    """Names that are fields; a model's base class has annotations that are none."""
+    """Names of fields; a model's base class has annotations that are not fields."""
     if dataclasses.is_dataclass(kind):
         return {field.name for field in dataclasses.fields(kind)}
     model = getattr(kind, "model_fields", None)
@@ -126,7 +124,7 @@ def _own(kind: type, hints: dict[str, Any]) -> set[str]:
 
 
 def _named(name: str) -> pa.DataType | None:
-    """The type of that name; None if there is none."""
+    """The type with that name; None if there is none."""
     low = name.lower()
     if nested := _NESTED.fullmatch(name) or _NESTED.fullmatch(low):
         return _nested(nested[1], nested[2])
@@ -140,11 +138,11 @@ def _named(name: str) -> pa.DataType | None:
         return pa.binary(int(fixed[1]))
     if _VARCHAR.fullmatch(low):
         return pa.string()
-    if name == low:  # as Arrow has them, which are in small letters: its float is not SQL's
+    if name == low:  # Arrow's names are in small letters: its float is not SQL's
         try:
             return pa.type_for_alias(name)
         except ValueError:
-            pass  # then one of SQL's
+            pass  # maybe a name of SQL
     return _SQL_TYPES.get(low)
 
 
@@ -171,7 +169,7 @@ def _nested(kind: str, inner: str) -> pa.DataType | None:
 
 
 def _after_name(text: str) -> str:
-    """`item: int64` as Arrow prints an element, or `int64`."""
+    """Type of a list's element, from `int64` or from Arrow's `item: int64`."""
     named = re.match(r"\s*\w+\s*:\s*(?=\S)", text)
     return _nullable(text[named.end() :] if named else text)
 
@@ -181,7 +179,7 @@ def _nullable(text: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """Cut at commas that are in no brackets."""
+    """Cuts at commas outside of brackets."""
     parts, depth, begin = [], 0, 0
     for at, letter in enumerate(text):
         depth += (letter in "<([") - (letter in ">)]")
@@ -216,9 +214,11 @@ SchemaLike: TypeAlias = pa.Schema | Mapping[str, Any] | str | type
 
 
 def as_schema(schema: SchemaLike, where: str, parameter: str = "schema") -> pa.Schema:
-    """A `pa.Schema`; a mapping of column name to type; a class with annotated fields (dataclass, pydantic model,
-    TypedDict, `msgspec.Struct`); or a text as in SQL, `"id BIGINT, at TIMESTAMP"`. A type is one of Arrow's, its name
-    as Arrow prints it or as SQL has it, or a Python type; `declared_type` has them.
+    """The Arrow schema of a user's schema.
+
+    Accepts a `pa.Schema`; a mapping of column name to type; a class with annotated fields (dataclass, pydantic model,
+    TypedDict, `msgspec.Struct`); or a text as in SQL, `"id BIGINT, at TIMESTAMP"`. A type is an Arrow type, a name as
+    Arrow prints it or as in SQL, or a Python type; see `declared_type`.
 
     >>> as_schema({"value": int, "at": "timestamp[ms, tz=UTC]"}, "source 'numbers'").names
     ['value', 'at']
@@ -245,7 +245,7 @@ def as_schema(schema: SchemaLike, where: str, parameter: str = "schema") -> pa.S
 
 
 def milliseconds(duration: datetime.timedelta, what: str) -> int:
-    """A whole, not negative number of milliseconds."""
+    """A whole number of milliseconds, not negative."""
     if not isinstance(duration, datetime.timedelta):
         raise InvalidJob(f"{what} is {duration!r}: pass a datetime.timedelta")
     whole, rest = divmod(duration, datetime.timedelta(milliseconds=1))
@@ -255,7 +255,7 @@ def milliseconds(duration: datetime.timedelta, what: str) -> int:
 
 
 def require_columns(schema: pa.Schema | None, columns: tuple[str, ...], where: str) -> None:
-    """Every one of `columns` is in `schema` exactly once. An unknown schema (None) is checked at the first batch."""
+    """Raises unless `schema` has all `columns`. An unknown schema (None) is checked at the first batch."""
     if schema is None:
         return
     for column in columns:
@@ -264,14 +264,14 @@ def require_columns(schema: pa.Schema | None, columns: tuple[str, ...], where: s
 
 
 def check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
-    """`names`: of columns that are added to those that are there."""
+    """Raises if one of the added columns `names` is `taken`."""
     for name in names:
         if name in taken:
             raise InvalidJob(f"{where}: the output column {name!r} exists already: choose another name")
 
 
 def column_names(given: Any, what: str) -> tuple[str, ...]:
-    """Of columns, given as one name or several. Raises `InvalidJob`."""
+    """Names of columns, given as one name or several. Raises `InvalidJob`."""
     names = (given,) if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise InvalidJob(f"{what}={given!r}: give the name of a column, or a list of names")
@@ -279,13 +279,13 @@ def column_names(given: Any, what: str) -> tuple[str, ...]:
 
 
 def no_column(column: object, there: Sequence[str], where: str, what: str = "") -> InvalidJob:
-    """`what`: what the column was wanted for, behind a space or a comma."""
+    """The error for a missing column. `what`: use of the column, after a space or a comma."""
     names = ", ".join(there)
     return InvalidJob(f"{where}: there is no column {column!r}{what}{meant(column, there)}: use one of {names}")
 
 
 def meant(name: object, there: Iterable[str]) -> str:
-    """Which of the names that are there is nearest, in parentheses; nothing where none is near."""
+    """The most similar name, in parentheses; empty if none is similar."""
     near = difflib.get_close_matches(str(name), there, 1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -300,7 +300,7 @@ def no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def lines_parser(read: Callable[[bytes], pa.Table], schema: pa.Schema, where: str) -> Callable[[bytes], pa.RecordBatch]:
-    """From whole lines to rows of `schema`. `read` gets what is not blank."""
+    """Returns a function from whole lines to rows of `schema`. `read` gets lines that are not blank."""
     empty = no_rows(schema)
 
     def parse(data: bytes) -> pa.RecordBatch:
@@ -313,8 +313,11 @@ def lines_parser(read: Callable[[bytes], pa.Table], schema: pa.Schema, where: st
 
 
 def refuse_unreadable(schema: pa.Schema, kind: str, read: Callable[[pa.Schema], object], where: str) -> None:
-    """`read`: reads a line without values as these columns; Arrow says then which types it cannot make of text. It is
-    a function of a module, and asked once per type."""
+    """Raises `InvalidJob` for columns whose types cannot be read from text.
+
+    `read` reads a line without values as these columns, so that Arrow reports such types. It is a function of a module,
+    and called once per type.
+    """
     for field in schema:
         if not _reads(read, field.type):
             raise InvalidJob(
@@ -333,7 +336,7 @@ def _reads(read: Callable[[pa.Schema], object], kind: pa.DataType) -> bool:
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """`batch` with the columns and types of `schema`, where each value is kept."""
+    """`batch` with the columns and types of `schema`, with every value kept."""
     if batch.schema.equals(schema):
         return batch
     arrays = []

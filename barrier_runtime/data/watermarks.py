@@ -1,11 +1,15 @@
-"""The watermark over several input channels: the minimum of those that are neither idle nor ended. Pure.
+"""The watermark over several input channels: the minimum of those that are neither idle nor ended.
 
-It is the end of time only when every channel has ended: an idle one may bring rows again. While one that never has rows
-is all that has still to end, nothing is said: "idle" would let others pass rows that are held here for the end.
+Pure.
 
-Channels from subtasks that all hear the same are idle `together` or not at all. When rows come again after a silence,
-one of these subtasks hears of it first. Were the others still idle, event time would go on with the first one's, past
-rows that are on their way to the others and come from there behind it."""
+It is the end of time only when every channel has ended, because an idle channel may bring rows again. While only
+channels that never have rows have not ended, nothing is emitted: "idle" would let others pass rows that are held here
+for the end.
+
+Channels from subtasks that all receive the same elements are idle `together` or not at all. When rows arrive after a
+silence, one of these subtasks notices first. If the others were still idle, event time would advance with the first
+one, past rows that arrive later through the others.
+"""
 
 from collections.abc import Collection, Sequence
 
@@ -13,10 +17,13 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Idle, Wa
 
 
 class WatermarkMerger:
-    """Feed it what each channel says; it answers with what to say downstream, if anything. Never goes back.
+    """Merges the watermarks of channels: each call returns the element to emit downstream, if any.
 
-    `empty`: channels of which it is known that no row will come, before they say so themselves. `together`: groups of
-    channels of which each is idle when all of them are, or have ended."""
+    Never goes back.
+
+    `empty`: channels that are known to bring no rows. `together`: groups of channels that are idle only when all of the
+    group are idle or have ended.
+    """
 
     def __init__(self, channels: int, empty: Collection[int] = (), together: Sequence[Collection[int]] = ()) -> None:
         self._of_channel = [WATERMARK_MIN] * channels
@@ -37,16 +44,16 @@ class WatermarkMerger:
         return self._advance()
 
     def on_activity(self, channel: int) -> None:
-        """Rows came: the channel is no longer idle. What was already said downstream stands."""
+        """Ends the idleness of a channel with new rows. Emitted elements stay valid."""
         self._idle[channel] = False
         self._said_idle = False
 
     def on_end(self, channel: int) -> Watermark | Idle | None:
-        """An ended channel no longer holds anything back."""
+        """Ends a channel, which no longer holds anything back."""
         return self.on_watermark(channel, WATERMARK_MAX)
 
     def others(self, channel: int) -> int:
-        """How far the other channels let event time go."""
+        """Event time that the other channels allow."""
         active = zip(self._of_channel, self._idle_ones(), strict=True)
         return min(
             (ms for number, (ms, idle) in enumerate(active) if number != channel and not idle), default=WATERMARK_MAX
@@ -55,7 +62,7 @@ class WatermarkMerger:
     def _advance(self) -> Watermark | Idle | None:
         idle_ones = self._idle_ones()
         waiting = [ms for ms, idle in zip(self._of_channel, idle_ones, strict=True) if not idle and ms < WATERMARK_MAX]
-        if not waiting and any(idle_ones):  # what has ended says nothing about a channel that may still bring rows
+        if not waiting and any(idle_ones):  # ended channels do not decide for a channel that may still bring rows
             if self._said_idle or self._only_ends_are_left():
                 return None
             self._said_idle = True
@@ -68,7 +75,7 @@ class WatermarkMerger:
         return None
 
     def _idle_ones(self) -> list[bool]:
-        """By channel, whether event time goes on without it."""
+        """True per channel that does not hold event time back."""
         if not self._together:
             return self._idle
         idle_ones = list(self._idle)
@@ -79,6 +86,6 @@ class WatermarkMerger:
         return idle_ones
 
     def _only_ends_are_left(self) -> bool:
-        """Channels have ended, and those that have not are known to bring no rows."""
+        """True if channels have ended, and all others are known to bring no rows."""
         open_ones = {channel for channel, ms in enumerate(self._of_channel) if ms < WATERMARK_MAX}
         return len(open_ones) < len(self._of_channel) and open_ones <= self._empty

@@ -426,7 +426,7 @@ def check_max_parallelism(parallelism: int, max_parallelism: int) -> int:
 
 
 def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> tuple[int, int]:
-    """First and last key group (inclusive) of `subtask`, which is `group * parallelism // max_parallelism`.
+    """First and last key group (inclusive) of `subtask`, i.e. `group * parallelism // max_parallelism`.
 
     >>> [key_group_range(subtask, 3, 10) for subtask in range(3)]
     [(0, 3), (4, 6), (7, 9)]

@@ -1,17 +1,15 @@
-"""What a function or an operator of SQL is given, and numbers of unlike types beside each other.
+"""Arguments of SQL functions and operators, their common types, and the rows that need a part.
 
-Those have one type, as in Spark: the widest of whole numbers, as many digits as decimals have together, or a double.
-A whole number beyond 2^53 becomes the nearest double. Numbers with and without a sign have one that holds both; 64 bits
-without a sign are a decimal beside what has one, but for constants.
+Numbers of different types get one common type, as in Spark: the widest of whole numbers, all digits of decimals
+together, or a double. A whole number beyond 2^53 becomes the nearest double. Numbers with and without a sign get a type
+that holds both; 64 bits without a sign become a decimal beside a signed number, except for constants.
 
-`IN`, and many terms joined: Arrow takes the square of their number, or more, for an expression that is as deep as it
-has terms, and that for each batch.
+`IN`, and many terms joined: for each batch Arrow takes the square of the number of terms, or more, if an expression is
+as deep as it has terms. Expressions are therefore built flat.
 
-For which rows the value of a part of an expression is needed.
-
-Arrow computes all branches of a `CASE` for all rows. So that `CASE WHEN b <> 0 THEN a / b END` does not fail where b is
-0, what may fail gets nulls in place of the rows that do not need it. In a long chain of conditions that may fail
-themselves only the first ones count, because each holds all those before it.
+Arrow computes all branches of a `CASE` for all rows. So that `CASE WHEN b <> 0 THEN a / b END` does not fail if b is 0,
+parts that may fail get nulls for rows that do not need them (`Needed`). In a long chain of conditions that may fail
+themselves only the first conditions count, because each condition contains all conditions before it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,12 +24,12 @@ Made: TypeAlias = pc.Expression
 
 
 class Unfit(Exception):
-    """An argument that a function does not take; the text says why."""
+    """An argument that a function does not take; the text has the reason."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """Of a function: made, with its type, and its value if it is a constant."""
+    """An argument: expression, type, and the value if it is a constant."""
 
     made: Made
     type: pa.DataType
@@ -48,7 +46,7 @@ class Argument:
 
 MOST_DIGITS = 38  # of a decimal
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}  # of a whole number, by its bits
-_UNSIGNED_DIGITS = 20  # of one of 64 bits without a sign
+_UNSIGNED_DIGITS = 20  # of a number of 64 bits without a sign
 _MOST_BITS = 64
 _UNITS = ("s", "ms", "us", "ns")  # of times
 _SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
@@ -60,12 +58,12 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def is_exact(kind: pa.DataType) -> bool:
-    """A whole number or a decimal."""
+    """True for a whole number or a decimal."""
     return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
 
 
 def beside_each_other(arguments: Sequence[Argument]) -> list[Made]:
-    """Numbers in one type, and times; nulls with them, and what is neither as it is."""
+    """Numbers or times in one common type, nulls included; other arguments unchanged."""
     times = [each.type for each in arguments if pa.types.is_timestamp(each.type)]
     if times and all(pa.types.is_timestamp(each.type) or pa.types.is_null(each.type) for each in arguments):
         kind = one_time(times)
@@ -91,15 +89,20 @@ def as_number(argument: Argument, kind: pa.DataType) -> Made:
 
 
 def whole_as_decimal(made: Made, kind: pa.DataType) -> Made:
-    """Arrow wants a type that holds the largest of its type, whatever there is."""
+    """A whole number as a decimal.
+
+    Arrow requires a type for the largest number of the type, whatever the values.
+    """
     digits = _UNSIGNED_DIGITS + kind.scale
     wide = pa.decimal128(digits, kind.scale) if digits <= MOST_DIGITS else pa.decimal256(digits, kind.scale)
     return made.cast(wide).cast(kind)
 
 
 def as_decimal(argument: Argument, kind: pa.DataType) -> Made:
-    """A decimal with at least as many digits behind the point. Arrow takes what has more than 38 in all for another
-    number, so that is done with twice as many."""
+    """A decimal with at least as many digits after the point.
+
+    Arrow misreads a decimal with more than 38 digits, so the conversion uses twice as many digits.
+    """
     more = kind.scale - argument.type.scale
     if argument.type.precision + more <= MOST_DIGITS:
         return argument.made.cast(kind)
@@ -107,8 +110,10 @@ def as_decimal(argument: Argument, kind: pa.DataType) -> Made:
 
 
 def to_round(number: Argument, digits: int = 0) -> Made:
-    """With room for what rounding to `digits` behind the point gives: Arrow gives 0 for a decimal(3, 1) of 99.9 that is
-    rounded to 100."""
+    """A number with room for the result of rounding to `digits` after the point.
+
+    Arrow gives 0 for a decimal(3, 1) of 99.9 that is rounded to 100.
+    """
     kind = number.type
     if not pa.types.is_decimal(kind):
         return number.made
@@ -117,7 +122,7 @@ def to_round(number: Argument, digits: int = 0) -> Made:
 
 
 def one_time(kinds: Sequence[pa.DataType]) -> pa.DataType:
-    """Of times of these types: in the finest unit, and in UTC if one of them has a zone."""
+    """Common type of times: the finest unit, and UTC if one of them has a zone."""
     if all(kind == kinds[0] for kind in kinds):
         return kinds[0]
     unit = max((kind.unit for kind in kinds), key=_UNITS.index)
@@ -129,7 +134,7 @@ def as_time(argument: Argument, kind: pa.DataType) -> Made:
 
 
 def one_type(numbers: Sequence[Argument]) -> pa.DataType:
-    """For all of them."""
+    """Common type of all numbers."""
     kinds = [each.type for each in numbers]
     if all(kind == kinds[0] for kind in kinds):
         return kinds[0]
@@ -154,7 +159,7 @@ def _whole(numbers: Sequence[Argument]) -> pa.DataType:
 
 
 def decimal_type(number: Argument) -> pa.DataType:
-    """Of a decimal, or of one that holds a whole number."""
+    """Type of a decimal, or of a decimal for a whole number."""
     return number.type if pa.types.is_decimal(number.type) else pa.decimal128(_whole_digits(number), 0)
 
 
@@ -170,7 +175,7 @@ _UNKNOWN = pc.scalar(pa.scalar(None, pa.bool_()))
 
 
 def in_pairs(joined: Callable[[Made, Made], Made], terms: Sequence[Made]) -> Made:
-    """All of them joined, in their order, as flat as may be."""
+    """All terms joined, in order, as a tree of minimum depth."""
     if len(terms) == 1:
         return terms[0]
     middle = len(terms) // 2
@@ -178,8 +183,10 @@ def in_pairs(joined: Callable[[Made, Made], Made], terms: Sequence[Made]) -> Mad
 
 
 def one_of(value: Argument, listed: Sequence[Argument], equal: Callable[[Argument], Made]) -> Made:
-    """Whether `value` is one of these: null where it is null, and where it is none of them and one is null. Text and
-    whole numbers are looked up in a table of them, others are compared one by one."""
+    """True if `value` is listed; null if `value` is null, or not listed beside a null.
+
+    Texts and whole numbers are looked up in a table; other values are compared one by one.
+    """
     known = [each for each in listed if not pa.types.is_null(each.type)]
     kind = _looked_up(value.type, known)
     if kind is None:
@@ -191,7 +198,7 @@ def one_of(value: Argument, listed: Sequence[Argument], equal: Callable[[Argumen
 
 
 def _looked_up(kind: pa.DataType, known: Sequence[Argument]) -> pa.DataType | None:
-    """The type in which they are, if they can be."""
+    """The type of the table for `known` values; None if they must be compared."""
     if not known or not all(each.is_constant for each in known):
         return None
     if pa.types.is_string(kind) and all(pa.types.is_string(each.type) for each in known):
@@ -205,12 +212,12 @@ _MOST_IN_CONDITIONS = 64  # calls of `only`
 
 class Needed:
     def __init__(self) -> None:
-        self._rows: Made | None = None  # of all rows
+        self._rows: Made | None = None  # None: all rows
         self._inside = 0  # calls of `only` in `_rows`
         self.made = 0  # calls of `only` so far, and those in their conditions
 
     def only(self, argument: Argument) -> Argument:
-        """Null where it is not needed. A constant stays one."""
+        """The argument, null for rows that do not need it. A constant stays a constant."""
         if self._rows is None or argument.is_constant:
             return argument
         self.made += 1 + self._inside
@@ -219,13 +226,13 @@ class Needed:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """`narrow` holds until its end."""
+        """Ends the effect of `narrow` at the end of the block."""
         before = self._rows, self._inside
         yield
         self._rows, self._inside = before
 
     def narrow(self, condition: Made, inside: int) -> None:
-        """Needed only where `condition` holds, too. `inside`: calls of `only` in it."""
+        """Restricts the needed rows to those with `condition`. `inside`: calls of `only` in `condition`."""
         if inside and self._inside + inside > _MOST_IN_CONDITIONS:
             return
         self._rows = condition if self._rows is None else pc.and_kleene(self._rows, condition)

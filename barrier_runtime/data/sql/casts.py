@@ -1,6 +1,6 @@
-"""`CAST`: a value in another type, as in Spark's ANSI mode, which refuses what does not fit.
+"""Constants of a SQL expression (numbers, text, NULL, intervals), and `CAST`.
 
-What a SQL expression has of constants: numbers, text, NULL, intervals.
+As in Spark's ANSI mode, a cast refuses values that do not fit.
 """
 
 import datetime
@@ -36,7 +36,7 @@ _UNITS = {  # of INTERVAL
 
 
 def constant_of(node: exp.Expr) -> tuple[bool, Any]:
-    """(whether it is a constant, its value)."""
+    """True if the node is a constant, and its value."""
     if isinstance(node, exp.Null):
         return True, pa.scalar(None)
     if isinstance(node, exp.Boolean):
@@ -82,7 +82,7 @@ _TYPES: dict[str, pa.DataType] = {
 
 
 def type_named(to: exp.DataType) -> pa.DataType:
-    """Raises `Unfit` where there is none."""
+    """The Arrow type of a SQL type. Raises `Unfit` if there is none."""
     if to.this.name == "DECIMAL":
         digits = [int(each.name) for each in to.expressions] or [10]
         if digits[0] > MOST_DIGITS:
@@ -131,8 +131,11 @@ def _read(text: Argument, kind: pa.DataType) -> Made:
 
 
 def _whole(text: Made) -> Made:
-    """A whole number of 64 bits. Arrow takes `0xFF` of eight bits for -1, so narrower types come after, and numbers
-    with the highest of 64 bits are made a text that is not read."""
+    """A whole number of 64 bits from text.
+
+    Arrow takes `0xFF` of eight bits for -1, so narrower types come later, and numbers with the highest of 64 bits are
+    replaced by a text that Arrow refuses.
+    """
     number = text.cast(pa.int64())
     wrapped = pc.and_kleene(pc.less(number, 0), pc.starts_with(text, "0"))
     refused = pc.if_else(wrapped, pa.scalar("a hexadecimal number of 64 bits"), pa.scalar(None, pa.string()))

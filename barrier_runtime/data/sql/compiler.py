@@ -1,6 +1,6 @@
-"""The tree of a SQL expression as an expression of Arrow's: columns, constants, operators, casts, and calls.
+"""Compiles the tree of a SQL expression to Arrow's: columns, constants, operators, casts, and calls.
 
-What they mean is told in `expression`.
+`expression` documents their meaning.
 """
 
 import datetime
@@ -55,16 +55,16 @@ _TOO_MANY_DIGITS = (
 )
 _FALSE, _TRUE = pc.scalar(False), pc.scalar(True)
 _DAY = datetime.timedelta(days=1)
-# Arguments of what is no function: whatever else is written is refused.
+# Arguments of nodes that are not functions; all others are refused.
 _HANDLED = frozenset({"this", "expression", "expressions", "low", "high", "ifs", "default", "true", "false", "to"})
 _HANDLED |= {"table", "db", "catalog", "query", "unnest", "typed"}
-_TEXTS = (pa.large_string(), pa.string_view())  # more types of text, which libraries of tables give
+_TEXTS = (pa.large_string(), pa.string_view())  # more types of text, from libraries of tables
 _INT32 = range(-(1 << 31), 1 << 31)
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def plain_name(node: exp.Expr) -> str:
-    """Of what a node does, in lower case: `substring`, `add`."""
+    """Name of a node's operation in lower case: `substring`, `add`."""
     if isinstance(node, exp.Anonymous):
         return str(node.this).lower()
     return node.sql_name().lower() if isinstance(node, exp.Func) else node.key
@@ -81,7 +81,7 @@ class Compiler:
     def argument(self, node: exp.Expr) -> Argument:
         if isinstance(node, exp.Paren):
             return self.argument(node.this)
-        if isinstance(node, exp.Var):  # a word that the language has, such as a unit
+        if isinstance(node, exp.Var):  # a word of the language, such as a unit
             return Argument(pc.scalar(node.name), pa.string(), True, node.name)
         is_constant, value = constant_of(node)
         if is_constant:
@@ -110,7 +110,7 @@ class Compiler:
         return pa.scalar(value)
 
     def result(self, node: exp.Expr) -> Made:
-        """Arrow makes constants as narrow as they go, so the type is said."""
+        """The expression with an explicit type, because Arrow makes constants as narrow as possible."""
         argument = self.argument(node)
         return argument.made.cast(argument.type) if pa.types.is_primitive(argument.type) else argument.made
 
@@ -133,11 +133,11 @@ class Compiler:
         raise InvalidJob(f"{self._where}: {node.sql('spark')} is not known here: use a pyarrow.compute expression")
 
     def _sides(self, node: exp.Expr) -> tuple[Argument, Argument]:
-        """Each compiled once: a sum of many terms is as deep as it has terms."""
+        """Both sides, each compiled once: a sum of many terms is as deep as it has terms."""
         return self.argument(node.this), self.argument(node.expression)
 
     def _sides_that_may_fail(self, node: exp.Expr) -> tuple[Argument, Argument]:
-        """`_sides`, with nulls where what is made of them is not needed."""
+        """As `_sides`, with nulls for rows that do not need the result."""
         left, right = self._sides(node)
         divides = isinstance(node, exp.Div | exp.IntDiv | exp.Mod)
         never_fails = _divides(right) and not (isinstance(node, exp.IntDiv) and not pa.types.is_integer(left.type))
@@ -146,7 +146,7 @@ class Compiler:
         return (self._needed.only(left), right) if right.is_constant else (left, self._needed.only(right))
 
     def _beside_each_other(self, left: Argument, right: Argument) -> tuple[Made, Made]:
-        """In types that go together."""
+        """Both sides in compatible types."""
         left, right = _as_time(left, right), _as_time(right, left)
         if pa.types.is_timestamp(left.type) and pa.types.is_timestamp(right.type):
             kind = one_time([left.type, right.type])
@@ -158,11 +158,11 @@ class Compiler:
         made = _ARITHMETIC[type(node)](*self._beside_each_other(left, right))
         day, span = (right, left) if pa.types.is_duration(left.type) else (left, right)
         if pa.types.is_date(day.type) and pa.types.is_duration(span.type) and span.is_constant:
-            return made if span.value % _DAY else made.cast(day.type)  # a date and days are a date
+            return made if span.value % _DAY else made.cast(day.type)  # a date and whole days are a date
         return made
 
     def _beside(self, one: Argument, other: Argument) -> Made:
-        """`one` as it is beside `other`: a number in the wider type of the two."""
+        """`one` beside `other`: a number in the wider of the two types."""
         if pa.types.is_null(one.type):
             return pc.scalar(pa.scalar(None, pa.int32() if pa.types.is_null(other.type) else other.type))
         if is_number(other.type) and one.is_constant and isinstance(one.value, str):
@@ -176,7 +176,7 @@ class Compiler:
                 return pc.scalar(pa.scalar(one.value, pa.decimal128(len(str(abs(one.value))))))
             kinds = one.type, other.type
             if any(map(pa.types.is_decimal, kinds)) and not any(map(pa.types.is_floating, kinds)):
-                return one.made  # Arrow knows the type of what comes out
+                return one.made  # Arrow knows the result's type
             return as_number(one, one_type([one, other]))
         return one.made
 
@@ -196,7 +196,7 @@ class Compiler:
         return cast(self._needed.only(self.argument(node.this)), pa.date32())
 
     def _check_arguments(self, node: exp.Expr, known: frozenset[str]) -> None:
-        """Nothing that is written is left out."""
+        """Raises for an argument that would be ignored."""
         for name, value in node.args.items():
             if value and name not in known and name not in IGNORED:
                 raise InvalidJob(
@@ -215,10 +215,10 @@ class Compiler:
             elif value is not None:
                 yield self.argument(value)
 
-    # ---- what is no function
+    # ---- nodes that are not functions
 
     def _column(self, node: exp.Column) -> Made:
-        """A column, or a field of one, in whatever case where that is clear."""
+        """A column, or a field of a column; the case of letters may differ if the name is unique."""
         path: list[str] = []
         names, kind = self._schema.names, None
         for part in (each.name for each in node.parts):
@@ -249,7 +249,7 @@ class Compiler:
     def _one_by_one(
         self, node: exp.Expr, joined: Callable[[Made, Made], Made], goes_on: Callable[[Made], Made]
     ) -> Made:
-        """A term is needed where those before it do not decide."""
+        """Joins terms; a term is needed only for rows that the terms before do not decide."""
         first, *rest = node.flatten()
         with self._needed.scope():
             true, inside = self._condition(first)
@@ -261,7 +261,7 @@ class Compiler:
         return in_pairs(joined, terms)
 
     def _condition(self, node: exp.Expr) -> tuple[Made, int]:
-        """(what it is, how much in it is made for some rows only)."""
+        """A condition, and the number of `only` calls in it."""
         before = self._needed.made
         return self._truth(node), self._needed.made - before
 
@@ -360,7 +360,7 @@ class Compiler:
 
 
 def _as_time(one: Argument, other: Argument) -> Argument:
-    """Text that is a constant beside a time is one."""
+    """Converts a constant text beside a time to a time."""
     if (
         one.is_constant
         and isinstance(one.value, str)
@@ -372,7 +372,7 @@ def _as_time(one: Argument, other: Argument) -> Argument:
 
 
 def _divides(divisor: Argument) -> bool:
-    """Whether dividing by it never fails, whatever is divided."""
+    """True if a division by `divisor` never fails."""
     return divisor.is_constant and type(divisor.value) in (int, float) and divisor.value not in (0, -1)
 
 

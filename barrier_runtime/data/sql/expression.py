@@ -1,15 +1,16 @@
 """SQL expressions, compiled once to Arrow's: `SqlExpression("price > 100 AND kind = 'bid'")`.
 
-sqlglot parses Spark's dialect; `compiler` makes Arrow's expressions of the tree, `functions` has the functions. What
-comes out means what Spark SQL means by the same text in its ANSI mode: null where a value is unknown, an error where an
-integer overflows or something is divided by zero. Differences, all of them documented in docs/expressions.md:
+sqlglot parses Spark's dialect; `compiler` makes Arrow's expressions from the tree, `functions` has the functions. The
+result is that of Spark SQL for the same text in ANSI mode: null if a value is unknown, an error if an integer overflows
+or a division is by zero. docs/expressions.md documents the differences:
 
 - a number with a decimal point is a double (Spark: a decimal);
 - regular expressions are RE2's (Spark: Java's);
 - NaN is equal to nothing (Spark: to itself, and greater than all numbers);
 - times without a zone are UTC.
 
-What is not known is refused by name when the flow is written; so is what a replay would compute differently.
+Unknown functions are refused by name when the flow is written; so are functions that a replay would compute
+differently.
 """
 
 from typing import Any, ClassVar
@@ -34,8 +35,10 @@ _KNOWN = (exp.Case, exp.If, exp.Coalesce, exp.Cast, exp.And, exp.Or, exp.TsOrDsT
 
 
 class _Spark(Spark):
-    """Patterns of times stay as they are written: the parser's own form of them does not tell `y` from `yyyy`. A quote
-    that is written twice is one, as since Spark 4."""
+    """Spark's dialect with the patterns of times as written, and doubled quotes as one, as since Spark 4.
+
+    The parser's own form of patterns does not distinguish `y` from `yyyy`.
+    """
 
     class Tokenizer(Spark.Tokenizer):
         STRING_ESCAPES: ClassVar[Any] = ["\\", "'", '"']
@@ -45,8 +48,10 @@ class _Spark(Spark):
 
 
 class SqlExpression:
-    """One expression of SQL as text. `compiled` makes Arrow's of it for rows of a schema. Raises `InvalidJob` for text
-    that is no expression, and for functions that are not known."""
+    """One expression of SQL as text. `compiled` makes Arrow's expression for rows of a schema.
+
+    Raises `InvalidJob` for text that is no expression, and for unknown functions.
+    """
 
     def __init__(self, text: str, where: str) -> None:
         """`where`: the step, for messages."""
@@ -60,8 +65,10 @@ class SqlExpression:
         return self.text
 
     def compiled(self, schema: pa.Schema) -> pc.Expression:
-        """For rows of `schema`. Raises `InvalidJob` for columns that they do not have, and for types that do not go
-        together."""
+        """Arrow's expression for rows of `schema`.
+
+        Raises `InvalidJob` for missing columns and incompatible types.
+        """
         try:
             return Compiler(schema, self.where).result(self._tree)
         except RecursionError as error:
@@ -72,7 +79,7 @@ class SqlExpression:
         return InvalidJob(f"{shown}: the expression has too many parts inside each other: make columns of parts of it")
 
     def _parsed(self) -> exp.Expr:
-        """As what a query selects, so that words with which statements begin, such as `update`, are columns."""
+        """Parses the text after SELECT, so that words that begin statements, such as `update`, are columns."""
         try:
             query = sqlglot.parse_one(_BEFORE + self.text, read=_Spark)
         except RecursionError as error:
@@ -91,7 +98,7 @@ class SqlExpression:
         return selected[0]
 
     def _name(self, node: exp.Expr) -> str:
-        """Of a function, as it is written."""
+        """Name of a function, as written."""
         if isinstance(node, exp.Window):
             return f"{self._name(node.this)} OVER"
         start, end = node.meta.get("start"), node.meta.get("end")
@@ -123,6 +130,6 @@ class SqlExpression:
 
 
 def known_functions() -> list[str]:
-    """Names, as in SQL, in their order."""
+    """Names of all functions, as in SQL, sorted."""
     shown = {kind.sql_name().lower() for kind in FUNCTIONS if issubclass(kind, exp.Func)}
     return sorted({_SPARK_NAMES.get(name, name) for name in shown} | {"cast", "coalesce", "if"})

@@ -1,7 +1,7 @@
 """The functions that a SQL expression may call, each as an Arrow expression of its arguments.
 
-A row of a table is a class of the parser's tree, the arguments it may have, and what makes the Arrow expression of
-them. Whatever has no row here is refused by name.
+A row of a table has a class of the parser's tree, the names of its arguments, and the function that makes the Arrow
+expression. Functions without a row are refused by name.
 """
 
 import re
@@ -19,24 +19,24 @@ from barrier_runtime.data.sql.texts import text_of, time_of_text
 
 
 def time_of(argument: Argument) -> Made:
-    """Text and dates as times."""
+    """Texts and dates as times."""
     if pa.types.is_string(argument.type):
         return time_of_text(argument.made)
     return argument.made.cast(pa.timestamp("us")) if pa.types.is_date(argument.type) else argument.made
 
 
 def _shown_time(argument: Argument) -> Made:
-    """The time that a clock of its zone shows: nothing has to be asked of a zone any more, whatever is made of it."""
+    """The local time in the zone of a time, without a zone, so that no later function needs the zone."""
     kind = argument.type
     if not pa.types.is_timestamp(kind) or kind.tz is None:
         return time_of(argument)
-    if kind.tz == "UTC":  # the digits are the same, which saves half of what it costs to read an hour
+    if kind.tz == "UTC":  # the digits are the same, which halves the cost of reading an hour
         return argument.made.cast(pa.timestamp(kind.unit))
     return pc.local_timestamp(argument.made)
 
 
 def joined(arguments: Sequence[Argument]) -> Made:
-    """Null if one of them is."""
+    """All texts joined; null if one of them is null."""
     return pc.binary_join_element_wise(*map(text_of, arguments), pc.scalar(""))
 
 
@@ -65,7 +65,7 @@ def _round(value: Argument, decimals: Argument | None = None) -> Made:
 
 
 def _round_far(value: Made, digits: int) -> Made:
-    """Of doubles, where Arrow's power of ten is a number of 32 bits, and not exact."""
+    """Rounds doubles where Arrow's power of ten, a number of 32 bits, is not exact."""
     if abs(digits) > _MOST_POWERS:
         return value if digits > 0 else pc.if_else(pc.is_finite(value), pc.scalar(0.0), value)
     power = pc.scalar(10.0 ** abs(digits))
@@ -76,7 +76,7 @@ def _round_far(value: Made, digits: int) -> Made:
 
 
 def _length(text: Argument) -> Made:
-    """Of bytes how many there are, of anything else that of its text."""
+    """Number of bytes, or of characters of the value's text."""
     return pc.binary_length(text.made) if pa.types.is_binary(text.type) else pc.utf8_length(text_of(text))
 
 
@@ -134,7 +134,7 @@ def _regexp_replace(text: Argument, pattern: Argument, new: Argument) -> Made:
 
 
 def _replacement(written: str, groups: int) -> str:
-    """What Java's text for it means, in RE2's. `groups`: at most so many are in the pattern."""
+    """Java's replacement text in RE2's form. `groups`: upper bound of the groups in the pattern."""
     made = ""
     for sign in re.findall(r"\\.|\$\d\d?|.", written, re.DOTALL):
         if sign in ("\\", "$"):
@@ -162,7 +162,7 @@ def _like(text: Argument, pattern: Argument, any_case: bool = False) -> Made:
         raise Unfit(f"the pattern is {wanted!r}: a backslash stands before %, _ or another backslash")
     if r"\\" not in signs:
         return pc.match_like(text_of(text), wanted, ignore_case=any_case)
-    # Arrow takes two backslashes for two where nothing but % is at one end.
+    # Arrow takes two backslashes for two if the only % is at one end.
     sought = "".join({"%": ".*", "_": "."}.get(sign) or re.escape(sign[-1]) for sign in signs)
     return pc.match_substring_regex(text_of(text), f"(?s)^(?:{sought})$", ignore_case=any_case)
 
@@ -179,14 +179,14 @@ def _extreme(function: Callable[..., Made]) -> Callable[..., Made]:
         kind = one_time(times) if times else None
         if kind is None or kind.tz is None:
             return function(*known(values), skip_nulls=True)
-        without = [value.cast(pa.timestamp(kind.unit)) for value in known(values)]  # Arrow compares no others here
+        without = [value.cast(pa.timestamp(kind.unit)) for value in known(values)]  # Arrow compares no others
         return function(*without, skip_nulls=True).cast(kind)
 
     return made
 
 
 def _greatest(*values: Argument) -> Made:
-    """NaN is the greatest number, as in Spark; Arrow leaves NaN out."""
+    """The greatest value; NaN is the greatest number, as in Spark; Arrow ignores NaN."""
     made = _extreme(pc.max_element_wise)(*values)
     if not any(pa.types.is_floating(value.type) for value in values):
         return made
@@ -195,7 +195,7 @@ def _greatest(*values: Argument) -> Made:
 
 
 def known(values: Sequence[Argument]) -> list[Made]:
-    """Those that are not NULL as a word."""
+    """The arguments other than the word NULL."""
     return beside_each_other([value for value in values if not pa.types.is_null(value.type)] or values[:1])
 
 
@@ -204,7 +204,7 @@ def _double(function: Callable[..., Made]) -> Callable[..., Made]:
 
 
 def _ln(value: Made) -> Made:
-    """Null, as in Spark, where there is none."""
+    """The logarithm; null, as in Spark, if there is none."""
     return pc.if_else(value > pc.scalar(0.0), pc.ln(value), pc.scalar(pa.scalar(None, pa.float64())))
 
 
@@ -219,7 +219,7 @@ def _trunc(time: Argument, unit: Argument) -> Made:
     zone = time.type.tz if pa.types.is_timestamp(time.type) else None
     if zone in (None, "UTC"):
         return pc.floor_temporal(time_of(time), unit=name)
-    shown = pc.local_timestamp(time.made)  # Arrow itself refuses what clocks of the zone show twice, or never
+    shown = pc.local_timestamp(time.made)  # Arrow refuses times that clocks of the zone show twice, or never
     begin = pc.floor_temporal(shown, unit=name)
     if name in _WITHIN_A_DAY:
         return pc.subtract(time.made, pc.subtract(shown, begin))
@@ -242,18 +242,18 @@ def _extract(unit: Argument, time: Argument) -> Made:
 
 
 def _seconds(time: Made) -> Made:
-    """With what is less than one, as a decimal of six digits behind the point."""
+    """Seconds with their fraction, as a decimal of six digits after the point."""
     below = pc.add(pc.multiply(pc.millisecond(time), pc.scalar(1_000)), pc.microsecond(time))
     whole = pc.add(pc.multiply(pc.second(time), pc.scalar(1_000_000)), below)
     made = pc.multiply(whole.cast(pa.decimal128(19, 0)), pc.scalar(Decimal("0.000001")))
     return made.cast(pa.decimal128(8, 6))
 
 
-_EXACT_POWERS = 10  # of ten, with which Arrow rounds doubles
-_MOST_POWERS = 308  # that are doubles
-_WHOLE = 2.0**52  # doubles from here on have nothing behind the point
+_EXACT_POWERS = 10  # powers of ten with which Arrow rounds doubles exactly
+_MOST_POWERS = 308  # powers of ten that are doubles
+_WHOLE = 2.0**52  # larger doubles have no fraction
 _SIGNS_OF_LIKE = re.compile(r"\\[%_\\]|.", re.DOTALL)
-_NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # what a pattern of Java does not write as it is
+_NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # signs with a meaning in Java's patterns
 _WITHIN_A_DAY = ("hour", "minute", "second")
 _UNITS_OF_TIME = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
 _PARTS: dict[str, Callable[..., Made]] = {
@@ -266,7 +266,7 @@ _PARTS: dict[str, Callable[..., Made]] = {
     "second": _seconds,
 }
 
-# class -> (its arguments in order; a trailing "?": may be missing, "*": any number), what makes it
+# class -> (arguments in order; a trailing "?": optional, "*": any number), function that makes the expression
 FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.Abs: (("this",), lambda value: pc.abs_checked(value.made)),
     exp.Sign: (("this",), lambda value: pc.sign(value.made).cast(pa.float64())),
@@ -311,8 +311,8 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.TimestampTrunc: (("this", "unit"), _trunc),
     exp.Extract: (("this", "expression"), _extract),
 }
-MAY_FAIL = frozenset({exp.Abs, exp.Ceil, exp.Floor, exp.Round})  # as what does not fit
+MAY_FAIL = frozenset({exp.Abs, exp.Ceil, exp.Floor, exp.Round})  # if the result does not fit
 OF_TIMES = frozenset({exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfMonth, exp.Hour, exp.Minute, exp.Second})
-OF_TIMES |= {exp.TimeToStr, exp.TimestampTrunc, exp.Extract}  # of text they may fail
-# Arguments that the parser sets and that change nothing here.
+OF_TIMES |= {exp.TimeToStr, exp.TimestampTrunc, exp.Extract}  # these may fail for text
+# Arguments that the parser sets and that have no effect here.
 IGNORED = frozenset({"safe", "coalesce", "ignore_nulls", "is_null", "_type"})

@@ -1,14 +1,14 @@
-"""Functions on whole columns that Arrow does not have, or has slower: its engine calls them by name, as its own.
+"""Functions on whole columns that Arrow lacks, or has slower; Arrow's engine calls them by name.
 
-Arrow of this process knows them from the moment at which this module is imported, which whatever evaluates an
-expression does. A pickled expression has only their names, so a name and what it means never change.
+Importing this module registers them with Arrow in this process; every module that evaluates expressions does so. A
+pickled expression has only their names, so a name and its meaning never change.
 
-`%`: what is left of a division, with the sign of the dividend. Exact for doubles too: `1e300 % 7.0`. And `div` of
-decimals, the whole number of times that one is in another.
+`%` is the remainder of a division, with the sign of the dividend, exact for doubles too: `1e300 % 7.0`. `div` of
+decimals is the whole number of times that the divisor is in the dividend.
 
-Newer releases of Arrow have it. Without, doubles are numpy's `fmod`, which gives the same in eight times the time, and
-whole numbers what their quotient leaves. So are decimals always: their quotient has the digits for it, and the types
-that come out stay.
+Newer releases of Arrow have a remainder. With older releases, doubles use numpy's `fmod`, with the same result in eight
+times the time, and whole numbers use the quotient. Decimals always use the quotient, which has enough digits, so that
+the result's types stay the same.
 """
 
 import decimal
@@ -32,10 +32,10 @@ _EXACT = decimal.Context(prec=3 * WIDE.precision)
 
 
 def remainder(left: Made, right: Made, kind: pa.DataType, by_arrow: bool = _ARROW_HAS_IT) -> Made:
-    """Of two numbers of the type `kind`; of decimals and whole numbers together it is a decimal's."""
+    """Remainder of two numbers of the type `kind`; of a decimal and a whole number as of decimals."""
     if pa.types.is_floating(kind):
         return _of_arrow("remainder_checked" if by_arrow else _FMOD, left, right)
-    if by_arrow and pa.types.is_integer(kind):  # the checked one refuses -1 under the lowest number
+    if by_arrow and pa.types.is_integer(kind):  # the checked function refuses -1 under the lowest number
         return _of_arrow("remainder", left, right)
     if pa.types.is_integer(kind):
         right = pc.if_else(right == pc.scalar(-1), pc.scalar(pa.scalar(1, kind)), right)
@@ -46,7 +46,7 @@ def remainder(left: Made, right: Made, kind: pa.DataType, by_arrow: bool = _ARRO
 
 
 def with_whole_digit(left: Argument, right: Argument) -> Argument:
-    """A dividend of which the quotient has a digit before the point, for Arrow truncates no other."""
+    """A dividend whose quotient has a digit before the point, because Arrow truncates no other."""
     kind, divisor = left.type, right.type
     if not pa.types.is_decimal(kind) or kind.scale < kind.precision or kind.precision == MOST_DIGITS:
         return left
@@ -56,7 +56,7 @@ def with_whole_digit(left: Argument, right: Argument) -> Argument:
 
 
 def whole_quotient(left: Argument, right: Argument) -> Made:
-    """Of decimals, or of one and a whole number: exact, and refused beyond 64 bits."""
+    """Whole quotient of decimals, or of a decimal and a whole number: exact, refused beyond 64 bits."""
     one, other = decimal_type(left), decimal_type(right)
     divided, divisor = _decimal(left, one), _decimal(right, other)
     scale = max(one.scale, other.scale)
@@ -74,13 +74,13 @@ def whole_quotient(left: Argument, right: Argument) -> Made:
 
 
 def _decimal(number: Argument, kind: pa.DataType) -> Made:
-    if number.is_constant:  # of which Arrow wants as many digits as its type may have
+    if number.is_constant:  # for a constant Arrow requires as many digits as its type may have
         return pc.scalar(pa.scalar(number.value, kind))
     return number.made if number.type == kind else number.made.cast(kind)
 
 
 def _all_digits(number: Made, scale: int) -> Made:
-    """As a whole number. Doubles of few digits are so near that rounding gives all of them."""
+    """A decimal as a whole number. Doubles of few digits are so close that rounding gives all digits."""
     return pc.round(pc.multiply(number.cast(pa.float64()), pc.scalar(10.0**scale))).cast(pa.int64())
 
 
@@ -94,13 +94,13 @@ def _fmod(context: Any, left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar)
     values = divisor.fill_null(1.0).to_numpy(zero_copy_only=False)
     if not values[valid].all():
         raise pa.ArrowInvalid("divide by zero")
-    with np.errstate(invalid="ignore"):  # of infinity it is NaN
+    with np.errstate(invalid="ignore"):  # NaN for infinity
         found = np.fmod(divided.fill_null(0.0).to_numpy(zero_copy_only=False), np.where(valid, values, 1.0))
     return pa.array(found, mask=~valid)
 
 
 def _wide_quotient(context: Any, left: pa.Array | pa.Scalar, right: pa.Array | pa.Scalar) -> pa.Array:
-    """One by one: no type of Arrow's holds what is between."""
+    """Whole quotients one by one: no type of Arrow's holds the intermediate value."""
     pairs = zip(*(_column(each, context.batch_length).to_pylist() for each in (left, right)), strict=True)
     try:
         return pa.array([_whole_quotient(*pair) for pair in pairs], pa.int64())
@@ -139,28 +139,33 @@ pc.register_scalar_function(
 _Ints: TypeAlias = npt.NDArray[np.integer[Any]]
 _COUNT, _SPLIT, _PART, _TIME_TEXT = (f"barrier_runtime.{name}" for name in ("count", "split", "part", "time_text"))
 _PARTS = pa.dictionary(pa.int32(), pa.list_(pa.string()))  # of texts
-_LOOKED_AT, _FEW = 4_096, 0.6  # rows of a batch for how many texts are different, and the share that is worth looking
-_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.int32)  # of a byte
+_LOOKED_AT, _FEW = 4_096, 0.6  # rows to sample for different texts, and the maximum share of different texts to encode
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.int32)  # set bits of a byte
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
-_SECONDS = {"ss": 1, "mm": 60, "HH": 3_600, "dd": 86_400}  # within which the text of a time stays as it is
-_LEAST = 256  # rows for which it is worth looking at times before
-_SHOWN = "yyyy-MM-dd HH:mm:ss"  # as Arrow shows a time
+_SECONDS = {"ss": 1, "mm": 60, "HH": 3_600, "dd": 86_400}  # seconds during which the text of a time stays the same
+_LEAST = 256  # rows from which examining times first is worthwhile
+_SHOWN = "yyyy-MM-dd HH:mm:ss"  # Arrow's text of a time
 TIME_PARTS = ("yyyy", "MM", "dd", "HH", "mm", "ss")
 
 
 def how_many(text: pc.Expression, letter: str) -> pc.Expression:
-    """How often `letter`, which is one of ASCII, stands in each text."""
+    """Number of occurrences of `letter`, an ASCII letter, in each text."""
     return _call(_COUNT, text, letter)
 
 
 def part(text: pc.Expression, separator: str, number: int) -> pc.Expression:
-    """What stands between separators: the part of that number, from 1 on, or from the end, where the last is -1; empty
-    text where there is none. What several parts of a text need is an expression of its own, which is computed once."""
+    """The part of each text with that number: from 1 on, or from the end, where the last is -1.
+
+    Empty if there is no such part. The split is an expression of its own, which is computed once for several parts.
+    """
     return _call(_PART, _call(_SPLIT, text, separator), number)
 
 
 def time_text(time: pc.Expression, unit: str, pattern: str) -> pc.Expression:
-    """`pattern` has the parts of `_SHOWN` and signs between them. `time` is of that unit and without a zone."""
+    """Text of `time`, with that unit and without a zone.
+
+    `pattern`: parts of `_SHOWN` and signs between them.
+    """
     return _call(f"{_TIME_TEXT}.{unit}", time, pattern)
 
 
@@ -172,7 +177,7 @@ def _call(name: str, column: pc.Expression, *given: Any) -> pc.Expression:
 
 
 def _count(context: Any, text: Any, letter: Any) -> pa.Array:
-    """Letters before each text's beginning are counted, many bytes at once, and what lies between two is its own."""
+    """Counts letters before each text's beginning, many bytes at once; differences give the counts."""
     if not len(text):
         return pa.array([], pa.int32())
     offsets = np.frombuffer(text.buffers()[1], np.int32, len(text) + 1, text.offset * 4)
@@ -189,7 +194,7 @@ def _count(context: Any, text: Any, letter: Any) -> pa.Array:
 
 
 def _ones(words: npt.NDArray[np.uint64]) -> _Ints:
-    """How many bits of each are set."""
+    """Number of set bits of each word."""
     if hasattr(np, "bitwise_count"):  # since numpy 2
         return np.bitwise_count(words)
     ones: _Ints = _BITS[words.view(np.uint8)].reshape(-1, 8).sum(axis=1)
@@ -197,7 +202,7 @@ def _ones(words: npt.NDArray[np.uint64]) -> _Ints:
 
 
 def _split(context: Any, text: Any, separator: Any) -> pa.Array:
-    """Each different text is split once, unless most are different."""
+    """Splits each distinct text once, unless most texts are distinct."""
     wanted = _constant(separator)
     looked_at = text.slice(0, _LOOKED_AT)
     if len(looked_at.unique()) <= _FEW * len(looked_at):
@@ -217,7 +222,7 @@ def _part(context: Any, split: Any, number: Any) -> pa.Array:
 
 
 def _constant(argument: Any) -> Any:
-    """Where all arguments are constants, Arrow gives each as an array of one."""
+    """Value of a constant; if all arguments are constants, Arrow passes arrays of length one."""
     return (argument[0] if isinstance(argument, pa.Array) else argument).as_py()
 
 
@@ -229,7 +234,7 @@ def _nulls(array: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def _time_text(context: Any, time: Any, pattern: Any) -> pa.Array:
-    """Rows of one batch are mostly of one day or minute, or follow each other in it, and its text is made once."""
+    """Text of times. Times of one batch mostly share a day or minute, whose text is made once."""
     wanted = _constant(pattern)
     if len(time) - time.null_count < _LEAST:
         return _made_text(time, wanted)
@@ -253,8 +258,10 @@ def _time_text(context: Any, time: Any, pattern: Any) -> pa.Array:
 
 
 def _made_text(time: pa.Array, pattern: str) -> pa.Array:
-    """Cut from the text that Arrow makes of a time, or of its day or time of day alone: that takes less than a fifth of
-    what `pc.strftime` does."""
+    """Cuts the text from Arrow's text of a time, or of its day or time of day alone.
+
+    This takes less than a fifth of the time of `pc.strftime`.
+    """
     whole, unit = _SHOWN, time.type.unit
     if not any(part in pattern for part in TIME_PARTS[3:]):
         time, whole = time.cast(pa.date32(), safe=False), _SHOWN[:10]

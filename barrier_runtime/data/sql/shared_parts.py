@@ -1,13 +1,13 @@
-"""What several expressions have in common, so that it is computed once: `split_pattern(url, "/")` in three columns.
+"""Computes common parts of several expressions once: `split_pattern(url, "/")` in three columns.
 
-Arrow does not tell what an expression is made of, but its serialised form does: a file of one row, whose columns are
-literals and options, and whose schema has the tree as metadata, in the order of a walk through it:
+Arrow does not expose the parts of an expression, but the serialised form does: a file of one row, whose columns are
+literals and options, and whose schema has the tree as metadata, in the order of a walk:
 
-    call f … options i, end f     a call, with what it is called on between, and a column of options if it has any
+    call f … options i, end f     a call, with its arguments between, and a column of options if it has any
     literal i · field_ref name    a leaf
 
-So a part is a slice of that, and where it stood there is a column then. An expression that does not come out as it was
-when it is put together again of what was read shares nothing.
+A part is therefore a slice of the walk, and a column replaces it. An expression that differs after reading and writing
+shares nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ _made: Callable[[pa.Buffer], pc.Expression] = pc.scalar(0).__reduce__()[0]
 
 @dataclass(frozen=True)
 class Shared:
-    """`parts`, by the name of the column that each becomes, and the expressions of these and the other columns."""
+    """`parts`, by the name of their column, and the expressions that use these and the other columns."""
 
     parts: dict[str, pc.Expression]
     expressions: list[pc.Expression]
 
 
 def shared(expressions: Sequence[pc.Expression], columns: Sequence[str]) -> Shared:
-    """`columns`: of the rows. Without parts where nothing stands in the expressions twice."""
-    if len(set(columns)) < len(columns):  # it would not be told which of two is passed on beside the parts
+    """Finds common parts. `columns`: of the rows. No parts if no part occurs twice."""
+    if len(set(columns)) < len(columns):  # the names would not say which of two columns is passed on beside the parts
         return Shared({}, list(expressions))
     trees = [_Tree.of(expression) for expression in expressions]
     found: dict[str, list[tuple[int, int, int, pc.Expression]]] = {}
@@ -71,7 +71,7 @@ class _Tree:
 
     @staticmethod
     def of(expression: pc.Expression) -> "_Tree | None":
-        """None: it cannot be told what it is made of."""
+        """The tree of an expression; None if it cannot be read."""
         try:
             (buffer,) = expression.__reduce__()[1]
             row = pa.ipc.open_file(buffer).get_batch(0)
@@ -80,11 +80,11 @@ class _Tree:
             tree = _Tree([(key, value[1:-1]) for key, _, value in pairs], row)
             return tree if tree.part(0, len(pairs)).equals(expression) else None
         except (pa.ArrowException, ValueError):
-            return None  # a column by its number, or a name with a line break, for instance
+            return None  # for instance a column by number, or a name with a line break
 
     @property
     def calls(self) -> list[tuple[int, int]]:
-        """Where each call begins and ends that depends on the row."""
+        """Begin and end of each call that depends on the row."""
         begun, found = list[int](), list[tuple[int, int]]()
         for at, (key, _) in enumerate(self.tokens):
             if key == "call":
@@ -99,14 +99,14 @@ class _Tree:
         return self._made_of(self.tokens[first:last])
 
     def without(self, places: Sequence[tuple[int, int, str]]) -> pc.Expression:
-        """With a column in each of these places."""
+        """The expression with columns in place of these parts."""
         tokens = list(self.tokens)
         for first, last, name in sorted(places, reverse=True):
             tokens[first:last] = [("field_ref", name)]
         return self._made_of(tokens)
 
     def _made_of(self, tokens: Sequence[_Token]) -> pc.Expression:
-        told: Any = pa.KeyValueMetadata(tokens)  # not a dict: there are many calls
+        told: Any = pa.KeyValueMetadata(tokens)  # not a dict: keys such as "call" repeat
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, self.row.schema.with_metadata(told)) as writer:
             writer.write_batch(self.row.replace_schema_metadata(told))

@@ -1,8 +1,8 @@
-"""What text says of times, dates and decimals, and decimals as text, as in Spark.
+"""Reads times, dates and decimals from text, and writes decimals as text, as in Spark.
 
-Arrow reads times with a zone and times without one as two types, and a decimal with too many digits may come out as
-another number. So text is read by functions of our own, which Arrow's engine calls by name. A pickled expression has
-only their names, so a name and what it means never change.
+Arrow reads times with and without a zone as two types, and may misread a decimal with too many digits. Arrow's engine
+therefore calls functions of this module by name. A pickled expression has only their names, so a name and its meaning
+never change.
 """
 
 from collections.abc import Callable
@@ -22,31 +22,31 @@ _MICROSECONDS = pa.timestamp("us")
 _UTC = pa.timestamp("us", "UTC")
 _PER_UNIT = {"s": 1_000_000, "ms": 1_000}  # microseconds
 _REMEDY = "write '2026-01-31', '2026-01-31 12:00:00' or '2026-01-31T12:00:00+02:00'"
-WIDE = pa.decimal256(2 * MOST_DIGITS, MOST_DIGITS)  # holds whatever a decimal is
+WIDE = pa.decimal256(2 * MOST_DIGITS, MOST_DIGITS)  # holds every decimal
 _HALF = pa.decimal128(MOST_DIGITS, MOST_DIGITS // 2)
-_IN_HALF = 1e18  # with one digit to spare for what is rounded
+_IN_HALF = 1e18  # with one digit to spare for rounding
 _TRIED = 16
 _DIGITS = Context(prec=2 * MOST_DIGITS)
-_WRITTEN_PLAINLY = range(7)  # digits behind the point with which Arrow writes no exponent
+_WRITTEN_PLAINLY = range(7)  # digits after the point for which Arrow writes no exponent
 
 
 def time_of_text(text: Made) -> Made:
-    """Without a zone: in UTC."""
+    """Times from text; without a zone: in UTC."""
     return _call(_TIME, pc.utf8_trim(text, " "))
 
 
 def day_of_text(text: Made) -> Made:
-    """The date as it is written, whatever its zone."""
+    """Dates as written, whatever their zone."""
     return _call(_DAY, pc.utf8_trim(text, " "))
 
 
 def decimal_of_text(text: Made, scale: int) -> Made:
-    """With as many digits as there may be, and so many of them behind the point."""
+    """Decimals with the maximum number of digits, `scale` of them after the point."""
     return _call(f"{_DECIMAL}.{scale}", pc.utf8_trim(text, " "))
 
 
 def text_of(argument: Argument) -> Made:
-    """Decimals with all their digits: `0.00000012`."""
+    """Values as text; decimals with all their digits: `0.00000012`."""
     if pa.types.is_string(argument.type):
         return argument.made
     text = argument.made.cast(pa.string())
@@ -56,7 +56,7 @@ def text_of(argument: Argument) -> Made:
 
 
 def time_constant(text: str, kind: pa.DataType) -> pa.Scalar:
-    """Of a date's type, or of a time's; in microseconds where those of `kind` cannot tell it."""
+    """A constant of a date's or a time's type; in microseconds if the unit of `kind` is too coarse."""
     try:
         trimmed = pa.array([text.strip()])
         if pa.types.is_date(kind):
@@ -77,7 +77,7 @@ def _call(name: str, column: Made) -> Made:
 
 
 def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """None where it is not of that kind. Each text that is not costs a microsecond, so a few are tried first."""
+    """The cast text; None if a value does not fit. Tries a few first, as each misfit costs a microsecond."""
     try:
         text.slice(0, _TRIED).cast(kind)
         return text.cast(kind)
@@ -86,7 +86,7 @@ def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 
 def _times(context: Any, text: Any) -> pa.Array:
-    for kind in (_MICROSECONDS, _UTC):  # mostly all have a zone, or none has
+    for kind in (_MICROSECONDS, _UTC):  # usually all have a zone, or none has
         if (read := _cast(text, kind)) is not None:
             return read.cast(_MICROSECONDS)
     text = pc.replace_substring_regex(text, r"(:\d\d\.\d{6})\d+", r"\1")
@@ -102,7 +102,7 @@ def _times(context: Any, text: Any) -> pa.Array:
 
 
 def _days(context: Any, text: Any) -> pa.Array:
-    """What stands behind a date is not read, unless all of it is a time."""
+    """Dates; text after a date is ignored, unless the whole is a time."""
     if (read := _cast(text, _MICROSECONDS)) is not None:
         return read.cast(pa.date32())
     try:
@@ -116,8 +116,11 @@ def _no_time(error: pa.ArrowInvalid) -> pa.ArrowInvalid:
 
 
 def _decimals(scale: int, context: Any, text: Any) -> pa.Array:
-    """Arrow takes what has too many digits for another number: what is too large is found among doubles, and what is
-    longer than any decimal is rounded before."""
+    """Decimals from text. Arrow misreads too many digits.
+
+    Values that are too large are therefore found as doubles, and values that are longer than any decimal are rounded
+    first.
+    """
     kind = pa.decimal128(MOST_DIGITS, scale)
     try:
         largest = pc.max(pc.abs(text.cast(pa.float64()))).as_py() or 0.0
@@ -146,7 +149,7 @@ def _rounded(text: str, scale: int) -> str:
 
 
 def _plain(context: Any, text: Any) -> pa.Array:
-    """Few numbers, if any, have an exponent, and most of those are 0."""
+    """Text without exponents. Few numbers, if any, have an exponent, and most of those are 0."""
     found = pc.match_substring(text, "E").fill_null(False)
     if not pc.any(found).as_py():
         return text

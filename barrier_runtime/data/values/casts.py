@@ -1,4 +1,4 @@
-"""Columns of one type as columns of another one: every value is kept, or the cast is refused."""
+"""Casts columns to other types: every value is kept, or the cast is refused."""
 
 from typing import Any
 
@@ -11,9 +11,10 @@ from barrier_runtime.data.values.into_columns import column_of
 
 
 def kept_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`column` as `kind`. Raises `ValueError` for a value that would change: Arrow's own cast makes infinite numbers of
-    large ones, rounds to decimals, cuts times of day and leaves fields of structs out. Floats become narrower ones, as
-    the declaration says, and times without a zone are UTC.
+    """`column` as `kind`. Raises `ValueError` for a value that would change.
+
+    Arrow's own cast makes large numbers infinite, rounds to decimals, cuts times of day and omits fields of structs.
+    Floats may become narrower, as declared, and times without a zone are UTC.
 
     >>> kept_cast(pa.array([1, None]), pa.float64()).to_pylist()
     [1.0, None]
@@ -47,12 +48,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _changed(column: pa.Array, made: pa.Array) -> pa.Array:
-    """Which values are others when they are cast back."""
+    """True for each value that differs after a cast back."""
     try:
         back = made.cast(column.type)
     except UNFIT:
         return pa.array([True] * len(column), pa.bool_())
     if back.equals(column):
         return pa.array([False] * len(column), pa.bool_())
-    pairs = zip(map(repr, back.to_pylist()), map(repr, column.to_pylist()), strict=True)  # of NaN, too
+    pairs = zip(map(repr, back.to_pylist()), map(repr, column.to_pylist()), strict=True)  # `repr` compares NaN, too
     return pa.array([one != other for one, other in pairs], pa.bool_())

@@ -1,4 +1,7 @@
-"""Values of one type of column each: what is kept, and why another value is refused. `into_columns` has the table."""
+"""Conversion of values per type of column: keeps a value or gives the reason of a refusal.
+
+`into_columns` has the table.
+"""
 
 import datetime
 import decimal
@@ -10,7 +13,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.values.stored_times import STORED, fits_unit
 
-UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError)  # what Arrow raises for values; some are its own
+UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError)  # Arrow's errors for values; some are raised here
 BYTES_LIKE = (bytes, bytearray, memoryview)
 _NONE = type(None)
 _CUT = 200  # characters of a value in a message
@@ -18,8 +21,10 @@ _WIDE = decimal.Context(prec=400)
 
 
 class RefusedValue(ValueError):
-    """A value that a column of `kind` does not keep. `why`: the reason, where the types alone do not say it; `remedy`:
-    what to do about it, where any other value would not do."""
+    """A value that a column of `kind` does not keep.
+
+    `why`: the reason, unless the types show it; `remedy`: what to do, unless any other value would do.
+    """
 
     def __init__(self, value: Any, kind: pa.DataType, why: str = "", remedy: str = "") -> None:
         super().__init__(": ".join(part for part in (f"{shown(value)} is not kept as {kind}", why, remedy) if part))
@@ -36,7 +41,7 @@ def shown(value: Any) -> str:
 
 
 def is_null(value: Any) -> bool:
-    """Whether a value stands for null: None, and what numpy and pandas have for it."""
+    """True if a value stands for null: None, and the nulls of numpy and pandas."""
     if value is None:
         return True
     if isinstance(value, np.datetime64 | np.timedelta64):
@@ -46,7 +51,7 @@ def is_null(value: Any) -> bool:
 
 
 class Door:
-    """Values of one type of column. `exact`: Python types that Arrow takes unchanged, or refuses, for this column."""
+    """Values of one type of column. `exact`: Python types that Arrow takes unchanged, or refuses."""
 
     exact: frozenset[type] = frozenset()
 
@@ -58,7 +63,7 @@ class Door:
             try:
                 return self.quick(values)
             except UNFIT:
-                pass  # each value is looked at below
+                pass  # each value is examined below
         return self.careful(values)
 
     def quick(self, values: Sequence[Any]) -> pa.Array:
@@ -82,7 +87,7 @@ class Door:
 
 
 class OtherDoor(Door):
-    """Types that no other door knows: what comes out again must be what went in."""
+    """Types without a door of their own: a stored value must be equal to the given value."""
 
     def careful(self, values: Sequence[Any]) -> pa.Array:
         array = pa.array([None if is_null(value) else value for value in values], self.kind)
@@ -109,7 +114,7 @@ class IntegerDoor(Door):
             raise self.refused(value)
         try:
             whole = int(value)
-        except (ValueError, ArithmeticError):  # not a number, infinite
+        except (ValueError, ArithmeticError):  # NaN or infinite
             raise self.refused(value) from None
         if whole != value:
             raise self.refused(value, "its fraction would be cut")
@@ -136,7 +141,7 @@ class FloatDoor(Door):
 
 
 class NarrowFloatDoor(FloatDoor):
-    """float32 and float16: Python's floats are rounded, as the declaration says, and stay finite."""
+    """float32 and float16: Python's floats are rounded, as declared, and stay finite."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
@@ -180,7 +185,7 @@ class DecimalDoor(Door):
         try:
             for value in values:
                 if value is not None:
-                    self._plus(value)  # Arrow takes Decimals of very many digits for others
+                    self._plus(value)  # Arrow misreads Decimals of very many digits
         except decimal.DecimalException as error:
             raise ValueError from error
         return super().quick(values)
@@ -240,7 +245,7 @@ class TimeDoor(Door):
         stored = STORED[kind.id]
         self.exact = frozenset({stored.python, _NONE})
         self._stored = stored
-        self._wide = stored.in_microseconds(kind)  # of a unit that cuts no digit of Python's values; None: `kind`
+        self._wide = stored.in_microseconds(kind)  # type whose unit keeps all digits of Python's values; None: `kind`
 
     def quick(self, values: Sequence[Any]) -> pa.Array:
         if self._stored.python is datetime.time and any(value is not None and value.tzinfo for value in values):
@@ -264,7 +269,7 @@ class TimeDoor(Door):
 
 
 def _is_odd(value: Any) -> bool:
-    """Booleans and durations are numbers for Python or numpy."""
+    """True for booleans and durations, which are numbers for Python or numpy."""
     return isinstance(value, bool | np.bool_ | np.timedelta64)
 
 

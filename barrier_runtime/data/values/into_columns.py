@@ -1,7 +1,7 @@
-"""Python values as Arrow columns: each value is kept exactly, or refused with its place and the reason.
+"""Python values as Arrow columns: values are kept exactly, or refused with place and reason.
 
-`column_of` is the one way from values that users, payloads and deserialisers give into a column. Arrow's own conversion
-cuts fractions, leaves out keys that a struct lacks, and more; this module decides per type of column:
+All values of users, payloads and deserialisers become columns by `column_of`. Arrow's own conversion cuts fractions,
+omits keys that a struct lacks, and more; this module decides per type of column:
 
 | column            | kept                                               | refused                                    |
 |-------------------|----------------------------------------------------|--------------------------------------------|
@@ -35,8 +35,11 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class UnkeptValue(ValueError):
-    """A value that its column does not keep. `row`: its place among the values; `detail`: the reason, empty where the
-    types say it; `remedy`: empty where any other value would do."""
+    """A value that its column does not keep.
+
+    `row`: index among the values; `detail`: the reason, empty if the types show it; `remedy`: empty if any other value
+    would do.
+    """
 
     def __init__(self, column: str, kind: pa.DataType, row: int, value: Any, detail: str, remedy: str = "") -> None:
         self.reason = ": ".join(part for part in (f"there is {shown(value)}", detail) if part)
@@ -50,8 +53,11 @@ class UnkeptValue(ValueError):
         self.remedy = remedy
 
     def job_error(self, where: str, remedy: str, record: str) -> InvalidJob:
-        """The error that ends the job. `where`: the function or source that gave the value; `remedy`: what to do where
-        the value has no remedy of its own; `record`: the row, cut."""
+        """The error that ends the job.
+
+        `where`: the function or source of the value; `remedy`: for a value without a remedy of its own; `record`: the
+        row, cut.
+        """
         rest = "; ".join(part for part in (self.detail, self.remedy or remedy) if part)
         return InvalidJob(
             f"{where}: column {self.column!r} is {self.kind}, but a row has {shown(self.value)} there: {rest}\n"
@@ -60,7 +66,7 @@ class UnkeptValue(ValueError):
 
 
 def _has_names(kind: pa.DataType) -> bool:
-    """Whether the fields of a struct can be told by their names."""
+    """True if the fields of a struct have unique names."""
     return bool(0 < kind.num_fields == len({field.name for field in kind}))
 
 
@@ -86,7 +92,7 @@ _NESTED: tuple[tuple[Callable[[pa.DataType], bool], type[nested_doors.NestedDoor
 
 
 class Doors:
-    """The door of each type. `others`: doors that replace the usual ones."""
+    """The door of each type. `others`: doors that replace the usual doors."""
 
     def __init__(self, others: Mapping[Any, Any] | None = None) -> None:
         self._others = others or {}
@@ -140,7 +146,7 @@ _RECORDS = Doors({nested_doors.StructDoor: nested_doors.OpenStructDoor})
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType, column: str = "", nullable: bool = True) -> pa.Array:
-    """A column of `kind` that keeps each of `values`. `column`: its name for the message. Raises `UnkeptValue`.
+    """A column of `kind` that keeps each of `values`; raises `UnkeptValue`. `column`: name, for messages.
 
     >>> column_of([1, 2.0, None], pa.int64()).to_pylist()
     [1, 2, None]
@@ -149,12 +155,12 @@ def column_of(values: Sequence[Any], kind: pa.DataType, column: str = "", nullab
 
 
 def column_of_records(values: Sequence[Any], kind: pa.DataType, column: str = "", nullable: bool = True) -> pa.Array:
-    """As `column_of`, of values that a deserialiser gave: fields that a struct lacks are left out."""
+    """As `column_of`, for values from a deserialiser: fields that a struct lacks are omitted."""
     return _RECORDS.column(values, kind, column, nullable)
 
 
 def keeps(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Whether a column of `kind` keeps each of `values`."""
+    """True if a column of `kind` keeps each of `values`."""
     try:
         _PYTHON.of(kind).array(values)
     except UNFIT:

@@ -1,8 +1,8 @@
-"""JSON values as columns: what Arrow's reader of JSON does not read, or does not keep.
+"""JSON values as columns, for values that Arrow's reader of JSON does not read, or does not keep.
 
-Arrow reads into the `wire_type` of a column, and `from_wire` makes the column of it: columns of times of day, dates,
-durations and binary come as text. `columns_of_lines` reads line by line, with Python's decoder and each number as its
-digits; it is ten times slower, reads everything (maps too), and names the line of a value that is not kept.
+Arrow reads into the `wire_type` of a column, and `from_wire` makes the column: times of day, dates, durations and
+binary are read as text. `columns_of_lines` reads line by line, with Python's decoder, and numbers as digits. That is
+ten times slower, reads everything (maps too), and names the line of a value that is not kept.
 """
 
 import base64
@@ -41,12 +41,14 @@ class _Unkept(ValueError):
         self.why = why
 
 
-# ---------------------------------------------------------------- what Arrow reads
+# ---------------------------------------------------------------- read by Arrow
 
 
 def wire_type(kind: pa.DataType, *, times_as_text: bool = False) -> pa.DataType | None:
-    """The type that Arrow reads for a column of `kind`; None if JSON is not read as `kind`. For maps any type that is
-    not None: they are read line by line."""
+    """The type that Arrow reads for a column of `kind`; None if JSON is not read as `kind`.
+
+    For maps any type but None: they are read line by line.
+    """
     if types.is_map(kind):
         parts = (wire_type(kind.key_type), wire_type(kind.item_type))
         return None if None in parts else pa.map_(*parts)
@@ -85,7 +87,7 @@ def is_binary(kind: pa.DataType) -> bool:
 
 
 def has(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
-    """Whether `kind` or a type within it is `wanted`."""
+    """True if `kind` or a type within it is `wanted`."""
     if wanted(kind):
         return True
     if types.is_dictionary(kind):
@@ -94,7 +96,7 @@ def has(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
 
 
 def from_wire(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column of `kind` from what Arrow read. Raises `ValueError` if a value is not kept."""
+    """The column of `kind` from Arrow's column. Raises `ValueError` if a value is not kept."""
     if types.is_floating(column.type):
         if len(column) and may_be_inexact(column):
             raise ValueError("whole numbers of many digits, or infinite")
@@ -120,7 +122,7 @@ def _list_of(column: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def list_array(values: pa.Array, lengths: Sequence[int], missing: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Lists of such lengths; null where `missing`. Raises `ValueError` for lists that are not of a fixed size."""
+    """Lists of these lengths; null where `missing`. Raises `ValueError` for a wrong fixed size."""
     if types.is_fixed_size_list(kind):
         size = kind.list_size
         if any(length != size for length, null in zip(lengths, missing.to_pylist(), strict=True) if not null):
@@ -168,7 +170,7 @@ def _moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _with_zone(texts: pa.Array) -> pa.Array:
-    """Moments of no zone are in UTC."""
+    """Texts with a zone; moments without one are in UTC."""
     whole = pc.if_else(pc.equal(pc.utf8_length(texts), 10), pc.binary_join_element_wise(texts, "T00:00:00", ""), texts)
     zoned = pc.match_substring_regex(whole, r":\d\d.*([zZ]|[+-]\d\d(:?\d\d)?)$")
     return pc.if_else(zoned, whole, pc.binary_join_element_wise(whole, "Z", ""))
@@ -185,7 +187,7 @@ def _bytes(text: str, kind: pa.DataType) -> bytes:
 
 
 class JsonObject(dict[str, Any]):
-    """A JSON object. `twice`: a name that it has twice."""
+    """A JSON object. `twice`: a name that occurs twice."""
 
     twice: str | None = None
 
@@ -204,7 +206,7 @@ _decode = json.JSONDecoder(
 
 
 def begins_of_lines(data: bytes) -> list[int]:
-    """The beginning of each line that is not blank."""
+    """Beginning of each line that is not blank."""
     begins, at = [], 0
     for line in data.split(b"\n"):
         if line.strip():
@@ -251,7 +253,7 @@ def _member(value: Any, name: str, row: int) -> Any:
 
 
 def _column(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """`rows`: the row of each value, for errors."""
+    """A column of `kind`. `rows`: the row of each value, for errors."""
     if types.is_dictionary(kind):
         return _column(values, rows, kind.value_type).dictionary_encode().cast(kind)
     if types.is_struct(kind):
@@ -273,7 +275,7 @@ def _column(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa
 
 
 def _map(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """Maps are objects; those with nested keys are arrays of pairs."""
+    """Maps from objects; with nested keys from arrays of pairs."""
     pairs: list[Any] = []
     for value, row in zip(values, rows, strict=True):
         if isinstance(value, JsonObject):

@@ -1,11 +1,11 @@
-"""Values that were decoded from JSON, as columns: JSON has texts for values that Python has types for.
+"""Columns of values decoded from JSON, where text stands for values that have a type in Python.
 
 | column                     | text                                       | kept as                                  |
 |----------------------------|--------------------------------------------|------------------------------------------|
 | timestamp, time, duration  | RFC 3339, ISO 8601 (see `stored_times`)    | the number that the column stores        |
 | floating                   | `NaN`, `Infinity`, `-Infinity`             | that number                              |
 
-All other values are as from Python's functions: see `into_columns`.
+All other values are treated like those of Python's functions: see `into_columns`.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Values of lists, structs, maps and dictionaries: each level is converted by the door of its own type."""
+"""Values of lists, structs, maps and dictionaries; the door of each level's type converts that level."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from operator import itemgetter
@@ -11,7 +11,7 @@ from barrier_runtime.data.values.doors import Door, is_null
 
 
 class NestedDoor(Door):
-    """`door_of`: the door of an inner type."""
+    """Values with inner values. `door_of`: the door of an inner type."""
 
     def __init__(self, kind: pa.DataType, door_of: Callable[[pa.DataType], Door]) -> None:
         super().__init__(kind)
@@ -22,7 +22,7 @@ class NestedDoor(Door):
 
 
 class ListDoor(NestedDoor):
-    """Lists of any length, and of a fixed one."""
+    """Lists of variable or fixed length."""
 
     def array(self, values: Sequence[Any]) -> pa.Array:
         kind = self.kind
@@ -99,7 +99,7 @@ class StructDoor(NestedDoor):
     def _row(self, value: Any) -> Mapping[str, Any]:
         if isinstance(value, Mapping):
             return value
-        names = getattr(value, "_fields", self._names)  # a named tuple's
+        names = getattr(value, "_fields", self._names)  # of a named tuple
         if isinstance(value, tuple) and len(value) == len(names):
             return dict(zip(names, value, strict=True))
         if isinstance(value, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
@@ -110,13 +110,13 @@ class StructDoor(NestedDoor):
 
 
 class OpenStructDoor(StructDoor):
-    """Records of another system: fields that the struct lacks are left out, as columns that a schema lacks are."""
+    """Records of another system: fields that the struct lacks are omitted, as columns of schemas are."""
 
     closed = False
 
 
 class MapDoor(NestedDoor):
-    """Dicts of any keys, or lists of pairs."""
+    """Dicts with any keys, or lists of pairs."""
 
     def array(self, values: Sequence[Any]) -> pa.Array:
         rows = [None if is_null(value) else self._pairs(value) for value in values]
@@ -159,7 +159,7 @@ class DictionaryDoor(NestedDoor):
 
 
 def _offsets(lengths: Sequence[int | None], large: bool) -> pa.Array:
-    """Where each list begins, null for one that is null, and where the last one ends."""
+    """Beginning of each list (null for a null list), and the end of the last."""
     offsets: list[int | None] = []
     end = 0
     for length in lengths:

@@ -1,12 +1,12 @@
-"""One dict that is several rows of a list that a function returned.
+"""Detects a dict that is several rows of a list returned by a function.
 
     kept, rows = {}, []
     for name in names:
         kept["name"] = name
         rows.append(kept)  # all rows are the last name
 
-When the list is returned, the other names are gone, so the list is refused. `[row] * 3` is right: the size of the list
-in memory says that the list did not grow, so nothing can have changed between its rows.
+In the returned list the other names are lost, so the list is refused. `[row] * 3` is allowed: the size of the list in
+memory shows that the list did not grow, so its rows were not changed meanwhile.
 """
 
 import warnings
@@ -19,7 +19,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def repeated(rows: Sequence[Any]) -> list[Any]:
-    """Each dict that is there several times."""
+    """Each dict that occurs several times."""
     if len(rows) == len(set(map(id, rows))):
         return []
     counts = Counter(map(id, rows))
@@ -31,8 +31,10 @@ def times_in(rows: Sequence[Any], row: Any) -> int:
 
 
 def refuse_repeated(rows: Sequence[Any] | Mapping[Any, Any], row: Any, where: str) -> None:
-    """Refuse `row`, which is there several times. A list that is as large as it must be may have grown until it was
-    full: then there is a warning."""
+    """Raises for `row`, which occurs several times.
+
+    A list of the minimum size may have grown until it was full: then only warns.
+    """
     times, made = 2, "dict"
     if isinstance(rows, Sequence):
         times, made = times_in(rows, row), "list"

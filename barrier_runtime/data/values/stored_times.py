@@ -1,7 +1,7 @@
-"""Times as the whole numbers that Arrow stores, from Python values and from text, exact to the nanosecond. Pure.
+"""Arrow's stored numbers of times, from Python values and from text, exact to the nanosecond. Pure.
 
-Text is as RFC 3339 and ISO 8601 have it: `2024-02-29T23:59:59.999Z` (without zone: UTC), `23:59:59.5`, `2024-02-29`,
-`P1DT2H3.5S`. Digits of a second that the column's unit does not have are refused, unless they are zeros.
+Text is in the forms of RFC 3339 and ISO 8601: `2024-02-29T23:59:59.999Z` (without zone: UTC), `23:59:59.5`,
+`2024-02-29`, `P1DT2H3.5S`. Digits of a second below the column's unit are refused, unless they are zeros.
 """
 
 import datetime
@@ -15,7 +15,7 @@ import pyarrow as pa
 NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}  # nanoseconds of a unit
 _DAY_NS = 86_400_000_000_000
 _NUMPY_NS = {"W": 7 * _DAY_NS, "D": _DAY_NS, "h": 3_600 * NS["s"], "m": 60 * NS["s"], **NS}
-_NUMPY_PARTS = {"ps": 10**3, "fs": 10**6, "as": 10**9}  # of a nanosecond
+_NUMPY_PARTS = {"ps": 10**3, "fs": 10**6, "as": 10**9}  # parts of a nanosecond
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _EPOCH = datetime.datetime(1970, 1, 1)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=datetime.timezone.utc)
@@ -23,10 +23,10 @@ _from_iso = datetime.datetime.fromisoformat
 _ZERO = datetime.timedelta(0)
 _FIRST_DAY = datetime.date(1970, 1, 1).toordinal()
 
-_DAYS_OF_CYCLE = 146_097  # of 400 years
+_DAYS_OF_CYCLE = 146_097  # 400 years
 _DATE = r"(\d{4,6})-(\d\d)-(\d\d)"
 _CLOCK = r"(\d\d):(\d\d):(\d\d)(?:\.(\d+))?"
-_SHORT_CLOCK = r"(\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?"  # as Arrow reads it
+_SHORT_CLOCK = r"(\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?"  # Arrow reads short forms
 _ZONE = r"([Zz]|[+-]\d\d(?::?\d\d)?)?"
 _MOMENT_TEXT = re.compile(f"{_DATE}[Tt ]{_SHORT_CLOCK}{_ZONE}", re.ASCII)
 _DATE_TEXT = re.compile(_DATE, re.ASCII)
@@ -37,8 +37,11 @@ _DURATION_NS = {"W": 7 * _DAY_NS, "D": _DAY_NS, "H": 3_600 * NS["s"], "M": 60 * 
 
 
 class Stored(NamedTuple):
-    """A kind of time. `python`: Python's type of its values; `nanoseconds(value, kind)`: the exact number that a value
-    stands for, None if it stands for none; an integer is a number of the column's own unit."""
+    """A kind of time.
+
+    `python`: Python's type of its values. `nanoseconds(value, kind)`: the exact number for a value, None if there is
+    none; an integer is a number of the column's own unit.
+    """
 
     python: type
     nanoseconds: Callable[[Any, pa.DataType], int | None]
@@ -55,19 +58,19 @@ class UnreadTime(ValueError):
 
 
 def is_time_kind(kind: pa.DataType) -> bool:
-    """Whether this is a date, a time of day, a timestamp or a duration."""
+    """True for a date, a time of day, a timestamp or a duration."""
     return kind.id in STORED
 
 
 def unit_ns(kind: pa.DataType) -> int:
-    """Nanoseconds of one of the numbers that a column of `kind` stores."""
+    """Nanoseconds per stored unit of a column of `kind`."""
     if pa.types.is_date(kind):
         return _DAY_NS if pa.types.is_date32(kind) else NS["ms"]
     return NS[kind.unit]
 
 
 def fits_unit(nanoseconds: int, kind: pa.DataType) -> tuple[int, str, str]:
-    """The number that `kind` stores for so many nanoseconds; else why there is none, and the remedy."""
+    """The stored number for `nanoseconds`, or the reason and the remedy of a refusal."""
     is_date = pa.types.is_date(kind)
     number, rest = divmod(nanoseconds, unit_ns(kind))
     if is_date and nanoseconds % _DAY_NS:
@@ -114,7 +117,7 @@ def numbers_of_texts(texts: Sequence[str | None], kind: pa.DataType) -> list[int
 def times_of_texts(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
     """A column of `kind`, which is no date, from texts. Raises `UnreadTime`."""
     if pa.types.is_timestamp(kind):
-        try:  # Arrow takes no more digits than the unit has, and none of these texts is one without a zone
+        try:  # Arrow takes no digits below the unit, and each of these texts has a zone
             return pa.array(texts, pa.string()).cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
         except pa.ArrowInvalid:
             pass
@@ -123,7 +126,7 @@ def times_of_texts(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
 
 
 def _quick_microseconds(text: str) -> int | None:
-    """Of a time in UTC with no more than six digits; None: look at it with more care."""
+    """Microseconds of a time in UTC with at most six digits; None: needs the slower code."""
     if not 20 <= len(text) <= 27 or text[10] != "T" or text[-1] != "Z" or text[16] != ":" or text[11:13] > "23":
         return None
     if text[4] != "-" or text[7] != "-" or text[13] != ":" or text[19] not in "Z.":
@@ -207,7 +210,7 @@ def _fraction_ns(text: str, digits: str | None) -> int:
 
 
 def _of_numpy(value: Any) -> int | None:
-    """Nanoseconds of numpy's times; None where they are not whole."""
+    """Nanoseconds of numpy's times; None if they are not whole."""
     if isinstance(value, np.datetime64) and np.datetime_data(value.dtype)[0] in ("Y", "M"):
         value = value.astype("datetime64[D]")
     unit, count = np.datetime_data(value.dtype)

@@ -1,8 +1,8 @@
-"""Texts of files as columns of a declared type: each value is kept as it is written, or refused with its row.
+"""Texts of files as columns of a declared type: values are kept as written, or refused with the row.
 
-`column_of_texts` decides what Arrow's readers of CSV and JSON leave open: digits of a second below the column's unit
-are kept if they are zeros and refused otherwise; numbers that would become infinite or lose digits are refused. Arrow's
-readers are quicker, so a reader calls this module for columns and blocks in which such a value occurs.
+`column_of_texts` handles cases that Arrow's readers of CSV and JSON leave open: digits of a second below the column's
+unit are kept if they are zeros, else refused; numbers that would become infinite or lose digits are refused. Arrow's
+readers are faster, so readers call this module only for columns and blocks with such values.
 """
 
 import re
@@ -17,23 +17,25 @@ import pyarrow.types as types
 
 from barrier_runtime.data.values.stored_times import NS, fits_unit
 
-UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)  # what Arrow raises for texts
+UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)  # Arrow's errors for texts
 _ZEROS = {"s": r"(:\d\d)\.0+([^0-9.]|$)", "ms": r"(\.\d{3})0+([^0-9]|$)", "us": r"(\.\d{6})0+([^0-9]|$)"}
 _ZONE = re.compile(r"\d\d:\d\d.*(?:[zZ]|[+-]\d\d:?\d\d)$|\d\d:\d\d.*[+-]\d\d$")
-_NO_ZONE = r":\d\d(\.\d+)?[+-]([3-9]\d|2[4-9]|\d\d:?[6-9])"  # Arrow adds up whatever hours and minutes there are
+_NO_ZONE = r":\d\d(\.\d+)?[+-]([3-9]\d|2[4-9]|\d\d:?[6-9])"  # Arrow accepts any numbers of hours and minutes
 _NO_ZONE_IN_BYTES = re.compile(_NO_ZONE.encode())
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 _FAR = re.compile(r"(-?\d{4,6}-\d\d-\d\d)(?:[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9})(0*))?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?\d+")
-_WHOLE_IN = {16: 2**11, 32: 2**24, 64: 2**53}  # bits: whole numbers below are kept without a loss
+_WHOLE_IN = {16: 2**11, 32: 2**24, 64: 2**53}  # bits: smaller whole numbers are exact
 _NUMPY = {16: np.float16, 32: np.float32, 64: np.float64}
 _CUT = 80
 
 
 class LineError(ValueError):
-    """A line that cannot be read. `at`: a byte of that line, in the bytes that were parsed. `problem` ends with the
-    remedy."""
+    """A line that cannot be read.
+
+    `at`: a byte of that line, in the parsed bytes. `problem` ends with the remedy.
+    """
 
     def __init__(self, at: int, problem: str) -> None:
         super().__init__(problem)
@@ -42,7 +44,7 @@ class LineError(ValueError):
 
 
 class TextMisfit(ValueError):
-    """A text that its column does not keep. `row`: its place in the column; `why` ends with the remedy."""
+    """A text that its column does not keep. `row`: index in the column; `why` ends with the remedy."""
 
     def __init__(self, row: int, text: str, why: str) -> None:
         super().__init__(why)
@@ -52,8 +54,9 @@ class TextMisfit(ValueError):
 
 
 def column_of_texts(texts: pa.Array, kind: pa.DataType, nulls: Collection[str] = (), *, trims: bool = True) -> pa.Array:
-    """A column of `kind`. `nulls`: texts that mean null, for other columns than text. `trims`: blanks around numbers
-    and times do not count. Raises `TextMisfit`.
+    """A column of `kind`. Raises `TextMisfit`.
+
+    `nulls`: texts that mean null, except in columns of text. `trims`: ignores blanks around numbers and times.
 
     >>> column_of_texts(pa.array(["12:00:00.5000000"]), pa.time32("ms")).to_pylist()
     [datetime.time(12, 0, 0, 500000)]
@@ -77,7 +80,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_read_from_text(kind: pa.DataType) -> bool:
-    """Whether texts can become a column of `kind`."""
+    """True if texts can become a column of `kind`."""
     try:
         _cast(pa.array([], pa.string()), kind)
     except UNFIT:
@@ -86,7 +89,7 @@ def is_read_from_text(kind: pa.DataType) -> bool:
 
 
 def may_be_inexact(column: pa.Array) -> bool:
-    """Whether numbers in a column of floats are so large that a whole number may have lost digits, or infinite."""
+    """True if a column of floats has numbers that are infinite, or so large that digits may be lost."""
     bits = column.type.bit_width
     numbers = np.frombuffer(column.buffers()[1], _NUMPY[bits])[column.offset : column.offset + len(column)]
     with np.errstate(invalid="ignore"):
@@ -94,8 +97,10 @@ def may_be_inexact(column: pa.Array) -> bool:
 
 
 def refuse_inexact(texts: pa.Array, column: pa.Array) -> None:
-    """Raise `TextMisfit` for a number that became infinite, or a whole number that lost digits. `column`: floats that
-    were read from `texts`."""
+    """Raises `TextMisfit` for a number that became infinite, or a whole number that lost digits.
+
+    `column`: floats that were read from `texts`.
+    """
     if not len(column) or not may_be_inexact(column):
         return
     bits = column.type.bit_width
@@ -114,7 +119,7 @@ def refuse_inexact(texts: pa.Array, column: pa.Array) -> None:
 
 
 def may_have_no_zone(data: bytes) -> bool:
-    """Whether a time in some text has an offset that is no zone, such as +25:00."""
+    """True if some text has a time with an invalid offset, such as +25:00."""
     return _NO_ZONE_IN_BYTES.search(data) is not None
 
 
@@ -140,13 +145,13 @@ def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def has_wrapped(texts: pa.Array, column: pa.Array) -> bool:
-    """Whether a hexadecimal number such as `0xFF` of 8 bits was taken for a negative one, as Arrow does."""
+    """True if Arrow took a hexadecimal number, such as `0xFF` of 8 bits, for a negative number."""
     negative = pc.less(column, 0)
     return bool(pc.any(negative).as_py() and pc.any(pc.and_(negative, pc.starts_with(texts, "0"))).as_py())
 
 
 def _far_times(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Times with years beyond 9999, and the first ones that nanoseconds reach, which Arrow does not read."""
+    """Times that Arrow does not read: years beyond 9999, and the earliest times that nanoseconds reach."""
     numbers: list[int | None] = []
     for text in texts.to_pylist():
         found = None if text is None else _FAR.fullmatch(text)
@@ -161,7 +166,7 @@ def _far_times(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _fits_form(found: re.Match[str], kind: pa.DataType) -> bool:
-    """Whether a date has no time of day, and a timestamp has a zone if the column has a zone."""
+    """True if a date has no time of day, and a timestamp has a zone if the column has a zone."""
     if types.is_date(kind):
         return found[2] is None
     return (found[5] is None) == (kind.tz is None)
@@ -241,7 +246,7 @@ def _time(unit: str) -> pa.DataType:
 
 
 def is_kept(texts: Collection[str], kind: pa.DataType) -> bool:
-    """Whether a column of `kind` keeps each text."""
+    """True if a column of `kind` keeps each text."""
     try:
         _cast(pa.array(list(texts), pa.string()), kind)
     except UNFIT:
@@ -254,7 +259,7 @@ def _reads(text: str, kind: pa.DataType) -> bool:
 
 
 def type_of_times(texts: Collection[str]) -> pa.DataType | None:
-    """The type of dates or timestamps that are all written in one form; None if they are not. Raises nothing."""
+    """The type of dates or timestamps that all have the same form; None if the forms differ."""
     if all(map(_DATE.fullmatch, texts)):
         return pa.date32() if is_kept(texts, pa.date32()) else None
     found = [each for each in map(_MOMENT.fullmatch, texts) if each is not None]
@@ -267,7 +272,7 @@ def type_of_times(texts: Collection[str]) -> pa.DataType | None:
 
 
 def not_utf8_at(data: bytes) -> int | None:
-    """The place of the first byte that is not UTF-8; None if there is none."""
+    """Index of the first byte that is not UTF-8; None if there is none."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
