@@ -1,8 +1,8 @@
 """Chooses how many decided checkpoints a sink commits together.
 
-Without failures, a sink commits all checkpoints that wait. After a failure the group is halved, down to the failing
+Without failures, a sink commits all waiting checkpoints. After a failure the group is halved, down to the failing
 checkpoint alone: a checkpoint that cannot be committed must not hold back older ones, and a slow target may manage half
-of a request. Each successful group doubles the next one; the limit ends when no checkpoint is left.
+of a request. Each successful group doubles the next group; the limit ends when no checkpoint waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class CommitGroups:
     def failed(self, steps: int, error: BarrierRuntimeError) -> None:
         """Halves the next group after a commit of `steps` steps raised `error`.
 
-        Raises `error` if one step failed, which cannot be halved, or if the target may be unavailable.
+        Raises `error` for a single step, which cannot be halved, and if the target may be unavailable.
         """
         if steps == 1:
             raise error

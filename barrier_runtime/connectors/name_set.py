@@ -185,7 +185,7 @@ class NameSet:
         return True
 
     def to_merge(self) -> Sequence[SortedRun]:
-        """Returns all neighbouring runs of one level that should be merged; empty if they are too few.
+        """Returns all neighbouring runs of a level that should be merged; empty if they are too few.
 
         Levels therefore only fall from older to newer runs.
         """

@@ -28,7 +28,6 @@ def read_parquet(source: Any, schema: pa.Schema) -> pa.Table:
 
 
 def read_schema(source: Any) -> pa.Schema:
-    """Returns the columns of a file."""
     return open_parquet(source, pre_buffer=False).schema_arrow
 
 

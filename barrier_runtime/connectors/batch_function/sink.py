@@ -1,10 +1,8 @@
-"""Half of `for_each_batch` in the slots: stages rows and requests calls of the function from the program.
+"""Half of `for_each_batch` in the slots: stages rows and requests calls of the function (see `batch_function/queue`).
 
-Pre-commit stages the rows as Parquet objects in the job's storage. When every subtask knows that the checkpoint is
-decided, subtask 0 writes a request (`batch_function/queue`) and waits until the program has noted the success; only
-then is the checkpoint visible. A job therefore ends only after the last batch was delivered. A slow or failing function
-delays later batches, which wait in storage; if too many wait, the stream waits. The function stays in the program
-(`batch_function/caller`).
+A checkpoint is visible only after the program has noted the function's success, so a job ends only after the last batch
+was delivered. A slow or failing function delays later batches, which wait in storage; if too many wait, the stream
+waits. The function stays in the program (`batch_function/caller`).
 """
 
 import threading

@@ -41,7 +41,6 @@ class KinesisReader:
         self._wake = wake
 
     def prepare(self) -> None:
-        """Begins fetching."""
         if self._fetcher is None:
             self._fetcher = self._make_fetcher(self._position, self._convert, self._every_s, self._wake)
 

@@ -1,11 +1,8 @@
 """Source of the rows of a Python iterator. The position is a count; a replay skips the rows that were read.
 
-Exactly-once requires that each call of `make_iterator(index, of)` yields the same rows. A generator over fixed data
-does; a clock or a socket does not and needs `replayable=False`.
-
-Each iterator runs in a thread (`rows_ahead`), so waiting is allowed. The slot's loop waits some milliseconds for a full
-batch of a quick iterator; from a slower iterator the loop takes the available rows. After a reader is closed, the
-thread lives until the waiting iterator returns; these rows are dropped.
+The slot's loop waits some milliseconds for a full batch of a quick iterator; from a slower iterator the loop takes the
+available rows. After a reader is closed, the thread (`rows_ahead`) lives until the waiting iterator returns; these rows
+are dropped.
 """
 
 import itertools

@@ -1,8 +1,7 @@
 """Source of rows from a function that is called periodically: for an API, a table or another system with queries.
 
-The function takes a cursor and returns rows and the next cursor. A position is the cursor of the current page and the
-number of emitted rows of the page, so a restored job requests the page again and continues inside the page. The
-function runs in a thread, at most one page ahead, and the thread wakes the slot for each page.
+A position is the cursor of the current page and the number of emitted rows of the page, so a restored job requests the
+page again and continues inside the page. The function's thread is at most one page ahead and wakes the slot for pages.
 """
 
 import datetime

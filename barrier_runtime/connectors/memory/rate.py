@@ -119,7 +119,6 @@ class RateReader:
         return Polled(pa.RecordBatch.from_arrays(columns, schema=self._schema), emit_ns)
 
     def _few(self, numbers: range, start_ns: int) -> FewRows:
-        """Returns the same rows as lists."""
         of, index, period_ns = self._part.of, self._part.index, self._period_ns * self._part.of
         values = [number * of + index for number in numbers]
         columns = [values, [start_ns + int(number * period_ns) for number in numbers]]

@@ -1,9 +1,9 @@
 """Source of a RabbitMQ queue: the broker delivers messages again, but has no positions.
 
-A message is acknowledged after a covering checkpoint is completed. After any earlier failure (a killed slot, a lost
-connection, a restarted broker) the broker delivers the message again, to any consumer. The stream then repeats the
-message, and is exactly-once only with a following `deduplicate`, whose state belongs to the same checkpoints: either
-the restored state contains the id, or the message was not acknowledged.
+After any failure before a covering checkpoint is completed (a killed slot, a lost connection, a restarted broker) the
+broker delivers a message again, to any consumer. The stream then repeats the message, and is exactly-once only with a
+following `deduplicate`, whose state belongs to the same checkpoints: either the restored state contains the id, or the
+message was not acknowledged.
 
 Splits are consumers that compete for the queue. Any number of consumers works, so a job may be rescaled freely. The
 order of a queue holds with a single consumer only (and not for redelivered messages).

@@ -39,7 +39,6 @@ def behind_quotes(data: bytes, delimiter: str) -> int | None:
 
 
 def quoted(data: bytes, delimiter: str) -> Quoted:
-    """Returns the quoted parts of `data`."""
     text = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(text == _QUOTE)
     opening = quotes[::2]

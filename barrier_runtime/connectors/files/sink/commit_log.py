@@ -307,7 +307,7 @@ def committed_files(url: str, job: str | None = None, sink: str | None = None) -
     a folder's name has characters that a URL must quote, returns plain paths, which all readers understand; some
     readers do not unquote URLs. (Spark alone takes `*`, `?`, `[…]` and `{…}` in either for patterns.)
 
-    With unaligned checkpoints, a checkpoint shows the rows that its sinks had received: while the job runs, rows that a
+    With unaligned checkpoints, a checkpoint shows the rows that the sinks had received: while the job runs, rows that a
     barrier overtook may be missing although later rows of the same split are there. At the job's end no row is missing.
     """
     store = open_existing_store(url)

@@ -2,9 +2,9 @@
 
     <url>/_commits/<job>/<sink>/summaries/<number, 20 digits>.json        number n: of records 250·(n-1)+1 … 250·n
 
-A summary consists of durable, immutable records, so all writers write the same bytes. A summary is only a copy: if it
-is missing, damaged or outdated (its last record differs from the log's), the records are read. Summaries are written in
-order, one per commit, also for logs of older releases.
+A summary consists of durable, immutable records, so all writers write the same bytes. A summary is only a copy: a
+missing, damaged or outdated summary (the last record differs from the log's) is ignored, and the records are read.
+Summaries are written in order, at most one per commit, also for logs of older releases.
 
 `origins`: the highest token and checkpoint per decision log (see `file_committable`) of files named by these records
 *and all earlier records*. A job that starts anew in the same folder has another decision log and need not read older

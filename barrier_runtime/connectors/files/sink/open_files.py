@@ -1,7 +1,7 @@
 """Rows of open files of a rolling file sink, which grow over several checkpoints. Pure.
 
 A rolling sink keeps rows in memory, a file per folder, and in snapshots. A rolled file leaves the open files, is
-staged, and becomes visible with the checkpoint that rolled it.
+staged, and becomes visible with the checkpoint that rolled the file.
 
 | what is there | event                                        | next                                              |
 |---------------|----------------------------------------------|---------------------------------------------------|
@@ -15,10 +15,10 @@ staged, and becomes visible with the checkpoint that rolled it.
 |               | a snapshot                                   | its rows are in the snapshot, or in a rolled file |
 |               |                                              |   of the same snapshot, never in both             |
 
-Snapshots store *parts*: the rows of all folders from a checkpoint in one value, so that a checkpoint writes its new
+Snapshots store *parts*: the rows of all folders from a checkpoint in a single value, so that a checkpoint writes new
 rows into one object. Eight parts of similar size are merged, and a part with mostly rolled files is rewritten: each row
-is written a few times, and parts stay few. A stored part is referenced, not written again, even after some of its files
-were rolled; their rows are ignored.
+is written a few times, and parts stay few. A stored part is referenced, not written again, even after some files were
+rolled; the rows of these files are ignored.
 """
 
 import struct

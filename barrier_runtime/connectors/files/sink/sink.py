@@ -1,12 +1,13 @@
 """Exactly-once sinks of files (Parquet, JSON lines, CSV) in a local folder or an object store.
 
 Pre-commit stages whole, durable, hidden objects that never expire. Commit publishes each object under the final name:
-atomic, idempotent, checked by hash. There is a file per subtask and checkpoint, and more if a transaction outgrows
-memory. After all subtasks have published, the global committer adds the files to the sink's commit log in an atomic
-step. Readers of that log (`committed_files`) see whole checkpoints, readers that list the folder see whole files.
+atomic, idempotent, checked by hash. After all subtasks have published, the global committer adds the files to the
+sink's commit log in an atomic step. Readers of that log (`committed_files`) see whole checkpoints, readers that list
+the folder see whole files.
 
-With `roll_bytes` or `roll_age`, a file grows over several checkpoints (see `open_files`): the job's snapshots contain
-the rows of open files. With `partition_by`, there is a file per folder (see `hive`).
+A file takes the rows of a subtask and checkpoint; a large transaction makes several files. With `roll_bytes` or
+`roll_age`, files grow over several checkpoints (`open_files`); with `partition_by`, there is a file per folder
+(`hive`).
 """
 
 import datetime
@@ -65,14 +66,14 @@ class FileSink(TwoPhaseCommitSink):
     share.
 
     `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask, above which a part is staged early as a
-    separate file. The default is smaller for text, which is larger than its rows: rows are encoded as they arrive, and
+    separate file. The default is smaller for text, which is larger than the rows: rows are encoded as they arrive, and
     text of four times this size is staged early as well.
 
     `partition_by`: columns (text, integers, booleans, dates) whose values are stored in the path instead of the file,
     as in Hive and Spark: `day=2026-01-01/part-….parquet`.
 
-    `roll_bytes`, `roll_age`: a file becomes visible when its rows take that many bytes in memory (three to ten times as
-    much as in a Parquet file) or when its first row has that age, whichever is first. If only one is given, the other
+    `roll_bytes`, `roll_age`: a file becomes visible when the rows take that many bytes in memory (three to ten times as
+    much as in a Parquet file) or when the first row has that age, whichever is first. If only one is given, the other
     is 128 MiB or 10 minutes. Without both, every checkpoint shows its rows. Rows of open files wait in the job's
     checkpoints, at most `max_bytes_in_memory` (or `roll_bytes`) per subtask: beyond that the largest files become
     visible earlier. At the end of the input, and when the job is drained, all files become visible.

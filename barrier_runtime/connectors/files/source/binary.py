@@ -25,12 +25,12 @@ _MOST_BYTES = 256 << 20
 @kinds_checked
 @dataclass(frozen=True)
 class BinarySource(FileSource):
-    """Whole files, one row each: images, PDFs, messages; see `ParquetSource`.
+    """Whole files, a row each: images, PDFs, messages; see `ParquetSource`.
 
     Columns are `path`, `modified` (time of the last change), `length` in bytes and `content`. `schema` may name some of
     them, and columns of the folders above; without `content` files are not read. `suffixes`: endings of names that are
     read in folders, such as `(".png", ".jpg")`; default: all. A row is in memory as a whole, so a file above 256 MiB is
-    refused, unless its `content` is not read; between slots a row may have 64 MiB.
+    refused, unless `content` is not read; between slots a row may have 64 MiB.
     """
 
     _: KW_ONLY

@@ -28,7 +28,6 @@ EndOfRecords = Callable[[bytes], int]  # the end of the last whole record in som
 
 
 def end_of_lines(data: bytes) -> int:
-    """Returns the end of the last whole line in `data`."""
     return data.rfind(b"\n") + 1
 
 

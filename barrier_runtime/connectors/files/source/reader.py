@@ -1,8 +1,8 @@
 """Base of readers of files: decodes chunk by chunk and returns slices, possibly at a pace.
 
 A position contains the number of rows returned, the schedule's start, facts that identify the file, and the format's
-fast path to the place. A changed file is refused: the size differs, or both the time of change and the first or last 64
-kB differ, because copied files have another time. Changes in the middle alone are not detected.
+fast path to the place. A changed file is refused: another size, or another time of change as well as other first or
+last 64 kB, because copied files have another time. Changes in the middle alone are not detected.
 """
 
 from collections.abc import Mapping

@@ -216,7 +216,7 @@ _CONNECTING = threading.Lock()
 def _connected(host_and_port: str) -> Any:
     """Connects for the life of the process. Raises `OSError`.
 
-    When pyarrow drops its object, libhdfs closes the process's only connection, and with it every file being read.
+    When pyarrow drops the object, libhdfs closes the process's only connection, and with it every file being read.
     """
     host, _, port = host_and_port.partition(":")
     return pafs.HadoopFileSystem(host or "default", int(port) if port.isdigit() else 8020)

@@ -50,7 +50,6 @@ _READING = {
 
 
 def load_client(where: str) -> Any:
-    """Returns the module `confluent_kafka`."""
     try:
         import confluent_kafka
     except ImportError as error:

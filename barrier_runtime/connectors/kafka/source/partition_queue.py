@@ -136,7 +136,6 @@ def _size(fetched: Fetched) -> int:
 
 
 def _cut(rows: pa.RecordBatch | FewRows, count: int) -> tuple[pa.RecordBatch | FewRows, pa.RecordBatch | FewRows]:
-    """Returns the first `count` rows, and the other rows."""
     if isinstance(rows, FewRows):
         return rows.take(range(count)), rows.take(range(count, rows.count))
     return rows.slice(0, count), rows.slice(count)

@@ -59,7 +59,6 @@ class KafkaReader:
         self._count = count
 
     def prepare(self) -> None:
-        """Begins fetching."""
         if self._queue is None and not self.finished:
             split = self._split
             queue = PartitionQueue(split.topic, split.partition, self._position, self._where, self._wake)
