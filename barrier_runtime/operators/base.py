@@ -175,7 +175,7 @@ class Operator:
     takes_rows_before_barriers: bool = False
 
     is_followed: bool = True  # a later step follows event time row by row: see `graph/event_time`
-    # bound of how far its rows' event times are behind the watermark; the forwarded watermark lags as much
+    # event times of emitted rows lag at most this far behind the watermark; the forwarded watermark lags as much
     output_delay_ms: int = 0
 
     @property

@@ -529,8 +529,7 @@ class ProcessOperator(KeyedOperator):
                         self._watermark_ms = self._came_by_timer_ms = at_ms
                     context.timestamp, context.watermark = at_ms, self._watermark_ms
                     context.key = self.codec.user_key(current.key)
-                    # results of a timer are not late for its own time, and neither are those of other timers of that
-                    # time
+                    # not late for the timer's time: further timers of that time may follow
                     reached_ms = self._watermark_ms - (self._watermark_ms == self._came_by_timer_ms)
                     if self._by_row:
                         self._sides.reached_ms = reached_ms

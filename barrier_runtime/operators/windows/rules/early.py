@@ -3,7 +3,7 @@
 State holds the number of rows in each window's last result, so a restore knows which windows have changed. Batches are
 cut, and a watermark stops, at multiples of an interval of event time (see docs/design/event-time-in-a-batch.md). By
 rows, all results of a batch are computed at once: as running aggregates, or, for results of only the rows since the
-last result, in a scratch table with an entry per result. By the wall clock, a turn emits some thousand windows at most.
+last result, in a scratch table with an entry per result. By the wall clock, each turn emits a part of the windows.
 """
 
 from collections.abc import Iterator, Mapping
