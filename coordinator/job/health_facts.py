@@ -122,7 +122,7 @@ def _appending(job: Job, phase: str) -> str:
 
 
 def _behind(job: Job) -> tuple[tuple[str, int], ...]:
-    """Returns sinks without a commit of this generation's last checkpoint, unless restored."""
+    """Returns sinks behind this generation's last checkpoint; restored ones were committed at opening."""
     restored, completed = job.generation.restored, job.last_completed
     if completed <= (0 if restored is None else restored.manifest.checkpoint):
         return ()
