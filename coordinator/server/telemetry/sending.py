@@ -1,4 +1,4 @@
-"""Thread that sends data to a collector, and pauses while unavailable. No job waits for it.
+"""Thread that sends data to a collector, and pauses during outages. No job waits for it.
 
 | the collector | the thread | `ready`: data may be made |
 |---|---|---|

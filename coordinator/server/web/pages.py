@@ -219,7 +219,7 @@ class Pages:
         return self._with_session(_html(render.opened_page(target)))
 
     def _refused(self, trouble: str, code: str, target: str, status: int = 401) -> Response:
-        """Returns the login page with a command; only holders of a link see the token's file."""
+        """Returns the login page; only holders of a link see the token's file in the command."""
         command = self._command if self._links.is_ours(code) else render.CommandLine()
         found = re.match(r"/jobs/([a-z0-9-]+)", target)
         return _html(render.login_page(trouble, line=command.line("page", found[1] if found else "JOB")), status)
@@ -229,7 +229,7 @@ class Pages:
             return _html(render.login_page("The form was sent from another site."), 403)
         client = request.client.host if request.client is not None else ""
         form = parse_qs((await _body(request)).decode("ascii", "replace"))
-        # other clients at the same address must not lock a right token out
+        # Other clients at the same address must not lock a right token out.
         if not is_token(form.get("token", [""])[0], self._token):
             wait_ms = self._throttle.wait_ms(client, now_ms())
             if wait_ms:
