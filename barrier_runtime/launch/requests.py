@@ -113,12 +113,12 @@ def known_status(client: Any, job: str, run_id: str) -> JobStatus | None:
 
 
 class SavepointFailed(BarrierRuntimeError):
-    """The savepoint failed; the job continues."""
+    """The savepoint failed. The job continues, unless it is being drained or has ended before."""
 
 
 @dataclass(frozen=True)
 class SavepointTaken:
-    """A complete savepoint. `url`: the folder, which can be moved whole. `bytes`: of its files."""
+    """A complete savepoint. `url`: the folder, which can be copied or moved whole. `bytes`: of its files."""
 
     url: str
     checkpoint: int
@@ -191,7 +191,7 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 class RescaleFailed(BarrierRuntimeError):
-    """The rescale failed; the job continues with its previous slots."""
+    """The rescale failed. The job continues with its previous slots, unless it has ended before."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ _LOADER = "barrier_runtime.tools.load_program"
 
 
 class ReplaceFailed(BarrierRuntimeError):
-    """The replace failed; the job continues with its previous program."""
+    """The replace failed. The job continues with its previous program, unless it has ended before."""
 
 
 @dataclass(frozen=True)

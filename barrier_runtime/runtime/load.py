@@ -13,7 +13,7 @@ import msgspec
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 _LONG_S = 0.02  # a step of this length delays a barrier noticeably
-_KEPT = 32  # long steps; if there are more, the newest explain as well
+_KEPT = 32  # long steps; the newest explain a slow checkpoint as well as all of them
 
 
 @dataclass

@@ -96,7 +96,7 @@ class Subtask:
         self.source = source
         self.rows_in = 0
         self.last_checkpoint = 0  # highest id captured or aborted
-        self._wanted: Barrier | None = None  # last trigger, used if the input ends first
+        self._wanted: Barrier | None = None  # last trigger; the subtask answers it if the inputs end first
         self._aligner = aligner
         self._queues = InputQueues(inputs)
         self._merger = self._queues.merger
@@ -197,9 +197,12 @@ class Subtask:
         return worked
 
     def _go_on(self) -> bool:
-        """Continues the advance of event time, then takes barriers that are next on their channels. Rows that the
-        operator gave back, and other waiting rows, come before the barriers; a barrier of `overtakes_timers` waits for
-        `_HELD_UP_MS` and then overtakes these rows."""
+        """Continues the advance of event time, then takes the barriers that are next on their channels.
+
+        Rows that the operator gave back, and rows in the queues, come before the barriers after them. If the requested
+        checkpoint `overtakes_timers` and event time still advances, its barriers overtake these rows once all of them
+        have been in the queues for `_HELD_UP_MS`.
+        """
         self._advance_further()
         if self._ending:
             return True
@@ -419,8 +422,10 @@ class Subtask:
     # ------------------------------------------------------------ the end
 
     def _end_if_finished(self) -> bool:
-        """Ends the subtask if all inputs and the first operator have finished. Triggers are answered before: no barrier
-        comes."""
+        """Ends the subtask when the first operator has finished, too; all inputs have ended.
+
+        Until then triggers are answered directly, because no barrier comes any more.
+        """
         if self.chain.first.unfinished:
             return False
         self._end()

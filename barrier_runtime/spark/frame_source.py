@@ -10,8 +10,7 @@ one of two drivers wins), so a restart, also of the whole program, reads the sam
     driver dies before `current.json`       the files are unknown; the next run stages again
     driver dies after `current.json`        the next run finds the object and does not run the query
     two drivers at once                     both stage; the second one to finish uses the first one's rows
-    a task of the query runs twice          each attempt writes under its own name; the attempt that Spark accepted
-    counts
+    a task of the query runs twice          each attempt writes under its own name; the one that Spark accepted counts
 
 Split names contain the id of their staging, and a checkpoint has everything to continue the splits. So a run that
 stages again, but is refused or dies before it leads the job, changes nothing for the job. The driver deletes the

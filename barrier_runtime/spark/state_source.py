@@ -1,8 +1,7 @@
 """State of a checkpoint or savepoint as a Spark DataFrame: a Python data source of PySpark.
 
     spark.dataSource.register(BarrierStateSource)
-    spark.read.format("barrier-state").option("path", url).option("job", "orders").option("state",
-    "alarms.last").load()
+    spark.read.format("barrier-state").option("path", url).option("job", "orders").option("state", "alarms.last").load()
 
 There is a partition per subtask of the job that wrote the state. With .option("pushdown", "true") conditions that a
 column of the key equals a value are pushed down; with the whole key, Spark reads the files of only one subtask.

@@ -1,7 +1,7 @@
 """The command `demo`: a live flow with its page, from the package alone, without Spark or Java.
 
-This process takes the part of Spark: starts a process per slot, and restarts a process that died. Everything else is as
-on a cluster. At the end the demo counts the written windows: each must exist once.
+This process takes the part of Spark: it starts a process per slot, and restarts a process that died. Everything else
+is as on a cluster. At the end the demo counts the written windows: each must exist once.
 """
 
 import contextlib

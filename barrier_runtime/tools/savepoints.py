@@ -28,9 +28,10 @@ def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTak
 
 
 def stop_with(client: Any, job: str, url: str, drain: bool = False) -> SavepointTaken:
-    """Stops the job with a savepoint, and waits for both. A repeated call joins the earlier request.
+    """Stops the job with a savepoint in the folder `url`, and waits for both.
 
-    Raises `SavepointFailed` if the savepoint fails.
+    A repeated call for the same folder joins the open request, or returns the savepoint with which the job has ended.
+    Raises `SavepointFailed` if the savepoint fails, or the job ends without the savepoint.
     """
     known = client.status(job)
     run_id, asked = known.run_id, savepoint_asked_again(savepoint_asked(url), known)

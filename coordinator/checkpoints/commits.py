@@ -20,8 +20,9 @@ later; therefore the job's history stores failures, too:
 | an earlier checkpoint is visible | none | unchanged |
 | another number of slots, another program | none | removed: everything before was visible |
 
-`noted` changes when the history has to be written: a failure began, ended, or has another reason, at most once in
-`NOTE_AGAIN_MS` (reasons may contain times and numbers of requests). Further attempts alone are not stored.
+`noted` changes when the history has to be written: a failure began or ended, or has another reason. Another reason
+counts at most once in `NOTE_AGAIN_MS`, because reasons may contain times and numbers of requests. Further
+attempts alone are not stored.
 
 **Held commits.** A sink with `commit_every` holds back global commits, so that a table of a lakehouse gets one commit
 for all checkpoints of that time. Only the coordinator holds back: subtasks commit parts with each checkpoint, and
@@ -285,7 +286,7 @@ class CommitTracker:
         return tuple(each for sink, each in oldest.items() if each is not None and sink not in failing)
 
     def behind(self, checkpoint: int) -> tuple[str, ...]:
-        """Returns members (sink subtasks, global committers) with `checkpoint` invisible but not held."""
+        """Returns sink subtasks and global committers without a commit of `checkpoint`, except held ones."""
         late = (key for key, through in self._through.items() if through < checkpoint and not self._is_held(key))
         return tuple(sorted(late))
 
@@ -350,9 +351,9 @@ class CommitTracker:
             del self._decided[kept[len(kept) // 2]]
 
     def due_globally(self) -> tuple[GlobalCommit, ...]:
-        """Returns, per sink, the commits of all subtasks that the global committer lacks, until more is due.
+        """Returns, per sink, the newest commit of all subtasks that the global committer has not made.
 
-        `look` holds back some of them.
+        `look` holds back some commits. The parts of a returned commit are kept until a newer commit is due.
         """
         due = []
         for sink in self._global_sinks:

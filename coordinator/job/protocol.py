@@ -143,7 +143,7 @@ class JobProtocol:
 
     @property
     def lead_position(self) -> int | None:
-        """Position of the record that made this process leader; None if this process does not lead."""
+        """Position of the newest record by which this process leads; None if it does not lead."""
         return self._job.led.permit.position if self._job.leads else None
 
     @property
@@ -330,7 +330,7 @@ class JobProtocol:
         return self._phase.on_tick(self._job, now_ms)
 
     def _is_late(self, now_ms: int) -> bool:
-        """Whether this process stalled, so that silences of slots may be unread messages."""
+        """Whether this process stalled: messages of slots may be unread, so no slot counts as silent yet."""
         deadline = self.next_deadline()
         return deadline is not None and now_ms - deadline > STALL_MS
 

@@ -139,7 +139,7 @@ class JobRunner:
 
     @property
     def lead_position(self) -> int | None:
-        """Position of the log record that made this runner leader; None if this runner does not lead."""
+        """Position of the newest record by which this runner leads; None if it does not lead."""
         return None if self._broken else self._protocol.lead_position
 
     @property
@@ -148,7 +148,7 @@ class JobRunner:
 
     @property
     def history_revision(self) -> object:
-        """Version of `history`; rises with each change."""
+        """Opaque version of `history`; changes with each event that a successor should know."""
         return self._protocol.history_revision
 
     @property

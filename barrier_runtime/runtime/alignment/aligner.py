@@ -21,7 +21,7 @@ limits its alignment: None is for ever, 0 is not at all.
                      cancel m arrives
     any              barrier or cancel <= done, old token    ignored and counted
 
-Barriers with an `aligned_timeout_ms`, if no other checkpoint is aligned or recorded at the same time:
+Barriers with an `aligned_timeout_ms`, of which the coordinator triggers one at a time (`max_concurrent` is 1):
 
     idle             trigger or first arrival of n           start the timer of n
     idle             n arrives                               aligning n, no channel blocked yet

@@ -5,8 +5,8 @@ frozen: the collector skips them. A dropped generation leaves cycles of objects,
 follows, which takes milliseconds without the imports. A generation that created very many objects, for example by
 imports of functions, is frozen too; then a collection of the whole heap is needed to free the generation.
 
-None of this is for a process of the user's program. Heartbeats report the metrics of the process; `Execution.figures`
-has the metrics of a generation.
+Neither `Heap` nor `tune_interpreter` is for a process of the user's program. Heartbeats report the metrics of the
+process; `Execution.figures` has the metrics of a generation.
 """
 
 import gc

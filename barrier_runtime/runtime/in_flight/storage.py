@@ -5,7 +5,8 @@ manifest if they are tiny. Runs on worker threads only.
 
 At another parallelism rows of a hash edge are distributed again by key group, so that rows meet the state of their key;
 on a rebalance edge all rows of an old subtask go to the same new subtask. Rows of a key keep their order, because the
-receiving subtask processes these rows before anything new. Other edges have no rows in flight. The event time reached
+receiving subtask processes these rows before anything new. Other edges have no rows in flight,
+because their barriers are always aligned. The event time reached
 at each row is stored, so that timers and windows fire between the same rows after a restore; at another parallelism
 this time is dropped, because it would be ahead of the rows of other subtasks. See docs/design/unaligned-checkpoints.md.
 """

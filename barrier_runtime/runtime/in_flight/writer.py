@@ -19,15 +19,16 @@ class InFlightWriter:
         self._inputs = inputs
         self._checkpoint = 0  # 0: nothing is recorded
         self._left: list[tuple[int, Batch]] = []
-        self._channels: list[tuple[int, int, list[Batch]]] = []  # port, `others` in ms, batches
+        self._channels: list[tuple[int, int, list[Batch]]] = []  # port, limit of event time in ms, batches
 
     def begin(
         self, checkpoint: int, left: Iterable[tuple[int, Batch]], channels: Iterable[int], others: Callable[[int], int]
     ) -> None:
         """Records `channels` for `checkpoint`, after the (port, batch) pairs `left`.
 
-        `others(index)`: event time that the other channels allow at the rows of channel `index`; after a restore no
-        watermark reports this time before these rows.
+        `others(index)`: lowest watermark (ms) of the channels other than `index`, which limits event time at the rows
+        of channel `index`. `finish` stores the limit with the rows: after a restore the other channels do not send
+        their watermarks again before these rows.
         """
         self.drop(self._checkpoint)
         self._checkpoint = checkpoint

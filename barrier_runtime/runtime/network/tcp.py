@@ -159,9 +159,9 @@ class TcpDataPlane:
         return len(self._unproven)
 
     def came(self, incoming: "_Incoming") -> None:
-        """Registers an unauthenticated connection. Above the limit, aborts the oldest.
+        """Registers an unauthenticated connection; at `MAX_UNPROVEN` connections aborts the oldest first.
 
-        A peer is unauthenticated for milliseconds only.
+        A slot needs milliseconds to authenticate, so the oldest connection is hardly a slot's.
         """
         while len(self._unproven) >= MAX_UNPROVEN:
             oldest = next(iter(self._unproven))

@@ -94,8 +94,8 @@ class SinkOperator(Operator):
         """Checks the target, then commits the transactions that the restored checkpoint decided.
 
         If the target cannot be reached, the job continues: commits are retried in order, before anything newer is
-        committed. Except after rescaling: decided transactions of another subtask may hold older rows of keys that this
-        subtask now owns, so the generation starts only when all of these are committed.
+        committed. After rescaling the generation starts only when all decided transactions are committed, because those
+        of another subtask may hold older rows of keys that this subtask now owns.
         """
         where = f"job {context.job!r}, sink {self._name!r}, subtask {context.subtask}"
         self._context = context

@@ -167,7 +167,11 @@ def has_finished(split: Split, finished: NameSet | FinishedSplits, where: str) -
 def compare_finished(
     source: MarkingSource, listed: Sequence[Split], assignment: Assignment, subtask: int, parallelism: int
 ) -> None:
-    """Renews the marks of finished splits of this subtask. Raises `InvalidJob` for changed content."""
+    """Compares this subtask's finished splits of a fixed list with their content when they were read to the end.
+
+    Raises `InvalidJob` for other content. Renews the mark if the content is the same. A source may leave splits for a
+    later start; see `MarkingSource.renewed_marks`.
+    """
     marked = []
     for split in listed[subtask::parallelism]:
         known = assignment.finished.find(split.id)

@@ -175,8 +175,8 @@ class SourceDriver:
             self._ahead_ms = WATERMARK_MIN
 
     def lowest_in_job(self, watermark_ms: int) -> None:
-        """Sets the lowest watermark that a split of the job allows. WATERMARK_MIN: not known yet; WATERMARK_MAX: no
-        split holds the others back."""
+        """Sets the lowest watermark that a split of the job allows. WATERMARK_MIN: a split has had no row, or a
+        slot has not reported; WATERMARK_MAX: no split holds the others back."""
         if self._max_drift_ms is None:
             return
         if watermark_ms in (WATERMARK_MIN, WATERMARK_MAX):
