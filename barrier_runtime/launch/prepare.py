@@ -202,7 +202,7 @@ def _settle(store: ObjectStore, pending: PendingJob, sink: PendingSink, present:
 
 
 def stage_sources(graph: JobGraph, storage: str, *, fresh: bool) -> bool:
-    """Stages the rows of staged sources. True if there are any: compile again, their splits are known only now."""
+    """Stages the rows of staged sources. True if there are any: compile again, for their splits."""
     sources = list(_staged(graph))
     for source in sources:
         source.stage(graph.name, storage, fresh=fresh)

@@ -3,7 +3,7 @@
 Compared                  with
   keyed state             that of the later checkpoint, entry by entry; without the times of writing, expired
                           entries, which are deleted when there is time, the layout of rows in windows, which depends
-                          on batches, and ids that a `deduplicate` with `within=` may have forgotten
+                          on batches, and ids of a `deduplicate` with `within=`, which forgets ids
   rows to a sink          the rows that the sink made visible between the checkpoints, if the sink can read them back
                           (`ReadsBack`); else the rows of another replay: everything independent of the run is equal
 

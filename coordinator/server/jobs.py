@@ -62,10 +62,9 @@ class JobDirectory:
         clock: Callable[[], int] | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`probe` (blocking) runs once before the first new run is led, and raises `InvalidJob` for a store that
-        cannot hold a decision log.
+        """`probe` (blocking) runs once before the first new run is led.
 
-        None: the store was probed before. `leases`: None for a daemon that shares its storage with no other. `clock`
+        Raises `InvalidJob` for a store that cannot hold a decision log. None: the store was probed before. `leases`: None for a daemon that shares its storage with no other. `clock`
         and `sleep`: see `JobRunner`.
         """
         self._store = store

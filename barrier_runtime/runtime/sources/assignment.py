@@ -167,7 +167,7 @@ def has_finished(split: Split, finished: NameSet | FinishedSplits, where: str) -
 def compare_finished(
     source: MarkingSource, listed: Sequence[Split], assignment: Assignment, subtask: int, parallelism: int
 ) -> None:
-    """Compares this subtask's finished splits of a fixed list with their content when they were read to the end.
+    """Compares finished splits of this subtask, of a fixed list, with their content at their end.
 
     Raises `InvalidJob` for other content. Renews the mark if the content is the same. A source may leave splits for a
     later start; see `MarkingSource.renewed_marks`.
