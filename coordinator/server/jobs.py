@@ -64,8 +64,8 @@ class JobDirectory:
     ) -> None:
         """`probe` (blocking) runs once before the first new run is led.
 
-        Raises `InvalidJob` for a store that cannot hold a decision log. None: the store was probed before. `leases`: None for a daemon that shares its storage with no other. `clock`
-        and `sleep`: see `JobRunner`.
+        Raises `InvalidJob` for a store that cannot hold a decision log. None: the store was probed before. `leases`:
+        None for a daemon that shares its storage with no other. `clock` and `sleep`: see `JobRunner`.
         """
         self._store = store
         self._daemon_key = daemon_key
