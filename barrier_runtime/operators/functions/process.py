@@ -529,7 +529,7 @@ class ProcessOperator(KeyedOperator):
                         self._watermark_ms = self._came_by_timer_ms = at_ms
                     context.timestamp, context.watermark = at_ms, self._watermark_ms
                     context.key = self.codec.user_key(current.key)
-                    # not late for the timer's time: further timers of that time may follow
+                    # rows with the timer's time are not late downstream, whichever timer of that time emits them
                     reached_ms = self._watermark_ms - (self._watermark_ms == self._came_by_timer_ms)
                     if self._by_row:
                         self._sides.reached_ms = reached_ms

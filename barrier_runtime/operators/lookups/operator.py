@@ -198,7 +198,7 @@ class LookupOperator(Operator):
         self._output = enriched_schema(schema, self._settings.schema, self._settings.on, self._where)
         self._input = schema
 
-    # ------------------------------------------------------------ what the book wants
+    # ------------------------------------------------------------ effects of the book
 
     def _advance(self, emit: Emit) -> None:
         calls, now_s = self._calls, self._context.now_s()

@@ -32,7 +32,10 @@ ERROR_SCHEMA = pa.schema(
         ("error_type", pa.string()),
         ("message", pa.string()),
         ("traceback", pa.string()),  # without frames of this package
-        ("row", pa.string()),  # JSON, as it came to the step; for a window its key and bounds; null for a timer
+        (
+            "row",
+            pa.string(),
+        ),  # JSON, as received by the step; of a window its bounds and number of rows; null for a timer
         ("key", pa.string()),  # JSON; null in steps without keys
         ("event_time", pa.timestamp("ms", "UTC")),  # of the row, timer or window, if the step knows it
         ("replay", pa.string()),  # the command that replays the row; null if the row cannot be replayed

@@ -203,7 +203,7 @@ class WindowOperator(KeyedOperator):
         """Returns the emission time of results sent now."""
         return self._time.emit_ns(self._emit_ns)
 
-    # ---- the way of time
+    # ---- time
 
     @property
     def watermark_ms(self) -> int:

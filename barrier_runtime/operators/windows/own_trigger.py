@@ -54,7 +54,7 @@ class OwnTrigger(WindowTrigger):
         """Called when the window is over."""
         return TriggerResult.FIRE
 
-    # ---- what the window operator asks
+    # ---- called by the window operator
 
     @property
     def interval_ms(self) -> int | None:

@@ -112,7 +112,7 @@ class Pick(RowByRow):
         assert self.by_kind is not None
         return [self._part(part) for part in _parts("by", self.by_kind)]
 
-    # ---- which rows replace what is held
+    # ---- rows that replace the held row
 
     def _latest(self, before: Columns, rows: RunningOrder, groups: Positions, batch: BatchValues) -> Positions:
         """Returns for each row the picked row at that time (see `RunningOrder.latest`).

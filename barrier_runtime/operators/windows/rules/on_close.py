@@ -171,7 +171,7 @@ class OnClose:
         """Emits windows that are over."""
         self.windows.fire(row_ids, emit)
 
-    # ---- what became of windows
+    # ---- changes of windows
 
     def went_out(self, row_ids: Ints) -> None:
         """Called after results of windows that stay."""

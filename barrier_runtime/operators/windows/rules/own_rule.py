@@ -228,7 +228,7 @@ class OwnRule(EveryRows):
             self._purge(row_ids[purges])
             windows.table.mark_dirty(row_ids)
 
-    # ---- what became of windows
+    # ---- changes of windows
 
     def went_out(self, row_ids: Ints) -> None:
         pass
