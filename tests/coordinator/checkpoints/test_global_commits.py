@@ -41,7 +41,7 @@ def succeeded(store: MemoryStore, *slots: FakeSlot) -> Coordinator:
     return successor
 
 
-def test_slot_0_hears_when_every_subtask_has_committed_and_all_slots_at_the_end() -> None:
+def test_slot_0_hears_of_all_subtasks_commits_and_every_slot_of_the_global_commit() -> None:
     coordinator, a, b = started(MemoryStore(), JOB)
     n = coordinator.checkpoint(a, b)
     a.commit(n)

@@ -159,7 +159,7 @@ def test_no_checkpoint_is_taken_while_too_many_bytes_wait_to_be_committed():
     assert tracker.too_far_behind == "", "they are large, but nothing waits"
 
 
-def test_objects_a_global_committer_has_to_commit_are_held_until_its_next_checkpoint():
+def test_checkpoint_due_to_a_global_committer_is_held_until_a_newer_is_due():
     """R4: however many checkpoints complete meanwhile. It retries for minutes while the target is down."""
     tracker = CommitTracker(GLOBAL)
 

@@ -68,7 +68,7 @@ def fences(store: MemoryStore) -> list[tuple[int, int]]:
     return [(each.spec.parallelism, each.restored_checkpoint) for each in log_of(store) if isinstance(each, Fence)]
 
 
-def test_new_slots_are_ready_before_sources_stop_and_that_checkpoint_moves_the_job():
+def test_new_slots_are_ready_before_the_pause_and_the_job_moves_at_its_checkpoint():
     store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
@@ -435,7 +435,7 @@ def test_sources_continue_until_new_slots_fetched_a_checkpoint_and_the_rest_foll
     assert fences(store)[-1] == (3, number), "whether that has come or not"
 
 
-def test_all_current_slots_also_leaving_are_awaited_and_a_fresh_checkpoint_pauses():
+def test_current_and_leaving_slots_fetch_before_a_fresh_checkpoint_stops_sources():
     store = MemoryStore()
     coordinator, a, b = started(store)
     a.prefetches = b.prefetches = False
@@ -461,7 +461,7 @@ def test_all_current_slots_also_leaving_are_awaited_and_a_fresh_checkpoint_pause
     assert fences(store)[-1] == (1, number)
 
 
-def test_compaction_during_a_checkpoint_is_in_the_next_before_the_sources_stop():
+def test_compacted_files_are_in_the_checkpoint_before_the_pause_of_the_sources():
     """Else it would be written and fetched in the pause, and may be much of the state."""
     store = MemoryStore()
     coordinator, a, b = started(store)

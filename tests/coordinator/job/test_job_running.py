@@ -89,7 +89,7 @@ def test_slots_that_have_their_cores_are_waited_for_longer_and_not_for_ever():
     assert "0 of 2 registered within 300 s, missing: 0, 1. All have their cores" in starting.ended.reason
 
 
-def test_slots_that_failed_since_then_are_not_awaited_longer_and_late_slots_run():
+def test_wait_for_slots_ends_when_their_starts_failed_and_late_slots_still_run():
     failing = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
     late = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
     failing.post(SlotsStarting(2))

@@ -187,7 +187,7 @@ def test_a_wish_that_is_in_no_record_yet_is_gone_and_the_job_runs_on(mode: str) 
 
 
 @pytest.mark.usefixtures("manifests_are_objects")
-def test_next_decided_record_has_the_stop_request_and_a_later_checkpoint_stops() -> None:
+def test_next_record_has_the_stop_request_and_the_job_stops_at_a_later_checkpoint() -> None:
     store, asked = MemoryStore(), wish()
     coordinator, a, b = started(store)
     coordinator.trigger()
@@ -203,7 +203,7 @@ def test_next_decided_record_has_the_stop_request_and_a_later_checkpoint_stops()
     assert read_savepoint(asked.url).taken.checkpoint == 2
 
 
-def test_record_decided_while_the_stop_request_came_does_not_mention_the_request() -> None:
+def test_record_whose_append_precedes_the_stop_request_does_not_mention_the_stop() -> None:
     store, asked = MemoryStore(), wish()
     coordinator, a, b = started(store)
     coordinator.trigger()

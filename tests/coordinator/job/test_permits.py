@@ -35,7 +35,7 @@ def test_a_permit_says_what_is_complete_also_after_a_restore(store):
     assert job.leadership.permit == Permit(3, 3, completed=number)
 
 
-def test_every_slot_hears_the_proof_of_a_permit_and_none_before_first_checkpoint():
+def test_every_slot_hears_the_checkpoint_a_permit_proves_and_none_before_the_first():
     coordinator, slots, job = running(MemoryStore())
     job.outbox.complete(job.leadership.permit)
     assert job.outbox.take() == []

@@ -33,7 +33,7 @@ def delete_all(table: EntryTable, key: str) -> None:
     table.set_number((key,), 0)
 
 
-def test_entry_follows_the_users_key_and_the_number_of_entries_follows_the_last(bench: Bench) -> None:
+def test_entry_is_stored_after_the_users_key_and_the_entry_count_after_entries(bench: Bench) -> None:
     """The stored layout: it must never change."""
     backend = bench.open()
     table = entries(backend)

@@ -95,7 +95,7 @@ def test_no_window_fires_twice_over_any_changes_of_parallelism_with_any_watermar
     assert sum(row["n"] for row in results) == fed - late
 
 
-def test_id_seen_before_the_first_watermark_is_kept_from_the_highest_first_time() -> None:
+def test_id_seen_before_any_watermark_is_kept_from_the_highest_first_watermark() -> None:
     """R3: after rescaling, time begins with the latest of the subtasks' first watermarks."""
     slots = Slots(once, 2)
     slots.feed([{"k": k} for k in KEYS])

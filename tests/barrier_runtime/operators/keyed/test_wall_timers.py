@@ -285,7 +285,7 @@ def test_a_clock_that_is_set_forward_is_noticed_within_a_second() -> None:
 
 
 @pytest.mark.slow
-def test_superseded_wake_ups_are_no_more_than_milliseconds_until_the_next_look() -> None:
+def test_superseded_wake_ups_never_outnumber_milliseconds_until_the_next_look() -> None:
     loop = LoopTimers()
     loop.fired()
     for at in range(60_000, 1_000, -1):
