@@ -1,8 +1,7 @@
-"""The judges of the simulation, one class each: what must never be seen, whatever fails. None of them trusts the
-runtime.
+"""Checkers of the simulation: a class per invariant that holds whatever fails. No checker trusts the runtime.
 
-A checker is told every effect on the stores and every change of what readers see, in order, and reports a violation at
-the moment it happens. `canaries.py` proves that each of them can fail.
+A checker hears every effect on the stores and every change that readers see, in order, and reports a violation at once.
+`canaries.py` proves that each checker can fail.
 """
 
 import hashlib
@@ -22,11 +21,11 @@ from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE
 from barrier_runtime.state.store.object_store import PutOutcome
 
-Report = Callable[[str, str], None]  # (checker, what is wrong)
+Report = Callable[[str, str], None]  # (checker, violation)
 
 
 class Checker:
-    """Base: hears everything, judges nothing."""
+    """Base class: hears everything, checks nothing."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         self.facts = facts
@@ -36,44 +35,44 @@ class Checker:
     def wrong(self, what: str) -> None:
         self._report(type(self).__name__, what)
 
-    # effects on the checkpoint store, before they are made known to `facts`
+    # effects on the checkpoint store, before `facts` hears of them
     def on_put(self, actor: str, key: str, data: bytes, read: Callable[[str], bytes | None]) -> None:
-        """`actor` wrote `key`. `read` gives what is in the store now."""
+        """`actor` wrote `key`. `read` returns the current content of the store."""
 
     def on_delete(self, actor: str, key: str) -> None: ...
 
     def on_log_put_answered(self, actor: str, position: int, outcome: PutOutcome) -> None:
-        """`actor` was answered."""
+        """The store answered the put of `actor`."""
 
     def on_log_get_answered(self, actor: str, position: int, there: bool | None) -> None:
-        """`actor` was answered whether there is such a record; None: by an error."""
+        """The store answered the get of `actor`. `there`: the record exists; None after an error."""
 
     def on_request(self, actor: str, operation: str, key: str) -> None:
         """`actor` begins a call on the checkpoint store."""
 
     def on_trigger(self, slot: str, token: int, checkpoint: int, triggered_ms: int) -> None:
-        """A slot's process hears that a checkpoint is wanted. May be said again, with the same moment."""
+        """The process of a slot received a trigger. A repeated trigger has the same time."""
 
-    # after they are known
+    # after `facts` has heard of them
     def on_read(self, token: int, split: str, rows: int) -> None:
-        """A slot of generation `token` has read so many rows of `split`, since the job began."""
+        """A slot of generation `token` has read `rows` rows of `split` since the job began."""
 
     def on_record(self, position: int, record: Record) -> None: ...
 
     def on_decision(self, decision: Decision) -> None: ...
 
-    # what readers see
+    # changes that readers see
     def on_published(self, name: str) -> None:
         """A file appeared under its final name."""
 
     def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
-        """Readers of `sink` see these rows, in this order, from now on. `checkpoint`: 0 where the sink does not say."""
+        """Readers of `sink` see `rows`, in this order, from now on. `checkpoint`: 0 if the sink reports none."""
 
     def on_savepoint(self, savepoint: Savepoint, read: Callable[[str], bytes]) -> None:
-        """It was written just now. `read` gives what is in its folder."""
+        """The savepoint has just been written. `read` returns an object of its folder."""
 
     def at_end(self, expected_all: bool) -> None:
-        """Nothing more will happen. `expected_all`: the job has read all of its input and says that it is finished."""
+        """The run is over. `expected_all`: the job has read all input and is finished."""
 
 
 HOOKS = tuple(name for name in vars(Checker) if name.startswith("on_"))
@@ -159,7 +158,7 @@ class RisingTokens(Checker):
 
 
 class IdsAreUsedOnce(Checker):
-    """I3: no slot hears of two checkpoints with one id, whoever leads: an answer to one would count for the other."""
+    """I3: no slot hears of two checkpoints with the same id, whoever leads: acks would count for both."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -175,7 +174,7 @@ class IdsAreUsedOnce(Checker):
 
 
 class OnlyDecidedIsVisible(Checker):
-    """I4: a row is visible only if its transaction is listed by a completed checkpoint."""
+    """I4: a row is visible only if a completed checkpoint lists its transaction."""
 
     def on_published(self, name: str) -> None:
         if name not in self.facts.final_names:
@@ -204,7 +203,7 @@ class NothingDoubled(Checker):
 
 
 class NothingLost(Checker):
-    """I5, I10: what a finished job has read is visible; a record is never skipped."""
+    """I5, I10: all records that a finished job has read are visible; no record is skipped."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -214,7 +213,7 @@ class NothingLost(Checker):
         self._seqs[sink].update((row.source, row.split, row.seq, row.leg) for row in rows)
 
     def at_end(self, expected_all: bool) -> None:
-        """Also of a job that did not read all: everything before a visible record is visible."""
+        """Checks unfinished jobs, too: all records before a visible record are visible."""
         workload = self.workload
         for sink in workload.sinks:
             seen = self._seqs[sink]
@@ -234,7 +233,7 @@ class NothingLost(Checker):
 
 
 class SavepointsAreVisible(Checker):
-    """A savepoint is a complete checkpoint all of whose rows are visible; it has no transactions, and all its files."""
+    """A savepoint is a complete checkpoint with all files, without transactions; all its rows are visible."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -267,9 +266,10 @@ class SavepointsAreVisible(Checker):
 
 
 class NothingReordered(Checker):
-    """I5: rows of one split for one account appear in the order in which the split has them, and state saw them so. Not
-    at another parallelism behind a lookup, or in files that grow: there, what was in flight or in an open file and what
-    is read anew are with two subtasks."""
+    """I5: rows of a split for an account appear in the order of the split, and state saw them in that order.
+
+    Rescaled jobs with a lookup or with growing files are exempt: rows in flight or in an open file, and rows that are
+    read again, belong to two subtasks there."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -291,9 +291,10 @@ class NothingReordered(Checker):
 
 
 class WholeState(Checker):
-    """Keyed state neither loses nor doubles an update: each account's legs are numbered 1, 2, 3, …, its balance is the
-    sum of them, and the first and the greatest stay what they are; each split's, where there is a second shuffle, are
-    numbered, too."""
+    """Keyed state neither loses nor doubles an update.
+
+    The legs of an account are numbered 1, 2, 3, …; each leg has the sum of the legs so far as balance, and names the
+    first leg and the greatest leg so far. With a second shuffle the legs of each split are numbered, too."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -334,17 +335,17 @@ class WholeState(Checker):
                 self.wrong(f"sink {sink}: the legs of {source}-{split} are not numbered 1 to {max(numbers)}")
 
     def _not_shown(self, sink: str) -> Counter[int]:
-        """By account, the legs that the last checkpoint has in flight or in open files. Behind a second shuffle such a
-        one may be older than others of its account that are visible."""
+        """Returns the number of legs per account that the last checkpoint has in flight or in open files.
+
+        After a second shuffle such a leg may be older than visible legs of its account."""
         held = self.facts.decisions[-1].not_shown(sink) if self.facts.decisions else ()
         return Counter(transfer(source, split, seq)[leg] for source, split, seq, leg in held)
 
 
 class OneCut(Checker):
-    """I6: what is visible always equals one vector of source positions, that of a completed checkpoint, but for the
-    rows that this checkpoint holds as in flight.
+    """I6: the visible rows always equal the source positions of a completed checkpoint, minus its rows in flight.
 
-    Of sinks with a global committer, after every change. The auditor: all deltas together are nothing."""
+    Checked for sinks with a global committer, after every change. The sum of all visible deltas is 0."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -411,8 +412,7 @@ class OneCut(Checker):
 
 
 class OnlyReadIsVisible(Checker):
-    """I4: a row is visible only if a decided checkpoint covers it and does not hold it as in flight, whatever the
-    target."""
+    """I4: a row is visible, in any target, only if a decided checkpoint covers the row and not as in flight."""
 
     def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
         last = self.facts.decisions[-1] if self.facts.decisions else None
@@ -425,8 +425,9 @@ class OnlyReadIsVisible(Checker):
 
 
 class MessagesOnce(Checker):
-    """Messages of a queue: none is visible twice. That all come out, none is lost to an early acknowledgement, is asked
-    by the world when all is calm."""
+    """No message of a queue is visible twice.
+
+    The world calls `judge` once all is calm, to check that no early acknowledgement has lost a message."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -442,7 +443,7 @@ class MessagesOnce(Checker):
         return sorted(number for number in numbers if not (self.shown[number, 0] and self.shown[number, 1]))
 
     def judge(self, published: int, acknowledged: Iterable[int], state: str) -> None:
-        """All had time to come out."""
+        """Checks that all messages are visible, after they had time to become visible."""
         lost = self.lost(range(published))
         if lost:
             early = self.lost(acknowledged)
@@ -450,8 +451,10 @@ class MessagesOnce(Checker):
 
 
 class NothingNeededIsDeleted(Checker):
-    """I7: nothing that a retained manifest reaches is deleted; nor, of an unfenced generation, what a later decision
-    names, or a checkpoint that the coordinator then had to refuse; and only by a coordinator."""
+    """I7: nothing that a retained manifest reaches is deleted, and only a coordinator deletes.
+
+    Of an unfenced generation no object is deleted that a later decision names, nor an upload whose loss made the
+    coordinator refuse a checkpoint."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -493,8 +496,9 @@ class NothingNeededIsDeleted(Checker):
 
 
 class DroppedStaysDropped(Checker):
-    """What the log has dropped is neither restored nor kept again, whatever its records still hold; the newest decision
-    is always kept."""
+    """A dropped checkpoint is neither restored nor kept again, whatever log records still exist.
+
+    The newest decision is always kept."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -522,8 +526,9 @@ class DroppedStaysDropped(Checker):
 
 
 class AcksOfThisGeneration(Checker):
-    """I8: an ack counts only for the current token: a manifest consists of what its own generation wrote, and of files
-    that an earlier decision had confirmed."""
+    """I8: an ack counts only for the current token.
+
+    A manifest consists of files of its own generation and of files that an earlier decision confirmed."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -584,7 +589,7 @@ class FinishedMeansCommitted(Checker):
 
     def on_record(self, position: int, record: Record) -> None:
         if not isinstance(record, Finish) or record.outcome != "finished" or not self.workload.bounded:
-            return  # one without an end was drained: what it had read has to be out (`at_end` of the others)
+            return  # an unbounded job was drained: `at_end` of other checkers compares its rows
         for sink in self.workload.sinks:
             if self._visible[sink] != 2 * self.workload.transfers:
                 rows = 2 * self.workload.transfers
@@ -592,7 +597,7 @@ class FinishedMeansCommitted(Checker):
 
 
 class TrueRows(Checker):
-    """I5: a row is what the workload makes of a record that the source has."""
+    """I5: every row is the result of the workload for a record of the source."""
 
     def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
         workload = self.workload
@@ -605,7 +610,7 @@ class TrueRows(Checker):
 
 
 class OneLeader(Checker):
-    """A generation's records are written by who fenced or leads it: a zombie never decides."""
+    """Only the process that fenced or leads a generation writes its records: a zombie never decides."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -615,12 +620,12 @@ class OneLeader(Checker):
         writer = record.put_id.rpartition("-")[0]
         if isinstance(record, Fence | Lead):
             self._leader = writer
-        elif writer.removesuffix("-end") != self._leader:  # the last word of a job that broke is its leader's, too
+        elif writer.removesuffix("-end") != self._leader:  # the leader also writes the FINISH of a broken job
             self.wrong(f"log record {position} is of {writer}, the generation is led by {self._leader}")
 
 
 class NoBugIsReported(Checker):
-    """No generation ends because something of ours found that something else of ours broke the protocol."""
+    """No generation ends because a part of the runtime found that another part broke the protocol."""
 
     def on_record(self, position: int, record: Record) -> None:
         reason = record.reason if isinstance(record, Fence | Finish) else ""
@@ -630,7 +635,7 @@ class NoBugIsReported(Checker):
 
 
 class FirstObjectFirst(Checker):
-    """Of staged rows the first object goes first: while it is there, all are, and a repeat delivers no torn lot."""
+    """The first object of staged rows is deleted first: a repeated delivery then never reads a torn set."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -649,7 +654,7 @@ class FirstObjectFirst(Checker):
             self.wrong(f"{actor} deleted {key}, while {first}, the first object of the same decided rows, is there")
 
 
-PROTOCOL_CHECKERS: tuple[type[Checker], ...] = (  # of every workload
+PROTOCOL_CHECKERS: tuple[type[Checker], ...] = (  # for every workload
     ContiguousLog,
     WholeManifests,
     RisingTokens,
@@ -675,6 +680,8 @@ BANK_CHECKERS: tuple[type[Checker], ...] = (
 )
 CHECKERS = (*PROTOCOL_CHECKERS, *BANK_CHECKERS)
 QUEUE_CHECKERS = (*PROTOCOL_CHECKERS, MessagesOnce, WholeState, TrueRows)
-TARGET_CHECKERS: tuple[type[Checker], ...] = (OnlyReadIsVisible,)  # of the bank with targets that only we know
+TARGET_CHECKERS: tuple[type[Checker], ...] = (
+    OnlyReadIsVisible,
+)  # for the bank workload with the simulation's own targets
 
 __all__ = ["CHECKERS", "PROTOCOL_CHECKERS", "QUEUE_CHECKERS", "TARGET_CHECKERS", "Checker", "own_files"]

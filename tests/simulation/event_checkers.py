@@ -1,5 +1,6 @@
-"""The judges of jobs in event time. The oracle is plain arithmetic on the numbers of events (see `events`); what a row
-may lack is said by `EventWorkload.may_be_late` alone."""
+"""Checkers of jobs in event time. The oracle is plain arithmetic on event numbers (see `events`).
+
+Only events for which `EventWorkload.may_be_late` is true may be missing."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,26 +28,27 @@ from barrier_runtime.coordinator.log.records import Fence, Finish, Record
 
 
 class TimedChecker(Checker):
-    """Of jobs in event time: is asked at the end, also that of a job that was drained. What comes out of such a one
-    ends where its sources did."""
+    """Base class for jobs in event time, which are checked at their end, also after a drain.
+
+    The results of a drained job end where its sources ended."""
 
     workload: Any
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
         self._finished = False
-        self._drained_by = ""  # the run, in the last decision
-        self._reads_on = False  # another run, with what was drained: windows fire once more, as they may
+        self._drained_by = ""  # run id in the last decision; "": not drained
+        self._reads_on = False  # another run continues the drained job: windows may fire once more
 
     def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Any]) -> None:
         if not self._reads_on:
             self.shown(self.workload.sinks[sink], rows)
 
     def shown(self, what: str, rows: Sequence[Any]) -> None:
-        """A sink that shows `what` shows these, too."""
+        """A sink of kind `what` shows `rows`."""
 
     def all_there(self) -> None:
-        """The job has read everything and says so."""
+        """The job has read all input and is finished."""
 
     def on_decision(self, decision: Decision) -> None:
         before, self._drained_by = self._drained_by, decision.manifest.drained_by
@@ -64,7 +66,7 @@ class TimedChecker(Checker):
 
 class EventChecker(TimedChecker):
     workload: EventWorkload
-    shows = ""  # what it judges, of what sinks show
+    shows = ""  # kind of rows that this class checks
 
     def shown(self, what: str, rows: Sequence[Any]) -> None:
         if what == self.shows:
@@ -83,8 +85,9 @@ class EventChecker(TimedChecker):
 
 
 class FiresOnce(EventChecker):
-    """A window fires once per key, whatever was restored, and at whatever parallelism: nothing of it comes back. With
-    an allowed lateness each of its updates comes once, and with one event more than the one before."""
+    """A window fires once per key, over all restores and parallelisms.
+
+    With an allowed lateness each update is emitted once and has exactly an event more than the previous update."""
 
     shows = "windows"
 
@@ -105,7 +108,7 @@ class FiresOnce(EventChecker):
 
 
 class WholeWindows(EventChecker):
-    """A window holds each event of its key and time once, and lacks none that was not late; none is lost whole."""
+    """A window holds each event of its key and time once and lacks only late events; no window is lost."""
 
     shows = "windows"
 
@@ -138,18 +141,20 @@ class WholeWindows(EventChecker):
 
 
 class WholeSessions(EventChecker):
-    """The sessions of a key are its events in order, cut where the watermark may have passed the timer of the last, and
-    where no other split or subtask can have held it back also cut there; each ends by exactly that timer. So state that
-    was cleared stays cleared, and a timer fires once, unless deleted, and before the event that proves it due."""
+    """The sessions of a key are its events in order.
+
+    A session ends by the timer of its last event, and only if the watermark may have passed that timer. If no other
+    split or subtask can have held the watermark back, the session must end there. So cleared state stays cleared, and a
+    timer that is not deleted fires once, before the event that proves it due."""
 
     shows = "sessions"
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
-        self._next: dict[tuple[int, int], int] = defaultdict(int)  # by (split, key): first number not in a session
+        self._next: dict[tuple[int, int], int] = defaultdict(int)  # by (split, key): first event that is in no session
 
     def _event(self, split: int, key: int, seq: int) -> int | None:
-        """The next event of the key from number `seq` on."""
+        """Returns the next event of the key from number `seq` on, or None."""
         times = self.workload.times
         while times.exists(split, seq):
             if times.key(split, seq) == key:
@@ -191,15 +196,16 @@ class WholeSessions(EventChecker):
 
 
 class WholeGaps(EventChecker):
-    """A session window holds all events of its key from its first to its last, and the next ones are more than the gap
-    away; so it is wherever no event may have been behind the watermark, and each event in time is in a session."""
+    """A session window holds all events of its key between its first and last; others are further away than the gap.
+
+    Checked where no event may have been behind the watermark. Each event in time is in a session."""
 
     shows = "gaps"
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
         self._sessions: dict[int, list[EventRow]] = defaultdict(list)  # by key
-        self._told: dict[tuple[int, int], EventRow] = {}  # the latest update, by key and start, of what has updates
+        self._told: dict[tuple[int, int], EventRow] = {}  # latest update by (key, start), if sessions have updates
 
     def row(self, row: EventRow) -> None:
         times = self.workload.times
@@ -250,7 +256,7 @@ class WholeGaps(EventChecker):
 
 
 class CountedInOrder(EventChecker):
-    """A window by count holds the last events of its key, each `COUNT_SLIDE` of them once more, wherever it runs."""
+    """A count window fires after every `COUNT_SLIDE` events of its key and holds the last `COUNT_ROWS`."""
 
     shows = COUNTED
 
@@ -284,7 +290,7 @@ class CountedInOrder(EventChecker):
 
 
 class SeenOnce(EventChecker):
-    """The first event of each id passes; another one only if the watermark may have advanced by `within` meanwhile."""
+    """The first event of each id passes; a repeated id passes only if the watermark may have advanced by `within`."""
 
     shows = "unique"
 
@@ -308,7 +314,7 @@ class SeenOnce(EventChecker):
         if times.within_ms is None:
             return False
         if times.splits > 1 or self.workload.unaligned or self.workload.was_idle(split, seq):
-            return True  # the watermark may have stood still at first (so it does for rows in flight), and jumped since
+            return True  # the watermark may have stalled at first, as for rows in flight, and jumped later
         earlier = self.workload.greatest_ms(split, max(0, before - times.batch_rows))
         return self.workload.greatest_ms(split, seq) - earlier >= times.within_ms
 
@@ -324,8 +330,9 @@ class SeenOnce(EventChecker):
 
 
 class ExpiresInTime(EventChecker):
-    """State with a TTL holds exactly what was written (or looked at) less than that before, at the time at which a row
-    says that it is judged: its own, unless the watermark may have passed that."""
+    """State with a TTL holds exactly the entries written (or read, for `seen`) less than the TTL ago.
+
+    The age counts to the time in the row's `start`: the event time, or later if the watermark may have passed it."""
 
     shows = EXPIRING
 
@@ -358,7 +365,7 @@ class ExpiresInTime(EventChecker):
 
 
 class _Held:
-    """What the state of one key holds, with its times."""
+    """Expected state of a key, with the times of its entries."""
 
     def __init__(self) -> None:
         self.next = 0  # number of the next event
@@ -367,7 +374,7 @@ class _Held:
         self._seen: dict[int, int] = {}
 
     def seen_by(self, row: EventRow, ttl_ms: int) -> tuple[int, int, int, int]:
-        """What an event sees of it, after it has counted itself."""
+        """Returns (n, last, mask, update) of an event's row, and adds the event."""
         now_ms, seq = row.start, row.first
         written_ms, n = self._n
         n = n + 1 if written_ms + ttl_ms > now_ms else 1
@@ -382,17 +389,18 @@ class _Held:
 
 
 class WallTimersFireOnce(EventChecker):
-    """A wall-clock timer fires once, not before its time and after what set it, and never when it was deleted. Those of
-    a key fire in order. What is not due when the input ends may be left."""
+    """A wall-clock timer fires once, at or after its time and after its event, and never once deleted.
+
+    Timers of a key fire in order. Timers that are not due when the input ends may never fire."""
 
     shows = WALL_TIMERS
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
-        self._set: dict[tuple[int, int], int] = {}  # (split, number of the event) -> when its timer is due
+        self._set: dict[tuple[int, int], int] = {}  # (split, number of the event) -> due time of its timer
         self._fired: set[tuple[int, int]] = set()
         self._deleted: set[tuple[int, int]] = set()
-        self._last: dict[tuple[int, int], int] = {}  # by split and key: the timer that fired last
+        self._last: dict[tuple[int, int], int] = {}  # by (split, key): due time of the last timer that fired
 
     def row(self, row: EventRow) -> None:
         event = row.split, row.first
@@ -424,12 +432,12 @@ class WallTimersFireOnce(EventChecker):
         self._last[row.split, row.key] = row.start
 
     def waiting(self, until_ms: int) -> list[tuple[int, int]]:
-        """Events whose timers were due until then, and are not known to have fired."""
+        """Returns the events with timers due by `until_ms` that have not fired."""
         gone = self._fired | self._deleted
         return [event for event, due_ms in self._set.items() if due_ms <= until_ms and event not in gone]
 
     def judge(self, until_ms: int, calm_s: float, state: str) -> None:
-        """`calm_s` of calm passed since the world's clock read `until_ms`."""
+        """Checks liveness after `calm_s` seconds of calm since the world's clock read `until_ms`."""
         if self.waiting(until_ms):
             self.wrong(f"timers of {self.waiting(until_ms)[:5]} did not fire in {calm_s} s of calm: {state}")
 
@@ -442,9 +450,10 @@ class WallTimersFireOnce(EventChecker):
 
 
 class WholeWallWindows(EventChecker):
-    """By the wall clock each event is in as many windows as a moment is in, all events of a window come together, and
-    of one key no window is told twice or before an older one. None is told before it is over, unless all input was
-    there; nor has it an event that came when it was over."""
+    """Windows by the wall clock hold each event as often as windows overlap, and are emitted whole, once, in order.
+
+    The order counts per key. No window is emitted before its end, unless all input had arrived. No window holds an
+    event that arrived after the window's end."""
 
     shows = WALL_WINDOWS
 
@@ -454,7 +463,7 @@ class WholeWallWindows(EventChecker):
         self._gap_ms = times.window_gap_ms if times.gaps_of_wall_clock else None
         slide_ms = times.slide_ms or times.window_ms
         self._per_event = 1 if self._gap_ms is not None else times.window_ms // slide_ms
-        self._windows: dict[tuple[int, int, int], set[int]] = defaultdict(set)  # by (split, key, start): events
+        self._windows: dict[tuple[int, int, int], set[int]] = defaultdict(set)  # by (split, key, start): event numbers
         self._of_event: dict[tuple[int, int], list[int]] = defaultdict(list)  # by (split, number): starts of windows
         self._newest: dict[tuple[int, int], tuple[int, int]] = {}  # by (split, key): start and end
         self._all_came_ms = max(times.due_ms(split, times.count - 1) for split in range(times.splits))
@@ -503,7 +512,7 @@ class WholeWallWindows(EventChecker):
         return times.ends is not None or (times.bounded and now_ms >= self._all_came_ms)
 
     def waiting(self, until_ms: int) -> list[tuple[int, int]]:
-        """Events that came so long ago that all their windows were over by then, and are not known to be told."""
+        """Returns the events that arrived by `until_ms` and are in too few emitted windows."""
         times = self.workload.times
         events = ((split, seq) for split in range(times.splits) for seq in range(times.number(split)))
         return [
@@ -515,7 +524,7 @@ class WholeWallWindows(EventChecker):
         ]
 
     def judge(self, until_ms: int, calm_s: float, state: str) -> None:
-        """`calm_s` of calm passed since the world's clock read `until_ms`."""
+        """Checks liveness after `calm_s` seconds of calm since the world's clock read `until_ms`."""
         if self.waiting(until_ms):
             self.wrong(f"windows of {self.waiting(until_ms)[:5]} were not told in {calm_s} s of calm: {state}")
 
@@ -527,7 +536,7 @@ class WholeWallWindows(EventChecker):
 
 
 class WatermarksMove(EventChecker):
-    """Liveness, asked by the world when all is calm: event time goes on, also past a split that fell silent."""
+    """Liveness: event time advances, also past a silent split. The world calls `judge` once all is calm."""
 
     shows = "windows"
 
@@ -540,21 +549,20 @@ class WatermarksMove(EventChecker):
             self.reached_ms = max([self.reached_ms, *(max(row.start, row.last) for row in rows)])
 
     def judge(self, since_ms: int, calm_s: float, state: str) -> None:
-        """`calm_s` of calm passed since the world's clock read `since_ms`."""
+        """Checks liveness after `calm_s` seconds of calm since the world's clock read `since_ms`."""
         if self.reached_ms < since_ms:
             self.wrong(f"event time is {self.reached_ms}, though {calm_s} s of calm passed since {since_ms}: {state}")
 
 
 class NoneRunsAhead(EventChecker):
-    """With a `max_drift` no split is read that is ahead of the slowest one by more, and none that has had rows while
-    another one has had none.
+    """With `max_drift` no split is read that is further ahead of the slowest split, nor while another has had no row.
 
-    How far a split is, is taken as the furthest that any process has read it, also one that has been replaced and does
-    not know it yet; a process was told of no more than that."""
+    The progress of a split is the furthest read of any process, also of a replaced process that still runs: no process
+    has heard of more progress than that."""
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
-        self._ends = [0] * self.workload.times.splits  # events of each split that were ever read
+        self._ends = [0] * self.workload.times.splits  # number of events of each split that were ever read
         self.workload.watches.append(self.read)
 
     def read(self, split: int, first: int, end: int) -> None:
@@ -568,13 +576,13 @@ class NoneRunsAhead(EventChecker):
         self._ends[split] = max(self._ends[split], end)
 
     def _slowest(self, split: int) -> int | None:
-        """Of the others that have not ended."""
+        """Returns the slowest other split that has not ended."""
         count = self.workload.times.count
         others = [(self._greatest_ms(at, end), at) for at, end in enumerate(self._ends) if at != split and end < count]
         return min(others)[1] if others else None
 
     def _greatest_ms(self, split: int, events: int) -> int:
-        """Of its first `events`; without any: before all time."""
+        """Returns the greatest event time of the first `events` events; before all times if there are none."""
         times = self.workload.times
         return max((times.at_ms(split, seq) for seq in range(events)), default=-FOR_EVER_MS)
 

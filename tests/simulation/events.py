@@ -1,10 +1,9 @@
-"""The simulated job in event time: numbered events with times out of order, in windows, sessions with timers, and ids
-that are seen once.
+"""The simulated job in event time: numbered events out of order, in windows, sessions with timers, and unique ids.
 
-Every event is a function of its split and number, as in `workload`. A window sums one bit per event, so a row that
-comes out says exactly which events it holds; a session says how many events of its key it has, the first and the last.
-Some events are later than the bound on disorder, some splits fall silent for a while (or for ever, where the job does
-not end): what may be missing then, and nothing else, is said by `EventWorkload.may_be_late`.
+Every event is a function of its split and number, as in `workload`. A window sums a bit per event, so its result shows
+exactly which events the window holds; a session shows the number of its events, the first and the last. Some events are
+later than the bound on disorder, and some splits fall silent for a while, or forever in an unbounded job.
+`EventWorkload.may_be_late` names the only events that may be missing then.
 """
 
 import copy
@@ -42,8 +41,8 @@ from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
 
 KEYS = 3
-BITS = 20  # of one split in a window: no window holds two events of a split whose numbers differ by a multiple of it
-SLOW_MS = 1_000  # between events of a job without end, once it has shown what it has
+BITS = 20  # per split in a window: event numbers of a split in a window never differ by a multiple of BITS
+SLOW_MS = 1_000  # between events of an unbounded job after its first `count` events
 FOR_EVER_MS = 3_600_000
 SOURCE = "e"
 
@@ -52,7 +51,7 @@ EVENTS = pa.schema(
         ("source", pa.string()),
         ("split", pa.int32()),
         ("seq", pa.int64()),
-        ("leg", pa.int32()),  # always 0: so that rows in flight have the identity of all workloads
+        ("leg", pa.int32()),  # always 0: gives rows in flight the same identity as in other workloads
         ("key", pa.string()),
         ("number", pa.int64()),  # of the key
         ("at", pa.int64()),  # event time, ms
@@ -82,43 +81,43 @@ IDS = pa.schema([("split", pa.int64()), ("first", pa.int64()), ("id", pa.int64()
 
 @dataclass(frozen=True)
 class EventTimes:
-    """When events happen, when they come, and who they are. Times in ms."""
+    """Event times, arrival times and identities of the events. Times in ms."""
 
     splits: int
-    count: int  # events of a split; of a job without end: those that come at `period_ms`
-    start_ms: int  # wall clock at which the first events come
+    count: int  # events of a split; of an unbounded job: events that arrive every `period_ms`
+    start_ms: int  # wall-clock time at which the first events arrive
     period_ms: int
     bounded: bool
     window_ms: int
-    bound_ms: int  # on disorder, as the source declares it
-    disorder_ms: int  # what there is of it; more than `bound_ms` makes late rows
+    bound_ms: int  # bound on disorder that the source declares
+    disorder_ms: int  # actual disorder; more than `bound_ms` makes late rows
     idle_ms: int | None  # idle timeout
-    pause_at: int | None  # number of the event of split 0 before which it pauses, for ever in a job without end
+    pause_at: int | None  # event number before which split 0 pauses, forever in an unbounded job
     pause_ms: int
     gap_ms: int  # of sessions
-    within_ms: int | None  # how long ids are remembered
+    within_ms: int | None  # horizon of ids
     text_keys: bool
-    burst_ms: int = 1  # events come together at multiples of it
+    burst_ms: int = 1  # events arrive together at multiples of this time
     batch_rows: int = 8  # at most, of one poll
-    slide_ms: int | None = None  # between starts of windows; None: they do not overlap
-    lateness_ms: int = 0  # for which windows are kept
+    slide_ms: int | None = None  # between starts of windows; None: windows do not overlap
+    lateness_ms: int = 0  # allowed lateness of windows
     window_gap_ms: int = 250  # of session windows
-    gap_lateness_ms: int = 0  # for which they are kept
-    gap_early_rows: int = 0  # after so many rows they tell what they have; 0: not before they are over
-    clocks_jump: bool = False  # so that a wall-clock timer may seem to be early or late
-    max_drift_ms: int | None = None  # most that a split may be ahead of the slowest one; only without idle timeout
+    gap_lateness_ms: int = 0  # allowed lateness of session windows
+    gap_early_rows: int = 0  # rows between early results of session windows; 0: no early results
+    clocks_jump: bool = False  # a wall-clock timer may then seem early or late
+    max_drift_ms: int | None = None  # largest lead of a split over the slowest split; only without idle timeout
     gaps_of_wall_clock: bool = False  # windows by the wall clock are sessions
-    decoys: int = 0  # timers that each event of a session sets far ahead, for the next one of its key to delete
-    twice: bool = False  # events go to their keys' subtasks by a step that has keys itself
-    ends: tuple[int, ...] | None = None  # events of each split that a job had read when it was drained
+    decoys: int = 0  # far-ahead timers per session event, which the next event of the key deletes
+    twice: bool = False  # an additional keyed step precedes the graph
+    ends: tuple[int, ...] | None = None  # events per split that a drained job has read
 
     @property
     def all_come(self) -> bool:
-        """A job that is to finish has read all of them."""
+        """Returns whether a finished job has read all events."""
         return self.bounded or self.ends is not None
 
     def number(self, split: int) -> int:
-        """Events of this split that a job has read when it has finished."""
+        """Returns the number of events of `split` that a finished job has read."""
         return self.count if self.ends is None else self.ends[split]
 
     def exists(self, split: int, seq: int) -> bool:
@@ -129,40 +128,40 @@ class EventTimes:
         return self.bounded or not self._paused(split, seq)
 
     def due_ms(self, split: int, seq: int) -> int:
-        """When it comes, wall clock."""
+        """Returns the wall-clock arrival time of an event."""
         if not self.exists(split, seq):
             return self.start_ms + FOR_EVER_MS
         paced = -(-self._paced(seq) // self.burst_ms) * self.burst_ms
         return self.start_ms + paced + (self.pause_ms if self._paused(split, seq) else 0)
 
     def at_ms(self, split: int, seq: int) -> int:
-        """When it happened: out of order by up to `disorder_ms`. What a pause has held back is old when it comes."""
+        """Returns the event time, out of order by up to `disorder_ms`. A pause makes events old on arrival."""
         return self.start_ms + self._paced(seq) - self._hash("at", split, seq) % (self.disorder_ms + 1)
 
     def earliest_ms(self, seq: int) -> int:
-        """No event from `seq` on happened before."""
+        """Returns a lower bound of the event times from event `seq` on."""
         return self.start_ms + self._paced(seq) - self.disorder_ms
 
     def key(self, split: int, seq: int) -> int:
         return self._hash("key", split, seq) % KEYS
 
     def id(self, split: int, seq: int) -> int:
-        """Every fourth event or so has the id of an earlier one."""
+        """Returns the id of an event; about every fourth event repeats the id of an earlier event."""
         h = self._hash("id", split, seq)
         earlier = seq - 1 - (h >> 8) % 12
         return split * 1_000_000 + (earlier if h % 4 == 0 and earlier >= 0 else seq)
 
     def windows(self, split: int, seq: int) -> range:
-        """The starts of its windows."""
+        """Returns the starts of the windows of an event."""
         at, slide_ms = self.at_ms(split, seq), self.slide_ms or self.window_ms
         return range(at - at % slide_ms, at - self.window_ms, -slide_ms)
 
     def gap_before_ms(self, split: int, seq: int) -> int:
-        """How long nothing comes before event `seq`."""
+        """Returns the silence of the split before event `seq`."""
         return self.due_ms(split, seq) - (self.due_ms(split, seq - 1) if seq else 0)
 
     def bit(self, split: int, seq: int) -> int:
-        return 1 << (split % 3 * BITS + seq % BITS)  # joins, which do not sum them, have more splits than fit
+        return 1 << (split % 3 * BITS + seq % BITS)  # joins, which sum no bits, have more splits than fit
 
     def _paced(self, seq: int) -> int:
         return min(seq, self.count) * self.period_ms + max(0, seq - self.count) * SLOW_MS
@@ -177,9 +176,9 @@ class EventTimes:
 @dataclass(frozen=True)
 class EventSource:
     times: EventTimes
-    now_ms: Callable[[], int] = field(repr=False)  # of the world outside, whatever a process's clock says
+    now_ms: Callable[[], int] = field(repr=False)  # true time, whatever the clock of a process says
     name: str = SOURCE
-    first: int = 0  # split; it has every `step`th from there on
+    first: int = 0  # first split of the source, which has every `step`th split
     step: int = 1
     on_read: Callable[[int, int, int], None] = field(default=lambda split, first, end: None, repr=False)
     schema = EVENTS
@@ -200,7 +199,7 @@ class _EventReader:
         self._reading = source.on_read
         self._now_ms = source.now_ms
         self._split = split
-        self._skew_ns: int | None = None  # of the clock that asks
+        self._skew_ns: int | None = None  # of the calling process's clock
         self._next = 0
 
     @property
@@ -243,24 +242,24 @@ class _EventReader:
 
 
 class PassedOn:
-    """Keyed, so that what follows hears of event time and silences by many subtasks that all hear the same."""
+    """Keyed step: the next step gets event time and idleness from many subtasks that all receive the same."""
 
     def process(self, key: Any, row: dict[str, Any], ctx: Any) -> Iterator[dict[str, Any]]:
         yield row
 
 
 class Sessions:
-    """Per split and key: events until none came for `gap_ms` of event time. State is cleared when a session is over.
+    """Sessions per split and key: they end after `gap_ms` of event time without an event, and clear their state.
 
-    With `decoys` so many timers wait that memory cannot hold them all beside those that end sessions. The decoys of an
-    event are deleted by the next one of its key, so until all input has ended none fires; one that does gives a row
-    that is no session."""
+    With `decoys` more timers wait than memory can hold beside the timers that end sessions. The next event of a key
+    deletes the decoys of the previous event, so no decoy fires before all input has ended; a decoy that fires early
+    emits a row that is no session."""
 
     n = ValueState(int, default=0)
     first = ValueState(int, default=-1)
     last = ValueState(int, default=-1)
     over = ValueState(int, default=-1)
-    decoys_ms = ValueState(int, default=0)  # the first one's time
+    decoys_ms = ValueState(int, default=0)  # time of the first decoy
 
     def __init__(self, gap_ms: int, decoys: int = 0) -> None:
         self._gap_ms = gap_ms
@@ -302,10 +301,11 @@ class Sessions:
 
 
 class Expiring:
-    """Per split and key: how many events came, each less than `gap_ms` of event time after one before it, and which of
-    them are not older than that (`last`: their sum, of those that were not looked at for so long: `mask`). Every third
-    event looks at another list of them (`update`: the sum of its places times its elements), which nobody reads
-    meanwhile: elements expire in the order of their times, not in that of their places."""
+    """State with a TTL of `gap_ms`, per split and key.
+
+    `n` counts events with gaps below the TTL. `last` is the sum of the event numbers younger than the TTL; `mask` is
+    the same sum of entries whose TTL a read restarts. Every third event reads another list, which no other event reads
+    (`update`: the sum of places times elements): elements expire in the order of times, not of places."""
 
     n: ValueState[int]
     recent: ListState[int]
@@ -347,11 +347,12 @@ def sum_of_places(elements: Iterable[int]) -> int:
 
 
 class WallTimed:
-    """Per split and key: each event sets a wall-clock timer, and every fourth or so deletes that of the one before. A
-    row when it is set (`n` 0; `id`: whose timer was deleted) and one when it fires (`n` 1; `last`: the time that its
-    timers see, `mask`: that of the world)."""
+    """Wall-clock timers per split and key: each event sets a timer, and about every fourth deletes the previous timer.
 
-    waiting = MapState(int, int)  # when it is due -> number of the event
+    A row is emitted when a timer is set (`n` 0; `id`: the event whose timer was deleted) and when a timer fires (`n` 1;
+    `last`: the wall-clock time that timers see; `mask`: the true time)."""
+
+    waiting = MapState(int, int)  # due time -> number of the event
     latest = ValueState(int, default=0)
 
     def __init__(self, delay_ms: int, now_ms: Callable[[], int]) -> None:
@@ -383,33 +384,35 @@ class WallTimed:
 
 
 class EventRow(msgspec.Struct, frozen=True):
-    """One row as the sinks write it: a window, a session, an event whose id is new, or what expires meanwhile."""
+    """A row as sinks write it: a window, a session, an event with a new id, or the content of expiring state."""
 
     split: int = -1
     key: int = -1
-    start: int = -1  # of the window; the timer that ended the session; the time at which state was judged, or counted
+    start: int = (
+        -1
+    )  # of the window; the timer that ended the session; the time at which state was read or rows were counted
     n: int = 0
     mask: int = 0
     first: int = -1
-    last: int = -1  # event of a session; of a session window its last event time
+    last: int = -1  # last event of a session; last event time of a session window
     id: int = -1
-    update: int = 0  # of a window, or a session; of state that expires, a list that is seldom looked at
-    retracted: int = 0  # 1: of a session, it is none any more
+    update: int = 0  # of a window or session; of expiring state: the list that is seldom read
+    retracted: int = 0  # 1: the session was merged into another session
 
 
 _EVENT_ROW = msgspec.json.Decoder(EventRow)
 
-EXPIRING = "expiring"  # drawn apart, in place of some sessions
-# and "gaps": session windows over all splits, drawn apart, too
-COUNTED = "counted"  # windows by count, in place of some ids
+EXPIRING = "expiring"  # drawn separately, instead of some sessions
+# "gaps", session windows over all splits, is drawn separately, too
+COUNTED = "counted"  # count windows, instead of some ids
 COUNT_ROWS, COUNT_SLIDE = 6, 2
-WALL_TIMERS = "wall-timers"  # and so are these, in place of some windows
-WALL_WINDOWS = "wall-windows"  # windows by the wall clock, in place of others
+WALL_TIMERS = "wall-timers"  # drawn separately, instead of some windows
+WALL_WINDOWS = "wall-windows"  # windows by the wall clock, instead of some windows
 EVENT_GRAPHS = ("windows", "windows", "sessions", "windows-and-sessions", "unique")
 
 
 class EventWorkload:
-    """`graph`: one of EVENT_GRAPHS, EXPIRING, WALL_TIMERS, WALL_WINDOWS or COUNTED."""
+    """A job in event time. `graph`: from EVENT_GRAPHS, or EXPIRING, WALL_TIMERS, WALL_WINDOWS, COUNTED, "gaps"."""
 
     audited = False
 
@@ -428,17 +431,18 @@ class EventWorkload:
         self._now_ms = now_ms
         self._out = out
         self._side = side
-        self.watches: list[Callable[[int, int, int], None]] = []  # who hears of events that are read
-        self._indexed: list[int] = [0] * times.splits  # events of each split that are in …
+        self.watches: list[Callable[[int, int, int], None]] = []  # called before events are read
+        self._indexed: list[int] = [0] * times.splits  # events of each split that are in `_of_window`
         self._of_window: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        self._greatest: list[list[int]] = [[] for _ in range(times.splits)]  # event time so far, by number
+        self._greatest: list[list[int]] = [[] for _ in range(times.splits)]  # greatest event time up to each event
 
     # ------------------------------------------------------------ the job
 
     @property
     def reading(self) -> Callable[[int, int, int], None]:
-        """Called by readers that are about to give events `first` to `end` (exclusive) of a split. It is no method, as
-        that would be copied with its object."""
+        """Function that readers call before they return events `first` to `end` (exclusive) of a split.
+
+        A method would be copied together with its object."""
 
         def reading(split: int, first: int, end: int) -> None:
             for watch in self.watches:
@@ -448,12 +452,12 @@ class EventWorkload:
 
     @property
     def shows_event_time(self) -> bool:
-        """Rows come out as long as events come."""
+        """Returns whether rows are emitted as long as events arrive."""
         return self.graph != "unique"
 
     @property
     def sinks(self) -> dict[str, str]:
-        """What each sink shows."""
+        """Kind of rows per sink."""
         if self.graph == "windows-and-sessions":
             return {"out": "windows", "side": "sessions"}
         return {"out": self.graph}
@@ -468,7 +472,7 @@ class EventWorkload:
             max_out_of_orderness=in_ms(times.bound_ms),
             idle_timeout=None if times.idle_ms is None else in_ms(times.idle_ms),
         )
-        if times.twice and self.graph != "unique":  # which needs the events in the order of their numbers
+        if times.twice and self.graph != "unique":  # "unique" needs events in the order of their numbers
             events = events.key_by("number").process("passed", PassedOn, schema=EVENTS, event_time="at")
         for sink, shows in self.sinks.items():
             make = {
@@ -504,7 +508,7 @@ class EventWorkload:
             allowed_lateness=in_ms(self.times.gap_lateness_ms),
             early=Every(rows=rows) if rows else None,
         )
-        if self.times.text_keys:  # the same as a list and a sketch, which are cells of bytes in the state
+        if self.times.text_keys:  # list and sketch, stored as bytes, give the same results
             mask, last = collect_list("seq", limit=100_000), quantile("at", 1.0)
         else:
             mask, last = sum_("seq"), max_("at")
@@ -551,10 +555,10 @@ class EventWorkload:
     def row_of(row: dict[str, Any]) -> EventRow:
         return EventRow(**row)
 
-    # ------------------------------------------------------------ what is true of its rows
+    # ------------------------------------------------------------ the expected rows
 
     def drained(self, positions: Mapping[tuple[str, int], int]) -> "EventWorkload":
-        """What is true of them once the job has read so many events of each (source, split), and no more."""
+        """Returns the workload of a job that has read exactly `positions` events per (source, split)."""
         read = {split: rows for (_, split), rows in positions.items()}
         ended = copy.copy(self)
         ended.times = replace(self.times, ends=tuple(read.get(split, 0) for split in range(self.times.splits)))
@@ -562,7 +566,7 @@ class EventWorkload:
         return ended
 
     def events_of(self, key: int, start: int) -> list[tuple[int, int]]:
-        """(split, seq) of all events of a key in the window from `start` on."""
+        """Returns (split, seq) of all events of a key in the window that begins at `start`."""
         times = self.times
         for split in range(times.splits):
             while times.earliest_ms(self._indexed[split]) < start + times.window_ms and times.exists(
@@ -575,12 +579,12 @@ class EventWorkload:
         return self._of_window.get((key, start), [])
 
     def windows(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """All, of a job that ends."""
+        """Returns all windows of a bounded job: (key, start) -> events."""
         self.events_of(0, self.times.start_ms + FOR_EVER_MS)
         return dict(self._of_window)
 
     def between(self, key: int, from_ms: int, to_ms: int) -> list[tuple[int, int]]:
-        """(split, seq) of all events of a key from a time to another."""
+        """Returns (split, seq) of all events of a key between two event times, both inclusive."""
         times, found = self.times, []
         for split in range(times.splits):
             seq = 0
@@ -591,19 +595,20 @@ class EventWorkload:
         return found
 
     def may_be_behind(self, split: int, seq: int) -> bool:
-        """The watermark may have passed its time when event `seq` of `split` came; with sessions that are kept, by
-        that long: else each session that it touches was there."""
+        """Returns whether the watermark may have passed the event's time by more than the allowed lateness of sessions.
+
+        Otherwise every session that the event touches still existed."""
         return self.may_be_late(split, seq, self.times.at_ms(split, seq) + self.times.gap_lateness_ms)
 
     def greatest_ms(self, split: int, seq: int) -> int:
-        """The greatest event time of the split before event `seq`."""
+        """Returns the greatest event time of the split before event `seq`."""
         known = self._greatest[split]
         while len(known) < seq:
             known.append(max(known[-1] if known else 0, self.times.at_ms(split, len(known))))
         return known[seq - 1] if seq else 0
 
     def was_idle(self, split: int, seq: int) -> bool:
-        """The split may have been taken for idle before event `seq`: then nothing waits for its events any more."""
+        """Returns whether the split may have been idle before event `seq`: the watermark then ignores its events."""
         times = self.times
         if times.idle_ms is None:
             return False
@@ -612,18 +617,19 @@ class EventWorkload:
         return slow or (pause is not None and times.gap_before_ms(split, pause) > times.idle_ms)
 
     def may_be_late(self, split: int, seq: int, last_ms: int) -> bool:
-        """The watermark may have reached `last_ms` when event `seq` of `split` came: its own time counts, too. Nothing
-        passes an idle split that is the only one."""
+        """Returns whether the watermark may have reached `last_ms` when event `seq` arrived; its own time counts, too.
+
+        The watermark does not pass an idle split without other splits."""
         passed = self.was_idle(split, seq) and (self.times.splits > 1 or self.unaligned)
         return passed or self.has_come(split, seq, last_ms)
 
     def has_come(self, split: int, seq: int, at_ms: int) -> bool:
-        """The split's own watermark is at `at_ms` with its event `seq`."""
+        """Returns whether the split's own watermark has reached `at_ms` with event `seq`."""
         return self.greatest_ms(split, seq + 1) - self.times.bound_ms - 1 >= at_ms
 
 
 class _EventsOfWindows:
-    """A row per window and event: `start` and `last` are the bounds of the window, `mask` is when it was told."""
+    """A row per window and event: `start` and `last` are the window's bounds, `mask` is the time of its result."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
@@ -663,7 +669,7 @@ def _plain_gaps(batch: pa.RecordBatch) -> pa.RecordBatch:
     names, none = batch.schema.names, pa.array([0] * len(batch), pa.int64())
     update = batch.column("update") if "update" in names else none
     retracted = batch.column("retracted").cast(pa.int64()) if "retracted" in names else none
-    mask, last = pc.fill_null(mask, 0), pc.fill_null(last, -1)  # what is retracted has no rows
+    mask, last = pc.fill_null(mask, 0), pc.fill_null(last, -1)  # a retracted session has no rows
     return pa.RecordBatch.from_arrays([*columns, mask, last, update, retracted], schema=GAPS)
 
 
