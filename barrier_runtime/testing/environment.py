@@ -57,7 +57,7 @@ class Environment:
         inside: int | None = None,
         writing: int | None = None,
     ) -> Process:
-        """Returns a new, unopened generation, which will die at line `inside` or at write `writing`."""
+        """Starts a generation, still unopened, which dies at line `inside` or at write `writing`."""
         self._token += 1
         place = Place(
             self.job,

@@ -242,7 +242,7 @@ class FunctionHarness:
             self._event_ms = max(self._event_ms, int(event_times_ms(times)[0]))
 
     def _of(self, batch: pa.RecordBatch) -> ProcessOperator:
-        """Returns the subtask of the key in a batch of one row."""
+        """Subtask of the key in a batch of one row."""
         missing = [column for column in self._keys if column not in batch.schema.names]
         if missing:
             raise InvalidJob(f"{self._where}: the rows have no key column {missing[0]!r}: add it, or correct key=")
@@ -250,7 +250,7 @@ class FunctionHarness:
         return self._subtasks[group * self._parallelism // self._max_parallelism]
 
     def _at(self, key: Any, at_ms: int | None = None) -> ProcessOperator:
-        """Returns the subtask of `key`, set to the key's states and timers and to event time `at_ms`."""
+        """Subtask of `key`, set to the key's states and timers and to event time `at_ms`."""
         if self._rows is None:
             raise InvalidJob(f"{self._where}: no row came yet, so the types of its keys are not known: give rows=")
         values = (key,) if len(self._keys) == 1 else key
@@ -409,7 +409,7 @@ class KeyedHarness(FunctionHarness):
         return self._taken()
 
     def snapshot(self) -> HarnessSnapshot:
-        """Returns the snapshot of a completed checkpoint; the harness continues.
+        """Completes a checkpoint and returns its snapshot; the harness continues.
 
         Raises `InvalidJob` for state that cannot be written.
         """

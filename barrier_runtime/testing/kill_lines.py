@@ -31,7 +31,7 @@ class Crash(BaseException):
 
 
 def own_files(sink: TwoPhaseCommitSink) -> frozenset[str]:
-    """Returns the files of the sink's classes; for classes in a package also the package's other modules."""
+    """Files of the sink's classes; for classes in a package also the package's other modules."""
     found: set[str] = set()
     for each in type(sink).__mro__:
         module = sys.modules.get(each.__module__)

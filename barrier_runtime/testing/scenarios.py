@@ -22,7 +22,7 @@ from barrier_runtime.testing.target import Round
 
 
 def _pre_committed(environment: Environment) -> Process:
-    """Returns a generation that opened, recovered and pre-committed a round, which is not decided."""
+    """Generation that opened, recovered and pre-committed a round, which is not decided."""
     process = environment.start()
     environment.run(environment.open(process))
     environment.run(written_and_sealed(environment, process))
@@ -292,7 +292,7 @@ def inside(plan: str, line: int) -> Scenario:
 
 
 def inside_write(plan: str, number: int) -> Scenario:
-    """Returns a scenario whose process dies after opening a file, or after half of a write."""
+    """Scenario whose process dies after opening a file, or after half of a write."""
 
     def play(environment: Environment) -> None:
         if environment.run_to_crash(0, None, writing=number):
@@ -334,7 +334,7 @@ def walk(seed: int) -> Scenario:
 
 
 def by_name(name: str) -> Scenario:
-    """Returns the scenario of this name. Raises `ValueError` for an unknown name."""
+    """Scenario of this name. Raises `ValueError` for an unknown name."""
     if name in SINGLE_SCENARIOS:
         return single_scenario(name)
     kind, *rest = name.split() or [""]

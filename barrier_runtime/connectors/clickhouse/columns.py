@@ -94,7 +94,7 @@ def unkept(column: str, values: pa.Array, *, is_key: bool) -> str:
 
 
 def plain(column: str) -> str:
-    """Returns the type below `Nullable` and `LowCardinality`."""
+    """Type below `Nullable` and `LowCardinality`."""
     while found := _WRAPPED.fullmatch(column):
         column = found[2]
     return column
@@ -105,7 +105,7 @@ def nullable(column: str) -> bool:
 
 
 def column_for(kind: pa.DataType) -> str:
-    """Returns the ClickHouse type for a new table, or "" if there is none."""
+    """ClickHouse type for a new table, or "" if there is none."""
     is_ = pa.types
     if is_.is_list(kind) or is_.is_large_list(kind):
         inner = column_for(kind.value_type)

@@ -41,7 +41,7 @@ class Fences:
         self._where = where
 
     def claim(self, log: str, token: int) -> int:
-        """Returns the number of this generation. Raises `Fenced` and `Unavailable`."""
+        """Claims a fence and returns its number. Raises `Fenced` and `Unavailable`."""
         for _ in range(_TRIES):
             fences = self._all()
             newest = max(fences, key=lambda fence: fence.number, default=None)

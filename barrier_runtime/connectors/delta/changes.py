@@ -77,7 +77,7 @@ class DeltaChanges(DeltaHistory):
 
 
 def partition_column(text: str | None, field: pa.Field, count: int, where: str) -> pa.Array:
-    """Returns a column of `count` equal values, parsed from the text in the log.
+    """Column of `count` equal values, parsed from the text in the log.
 
     Empty text is null, times are in UTC.
 

@@ -69,7 +69,7 @@ class DeltaCompaction:
         return DeltaPlan(int(table.version()), began, tuple(map(tuple, groups))) if groups else None
 
     def _own_small_files(self, table: Any, partition_by: Sequence[str]) -> list[TableFile]:
-        """Returns the small files of this sink, in checkpoint order."""
+        """Small files of this sink, in checkpoint order."""
         live = pa.table(table.get_add_actions(flatten=True))
         columns = ["path", "size_bytes", "num_records", *(f"partition.{name}" for name in partition_by)]
         found = []

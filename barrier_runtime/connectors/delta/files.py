@@ -56,7 +56,7 @@ def partitions(
 
 
 def stored_rows(batches: Sequence[pa.RecordBatch], stored: pa.Schema, where: str) -> pa.Table:
-    """Returns the rows in the types of the table. Raises `InvalidJob` for a value that does not fit."""
+    """Rows in the types of the table. Raises `InvalidJob` for a value that does not fit."""
     rows = pa.Table.from_batches(batches).combine_chunks()
     columns = [kept_as(column, field, where) for column, field in zip(rows.columns, stored, strict=True)]
     return pa.Table.from_arrays(columns, schema=stored)
@@ -85,10 +85,7 @@ def check_written_by_library(column: pa.ChunkedArray, name: str, where: str) -> 
 
 
 def partition_value(value: Any) -> str | None:
-    """Returns the value as text for the log.
-
-    Empty text becomes null, because the format cannot represent it.
-    """
+    """Value as text for the log. Empty text becomes null, because the format cannot represent it."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -128,7 +125,7 @@ def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | Non
 
 
 def _plain(value: Any) -> Any:
-    """Returns the value for JSON, or None for a value to omit."""
+    """Value for JSON, or None for a value to omit."""
     if isinstance(value, datetime.datetime):
         return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
     if isinstance(value, datetime.date):

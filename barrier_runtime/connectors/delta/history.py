@@ -128,7 +128,7 @@ class DeltaHistory:
         return [fit(batch, schema, self._where) for batch in batches if batch.num_rows]
 
     def _chosen(self, version: int, paths: set[str] | None) -> list[Any]:
-        """Returns the files of the table at `version`: those in `paths`, or all."""
+        """Files of the table at `version`: those in `paths`, or all."""
         if paths is not None and not paths:
             return []
         found = self._fragments(version)
@@ -208,7 +208,7 @@ class DeltaHistory:
 
 
 def paths_of(files: Iterable[_Add | _Remove | None]) -> set[str]:
-    """Returns the paths of files that change data; the log encodes paths with percent signs."""
+    """Paths of files that change data; the log encodes paths with percent signs."""
     return {unquote(each.path) for each in files if each is not None and each.dataChange}
 
 

@@ -24,7 +24,7 @@ def load_deltalake(where: str, who: str) -> Any:
 
 
 def library_url(store: ObjectStore) -> str:
-    """Returns the table's location for delta-rs, which decodes percent signs, unlike keys of stores."""
+    """Location of the table for delta-rs, which decodes percent signs, unlike keys of stores."""
     scheme, _, place = store.url.partition("://")
     return store.url if scheme == "file" else f"{scheme}://{quote(place, safe='/:')}"
 
@@ -60,7 +60,7 @@ def is_refused(error: BaseException) -> bool:
 
 
 def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
-    """Returns the error of this project for an exception of delta-rs; `failure` begins the message."""
+    """Error of this project for an exception of delta-rs; `failure` begins the message."""
     if isinstance(error, BarrierRuntimeError):
         return error
     if is_refused(error):

@@ -45,10 +45,7 @@ def create_record(fields: Mapping[str, DeltaType], partition_by: Sequence[str], 
 def append_record(
     files: Sequence[DeltaFile], checkpoints: Mapping[str, int], partition_by: Sequence[str], now_ms: int
 ) -> bytes:
-    """Returns the record of an append.
-
-    `checkpoints` maps each application to its last checkpoint in the commit.
-    """
+    """Record of an append. `checkpoints` maps each application to its last checkpoint in the commit."""
     parameters = {"mode": "Append", "partitionBy": msgspec.json.encode(list(partition_by)).decode()}
     operation = {
         "timestamp": now_ms,
@@ -79,7 +76,7 @@ class TableFile(NamedTuple):
 def compaction_record(
     removed: Sequence[TableFile], added: Sequence[TableFile], target: int, version: int, now_ms: int
 ) -> bytes:
-    """Returns the record of a compaction. `version` is the version whose files were read."""
+    """Record of a compaction. `version` is the version whose files were read."""
     operation = {
         "timestamp": now_ms,
         "operation": "OPTIMIZE",

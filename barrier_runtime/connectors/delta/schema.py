@@ -44,7 +44,7 @@ def delta_fields(schema: pa.Schema, where: str) -> dict[str, DeltaType]:
 
 
 def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
-    """Returns the columns in the Arrow types of the data files."""
+    """Columns in the Arrow types of the data files."""
     return pa.schema([pa.field(field.name, _typed(field.type, where, field.name)[1]) for field in schema])
 
 
@@ -114,7 +114,7 @@ def check_fits(fields: Mapping[str, DeltaType], table: Sequence[Mapping[str, Any
 
 
 def schema_string(fields: Mapping[str, DeltaType]) -> str:
-    """Returns the schema for the log of a new table, in which every column may be null."""
+    """Schema for the log of a new table, in which every column may be null."""
     text = msgspec.json.encode({"type": "struct", "fields": [_field(name, delta) for name, delta in fields.items()]})
     return text.decode()
 
@@ -128,7 +128,7 @@ def _field(name: str, delta: DeltaType) -> dict[str, Any]:
 
 
 def _plain(delta: DeltaType) -> Any:
-    """Returns the type without metadata and nullability, which do not change how values are stored."""
+    """Type without metadata and nullability, which do not change how values are stored."""
     if isinstance(delta, str):
         return delta.replace(" ", "")
     if delta["type"] == "struct":

@@ -68,10 +68,7 @@ class DeltaLog:
         self._seen: DeltaTableFacts | None = None  # the facts that the running commit had to fit
 
     def existing(self) -> DeltaTableFacts | None:
-        """Returns the table's facts, or None without a table.
-
-        Raises `InvalidJob` if appends would break the table.
-        """
+        """Facts of the table, or None without a table. Raises `InvalidJob` if appends would break the table."""
         table = self._newest()
         return None if table is None else self.facts(table)
 
@@ -83,7 +80,7 @@ class DeltaLog:
         return checkpoint <= self.committed(application)
 
     def committed(self, application: str) -> int:
-        """Returns the highest checkpoint of this application in the table, or 0."""
+        """Highest checkpoint of this application in the table, or 0."""
         table = self._newest()
         return 0 if table is None else self._committed(table, application)
 
@@ -230,7 +227,7 @@ class DeltaLog:
         return self._library.DeltaTable(library_url(self._store), storage_options=self._options)
 
     def loaded(self) -> Any:
-        """Returns the library's table as of now, for other threads than that of commits; None: no table."""
+        """Library's table as of now, for other threads than that of commits; None: no table."""
         try:
             return self._load()
         except self._library.exceptions.TableNotFoundError:
@@ -243,7 +240,7 @@ class DeltaLog:
         self._compacted.add(version)
 
     def _behind(self, version: int) -> int:
-        """Returns the first version after `version` that is no compaction of this process."""
+        """First version after `version` that is no compaction of this process."""
         after = version + 1
         while after in self._compacted:
             self._compacted.discard(after)
@@ -279,7 +276,7 @@ class DeltaLog:
         self._table, self._known = None, _NOTHING_KNOWN
 
     def _committed(self, table: Any, application: str) -> int:
-        """Returns the highest checkpoint of this application in the table, or 0.
+        """Highest checkpoint of this application in the table, or 0.
 
         delta-rs reads the whole log for every answer, so answers are kept while the table stays at its version.
         """
@@ -299,10 +296,7 @@ class DeltaLog:
         return trouble(error, f"{self._where}: the table {self._store.url} could not be read")
 
     def facts(self, table: Any) -> DeltaTableFacts:
-        """Returns the table's facts. Raises `InvalidJob` for rules that this sink cannot keep.
-
-        Any thread may call.
-        """
+        """Facts of the table. Raises `InvalidJob` for rules that this sink cannot keep. Any thread may call."""
         metadata = table.metadata()
         fields = msgspec.json.decode(table.schema().to_json())["fields"]
         features = set(table.protocol().writer_features or ())
@@ -386,7 +380,7 @@ class DeltaLog:
 
 
 def _added(record: Path) -> list[str]:
-    """Returns the names of the data files that a version added."""
+    """Names of the data files that a version added."""
     try:
         lines = record.read_bytes().splitlines()
     except FileNotFoundError:  # cleaned up: a checkpoint of the log has the version
@@ -440,7 +434,7 @@ class Merging(Protocol):
 
 
 def _highest(committables: Sequence[DeltaCommittable]) -> dict[str, int]:
-    """Returns the last checkpoint of each application among these."""
+    """Last checkpoint of each application among these."""
     highest: dict[str, int] = {}
     for each in committables:
         highest[each.application] = max(each.checkpoint, highest.get(each.application, 0))

@@ -205,7 +205,7 @@ class DeltaUpsertSink(BatchingSink):
 
 
 def _last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Returns the last row of each key, in row order."""
+    """Last row of each key, in row order."""
     numbered = rows.select(list(key)).append_column(_ORDER, pa.array(range(rows.num_rows), pa.int64()))
     last = numbered.group_by(list(key), use_threads=False).aggregate([(_ORDER, "max")]).column(f"{_ORDER}_max")
     return rows if len(last) == rows.num_rows else rows.take(last.take(pc.sort_indices(last)))

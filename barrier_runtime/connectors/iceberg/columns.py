@@ -32,10 +32,7 @@ _PRIMITIVES = (
 
 
 def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
-    """Returns the columns in the types of the table.
-
-    Raises `InvalidJob` for types that Iceberg does not have.
-    """
+    """Columns in the types of the table. Raises `InvalidJob` for types that Iceberg does not have."""
     return _converted(
         schema,
         f"{where}: column {{name!r}} is {{kind}}, which Iceberg cannot hold: cast it or leave it out with select()",
@@ -43,7 +40,7 @@ def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
 
 
 def table_schema(schema: pa.Schema, place: str, where: str) -> pa.Schema:
-    """Returns the columns of a table as rows have them. Raises `InvalidJob` for unsupported types."""
+    """Columns of a table as rows have them. Raises `InvalidJob` for unsupported types."""
     return _converted(
         schema,
         f"{where}: column {{name!r}} of the table {place} is {{kind}}, which is not supported here: "
@@ -115,7 +112,7 @@ def _is_uuid(kind: pa.DataType, there: pa.DataType) -> bool:
 
 
 def as_stored(batch: pa.RecordBatch, schema: pa.Schema, required: frozenset[str], where: str) -> pa.RecordBatch:
-    """Returns the batch in the types of the table. Raises `InvalidJob` for a value that does not fit."""
+    """Batch in the types of the table. Raises `InvalidJob` for a value that does not fit."""
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
         if field.name in required and column.null_count:

@@ -72,7 +72,7 @@ pyiceberg.io.pyarrow.ArrowProjectionVisitor = _KeepingNulls  # the library has n
 
 
 def name_of(owner: str) -> uuid.UUID:
-    """Returns a UUID for names of data files; its first bytes identify the owner."""
+    """UUID for names of data files; its first bytes identify the owner."""
     return uuid.UUID(bytes=_tag(owner) + os.urandom(16 - _TAG_BYTES))
 
 
@@ -126,7 +126,7 @@ def data_files(written: WrittenFiles) -> list[DataFile]:
 
 
 def as_rows(written: WrittenFiles) -> pa.RecordBatch:
-    """Returns the description as a batch, which is staged instead of the rows."""
+    """Description as a batch, which is staged instead of the rows."""
     values = [[written.manifest], [written.spec], [written.files], [written.rows]]
     return pa.RecordBatch.from_arrays(
         [pa.array(each, field.type) for each, field in zip(values, _COLUMNS, strict=True)], schema=_COLUMNS
@@ -134,7 +134,7 @@ def as_rows(written: WrittenFiles) -> pa.RecordBatch:
 
 
 def from_rows(batches: Sequence[pa.RecordBatch]) -> list[WrittenFiles] | None:
-    """Returns the descriptions, or None for rows themselves, which earlier releases staged."""
+    """Descriptions, or None for rows themselves, which earlier releases staged."""
     if not batches or (batches[0].schema.metadata or {}) != _COLUMNS.metadata:
         return None
     return [WrittenFiles(**row) for batch in batches for row in batch.to_pylist()]

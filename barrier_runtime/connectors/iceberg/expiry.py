@@ -42,7 +42,7 @@ class Expired:
 
 
 def to_expire(metadata: TableMetadata, owner: str, keep: int) -> list[Expired]:
-    """Returns the snapshots to expire of applications that begin with `owner`.
+    """Snapshots to expire of applications that begin with `owner`.
 
     The snapshot appended next is the newest of the `keep` kept snapshots.
     """
@@ -91,7 +91,7 @@ def unneeded_files(expired: Iterable[Expired], io: FileIO) -> list[str]:
 
 
 def _replaced(snapshot: Snapshot, io: FileIO) -> list[str]:
-    """Returns the paths of the data files that a compaction replaced."""
+    """Paths of the data files that a compaction replaced."""
     if snapshot.summary is None or snapshot.summary.operation != Operation.REPLACE:
         return []
     return [
@@ -109,7 +109,7 @@ def _is_older(one: Snapshot, other: Snapshot) -> bool:
 
 
 def _ancestry(by_id: dict[int, Snapshot], head: int | None) -> list[Snapshot]:
-    """Returns the ancestors of `head`, newest first, as far as the table has them."""
+    """Ancestors of `head`, newest first, as far as the table has them."""
     found: list[Snapshot] = []
     at = by_id.get(head) if head is not None else None
     while at is not None:

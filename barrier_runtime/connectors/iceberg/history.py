@@ -50,7 +50,7 @@ class IcebergHistory:
         self._table = self._loaded()
 
     def current(self) -> int | None:
-        """Returns the number of the newest snapshot, or None for a table without snapshots."""
+        """Number of the newest snapshot, or None for a table without snapshots."""
         snapshot = self._table.current_snapshot()
         return None if snapshot is None else int(snapshot.snapshot_id)
 
@@ -78,7 +78,7 @@ class IcebergHistory:
         )
 
     def files(self, snapshot: int, *, whole: bool) -> Sequence[Any]:
-        """Returns the snapshot's files in a fixed order: with `whole` all files, otherwise the added files."""
+        """Snapshot's files in a fixed order: with `whole` all files, otherwise the added files."""
         told = self._snapshot(snapshot)
         if whole:
             return self._planned(snapshot)

@@ -149,7 +149,7 @@ class IcebergTable:
             return write_files(table, batches, schema, self._owner)
 
     def as_appended(self) -> Table | None:
-        """Returns the table after our last commit if recent; None: read the table.
+        """Table after our last commit if recent; None: read the table.
 
         The next commit fails if another writer has committed since.
         """
@@ -162,7 +162,7 @@ class IcebergTable:
         self.compactions += 1
 
     def looked_at(self) -> Table:
-        """Returns the current table for `append`. Raises `Unavailable` if it is gone or the catalog is silent."""
+        """Current table for `append`. Raises `Unavailable` if it is gone or the catalog is silent."""
         table = self.now()
         if table is None:
             raise Unavailable(
@@ -283,7 +283,7 @@ class IcebergTable:
                 table.io.delete(path)
 
     def _known(self) -> Table | None:
-        """Returns the table as of a recent read. Files may use its schema and spec, whose ids never change."""
+        """Table as of a recent read. Files may use its schema and spec, whose ids never change."""
         if self._last is None or time.monotonic() - self._last[0] > _KNOWN_S:
             table = self.now()
             self._last = None if table is None else (time.monotonic(), table)
@@ -378,7 +378,7 @@ def database_errors() -> tuple[type[Exception], ...]:
 
 
 def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
-    """Returns the error for an exception of pyiceberg, catalog or storage; `failure` begins the message."""
+    """Error for an exception of pyiceberg, catalog or storage; `failure` begins the message."""
     if isinstance(error, BarrierRuntimeError):
         return error
     refused = isinstance(error, database_errors()) and _DATABASE_REFUSES.search(str(error))

@@ -91,7 +91,7 @@ def server_of(url: str) -> Server:
 
 
 def connect(server: Server, call_s: float) -> Any:
-    """Returns a connection with the sink's session settings; the first statement begins a transaction."""
+    """Connection with the sink's session settings; the first statement begins a transaction."""
     pymysql = load_pymysql()
     defaults = Path("~/.my.cnf").expanduser()
     connection = pymysql.connect(
@@ -132,7 +132,7 @@ def _code(error: Exception) -> int:
 
 
 def translated(error: Exception, failure: str) -> BarrierRuntimeError:
-    """Returns the error whose class shows the caller's next action. `failure` begins the message."""
+    """Error whose class shows the caller's next action. `failure` begins the message."""
     if isinstance(error, RuntimeError):  # an authentication method needs another package
         return InvalidJob(
             f"{failure}: {error}. Install it (pip install 'pymysql[rsa]') on every machine that runs the job, or give "

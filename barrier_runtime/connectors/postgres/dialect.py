@@ -288,7 +288,7 @@ class PostgresDialect(Dialect):
         *,
         ordered: bool = False,
     ) -> Copy:
-        """Returns a COPY into a temporary table of this connection, which every transaction empties."""
+        """COPY into a temporary table of this connection, which every transaction empties."""
         if _TEMPORARY.get(connection) != columns:
             connection.execute("drop table if exists pg_temp.barrier_runtime_check")
             make_check_table(connection, target, columns, key)
@@ -313,7 +313,7 @@ def columns_of(staged: pa.RecordBatch) -> list[str]:
 
 
 def _windows(objects: Sequence[StagedRows]) -> list[int]:
-    """Returns the number of objects per COPY: at most `MOST_ROWS` rows, or one object."""
+    """Number of objects per COPY: at most `MOST_ROWS` rows, or one object."""
     windows: list[int] = []
     rows = 0
     for each in objects:
@@ -364,7 +364,7 @@ def make_check_table(connection: Any, target: PostgresTarget, columns: Sequence[
 
 
 def _upsert(into: Any, columns: Sequence[str], key: Sequence[str]) -> Any:
-    """Returns the upsert of the last row of each key, by order of writing."""
+    """Upsert of the last row of each key, by order of writing."""
     sql = load_psycopg().sql
     listed, keys = (sql.SQL(", ").join(map(sql.Identifier, names)) for names in (columns, key))
     others = [name for name in columns if name not in key]

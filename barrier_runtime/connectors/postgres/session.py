@@ -167,7 +167,7 @@ def cut(connection: Any) -> None:
 
 
 def connect(parameters: Mapping[str, str], statement_timeout_s: float, where: str) -> Any:
-    """Returns a connection in autocommit mode with the session settings that the sink needs."""
+    """Connection in autocommit mode with the session settings that the sink needs."""
     psycopg = load_psycopg()
     connection = psycopg.connect(**CONNECTION_DEFAULTS | dict(parameters), autocommit=True, prepare_threshold=None)
     try:
@@ -199,7 +199,7 @@ def _code(error: Exception) -> str | None:
 
 
 def translated(error: Exception, failure: str) -> BarrierRuntimeError:
-    """Returns the error whose class shows the caller's next action. `failure` begins the message."""
+    """Error whose class shows the caller's next action. `failure` begins the message."""
     code = _code(error)
     text = " ".join(str(error).split())
     if code is None:

@@ -83,7 +83,7 @@ class PostgresSink(SqlSink):
         return [self._accepted(rows) for rows in super().prepare(batches)]
 
     def _accepted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the rows as CSV, after a check by the server."""
+        """Rows as CSV, after a check by the server."""
         target, columns = self._target, rows.schema.names
         try:
             data = encode_csv(rows)

@@ -163,7 +163,7 @@ class RedisUpsertSink(UpsertSink):
                     )
 
     def _numbered(self, rows: pa.RecordBatch) -> list[bytes | str | int]:
-        """Returns the arguments of one script."""
+        """Arguments of one script."""
         keyed = zip(keys_of(rows, self.key), exact_rows(rows), strict=True)
         flat = [part for key, row in keyed for part in self._written(self.prefix.encode() + key, row)]
         self._write_number += 1
@@ -175,7 +175,7 @@ class RedisUpsertSink(UpsertSink):
             client.close()
 
     def _written(self, key: bytes, row: dict[str, Any]) -> list[bytes | str | int]:
-        """Returns a row for the script: key, "set" or "hash", number of following parts, value or fields."""
+        """Row for the script: key, "set" or "hash", number of following parts, value or fields."""
         if self.value not in ("hash", "json"):
             value = row[self.value]
             return [key, "hash", 0] if value is None else [key, "set", 1, text_of(value)]
@@ -252,7 +252,7 @@ class RedisUpsertSink(UpsertSink):
 
 
 def _apart(url: str) -> tuple[str, tuple[str | None, str | None]]:
-    """Returns the URL without credentials, and (user, password)."""
+    """URL without credentials, and (user, password)."""
     form = (
         "RedisUpsertSink: the URL is redis://host:port/database or rediss://…, without a query; special characters of "
         "a password are percent-encoded, or it comes from REDIS_PASSWORD"

@@ -30,7 +30,7 @@ def check_key(name: str, kind: pa.DataType) -> str | None:
 
 
 def keys_of(rows: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
-    """Returns the key of each row, without the prefix."""
+    """Key of each row, without the prefix."""
     columns = [_named_texts(name, rows.column(name)) for name in names]
     if len(columns) == 1:
         return [_alone(text) for text in columns[0]]

@@ -49,7 +49,7 @@ DECIDED_BATCHES = VersionedDecoder(_FORMAT, msgspec.json.Decoder(DecidedBatch))
 
 
 def batches_of(entries: Iterable[WriteAheadCommittable]) -> list[DecidedBatch]:
-    """Returns a batch per checkpoint, oldest first. `entries` belong to one job and sink, in any order."""
+    """Batch per checkpoint, oldest first. `entries` belong to one job and sink, in any order."""
     found: dict[tuple[int, str], list[WriteAheadCommittable]] = {}
     for entry in entries:
         found.setdefault((entry.checkpoint, entry.lineage), []).append(entry)

@@ -67,7 +67,7 @@ class _EncodedPart(BufferPart[_Staged]):
         return chunk
 
     def encoded(self, chunk: _Chunk) -> EncodedRows:
-        """Returns the bytes of the chunk, encoded at most once. Two threads must not call at the same time."""
+        """Bytes of the chunk, encoded at most once. Two threads must not call at the same time."""
         if chunk.encoded is None:
             batches = chunk.batches
             data, rows = self._encode(batches), sum(batch.num_rows for batch in batches)

@@ -49,12 +49,12 @@ def csv(batches: Sequence[pa.RecordBatch]) -> bytes:
 
 
 def csv_head(schema: pa.Schema) -> bytes:
-    """Returns the header line with the names of the columns."""
+    """Header line with the names of the columns."""
     return _written_by_arrow(_as_written(schema).empty_table(), header=True)
 
 
 def csv_rows(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Returns the lines after the header."""
+    """Lines after the header."""
     table = pa.Table.from_batches(batches).combine_chunks()
     for name, column in zip(table.column_names, table.columns, strict=True):
         for chunk in column.chunks:
@@ -74,14 +74,14 @@ def _written_by_arrow(table: pa.Table, *, header: bool) -> bytes:
 
 
 def _as_written(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema with columns that Arrow's writer accepts."""
+    """Schema with columns that Arrow's writer accepts."""
     if not any(pa.types.is_string_view(field.type) for field in schema):
         return schema
     return pa.schema([f.with_type(pa.string()) if pa.types.is_string_view(f.type) else f for f in schema])
 
 
 def _csv_lines(batch: pa.RecordBatch) -> bytes:
-    """Returns the lines that Arrow's writer makes, 26 times as fast for times with a zone."""
+    """Lines that Arrow's writer makes, 26 times as fast for times with a zone."""
     lines = pc.binary_join_element_wise(
         *map(_csv_fields, batch.columns), _text(","), null_handling="replace", null_replacement=""
     )
@@ -91,7 +91,7 @@ def _csv_lines(batch: pa.RecordBatch) -> bytes:
 
 
 def _csv_fields(column: pa.Array) -> pa.Array:
-    """Returns the text of each field, null for null values."""
+    """Text of each field, null for null values."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _csv_fields(column.cast(kind.value_type))
@@ -109,7 +109,7 @@ def _text(value: str) -> pa.Scalar:
 
 
 def jsonl(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Returns a JSON object per line, with the values of `json_values`."""
+    """JSON object per line, with the values of `json_values`."""
     encoder = msgspec.json.Encoder()
     lines = bytearray()
     together = pa.Table.from_batches(batches).combine_chunks()  # many small batches cost four times as much

@@ -96,7 +96,7 @@ class FileNames:
         return "" if self.folders else "part-"
 
     def staged(self, number: int) -> str:
-        """Returns the key of a staged file. `number` counts the staged files of this incarnation."""
+        """Key of a staged file. `number` counts the staged files of this incarnation."""
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-{number}.{self.suffix}"
 
     def final(self, checkpoint: int, part: int, folder: str = "") -> str:
@@ -107,14 +107,14 @@ class FileNames:
         return f"{folder}part-{checkpoint:08d}-{self.subtask}-{self.token}-{self.incarnation}-{part}.{self.suffix}"
 
     def longest_final(self, folder: str) -> str:
-        """Returns a name as long as the longest final name.
+        """Name as long as the longest final name.
 
         The incarnation of an upload has one more tag.
         """
         return self.final(10**15, 10**6, folder) + "0" * _TAG_DIGITS
 
     def probe(self) -> str:
-        """Returns the key of the object that the sink writes and deletes when it opens.
+        """Key of the object that the sink writes and deletes when it opens.
 
         The key looks like a staged file, so a leftover probe is deleted together with staged files.
         """
@@ -162,7 +162,7 @@ def sink_tag(job: str, sink: str) -> str:
 
 
 def log_tag(log: str, store: str) -> str:
-    """Returns the tag of a decision log. `log` is the identity of the log, `store` the URL above it.
+    """Tag of a decision log. `log` is the identity of the log, `store` the URL above it.
 
     A copy of the log at another URL has another tag.
     """
@@ -174,12 +174,12 @@ def _tag(text: str) -> str:
 
 
 def incarnation_of(file: StagedFile) -> str:
-    """Returns the incarnation that staged the file. Raises `Corrupt` if no sink makes such a name."""
+    """Incarnation that staged the file. Raises `Corrupt` if no sink makes such a name."""
     return _final_match(file)["incarnation"]
 
 
 def origin_of(file: StagedFile) -> tuple[int, int]:
-    """Returns the fencing token of the writer, and the checkpoint that closed the file or an earlier one.
+    """Fencing token of the writer, and the checkpoint that closed the file or an earlier one.
 
     Raises `Corrupt` if no sink makes such a name.
     """
@@ -188,7 +188,7 @@ def origin_of(file: StagedFile) -> tuple[int, int]:
 
 
 def origin_of_name(name: str) -> tuple[str, tuple[int, int]] | None:
-    """Returns the tag of the decision log under which a file was written, and its `origin_of`.
+    """Tag of the decision log under which a file was written, and its `origin_of`.
 
     The tag is empty for releases without tags. None: no sink makes such a name.
     """

@@ -13,12 +13,12 @@ _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^]|^ |[ .]\Z")
 
 
 def escaped(text: str) -> str:
-    """Returns the text as a segment of a path."""
+    """Text as a segment of a path."""
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
 
 
 def folder_name(column: str, text: str | None) -> str:
-    """Returns the folder of a column's value, without a slash.
+    """Folder of a column's value, without a slash.
 
     Different values have different names, except null and empty text.
     """

@@ -32,7 +32,7 @@ _NO_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def with_moments_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the batch with timestamps as the text that `json_rows` writes.
+    """Batch with timestamps as the text that `json_rows` writes.
 
     Faster than `json_rows`: all rows at once, and without the GIL.
     """
@@ -69,7 +69,7 @@ def _of_column(name: str, make: Callable[[pa.Array], _Made], column: pa.Array) -
 
 
 def json_values(array: pa.Array) -> list[Any]:
-    """Returns the values of a column. Raises `InvalidJob` for a map that has a key twice."""
+    """Values of a column. Raises `InvalidJob` for a map that has a key twice."""
     kind = array.type
     if types.is_map(kind):
         pairs = array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
@@ -136,7 +136,7 @@ def _name(key: Any) -> str:
 
 
 def _in_microseconds(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, bool]:
-    """Returns the array in microseconds and True, or the array itself and False if it has nanoseconds."""
+    """Array in microseconds and True, or the array itself and False if it has nanoseconds."""
     if array.type.unit != "ns":
         return array, True
     try:

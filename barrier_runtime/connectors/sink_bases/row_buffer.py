@@ -36,7 +36,7 @@ class BufferPart(Generic[_Staged]):
         self.staged: _Staged | None = None
 
     def content(self) -> Sequence[Any]:
-        """Returns the rows that `make` receives when the part is full."""
+        """Rows that `make` receives when the part is full."""
         return self.batches
 
     def drop(self) -> None:
@@ -107,7 +107,7 @@ class RowBuffer(Generic[_Staged]):
             self._current = self._part()
 
     def rest(self) -> Sequence[pa.RecordBatch]:
-        """Returns the rows of the current part after the last write. May be called repeatedly."""
+        """Rows of the current part after the last write. May be called repeatedly."""
         self._write_gathered()
         return tuple(self._current.batches)
 
@@ -127,7 +127,7 @@ class RowBuffer(Generic[_Staged]):
 
 
 def _weight(rows: pa.RecordBatch) -> int:
-    """Returns the Arrow bytes of `rows`, never too few.
+    """Arrow bytes of `rows`, never too few.
 
     Summing buffers takes 0.5 µs, but counts whole buffers even if `rows` is a slice of them. For small buffers the
     excess is small and ends with the merge, so only larger buffers are measured exactly (12 µs).

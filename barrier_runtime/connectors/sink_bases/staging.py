@@ -31,14 +31,14 @@ from barrier_runtime.state.store.open import within
 
 
 def names_of(context: SinkContext, suffix: str, *, folders: bool = False) -> FileNames:
-    """Returns the file names of this incarnation of a sink. Queries the job's store and raises its errors."""
+    """File names of this incarnation of a sink. Queries the job's store and raises its errors."""
     owner = log_tag(log_id(context), context.job_store.url)
     random = context.new_id()[:RANDOM_DIGITS]
     return FileNames(context.job, context.sink, context.token, context.subtask, owner, random, suffix, folders)
 
 
 def example_of(url: str, suffix: str, partition_by: Sequence[str] = ()) -> str:
-    """Returns the path or URL of an example file of a sink below `url`."""
+    """Path or URL of an example file of a sink below `url`."""
     file = FileNames("job", "sink", 1, 0, "0" * 16, "0" * RANDOM_DIGITS, suffix).final(1, 0)
     folders = "".join(f"{name}=x/" for name in partition_by)
     return within(url, folders + file)
@@ -82,7 +82,7 @@ class Staging:
         return StagedFile(key, folder, hashlib.sha256(data).hexdigest(), rows, len(data))
 
     def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
-        """Returns the files of a transaction with final names, after its checkpoint is known."""
+        """Files of a transaction with final names, after its checkpoint is known."""
         return tuple(
             msgspec.structs.replace(file, final=self._names.final(checkpoint, number, file.final))
             for number, file in enumerate(files)

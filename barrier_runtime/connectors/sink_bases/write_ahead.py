@@ -84,7 +84,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         """
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-        """Returns the rows to stage instead of `batches`. Runs off the event loop, before the decision."""
+        """Rows to stage instead of `batches`. Runs off the event loop, before the decision."""
         return batches
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:

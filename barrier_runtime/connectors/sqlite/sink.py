@@ -41,7 +41,7 @@ _NUMBERS = (
 
 
 def base_of(declared: str) -> str:
-    """Returns the affinity, by the rules of SQLite in their order; declared dates and times by name."""
+    """Affinity, by the rules of SQLite in their order; declared dates and times by name."""
     if declared.upper() in _MOMENTS:
         return declared.upper()
     names = (("INT", "INTEGER"), ("CHAR|CLOB|TEXT", "TEXT"), ("BLOB|^$", "BLOB"), ("REAL|FLOA|DOUB", "REAL"))

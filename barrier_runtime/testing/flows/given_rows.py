@@ -109,7 +109,7 @@ class Difference:
     unexpected: tuple[Mapping[str, Any], ...]
 
     def lines(self) -> list[str]:
-        """Returns the first rows of the difference, for people."""
+        """First rows of the difference, for people."""
         told = []
         if self.missing:
             told.append(f"missing rows: {len(self.missing)}, the first: {_shown(self.missing[0])}")
@@ -128,7 +128,7 @@ def difference(
 
 
 def _beyond(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    """Returns the rows that `others` lack or have less often, in order."""
+    """Rows that `others` lack or have less often, in order."""
     left = Counter(map(_key, others))
     beyond = []
     for row in rows:

@@ -71,7 +71,7 @@ class FlowScenario:
 
 
 def named(name: str) -> FlowScenario:
-    """Returns the scenario of a name. Raises `ValueError` for an unknown name."""
+    """Scenario of a name. Raises `ValueError` for an unknown name."""
     parts = name.split("/")
     if len(parts) == 2:
         return FlowScenario(int(parts[0]), int(parts[1]))

@@ -165,7 +165,7 @@ class SimCluster:
         self._stopping: Literal["", "checkpoint", "drain"] = ""  # the user wants to end the job
 
     def world_ns(self) -> int:
-        """Returns the time outside of all processes."""
+        """Time outside of all processes."""
         return WALL_START_NS + self.sim.now_us * 1000
 
     def now_ms(self) -> int:
@@ -226,13 +226,13 @@ class SimCluster:
         """Called after an object of the job's store was deleted."""
 
     def _open_target(self, process: SimProcess, url: str) -> ObjectStore:
-        """Returns the store for `url` of a sink in `process`."""
+        """Store for `url` of a sink in `process`."""
         return SimStore(self.sim, process, self.target, self.target_faults)
 
     # ------------------------------------------------------------ programs
 
     def _current(self) -> Program:
-        """Returns the youngest live program, or the last that ended. An older program may reach FENCE later."""
+        """Youngest live program, or the last that ended. An older program may reach FENCE later."""
         return next((program for program in reversed(self.programs) if program.active), self._last_ended)
 
     def _start_program(self, parallelism: int) -> None:
@@ -253,7 +253,7 @@ class SimCluster:
             self._start_program(parallelism)
 
     def _addresses(self, number: int) -> tuple[str, str]:
-        """Returns the places of a program's coordinators."""
+        """Places of a program's coordinators."""
         return f"{self.options.mark}driver-{number}", f"{self.options.mark}standby-{number}"
 
     def _kill_program(self, program: Program, *, leave_zombies: bool) -> None:
@@ -370,7 +370,7 @@ class SimCluster:
         self.sim.after(300_000, lambda _: self._restart_coordinator(program))
 
     def _runner(self, program: Program) -> JobRunner | None:
-        """Returns the runner of the leading coordinator; without a leader, of the youngest that answers."""
+        """Runner of the leading coordinator; without a leader, of the youngest that answers."""
         found: JobRunner | None = None
         for coordinator in program.coordinators:
             if coordinator.process.running and coordinator.directory is not None:

@@ -158,7 +158,7 @@ class Simulation:
         self._untold.clear()
 
     def trace_hash(self) -> str:
-        """Returns a hash of the trace, the number of steps and the state of the random generator."""
+        """Hash of the trace, the number of steps and the state of the random generator."""
         self._tell()
         whole = self._hash.copy()
         whole.update(repr((self.now_us, self.steps, self.rng.getstate())).encode())
@@ -172,7 +172,7 @@ class Simulation:
         )
 
     def new_id(self) -> str:
-        """Returns an id like uuid4().hex, from the seed."""
+        """Id like uuid4().hex, from the seed."""
         return f"{self.bits(128):032x}"
 
     # ------------------------------------------------------------ life

@@ -92,10 +92,7 @@ class SimNetwork:
     # ------------------------------------------------------------ listening and connecting
 
     def listen(self, host: str, port: int = 0, *, place: str, owner: AnyProcess | None = None) -> SimListening:
-        """Returns a listening socket on `place`.
-
-        Without an owner the socket outlives every process that serves it.
-        """
+        """Listening socket on `place`. Without an owner the socket outlives every process that serves it."""
         if port == 0:
             self._ports += 1
             port = self._ports

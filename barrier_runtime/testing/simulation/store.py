@@ -252,7 +252,7 @@ class SimStore:
         self._memory.delete([key])
 
     def _listing(self, prefix: str, age_us: int) -> Sequence[ObjectInfo]:
-        """Returns the list as of `age_us` ago: without later objects, with objects deleted since."""
+        """List as of `age_us` ago: without later objects, with objects deleted since."""
         infos = [*self._memory.list(prefix)]
         if age_us == 0:
             return infos

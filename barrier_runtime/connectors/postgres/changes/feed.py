@@ -251,7 +251,7 @@ class ChangeFeed:
                 end_older_session(looking, state.active_pid, self._name, slot, self.where)
 
     def _looking(self) -> Any:
-        """Returns a session besides the walsender, which takes no statement parameters."""
+        """Session besides the walsender, which takes no statement parameters."""
         return connect(self._parameters, replication=False, name=self._name)
 
     def look_at(self, relation: Relation) -> CatalogTable:

@@ -89,10 +89,7 @@ class LogSession:
                     self._give(relation[0], "t", None, None, 0)
 
     def _known(self, relation: Relation) -> tuple[int, tuple[int | None, ...]] | None:
-        """Returns the number of the table, and the place of each of its columns in the log.
-
-        None: another table.
-        """
+        """Number of the table, and the place of each of its columns in the log. None: another table."""
         feed, name = self._feed, f"{relation.schema}.{relation.table}"
         number = feed.tables.get(name)
         if feed.ids.get(relation.id, name) != name:

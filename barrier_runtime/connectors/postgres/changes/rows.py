@@ -223,7 +223,7 @@ class ChangeRowLayout:
 
 
 def table_rows(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
-    """Returns the rows of one table, with the columns of that table, from rows of several tables."""
+    """Rows of one table, with the columns of that table, from rows of several tables."""
     mine = batch.column(batch.schema.names.index(table))
     return pa.RecordBatch.from_struct_array(mine.filter(mine.is_valid()))
 

@@ -75,7 +75,7 @@ from pg_replication_slots where slot_name = %s
 
 
 def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> Any:
-    """Returns a session in autocommit mode, which the server lists as `name`. Raises psycopg's errors."""
+    """Session in autocommit mode, which the server lists as `name`. Raises psycopg's errors."""
     psycopg = load_psycopg()
     given = {**CONNECTION_DEFAULTS, **parameters, "application_name": name}
     options = " ".join(f"-c {option}={value}" for option, value in _OPTIONS.items())
@@ -141,7 +141,7 @@ def read_table(connection: Any, name: str, as_text: Sequence[str], form: Form, w
 
 
 def look_at_catalog(connection: Any, relation: Relation) -> CatalogTable:
-    """Returns the table of a Relation message as of now."""
+    """Table of a Relation message as of now."""
     found = connection.execute("select relreplident::text from pg_class where oid = %s", (relation.id,)).fetchone()
     columns = connection.execute(_NOW, (relation.id,)).fetchall()
     wanted = [column.type for column in relation.columns]
@@ -185,10 +185,7 @@ def make_publication(connection: Any, name: str, tables: Sequence[str], *, ours:
 
 
 def check_publication(connection: Any, name: str, tables: Sequence[str], where: str) -> dict[int, str]:
-    """Returns the server's ids of `tables`.
-
-    Raises `InvalidJob` if the publication omits changes of a table.
-    """
+    """Ids of `tables` on the server. Raises `InvalidJob` if the publication omits changes of a table."""
     operations = ("insert", "update", "delete", "truncate")
     listed = ", ".join(f"pub{each}" for each in operations)
     published = connection.execute(f"select {listed} from pg_publication where pubname = %s", (name,)).fetchone()
@@ -263,7 +260,7 @@ def check_slot(slot: str, state: ReplicationSlot | None, lsn: int, end_of_log: i
 
 
 def identify(connection: Any) -> tuple[str, int]:
-    """Returns the id of the cluster and the end of its log, from a replication session."""
+    """Id of the cluster and the end of its log, from a replication session."""
     system, _, end, _ = connection.execute("IDENTIFY_SYSTEM").fetchone()
     return str(system), parsed_lsn(end)
 

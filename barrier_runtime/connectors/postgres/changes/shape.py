@@ -52,7 +52,7 @@ class CatalogTable:
 def places_of(
     table: ChangedTable, relation: Relation, now: CatalogTable, form: Form, where: str
 ) -> tuple[int | None, ...]:
-    """Returns the place of each column of `table` in the rows of the log; None: the column is null.
+    """Place of each column of `table` in the rows of the log; None: the column is null.
 
     Raises `InvalidJob` if values may have changed without a change in the log.
     """
@@ -93,7 +93,7 @@ def _is_text(kind: ServerType) -> bool:
 
 
 def _scale(kind: ServerType) -> int:
-    """Returns the digits after the point, a large number for numeric without (p, s).
+    """Digits after the point, a large number for numeric without (p, s).
 
     The server refuses too many before it.
     """

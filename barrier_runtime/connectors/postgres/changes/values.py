@@ -80,7 +80,7 @@ class ChangedColumn:
 
 
 def arrow_type(base: str, typmod: int) -> pa.DataType:
-    """Returns the Arrow type of a PostgreSQL type. `base` is the internal name, below any domain."""
+    """Arrow type of a PostgreSQL type. `base` is the internal name, below any domain."""
     if base == "numeric" and typmod >= 0:
         precision, scale = _numeric_digits(typmod)
         if precision <= _MOST_DIGITS and 0 <= scale <= precision:

@@ -30,7 +30,7 @@ def _cast(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | p
 
 
 def _first_wrong(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> int:
-    """Returns the number of the first row that cannot be cast, of a column with such a row."""
+    """Number of the first row that cannot be cast, of a column with such a row."""
     first, behind = 0, len(column)  # the row is in [first, behind)
     while behind - first > 1:
         middle = (first + behind) // 2
@@ -44,7 +44,7 @@ def _first_wrong(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> int:
 
 
 def _copied(column: pa.Array | pa.ChunkedArray, first: int, behind: int) -> pa.Array | pa.ChunkedArray:
-    """Returns a copy of these rows: a cast of a slice of lists would also examine values of other rows."""
+    """Copy of these rows: a cast of a slice of lists would also examine values of other rows."""
     return column.take(pa.array(range(first, behind), pa.int64()))
 
 

@@ -26,5 +26,5 @@ def commit_every_ms(commit_every: datetime.timedelta | float, who: str) -> int:
 
 
 def described(commit_every_ms: int) -> str:
-    """Returns the end of a sink's description in `explain`."""
+    """End of a sink's description in `explain`."""
     return f", a commit every {commit_every_ms / 1000:g} s" if commit_every_ms else ""

@@ -30,7 +30,7 @@ W = TypeVar("W")
 
 
 def compact_bytes(compact: str | int | None, who: str) -> int | None:
-    """Returns the target size of `compact=` in bytes; None: off. Raises `InvalidJob` for an invalid size."""
+    """Target size of `compact=` in bytes; None: off. Raises `InvalidJob` for an invalid size."""
     if compact is None:
         return None
     size: float | None = None
@@ -48,7 +48,7 @@ def compact_bytes(compact: str | int | None, who: str) -> int | None:
 
 
 def described(compact: int | None) -> str:
-    """Returns the end of a sink's description in `explain`."""
+    """End of a sink's description in `explain`."""
     return f", compacted to {compact / 10**6:g} MB" if compact else ""
 
 
@@ -116,10 +116,7 @@ class CompactedTable(Protocol[P, W]):
         ...
 
     def write(self, plan: P, stop: Callable[[], bool]) -> W | None:
-        """Returns the new files, which are in no version of the table.
-
-        None: given up, and the new files are deleted.
-        """
+        """New files, which are in no version of the table. None: given up, and the new files are deleted."""
         ...
 
     def commit(self, plan: P, written: W) -> int:

@@ -99,7 +99,7 @@ def family_of(kind: pa.DataType) -> str:
 def fitted(
     schema: pa.Schema, columns: Sequence[TableColumn], rules: ColumnRules, table: str, where: str, key: Sequence[str]
 ) -> tuple[Fitted, ...]:
-    """Returns a `Fitted` for each column of `schema`.
+    """`Fitted` for each column of `schema`.
 
     Raises `InvalidJob` for the first column that the table lacks or cannot hold, and for a column of the table that
     needs a value and receives none.
@@ -176,7 +176,7 @@ def _whole_microseconds(convert: Convert) -> Convert:
 
 
 def checked(batch: pa.RecordBatch, fits: Sequence[Fitted], table: str, where: str) -> pa.RecordBatch:
-    """Returns the rows as the database takes them. Raises `InvalidJob` for the first refused value."""
+    """Rows as the database takes them. Raises `InvalidJob` for the first refused value."""
     made = []
     for values, each in zip(batch.columns, fits, strict=True):
         column = each.column
@@ -207,7 +207,7 @@ def casting(kind: pa.DataType) -> Convert:
 
 
 def in_microseconds(kind: pa.DataType) -> Convert:
-    """Returns a conversion that cuts off nanoseconds. Values out of range are still an error."""
+    """Conversion that cuts off nanoseconds. Values out of range are still an error."""
     return lambda values: values.cast(kind, safe=getattr(values.type, "unit", "") != "ns")
 
 
@@ -229,12 +229,12 @@ def as_json(values: pa.Array) -> pa.Array:
 
 
 def bits_of(kind: pa.DataType) -> int:
-    """Returns the bits of the smallest signed integer that holds the integer type `kind`."""
+    """Bits of the smallest signed integer that holds the integer type `kind`."""
     return int(kind.bit_width) + (1 if types.is_unsigned_integer(kind) else 0)
 
 
 def outside(least: Any, most: Any) -> Convert:
-    """Returns a function that marks dates or timestamps before `least` or after `most`."""
+    """Function that marks dates or timestamps before `least` or after `most`."""
     return lambda values: pc.or_(
         pc.less(values, pa.scalar(least, values.type)), pc.greater(values, pa.scalar(most, values.type))
     )

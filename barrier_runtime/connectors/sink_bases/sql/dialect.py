@@ -69,11 +69,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def errors(self) -> tuple[type[Exception], ...]:
-        """Returns the error classes of the client library."""
+        """Error classes of the client library."""
 
     @abstractmethod
     def connect(self, where: str) -> Any:
-        """Returns a connection with the session settings that the sink needs.
+        """Connection with the session settings that the sink needs.
 
         Statements form a transaction until `commit`.
         """
@@ -84,10 +84,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def translated(self, error: Exception, failure: str) -> BarrierRuntimeError:
-        """Returns the error whose class shows the caller's next action. `failure` begins the message."""
+        """Error whose class shows the caller's next action. `failure` begins the message."""
 
     def bounded(self, connection: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which no call waits forever for the server."""
+        """Context in which no call waits forever for the server."""
         return contextlib.nullcontext()
 
     def end(self, connection: Any) -> None:
@@ -169,7 +169,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def row_statement(self, target: Any, names: Sequence[str], key: Sequence[str]) -> str:
-        """Returns the statement that inserts a row or replaces the row with the same key."""
+        """Statement that inserts a row or replaces the row with the same key."""
 
     def insert_statement(self, target: Any, names: Sequence[str], place: str) -> str:
         listed, places = ", ".join(map(self.quoted, names)), ", ".join([place] * len(names))

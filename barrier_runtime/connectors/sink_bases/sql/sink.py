@@ -143,7 +143,7 @@ class SqlSink(BatchingSink):
         return [batch for batch in batches if batch.checkpoint > known]
 
     def _steps(self, mark: DeliveryMark, due: Sequence[DecidedBatch]) -> list[list[DecidedBatch]]:
-        """Returns the batches that appear together, oldest first: up to a decision; of older lineages all."""
+        """Batches that appear together, oldest first: up to a decision; of older lineages all."""
         if len(due) == 1 or mark.lineage != self._context.lineage:
             return [list(due)]
         steps: list[list[DecidedBatch]] = []
