@@ -4,7 +4,8 @@ from barrier_runtime.state.versioned import Format
 
 
 def committable_format(version: int, undone: str = "committed") -> Format:
-    """Returns the JSON format with a field `version` from 1 to `version`. `undone`: the verb of the damage message."""
+    """Returns the JSON format with a field `version` from 1 to `version`.
+    `undone`: the verb of the damage message."""
     return Format(
         "{}: a committable",
         version,

@@ -42,7 +42,7 @@ def log_id(context: SinkContext) -> str:
 
 
 def decided_checkpoints(context: SinkContext, after: int) -> list[int]:
-    """Returns the decided checkpoints of the sink's lineage above `after`, ascending; empty if the store has no log.
+    """Returns the sink's decided checkpoints above `after`, ascending; empty without a log.
 
     Reads one object per decision. Blocks; raises errors of the store.
     """

@@ -85,7 +85,7 @@ def wrong_arguments_of(function: Callable[..., Any]) -> Callable[[tuple[Any, ...
 
 
 def wrong_argument(given: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
-    """Describes the first argument whose type contradicts the annotation in `hints`; "" if all types match."""
+    """Describes the first argument that contradicts the annotation in `hints`; "" if all types match."""
     for name, value in given.items():
         wanted = wrong_kind(value, hints.get(name, Any))
         if wanted:
@@ -94,7 +94,7 @@ def wrong_argument(given: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
 
 
 def wrong_kind(value: Any, hint: Any) -> str:
-    """Names the types to give instead of `value`; "" if `value` matches `hint` or if `hint` is not in `_KINDS`."""
+    """Names the types to give instead of `value`; "" if `value` matches or `_KINDS` lacks `hint`."""
     origin = get_origin(hint)
     several = get_args(hint) if origin in (Union, types.UnionType) else (hint,)
     kinds = [None if datetime.timedelta in get_args(each) else _KINDS.get(get_origin(each) or each) for each in several]
@@ -116,7 +116,8 @@ def _of_texts(hint: Any) -> bool:
 
 
 def _holds_texts(value: Any, hint: Any) -> bool:
-    """True if all elements are texts, or if `hint` does not demand texts. Iterators are not consumed for the check."""
+    """True if all elements are texts, or if `hint` does not demand texts.
+    Iterators are not consumed for the check."""
     if not _of_texts(hint):
         return True
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()

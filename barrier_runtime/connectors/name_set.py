@@ -92,7 +92,7 @@ class SortedRun:
 
 
 def merged(chunks: Iterable[bytes]) -> SortedRun:
-    """Merges the records of all `chunks`, which need not be sorted; the later record of an equal hash wins."""
+    """Merges the records of all `chunks`, in any order; the later record of an equal hash wins."""
     records = _records(b"".join(chunks))
     high, low = _high(records), _low(records)
     order = np.lexsort((low, high))
@@ -125,7 +125,8 @@ class Known(NamedTuple):
 
 
 class NameSet:
-    """Set of names with sizes and marks. `others`: runs that belong to the set but are stored by another set."""
+    """Set of names with sizes and marks.
+    `others`: runs that belong to the set but are stored by another set."""
 
     def __init__(self, runs: Iterable[SortedRun] = (), others: Iterable[SortedRun] = ()) -> None:
         self.runs = [run for run in runs if len(run)]  # oldest first

@@ -9,7 +9,8 @@ emitted earlier by that difference, at the usual intervals. The start does not c
 
 
 class Schedule:
-    """Schedule in which row `k` is due at `start_ns + k / rows_per_second`. The first poll or a seek sets the start."""
+    """Schedule in which row `k` is due at `start_ns + k / rows_per_second`.
+    The first poll or a seek sets the start."""
 
     def __init__(self, rows_per_second: float) -> None:
         self.start_ns: int | None = None

@@ -40,7 +40,8 @@ class ClientLibrary:
 
 @dataclass(frozen=True)
 class Sources:
-    """Row of the docs' table of sources. `methods`: methods of `Dataflow` with the arguments of the classes."""
+    """Row of the docs' table of sources.
+    `methods`: methods of `Dataflow` with the arguments of the classes."""
 
     classes: tuple[PublicClass, ...]
     methods: tuple[str, ...]

@@ -22,7 +22,8 @@ Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 
 @dataclass(frozen=True)
 class SinkContext:
-    """Identity and environment of a sink instance. `token`, subtask and a sequence number make staged names unique.
+    """Identity and environment of a sink instance.
+    `token`, subtask and a sequence number make staged names unique.
 
     Checkpoint ids only rise within a `lineage`: a target that stores (lineage, checkpoint) knows what was committed.
     Another start of the same job begins a new lineage with ids from 1.
@@ -175,8 +176,7 @@ class TwoPhaseCommitSink:
         self.write(transaction, rows.record_batch())
 
     def stage_early(self, transaction: Any) -> Callable[[], None] | None:
-        """Returns work that makes room in memory for a transaction that grew too large to wait for `pre_commit`, or
-        None.
+        """Returns work that frees memory of a transaction too large to wait for `pre_commit`, or None.
 
         Called after each write; the work runs off the loop. If the work fails, `pre_commit` must compensate.
         """
@@ -263,7 +263,7 @@ class TwoPhaseCommitSink:
 
 @runtime_checkable
 class ReadsBack(Protocol):
-    """A sink whose visible rows can be read back by checkpoint, so that a replay can be compared with them.
+    """A sink whose visible rows can be read back by checkpoint, for comparison with a replay.
 
     Works on a sink that was not opened.
     """
@@ -276,5 +276,6 @@ class ReadsBack(Protocol):
         ...
 
     def texts_of(self, batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
-        """Yields a text for each row, equal to the text of the row that is read back. Equal rows have equal texts."""
+        """Yields a text for each row, equal to the text of the row that is read back.
+        Equal rows have equal texts."""
         ...

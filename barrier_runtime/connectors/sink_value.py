@@ -50,7 +50,8 @@ def decode_sink(data: bytes, where: str) -> SinkValue:
 
 
 def make_sink(kind: str, settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
-    """Returns an unopened sink. Raises `InvalidJob` for an unknown kind, or settings that the class does not accept."""
+    """Returns an unopened sink.
+    Raises `InvalidJob` for an unknown kind, or settings that the class does not accept."""
     sinks = sinks_by_kind()
     if kind not in sinks:
         raise InvalidJob(

@@ -19,7 +19,8 @@ from barrier_runtime.data.few_rows import FewRows
 
 @dataclass(frozen=True)
 class Split:
-    """An independently read part of a source. `id` is stable across runs; positions are stored under the id."""
+    """An independently read part of a source.
+    `id` is stable across runs; positions are stored under the id."""
 
     id: str
     payload: bytes = b""  # data for the reader in the source's own encoding (JSON), never pickle
@@ -100,7 +101,8 @@ class Positioned(Protocol):
 
 @runtime_checkable
 class Choosing(Protocol):
-    """A source whose settings select splits. A job does not continue with splits that are no longer selected."""
+    """A source whose settings select splits.
+    A job does not continue with splits that are no longer selected."""
 
     def not_chosen(self, split_id: str) -> str:
         """Explains why the settings do not select a split of a snapshot, with the remedy; "" if they do."""
@@ -231,8 +233,8 @@ class Gathering(Protocol):
 
 @runtime_checkable
 class CheckpointListener(Protocol):
-    """A reader that is notified of checkpoints in order to acknowledge covered rows. Called on the loop: must not
-    block.
+    """A reader that is notified of checkpoints in order to acknowledge covered rows.
+    Called on the loop: must not block.
 
     A finished reader is notified until a checkpoint after the end is completed, and is then closed.
     """
@@ -254,7 +256,8 @@ class MarkingReader(Protocol):
     """Reader of a split that may change after the last row was read (see `MarkingSource`)."""
 
     def mark(self) -> int:
-        """Returns 24 bits that identify the split's content; 0: unknown. Called once, when the reader is `finished`."""
+        """Returns 24 bits that identify the split's content; 0: unknown.
+        Called once, when the reader is `finished`."""
         ...
 
 
@@ -298,8 +301,7 @@ class DiscoveringSource(Source, Protocol):
         ...
 
     def discovery(self, known: NameSet) -> Discovery | None:
-        """Returns a discovery, or None if this configuration does not look for new splits and ends with the listed
-        ones.
+        """Returns a discovery; None if this configuration ends with the listed splits.
 
         Called in the slot, in `open` (may block). `known`: ids of the splits that any subtask reads or has read, with
         sizes and marks; the discovery owns this set.
@@ -367,7 +369,7 @@ class MeasuringSource(Source, Protocol):
     """A source that can measure how much is still to be read."""
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Returns the remaining amount of `splits`, which were just listed and have not ended, after `positions`.
+        """Returns the remaining amount of the just listed, unfinished `splits` after `positions`.
 
         `positions`: positions of the readers by split id; a split without a position counts as a whole. Called in the
         driver; may block, and raise `Unavailable`.

@@ -88,7 +88,8 @@ class BatchCaller:
         self.failures = 0
 
     def turn(self) -> bool:
-        """Calls the function for the waiting batches in order, until a call fails. Returns True if there were any.
+        """Calls the function for the waiting batches in order, until a call fails.
+        Returns True if there were any.
 
         Raises errors of the store, and `BatchFunctionFailed`.
         """

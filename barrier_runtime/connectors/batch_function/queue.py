@@ -1,4 +1,4 @@
-"""Waiting batches and the last successful checkpoint, as objects of the job's storage that sink and program exchange.
+"""Waiting batches and the last successful checkpoint, as objects that sink and program exchange.
 
     <job>/write-ahead/<sink>/staged/…                      the rows, Parquet; written before the decision
     <job>/write-ahead/<sink>/asked/<lineage>/<checkpoint>  these objects are one decided batch: call the function
@@ -51,8 +51,8 @@ class BatchQueue:
     # ------------------------------------------------------------ of the sink
 
     def ask(self, batch: DecidedBatch) -> None:
-        """Requests a batch. Raises `Corrupt` if staged rows are missing, so that aborted rows do not block later
-        batches."""
+        """Requests a batch.
+        Raises `Corrupt` if staged rows are missing, so that aborted rows do not block later batches."""
         gone = [each.key for each in batch.objects if self._is_gone(each)]
         if gone:
             raise Corrupt(

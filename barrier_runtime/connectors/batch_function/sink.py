@@ -1,4 +1,4 @@
-"""Half of `for_each_batch` in the slots: stages rows and requests calls of the function (see `batch_function/queue`).
+"""Half of `for_each_batch` in the slots: stages rows and requests calls (see `batch_function/queue`).
 
 A checkpoint is visible only after the program has noted the function's success, so a job ends only after the last batch
 was delivered. A slow or failing function delays later batches, which wait in storage; if too many wait, the stream

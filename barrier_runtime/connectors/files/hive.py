@@ -115,7 +115,7 @@ def _texts(values: pa.Array, column: str, where: str) -> list[str | None]:
 
 
 def folders_of(path: str) -> str:
-    """Returns the folders directly above a file that name columns, `day=2026-01-01/country=DE`; empty if none."""
+    """Returns the folders directly above a file that name columns, `day=2026-01-01/country=DE`."""
     found: list[str] = []
     for segment in reversed(path.split("/")[:-1]):
         if not _PART.fullmatch(segment):
@@ -144,7 +144,8 @@ def _decoded(text: str) -> str:
 
 
 def guess_columns(folders: Iterable[str], where: str) -> pa.Schema:
-    """Guesses the columns that the folders of all files name. Raises `InvalidJob` if they name different columns."""
+    """Guesses the columns that the folders of all files name.
+    Raises `InvalidJob` if they name different columns."""
     texts: dict[str, set[str]] = {}
     first: str | None = None
     for each in folders:
@@ -183,7 +184,7 @@ def _is_date(text: str) -> bool:
 
 
 def check_guessed(values: Mapping[str, str | None], schema: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` for a folder, found after the guess, whose text the guessed type would not reproduce."""
+    """Raises `InvalidJob` for a later folder whose text the guessed type would not reproduce."""
     for name, text in values.items():
         kind = schema.field(name).type if name in schema.names else pa.string()
         if text is not None and not pa.types.is_string(kind) and _guess({text}) != kind:

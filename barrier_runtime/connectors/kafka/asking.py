@@ -26,7 +26,8 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class Asker:
-    """Sends requests through a replaceable client. `make`: makes a `Consumer` or `AdminClient`. For one thread."""
+    """Sends requests through a replaceable client. `make`: makes a `Consumer` or `AdminClient`.
+    For one thread."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -71,7 +72,8 @@ class Asker:
 
 
 def put_away(client: Any) -> None:
-    """Closes a client in a thread, because closing may block. The caller must drop all references to the client."""
+    """Closes a client in a thread, because closing may block.
+    The caller must drop all references to the client."""
     if client is not None:
         threading.Thread(target=_end, args=([client],), name="kafka-client-ends", daemon=True).start()
 

@@ -1,4 +1,5 @@
-"""Kinesis client of the source: shards, iterators, records. Only this file of the connector imports boto3.
+"""Kinesis client of the source: shards, iterators, records.
+Only this file of the connector imports boto3.
 
 Credentials come from boto3's default chain only. botocore's retries are off: the caller decides how long to retry.
 """

@@ -1,4 +1,4 @@
-"""Thread that fetches a shard: keeps a bounded number of bytes ahead of the reader, and wakes the slot.
+"""Thread that fetches a shard, a bounded number of bytes ahead, and wakes the slot.
 
 | state    | does                                    | goes on                                                      |
 |----------|-----------------------------------------|--------------------------------------------------------------|
@@ -57,7 +57,8 @@ class ShardRows:
 
 
 class ShardFetcher:
-    """Fetches a shard. `convert`: makes rows of records in the thread; raises `InvalidJob` for a bad record."""
+    """Fetches a shard.
+    `convert`: makes rows of records in the thread; raises `InvalidJob` for a bad record."""
 
     def __init__(
         self,
@@ -83,7 +84,8 @@ class ShardFetcher:
         threading.Thread(target=self._run, name=f"kinesis-{split.shard}", daemon=True).start()
 
     def take(self) -> ShardRows | None:
-        """Returns the next rows; None if there are none now, or no more. Raises the error that ended the thread."""
+        """Returns the next rows; None if there are none now, or no more.
+        Raises the error that ended the thread."""
         with self._changed:
             if self._held:
                 chunk = self._held.popleft()

@@ -1,4 +1,4 @@
-"""Source of Kinesis streams: a split per shard, with a sequence number as the position in the checkpoint.
+"""Source of Kinesis streams: a split per shard; the position is a sequence number.
 
     driver: shards ──► splits ──► slot: KinesisReader per shard ──► a ShardFetcher each
     slot: discovery, in a thread ──► splits of shards that came by splitting and merging, from their first record

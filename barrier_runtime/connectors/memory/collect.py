@@ -1,4 +1,5 @@
-"""Sink that collects committed rows in this process's memory, for `run_local`. Uncommitted rows are invisible.
+"""Sink that collects committed rows in this process's memory, for `run_local`.
+Uncommitted rows are invisible.
 
     sink = CollectSink()
     flow.…sink("out", sink)
@@ -95,7 +96,7 @@ def _keep(ledger: str, staged: dict[int, list[pa.RecordBatch]]) -> None:
 
 @kinds_checked
 class CollectSink(TwoPhaseCommitSink):
-    """Committed rows in this process's memory, for `run_local`: `rows()`, `batches()`, `to_arrow()`, `to_pandas()`.
+    """Committed rows in memory, for `run_local`: `rows()`, `batches()`, `to_arrow()`, `to_pandas()`.
 
     >>> out = CollectSink()
     >>> orders.sink("out", out)

@@ -1,4 +1,5 @@
-"""Source of the rows of a Python iterator. The position is a count; a replay skips the rows that were read.
+"""Source of the rows of a Python iterator.
+The position is a count; a replay skips the rows that were read.
 
 The slot's loop waits some milliseconds for a full batch of a quick iterator; from a slower iterator the loop takes the
 available rows. After a reader is closed, the thread (`rows_ahead`) lives until the waiting iterator returns; these rows
@@ -27,7 +28,7 @@ _GATHER_NS = 5_000_000  # … and after rows, because small batches cost more th
 
 
 class SplitShare(msgspec.Struct, frozen=True):
-    """Payload of split `index` of `of`; in a source of numbered rows: the rows index, index + of, index + 2 * of, …"""
+    """Payload of split `index` of `of`, which has the rows index, index + of, index + 2 * of, …"""
 
     index: int
     of: int
@@ -50,7 +51,7 @@ _POSITION = msgspec.json.Decoder(_Position)
 @kinds_checked
 @dataclass(frozen=True)
 class IteratorSource(EventTimeOfSource):
-    """Rows (dicts) of `make_iterator(index, of)`, called for each of the `splits` (default: one per subtask).
+    """Rows (dicts) of `make_iterator(index, of)`, called for each of `splits` (default: one per subtask).
 
     After a failure a new iterator is made and the rows already read are skipped, so every iterator must yield the same
     rows. If this is impossible, set `replayable=False`; the job then cannot be exactly-once.

@@ -1,4 +1,4 @@
-"""Source of rows from a function that is called periodically: for an API, a table or another system with queries.
+"""Source of rows from a function that is called periodically, such as queries of an API or table.
 
 A position is the cursor of the current page and the number of emitted rows of the page, so a restored job requests the
 page again and continues inside the page. The function's thread is at most one page ahead and wakes the slot for pages.

@@ -1,4 +1,4 @@
-"""Generator of rows with intended emission times, for demonstrations and for latencies without coordinated omission."""
+"""Generator of rows with intended emission times, against coordinated omission in measurements."""
 
 import math
 from collections.abc import Sequence

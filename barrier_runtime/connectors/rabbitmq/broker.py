@@ -23,7 +23,8 @@ _HEARTBEAT_S = 30  # after two of these a broker gives a dead consumer's message
 
 @dataclass(frozen=True)
 class Broker:
-    """Address of a broker. `url`: without user and password; `user`: empty if the environment names the user."""
+    """Address of a broker.
+    `url`: without user and password; `user`: empty if the environment names the user."""
 
     url: str
     user: str

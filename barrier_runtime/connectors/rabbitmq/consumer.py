@@ -1,4 +1,4 @@
-"""Consumer of a queue: a thread with a connection, a buffer of messages, and acknowledgements in order.
+"""Consumer of a queue: a thread with a connection, a buffer, and acknowledgements in order.
 
 The broker delivers at most `prefetch` unacknowledged messages, which bounds the buffer. A lost connection is reopened,
 with growing pauses, without limit, and the broker delivers the unacknowledged messages again. Delivery tags count per
@@ -90,8 +90,7 @@ class Consumer:
         self._order(delivery, lambda channel, tag: channel.basic_ack(tag, multiple=True))
 
     def reject(self, delivery: Delivery) -> None:
-        """Sends this message to the queue's dead-letter exchange; without such an exchange the broker drops the
-        message."""
+        """Sends this message to the queue's dead-letter exchange; without, the broker drops the message."""
         self._order(delivery, lambda channel, tag: channel.basic_reject(tag, requeue=False))
 
     def close(self) -> None:

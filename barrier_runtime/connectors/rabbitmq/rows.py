@@ -1,4 +1,4 @@
-"""Converts messages to rows: the body as bytes or as the typed columns of a JSON object, then the message's properties.
+"""Converts messages to rows: bytes or typed JSON columns of the body, then properties.
 
 Columns beside the body's: `message_id` (string), `timestamp` (ms, UTC; AMQP has whole seconds), `routing_key`,
 `redelivered` (true: delivered before) and `headers` (JSON text). Null if the message lacks the property.

@@ -34,7 +34,7 @@ _PAYLOAD = b"consumer"  # recreates a consumer of an earlier, larger parallelism
 @kinds_checked
 @dataclass(frozen=True)
 class RabbitMQSource(EventTimeOfSource):
-    """Messages of an existing, durable queue of RabbitMQ at `amqp://host:port/vhost`; a consumer per subtask.
+    """Messages of a durable RabbitMQ queue at `amqp://host:port/vhost`; a consumer per subtask.
 
     RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots are the credentials.
 
@@ -157,7 +157,8 @@ class RabbitMQQueue:
 
 
 class RabbitReader:
-    """Reader of a consumer. `idle_ns`: the reader is finished after the queue delivered nothing for that duration."""
+    """Reader of a consumer.
+    `idle_ns`: the reader is finished after the queue delivered nothing for that duration."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Check of the columns of a table that changes at run time: a lost or incompatible column ends the job."""
+"""Check of the columns of a changing table: a lost or incompatible column ends the job."""
 
 import pyarrow as pa
 import pyarrow.types as types
@@ -7,7 +7,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def check_kept(now: pa.Schema, wanted: pa.Schema, table: str, where: str) -> None:
-    """Raises `InvalidJob` for a column of `wanted` that the table has lost, or whose type is now of another kind.
+    """Raises `InvalidJob` for a column of `wanted` that was lost or whose type is of another kind.
 
     Widened types pass: the cast keeps or refuses each value.
     """

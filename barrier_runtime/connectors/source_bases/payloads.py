@@ -49,7 +49,7 @@ def decoded(
     records: Sequence[Any],
     raise_outage: Callable[[Exception], None] = _no_outage,
 ) -> tuple[list[pa.Array], dict[int, str]]:
-    """Returns the columns, and error messages of invalid payloads by index; the columns of these payloads are null.
+    """Returns the columns, and error messages of invalid payloads, whose columns are null, by index.
 
     `raise_outage`: raises `Unavailable` or `InvalidJob` for an error that no record has caused.
     """
@@ -86,7 +86,8 @@ def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa
 
 
 def columns_of(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> list[pa.Array]:
-    """Returns an array per field of `schema`. Raises `UnkeptValue` for a value that the column cannot keep exactly."""
+    """Returns an array per field of `schema`.
+    Raises `UnkeptValue` for a value that the column cannot keep exactly."""
     return [
         column_of_records(values, field.type, field.name, field.nullable)
         for values, field in zip(columns, schema, strict=True)
@@ -94,7 +95,8 @@ def columns_of(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> list[pa.A
 
 
 class PlainPayloads:
-    """Payloads without decoding: bytes, or UTF-8 text. `values`: per column, the values that Arrow accepts."""
+    """Payloads without decoding: bytes, or UTF-8 text.
+    `values`: per column, the values that Arrow accepts."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -153,7 +155,8 @@ def _json_type(kind: pa.DataType, column: str, where: str) -> Any:
 
 
 def json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
-    """Returns the class into which msgspec decodes a payload. Raises `InvalidJob` for an unsupported column type."""
+    """Returns the class into which msgspec decodes a payload.
+    Raises `InvalidJob` for an unsupported column type."""
     fields: list[Any] = []
     for number, field in enumerate(schema):
         kind = _json_type(field.type, field.name, where)

@@ -1,4 +1,4 @@
-"""Reads a table with versions: the rows of the newest version, then the rows that each later version adds.
+"""Reads a table with versions: the newest version's rows, then each later version's additions.
 
 A position is a version of the table, the number of a file in name order, and a row in that file. They never change, so
 a replay returns the same rows. A single reader returns the versions in order; a thread reads files ahead, the files of
@@ -63,7 +63,8 @@ def period_of(every: datetime.timedelta | None, where: str) -> float | None:
 
 
 class TableHistory(Protocol):
-    """Versions of a table. Blocks. Raises `InvalidJob` if changes cannot be followed, `Unavailable` in outages."""
+    """Versions of a table. Blocks.
+    Raises `InvalidJob` if changes cannot be followed, `Unavailable` in outages."""
 
     def refresh(self) -> None:
         """Reads the newest state of the table."""
@@ -98,7 +99,8 @@ class TableHistory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Rows from the position `at`, or None to mark that `at` is reached. `after`: the position after the last row."""
+    """Rows from the position `at`, or None to mark that `at` is reached.
+    `after`: the position after the last row."""
 
     rows: pa.RecordBatch | None
     at: TablePosition

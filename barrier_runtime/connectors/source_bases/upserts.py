@@ -1,4 +1,5 @@
-"""Changes of a table as upserts by key: the deletions of a version, then added and changed rows. Blocks.
+"""Changes of a table as upserts by key: the deletions of a version, then added and changed rows.
+Blocks.
 
 A version consists of files with rows from before and files with rows from after the version. A row from before is
 deleted if no row from after has its key; all rows from after are upserted. Unchanged rows may therefore be repeated,
@@ -30,7 +31,8 @@ def checked_key(key: str | Sequence[str], where: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Part:
-    """File of a version. `deleted`: the rows are from before the version. `at`: commit time of the version."""
+    """File of a version. `deleted`: the rows are from before the version.
+    `at`: commit time of the version."""
 
     file: Any
     deleted: bool
@@ -110,7 +112,7 @@ class Upserts:
 
 
 def _comparable(column: pa.Array) -> list[Any]:
-    """Values that are equal exactly if the column's values are identical: NaN equals NaN, -0.0 differs from 0.0."""
+    """Values that are equal exactly if identical in the column: NaN equals NaN, -0.0 differs from 0.0."""
     if pa.types.is_floating(column.type):
         return [repr(value) for value in column.to_pylist()]
     if pa.types.is_timestamp(column.type) or pa.types.is_time64(column.type) or pa.types.is_duration(column.type):

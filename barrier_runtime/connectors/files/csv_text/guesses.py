@@ -146,7 +146,7 @@ def _suspects(texts: pa.Array, whole: bool, decimal_point: str) -> list[int]:
 def _is_usual(
     text: npt.NDArray[np.uint8], begins: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], whole: bool, point: int
 ) -> npt.NDArray[np.bool_]:
-    """True for texts that are `0`, a minus before a digit 1 to 9, or (floats only) a zero before the point."""
+    """True for `0`, a minus before a digit 1 to 9, or (floats only) a zero before the point."""
     first = text[begins]
     second, third = (text[np.minimum(begins + place, ends - 1)] for place in (1, 2))
     negative = first == _MINUS

@@ -30,7 +30,7 @@ class Quoted:
 
 
 def behind_quotes(data: bytes, delimiter: str) -> int | None:
-    """Returns the beginning of the first quoted value with text after the closing quote; None if there is none."""
+    """Returns the beginning of the first quoted value with text after the closing quote; None without."""
     parts = quoted(data, delimiter)
     text = np.frombuffer(data + b"\n", np.uint8)
     behind = text[np.minimum(parts.ends + 1, len(data))]

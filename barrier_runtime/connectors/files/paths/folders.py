@@ -67,7 +67,7 @@ def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], pas
 def local_files(
     path: str, suffixes: tuple[str, ...], where: str, passed: PassedOver
 ) -> tuple[Iterable[tuple[str, str]], bool]:
-    """Returns ids and paths of the files of an absolute path, and whether the path is a folder, which is read whole.
+    """Returns ids and paths of the files of an absolute path, and whether a folder is read whole.
 
     Raises `Unavailable` if the path does not exist or a folder cannot be listed.
     """

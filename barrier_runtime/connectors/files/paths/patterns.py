@@ -50,7 +50,7 @@ def segment_matches(pattern: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class PathPattern:
-    """Pattern of paths: `base`, the folder above the first wildcard, and `segments` from the first wildcard on."""
+    """Pattern of paths: the folder `base`, and `segments` from the first wildcard on."""
 
     base: str
     segments: tuple[str, ...]

@@ -50,7 +50,8 @@ def commits_prefix(job: str, sink: str) -> str:
 
 
 def read_commit_log(store: ObjectStore, job: str, sink: str, after: int = 0) -> tuple[CommitRecord, ...]:
-    """Returns every record after the first `after` records, oldest first. A reader that counts reads each record once.
+    """Returns every record after the first `after` records, oldest first.
+    A reader that counts reads each record once.
 
     Summaries replace whole blocks of records. Without summaries, records are read in parallel, in batches that double:
     one by one, a long log would take hours on S3.
@@ -107,7 +108,8 @@ class CommitLog:
         ] = {}  # files that a later call may repeat, with the checkpoint of the record that names them
 
     def record(self, sequence: int) -> CommitRecord | None:
-        """Returns a record; None if there is none. Raises `Corrupt` for an object that is no record of this log."""
+        """Returns a record; None if there is none.
+        Raises `Corrupt` for an object that is no record of this log."""
         key = self._key(sequence)
         data = get_or_none(self._store, key)
         if data is None:
@@ -324,7 +326,8 @@ def committed_files(url: str, job: str | None = None, sink: str | None = None) -
 
 
 def _for_readers(url: str, asked: str, names: Iterable[str]) -> str:
-    """Returns a folder's URL for readers. `asked`: the URL as the reader wrote it; `names`: files below the folder."""
+    """Returns a folder's URL for readers.
+    `asked`: the URL as the reader wrote it; `names`: files below the folder."""
     if asked.startswith("s3a://"):
         return "s3a://" + url.removeprefix("s3://")
     path = unquote(url.removeprefix("file://"))
@@ -333,6 +336,6 @@ def _for_readers(url: str, asked: str, names: Iterable[str]) -> str:
 
 
 def jobs_and_sinks(store: ObjectStore) -> tuple[tuple[str, str], ...]:
-    """Returns every (job, sink) with a commit log below this URL, if possible without a listing of the records."""
+    """Returns every (job, sink) with a commit log below this URL, preferably without listing records."""
     jobs = folders_in(store, "_commits/")
     return tuple((job, sink) for job in jobs for sink in folders_in(store, f"_commits/{job}/"))

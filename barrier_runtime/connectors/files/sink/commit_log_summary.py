@@ -43,8 +43,7 @@ class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     check: str = ""  # sha256 of the bytes without this field
 
     def may_name(self, lowest: Mapping[str, tuple[int, int]]) -> bool:
-        """False if neither these nor earlier records name a file of these logs with such tokens and checkpoints, or
-        higher."""
+        """False if these and earlier records name no file of these logs with such or higher origins."""
         return any(
             log in self.origins and self.origins[log][0] >= token and self.origins[log][1] >= checkpoint
             for log, (token, checkpoint) in lowest.items()
@@ -89,7 +88,7 @@ class Summaries:
         return summary if summary.records[-1] == self._record_at(number * RECORDS) else None
 
     def follow(self, head: int) -> None:
-        """Writes the oldest missing summary of a log with `head` durable records; at most one summary per call."""
+        """Writes the oldest missing summary of a log with `head` durable records; one per call."""
         wanted = head // RECORDS
         if wanted <= max(self._through, 0):
             return
@@ -101,8 +100,8 @@ class Summaries:
             self._through = self._through + 1 if written else wanted
 
     def _write(self, number: int) -> bool:
-        """Writes a summary. Returns False if a record or the previous summary is missing or damaged; readers report
-        that."""
+        """Writes a summary.
+        Returns False if a record or the previous summary is missing or damaged; readers report that."""
         before = self.read(number - 1) if number > 1 else None
         if number > 1 and before is None:
             return False

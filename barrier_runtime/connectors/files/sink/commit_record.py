@@ -79,7 +79,8 @@ def live_files(records: Iterable[CommitRecord]) -> list[CommittedFile]:
 
 
 def decode_commit_record(data: bytes, where: str, job: str, sink: str) -> CommitRecord:
-    """Decodes a record. `where`: URL of the object. Raises `Corrupt` for an object that is no record of this log."""
+    """Decodes a record. `where`: URL of the object.
+    Raises `Corrupt` for an object that is no record of this log."""
     record = _RECORD.decode(data, where)
     if (record.job, record.sink) != (job, sink):
         raise Corrupt(

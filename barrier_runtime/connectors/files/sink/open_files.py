@@ -44,8 +44,8 @@ _Key: TypeAlias = tuple[str, pa.Schema]  # of an open file: folder, and columns 
 
 @dataclass(frozen=True)
 class Rolling:
-    """When a file is rolled: at `size` bytes of rows in memory, or `age_ms` after the first row. `most_bytes`: of all
-    files."""
+    """When a file is rolled: at `size` bytes of rows in memory, or `age_ms` after the first row.
+    `most_bytes`: of all files."""
 
     size: int
     age_ms: int
@@ -73,8 +73,8 @@ _LIST = VersionedDecoder(value_format("{}: open files of a sink", _LIST_VERSION)
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of checkpoints. `tables`: fixed order; None for a rolled file. `bytes`: of all tables when the part was
-    made."""
+    """Rows of checkpoints. `tables`: fixed order; None for a rolled file.
+    `bytes`: of all tables when the part was made."""
 
     id: int
     tables: tuple[tuple[_Key, pa.Table | None], ...]

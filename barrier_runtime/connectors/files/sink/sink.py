@@ -62,8 +62,8 @@ _MOST_FOLDERS = 10_000  # of a part of a transaction
 
 @kinds_checked
 class FileSink(TwoPhaseCommitSink):
-    """Base of the file sinks. `url`: a local folder or the URL of a store (docs/running.md), which several jobs may
-    share.
+    """Base of the file sinks.
+    `url`: a local folder or the URL of a store (docs/running.md), which several jobs may share.
 
     `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask, above which a part is staged early as a
     separate file. The default is smaller for text, which is larger than the rows: rows are encoded as they arrive, and
@@ -314,7 +314,7 @@ class FileSink(TwoPhaseCommitSink):
                 raise
 
     def _was_visible(self, file: StagedFile) -> bool:
-        """True if the file was visible: removing or rewriting visible files (rotation, compaction) is no error."""
+        """True if the file was visible, which rotation and compaction may later remove or rewrite."""
         token, checkpoint = origin_of(file)
         return CommitLog(self._store, self._context.job, self._context.sink).names(file.final, token, checkpoint)
 
@@ -347,7 +347,7 @@ class FileSink(TwoPhaseCommitSink):
 
 
 class ParquetSink(FileSink):
-    """Parquet files: one per checkpoint and subtask, or as set by `roll_bytes`, `roll_age` and `partition_by`."""
+    """Parquet files: one per checkpoint and subtask, without `roll_bytes`, `roll_age`, `partition_by`."""
 
     kind = "parquet"
     suffix = "parquet"
@@ -383,8 +383,9 @@ class TextSink(FileSink):
         return self.head(batches[0].schema) + self.encode_rows(batches)
 
     def begin_transaction(self) -> RowBuffer[_Files]:
-        """Returns a buffer that encodes rows as they arrive. Rows stay unencoded until staging if files may grow or
-        depend on folders, or if a subclass has its own `encode`."""
+        """Returns a buffer that encodes rows as they arrive.
+        Rows stay unencoded until staging if files may grow or depend on folders, or if a subclass has its own `encode`.
+        """
         waits = self._rolling is not None or self._open_files.parts or self.partition_by
         if waits or type(self).encode is not TextSink.encode:
             return RowBuffer()
@@ -409,8 +410,8 @@ class TextSink(FileSink):
 
 
 class JsonlSink(TextSink):
-    """JSON lines files: times are RFC 3339, durations ISO 8601, binary is base64, a map is an object; NaN and
-    infinities are the texts `NaN`, `Infinity` and `-Infinity`."""
+    """JSON lines: times are RFC 3339, durations ISO 8601, binary is base64, a map is an object;
+    NaN and infinities are the texts `NaN`, `Infinity` and `-Infinity`."""
 
     kind = "jsonl"
     suffix = "jsonl"
@@ -425,7 +426,7 @@ class JsonlSink(TextSink):
 
 
 class CsvSink(TextSink):
-    """CSV files with a header line each: a null is an empty field, an empty text is `""`, zoned times are in UTC."""
+    """CSV files with header lines: a null is an empty field, an empty text is `""`, zoned times are UTC."""
 
     kind = "csv"
     suffix = "csv"

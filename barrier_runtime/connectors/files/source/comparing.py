@@ -28,7 +28,7 @@ def may_have_changed(mark: int, file: FoundFile) -> bool:
 
 
 def renewed_mark(mark: int, file: FoundFile, where: str) -> int:
-    """Returns the mark of an unchanged file with another time, or the old mark if the file cannot be read now.
+    """Returns the new mark of an unchanged file; the old mark if the file cannot be read now.
 
     Raises `InvalidJob` for changed content.
     """

@@ -159,7 +159,8 @@ class Files:
         return reader
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Bytes of files. Positions in text files subtract the bytes read; other unfinished files count as a whole."""
+        """Bytes of files.
+        Positions in text files subtract the bytes read; other unfinished files count as a whole."""
         sizes = {split.id: split.size or 0 for split in splits}
         read = sum(min(position_of(at).offset, sizes.get(id, 0)) for id, at in positions.items())
         return Remaining(bytes=sum(sizes.values()) - read)

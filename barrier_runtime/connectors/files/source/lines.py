@@ -32,8 +32,8 @@ def end_of_lines(data: bytes) -> int:
 
 
 class LinesReader(FileReader):
-    """Reader of lines. `make_parser(header, where)` returns a function from whole lines to a batch, which raises
-    `LineError`."""
+    """Reader of lines.
+    `make_parser(header, where)` returns a function from whole lines to a batch, which raises `LineError`."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ def begin_of_text(text: Text) -> int:
 
 
 def read_lines(text: Text, offset: int, block: int, where: str, end_of_records: EndOfRecords = end_of_lines) -> bytes:
-    """Returns about `block` bytes from `offset`, up to the end of a record or of the file; empty at the end."""
+    """Returns about `block` bytes from `offset`, up to the end of a record or file; empty at the end."""
     length = block
     while True:
         data = text.read_at(offset, length)

@@ -255,7 +255,7 @@ def _below_real(folder: str, file: str, remote: bool) -> str:
 
 
 def open_file(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Any:
-    """Opens a file for random access, as `pyarrow.NativeFile` or `RangesFile`, and checks that it is the listed file.
+    """Opens the listed file for random access, as `pyarrow.NativeFile` or `RangesFile`.
 
     A file that `grows` may be longer. Opening a remote file requests nothing: the first read detects a missing or
     changed file.

@@ -39,8 +39,8 @@ _BEHIND_BYTES = 128  # Arrow reads this far beyond a column chunk in files of ol
 @kinds_checked
 @dataclass(frozen=True)
 class ParquetSource(FileSource):
-    """Parquet files: paths, folders (read recursively) or patterns (docs/files.md), local or in a cloud (`s3://`,
-    `gs://`, `abfss://`, `webhdfs://`); a split per file.
+    """Parquet files by paths, folders (read recursively) or patterns (docs/files.md); a split per file.
+    Local or in a cloud (`s3://`, `gs://`, `abfss://`, `webhdfs://`).
 
     `schema` names the columns to read (default: all columns of the first file). `pace`: rows per second over all files;
     default: as fast as possible. `watch`: period of the search for new files, which never ends; existing files are read
@@ -89,7 +89,8 @@ class ParquetFiles(Files):
 
 @dataclass(frozen=True)
 class _Window:
-    """Row groups that are decoded together. `ranges` (start, end): of their wanted columns in a remote file."""
+    """Row groups that are decoded together.
+    `ranges` (start, end): of their wanted columns in a remote file."""
 
     groups: list[int]
     ranges: list[tuple[int, int]]
@@ -195,8 +196,8 @@ class ParquetReader(FileReader):
             self._ranges.request(self._planned[0].ranges, needed=False, most=_PART_BYTES)
 
     def _begin_window(self) -> bool:
-        """Begins the next row groups. Returns False if there are none. Raises `NotThere` until their bytes have
-        arrived."""
+        """Begins the next row groups. Returns False if there are none.
+        Raises `NotThere` until their bytes have arrived."""
         if not self._plan():
             return False
         window = self._planned[0]
@@ -306,7 +307,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def check_columns(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` unless the file has every wanted column, with the wanted type or a narrower type."""
+    """Raises `InvalidJob` unless the file has every wanted column, with the same or a narrower type."""
     for field in wanted:
         if field.name not in found.names:
             raise InvalidJob(
@@ -351,7 +352,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def corrupt(where: str, error: Exception) -> Exception:
-    """Returns the error of a failed read: `Unavailable` for storage errors, `InvalidJob` for invalid bytes."""
+    """Returns `Unavailable` for an error of the storage, `InvalidJob` for invalid bytes."""
     if isinstance(error, OSError) and not isinstance(error, pa.ArrowException) and error.errno is not None:
         return Unavailable(f"{where}: it cannot be read now: {error}")
     said = str(error).rstrip(". \n")

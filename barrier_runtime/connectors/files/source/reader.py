@@ -45,7 +45,7 @@ def position_of(told: bytes) -> FilePosition:
 
 
 class FileReader:
-    """Base class; subclasses decode: `next_chunk`, `at_end`, `place` (their part of a position), `go_to`, `close`."""
+    """Base class; subclasses implement `next_chunk`, `at_end`, `place`, `go_to` and `close`."""
 
     grows = False  # the file may be longer than when the position was taken
 

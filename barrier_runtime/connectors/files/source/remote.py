@@ -87,7 +87,7 @@ def remote_url(url: str, where: str) -> RemoteUrl:
 
 
 def list_remote(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
-    """Returns the files below the folder `base`, or the file `base` itself; the flag is True for a single file.
+    """Returns False and the files below the folder `base`, or True and the file `base`.
 
     Raises `Unavailable` for a failed listing, and `InvalidJob` for a missing bucket.
     """

@@ -30,8 +30,8 @@ class FileSource(EventTimeOfSource, ABC):
         """Returns the existing files as a source of their format."""
 
     def named(self, name: str) -> Source:
-        """Returns the source after listing the files. Raises `InvalidJob` for missing paths and damaged or unfitting
-        files."""
+        """Returns the source after listing the files.
+        Raises `InvalidJob` for missing paths and damaged or unfitting files."""
         schema = as_schema(self.schema, f"source {name!r}") if self.schema is not None else None
         files = self.files(name, schema, watched=self.watch is not None)
         return files if self.watch is None else WatchedFiles(files, _period_s(self.watch, name))

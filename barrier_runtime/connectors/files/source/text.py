@@ -1,4 +1,4 @@
-"""Text of an input file by byte offset: random access in plain files, forward reads in compressed files.
+"""Text of an input file by byte offset: random in plain files, forward in compressed files.
 
 Offsets count uncompressed bytes. In a compressed file, reaching an offset means reading all earlier bytes again, in
 steps, so that a large file does not block the loop.
@@ -65,7 +65,8 @@ def _ending(file: FoundFile) -> str:
 
 
 def open_text(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Text:
-    """Opens a text. Raises `InvalidJob` or `Unavailable` if the file cannot be opened or is not the listed file.
+    """Opens a text.
+    Raises `InvalidJob` or `Unavailable` if the file cannot be opened or is not the listed file.
 
     A file that `grows` may be longer, but only the listed size is read.
     """

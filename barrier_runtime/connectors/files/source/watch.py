@@ -31,7 +31,8 @@ _SIZES_PER_POLL = 10_000  # known local files that a listing checks for changes,
 
 
 class WatchedFiles:
-    """Watching source. `inner`: reads the files, made with `watched=True`. `period_s`: time between two listings."""
+    """Watching source. `inner`: reads the files, made with `watched=True`.
+    `period_s`: time between two listings."""
 
     exactly_once = True
     finds_again = True

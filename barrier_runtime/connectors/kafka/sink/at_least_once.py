@@ -1,4 +1,4 @@
-"""At-least-once Kafka sink: rows are sent before the decision, and a checkpoint waits until the brokers have them.
+"""At-least-once Kafka sink: sends rows before the decision; a checkpoint waits for the brokers.
 
 Rows go to the client off the loop, some hundred KiB at a time, and the rest at a barrier. Readers may see rows again
 after a restart. A row that the brokers refuse for good breaks this instance: the job restarts from its last checkpoint

@@ -86,8 +86,8 @@ class KafkaWriteAhead(WriteAheadSink):
             self.check_again()
 
     def _limits_of(self, topic: str) -> KafkaLimits:
-        """Returns the limits of a topic that a row has chosen. Called before the decision: `Unavailable` only fails a
-        checkpoint."""
+        """Returns the limits of a topic that a row has chosen.
+        Called before the decision: `Unavailable` only fails a checkpoint."""
         limits = limits_of_chosen(self._cluster, topic, self._limits)
         check_waiting(limits, self._where, topic, self._format.timestamp)
         return limits
@@ -124,7 +124,7 @@ class KafkaWriteAhead(WriteAheadSink):
         self.deliver_together(iter([(token, batches)]))
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
-        """Writes consecutive checkpoints of an origin in a transaction, with the marker of the last checkpoint."""
+        """Writes consecutive checkpoints of an origin in a transaction, with the last checkpoint's marker."""
         for each in map(self._decoded, committables):
             origin = each.lineage, each.subtask
             self._decided[origin] = max(each.checkpoint, self._decided.get(origin, 0))
@@ -173,8 +173,8 @@ class KafkaWriteAhead(WriteAheadSink):
         return Marker(token.checkpoint, token.token, rows, self._context.token)
 
     def _connected(self, lineage: str, subtask: int, in_doubt: DeliveryToken | None) -> MarkedProducer:
-        """Returns the connected producer of an origin, with a marker. `in_doubt`: rows that may have been written
-        before."""
+        """Returns the connected producer of an origin, with a marker.
+        `in_doubt`: rows that may have been written before."""
         if self._fenced is not None:
             raise self._fenced
         producer = self._producers.get((lineage, subtask))

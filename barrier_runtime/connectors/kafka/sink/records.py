@@ -220,7 +220,7 @@ class RecordFormat:
             )
 
     def _check_times(self, topic: str, rows: pa.RecordBatch, times: pa.Array, now_ms: int) -> None:
-        """Refuses times outside the topic's limits, and time 0, which the client would replace by the current time."""
+        """Refuses times outside the topic's limits, and time 0, which the client would replace."""
         limits = self._known[topic]
         oldest, newest = limits.oldest_ms, limits.newest_ms
         least = 1 if oldest is None else max(1, now_ms - oldest + min(_CLOCKS_MS, oldest // 2))
@@ -247,7 +247,8 @@ class RecordFormat:
 
 
 def produced(records: pa.RecordBatch, topic: str) -> Iterator[list[dict[str, Any]]]:
-    """Yields keyword arguments of `produce` in lists of some hundred. `topic`: for rows without a chosen topic."""
+    """Yields keyword arguments of `produce` in lists of some hundred.
+    `topic`: for rows without a chosen topic."""
     chosen = _TOPIC in records.schema.names
     headers = [name for name in records.schema.names if name.startswith(_HEADER)]
     timed = "timestamp" in records.schema.names

@@ -1,4 +1,4 @@
-"""Limits of a Kafka topic: existence, size of rows, keys, times, transaction timeout, and retention of the marker.
+"""Limits of a Kafka topic: rows, keys, times, transaction timeout, and retention of the marker.
 
 Read when the sink opens: after the decision, rows can no longer be refused.
 """
@@ -121,7 +121,7 @@ def limits_of_chosen(cluster: KafkaCluster, topic: str, own: KafkaLimits) -> Kaf
 
 
 def check_waiting(limits: KafkaLimits, where: str, topic: str, timestamp: str | None) -> None:
-    """Raises `InvalidJob` if decided rows could become too old for the topic while they wait for the brokers."""
+    """Raises `InvalidJob` if decided rows could become too old for the topic during an outage."""
     if timestamp is not None and limits.oldest_ms is not None:
         raise InvalidJob(
             f"{where}: topic {topic!r} refuses rows whose time is more than {limits.oldest_ms} ms ago "

@@ -1,4 +1,4 @@
-"""Short Kafka transactions with a marker: rows and the record of their delivery become visible together.
+"""Short Kafka transactions with a marker, which becomes visible together with the rows.
 
 The *marker* is a committed offset of a separate consumer group, on partition 0 of the target topic. The group's name
 contains job, sink, lineage and origin subtask. The offset is the checkpoint; the metadata has the number of written
@@ -45,7 +45,8 @@ _CALLS = Threads(math.inf, "kafka-transaction")  # unbounded: a hanging call mus
 
 
 def returns_within(timeout_s: float, call: Callable[[], Any]) -> None:
-    """Calls `call` in a thread. Raises errors of the call, or a `KafkaException` (timed out) for an overdue call."""
+    """Calls `call` in a thread.
+    Raises errors of the call, or a `KafkaException` (timed out) for an overdue call."""
     answered(_CALLS.submit(call), timeout_s, library())
 
 
@@ -136,7 +137,7 @@ class MarkedProducer:
             raise
 
     def _reach(self) -> None:
-        """Connects to the brokers, so that the library finds the coordinator at once instead of half a second later.
+        """Connects to the brokers, which saves half a second in the search for the coordinator.
 
         The first connection, to an address of `bootstrap.servers`, may end with the first answer; the second request
         makes another.
@@ -157,11 +158,12 @@ class MarkedProducer:
 
     @property
     def full(self) -> bool:
-        """True if the transaction must end, long before its timeout; the next transaction takes the remaining rows."""
+        """True if the transaction must end, long before the timeout; the next one takes the other rows."""
         return self._bytes >= _CHUNK_BYTES or time.monotonic() - self._began > self._timeout_s / 3
 
     def commit(self, marker: Marker) -> None:
-        """Makes rows and marker visible together. After an error the outcome is unknown: `connect` reads the marker."""
+        """Makes rows and marker visible together.
+        After an error the outcome is unknown: `connect` reads the marker."""
         self._do(lambda: self._commit(marker), "commit a transaction at")
         self.marker = marker
 

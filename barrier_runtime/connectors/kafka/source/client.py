@@ -59,7 +59,8 @@ def load_client(where: str) -> Any:
 
 @dataclass(frozen=True)
 class KafkaClient:
-    """Connection settings. `config`: librdkafka settings, or a function that driver and slots call for them."""
+    """Connection settings.
+    `config`: librdkafka settings, or a function that driver and slots call for them."""
 
     where: str  # the source, for messages
     servers: str
@@ -121,8 +122,7 @@ class Cluster:
         self._admin.close()
 
     def partitions(self, topics: Collection[str], pattern: str | None) -> list[Partition]:
-        """Returns partitions of `topics`, or of all topics whose whole name matches `pattern`, except Kafka's own
-        (`__…`)."""
+        """Returns partitions of `topics`, or of topics whose whole name matches `pattern`, without `__…`."""
         found = self._patiently(self._consumer, lambda consumer, left: consumer.list_topics(timeout=left)).topics
         if pattern is not None:
             wanted = sorted(name for name in found if re.fullmatch(pattern, name) and not name.startswith("__"))
@@ -230,7 +230,7 @@ def is_transient(error: Any) -> bool:
 
 
 def is_refusal_of_credentials(error: Any) -> bool:
-    """True for refused credentials, raised at once because a user waits for the start; otherwise see `Refusals`."""
+    """True for refused credentials, raised at once at a start; otherwise see `Refusals`."""
     return bool(error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"))
 
 

@@ -145,7 +145,8 @@ class DebeziumRows:
         return (*(now.get(name) for name in self._columns.names), event.op == "d", at)
 
     def _check_columns(self, there: Sequence[str]) -> None:
-        """Raises `ValueError` for a missing column. `there`: columns of `after`; `before` may have the key alone."""
+        """Raises `ValueError` for a missing column.
+        `there`: columns of `after`; `before` may have the key alone."""
         for name in self._columns.names:
             if name not in there:
                 names = list(dict.fromkeys(there))

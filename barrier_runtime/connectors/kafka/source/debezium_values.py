@@ -107,7 +107,7 @@ def json_text(text: str) -> str:
 
 
 def converter(kind: pa.DataType, told: ConnectType | None, *, of_json: bool) -> Convert | None:
-    """Returns a function that converts a value, not null, for `column_of`; None if no conversion is needed.
+    """Returns a function that converts a value, not null, for `column_of`; None without conversion.
 
     `told`: None without Connect's schema. `of_json`: fractions were read as `Decimal`. The function raises `ValueError`
     for a value that cannot have the column's type.

@@ -1,4 +1,4 @@
-"""Decodes keys and values of Kafka records into Arrow columns: bytes, text, JSON, or the client's deserialisers.
+"""Decodes keys and values of Kafka records: bytes, text, JSON, or the client's deserialisers.
 
 The slot makes a decoder (`source_bases/payloads`) from a `PayloadFormat`, which travels.
 """
@@ -138,8 +138,7 @@ def raise_outage(error: Exception) -> None:
 
 
 class _Client:
-    """Decoder by `AvroDeserializer`, `ProtobufDeserializer`, `JSONDeserializer` or another callable with their
-    parameters.
+    """Decoder by a deserialiser such as `AvroDeserializer` or `ProtobufDeserializer`.
 
     A mapping gives columns by its keys, a Protobuf message by its fields; any other value is the schema's only column.
     """

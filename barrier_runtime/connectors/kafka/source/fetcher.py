@@ -264,7 +264,7 @@ class Fetcher:
         return [(event.topic(), event.partition()) for event in events if event.error().code() == ended]
 
     def _not_sure_of(self, consumer: Any, partitions: Sequence[Partition]) -> set[Partition]:
-        """Returns partitions whose topic may have been recreated: their messages are dropped and fetched again."""
+        """Returns partitions of possibly recreated topics: their messages are dropped and fetched again."""
         queues = {self._queues[partition] for partition in partitions if partition in self._queues}
         doubtful = self._ids.judge([queue for queue in queues if not queue.over])
         for queue in doubtful:
@@ -323,7 +323,7 @@ class Fetcher:
             queue.fail(Unavailable(f"{queue.where}: Kafka cannot read on ({error.name()}: {error.str()}): tried again"))
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Retries `work` while a schema registry is unavailable, so that no record counts as bad for that reason."""
+        """Retries `work` while a schema registry is unavailable, which makes no record bad."""
         while True:
             self._turned_s = time.monotonic()
             try:

@@ -84,7 +84,8 @@ class PartitionQueue:
         return bool(self._items) or self.trouble is not None
 
     def take(self, max_rows: int) -> Fetched | None:
-        """Returns the next rows, at most `max_rows`; None if there are none. Raises the error after the last rows."""
+        """Returns the next rows, at most `max_rows`; None if there are none.
+        Raises the error after the last rows."""
         trouble = self.trouble  # read first: rows are put before the error is set
         if not self._items:
             if trouble is not None:
@@ -104,7 +105,7 @@ class PartitionQueue:
         return Fetched(taken, offsets[:max_rows], self.reached, item.epoch, item.at_ns)
 
     def _joined(self, max_rows: int) -> tuple[Fetched, int]:
-        """Returns the next chunk joined with following small chunks, because a batch costs as much as hundreds of rows.
+        """Returns the next chunk with following small chunks: a batch costs as much as hundreds of rows.
 
         Also returns their size when they were put, which may differ from the joined size.
         """

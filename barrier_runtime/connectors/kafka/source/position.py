@@ -41,7 +41,7 @@ def split_id(topic: str, partition: int) -> str:
 
 
 def owner(id: str, parallelism: int) -> int:
-    """Returns the subtask of a partition: partitions of a topic go round-robin, each topic from another subtask."""
+    """Returns the subtask of a partition: round-robin per topic, each topic from another subtask."""
     topic, _, partition = id.rpartition("-")
     return (zlib.crc32(topic.encode()) + int(partition)) % parallelism
 

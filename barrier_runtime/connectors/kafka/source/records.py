@@ -1,4 +1,4 @@
-"""Converts Kafka records to rows: columns of key, value and metadata, and the treatment of bad records.
+"""Converts Kafka records to rows: columns of key, value and metadata; treats bad records.
 
 Few good records become lists (`data/few_rows`), at a fraction of Arrow's cost. Many records become Arrow, and so do few
 records with a bad record among them: the Arrow path finds the record and the reason.
@@ -128,8 +128,8 @@ class RecordConverter:
         )
 
     def convert(self, messages: Sequence[Any]) -> Converted:
-        """Converts one or more messages, none of them an error. Raises `Unavailable` if a schema registry does not
-        answer."""
+        """Converts one or more messages, none of them an error.
+        Raises `Unavailable` if a schema registry does not answer."""
         if self._has_lists and len(messages) <= MOST_ROWS:
             try:
                 return Converted(self._lists(messages))

@@ -1,4 +1,4 @@
-"""Compares retained records with those still to be read: warns before a loss, and stops the job after it.
+"""Compares retained with unread records: warns before a loss, and stops the job after a loss.
 
 Brokers delete records by age and size, read or not. A source that skipped the gap would be silently incomplete. The
 warning is logged while the earliest retained offset advances and the position is within the oldest tenth of the
@@ -33,7 +33,8 @@ Outlook = Literal["fine", "soon", "lost"]
 
 
 def outlook(position: int, earliest: int, earliest_before: int | None, end: int | None) -> Outlook:
-    """Compares a position with the retained offsets. `earliest_before`: at the last poll. `end`: None if not known."""
+    """Compares a position with the retained offsets. `earliest_before`: at the last poll.
+    `end`: None if not known."""
     if position < earliest:
         return "lost"
     moving = earliest_before is not None and earliest > earliest_before
@@ -43,7 +44,7 @@ def outlook(position: int, earliest: int, earliest_before: int | None, end: int 
 
 
 def lost(queue: PartitionQueue, wanted: int, earliest: int, end: int) -> InvalidJob:
-    """Returns the error about a missing offset `wanted`; `earliest` and `end` may have been looked up later."""
+    """Returns the error about a missing offset `wanted`; `earliest` and `end` may be newer."""
     if wanted < earliest:
         return InvalidJob(
             f"{queue.where}: offset {wanted} is wanted, but the earliest that is retained is {earliest}: "

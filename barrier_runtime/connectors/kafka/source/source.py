@@ -272,7 +272,8 @@ class KafkaTopics:
         return gone
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Counts offsets, also those of transaction markers. Unknown partitions count from their earliest record."""
+        """Counts offsets, also those of transaction markers.
+        Unknown partitions count from their earliest record."""
         listed = {split.id: SPLIT.decode(split.payload) for split in splits}
         known = {id: POSITION.decode(at) for id, at in positions.items() if id in listed}
         places = {id: (of.topic, of.partition) for id, of in listed.items()}
@@ -294,7 +295,7 @@ class KafkaTopics:
         return owner(split_id, parallelism)
 
     def discovery(self, known: NameSet) -> Discovery | None:
-        """Returns the discovery; without `discover=` a discovery with a single listing, at a start from a checkpoint.
+        """Returns the discovery; without `discover=` it lists only once, at a start from a checkpoint.
 
         Partitions that were added since are read from their earliest record, whatever `start` says.
         """

@@ -1,4 +1,4 @@
-"""Replaces a client that has silently stopped fetching a partition, so that the job does not wait for ever.
+"""Replaces a client that has silently stopped fetching a partition: the job must not hang.
 
 After an outage of the brokers a client may lose a partition: neither records nor errors arrive. The rule: the
 partition's end is beyond the position, and nothing has arrived for some seconds. The same client requests the ends of
@@ -71,8 +71,8 @@ class StallDetector:
         self._blamed, self._wait_s = None, self._timeouts.still
 
     def to_ask(self, unread: Collection[Partition], now_s: float) -> list[Partition]:
-        """Returns partitions whose ends to request now. Call it often: after a pause, earlier observations do not
-        count."""
+        """Returns partitions whose ends to request now.
+        Call it often: after a pause, earlier observations do not count."""
         if now_s - self._polled_s > self._timeouts.quiet:
             self._heard_s, self._suspected = {}, {}
         self._polled_s = now_s
@@ -118,7 +118,7 @@ class StallDetector:
             self._apart_until_s = now_s + 60 * self._timeouts.quiet
 
     def stalled(self, now_s: float) -> tuple[Partition, int | None] | None:
-        """Returns a stalled partition because of which to replace the client now, and the end that was not reached."""
+        """Returns a stalled partition, which demands another client, and the end that was not reached."""
         for partition, suspected in self._suspected.items():
             if now_s - suspected.since_s >= self._wait_s:
                 return partition, suspected.end
