@@ -2,8 +2,8 @@
 
 The watermark must survive a restore: otherwise rows that were late before a failure would be accepted into windows that
 have already fired. After rescaling, the key groups of a subtask may come from snapshots with different watermarks (of
-an unaligned or at-least-once checkpoint). The subtask continues with the lowest, so that it fires what is incomplete;
-the higher watermarks become *floors*, the event time of their key groups.
+an unaligned or at-least-once checkpoint). The subtask continues with the lowest, so that pending
+windows and timers still fire; the higher watermarks become *floors*, the event time of their key groups.
 
 `Reclaiming` serves states with TTL: it reads the wall clock, deletes expired entries, and has the store compacted after
 a clean-up that deleted most entries.
