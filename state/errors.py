@@ -81,7 +81,7 @@ def is_internal(error: BaseException) -> bool:
 
 
 def missing_extra(who: str, extra: str, error: ImportError) -> InvalidJob:
-    """The error for a missing package. Raise it `from None`.
+    """The error for a missing package. Raise the error `from None`.
 
     The text contains the import's own reason; the import's traceback would hide the remedy.
     """

@@ -9,7 +9,7 @@ _OPERATOR_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 def check_job_id(job: str, what: str = "job name") -> str:
-    """Returns `job` if it is 1 to 64 of `a-z 0-9 -`; otherwise raises `InvalidJob`.
+    """Returns `job` if it has 1 to 64 of `a-z 0-9 -`; else raises `InvalidJob`.
 
     Also for other such ids.
     """

@@ -1,8 +1,8 @@
 """Sorts exceptions of outside libraries: a person must fix the cause, or the call is retried.
 
 Connectors translate known errors into this project's kinds, with a message of their own. `told` alone decides about
-every other exception: if the same rows and settings raise it again, the job ends at once; other exceptions, such as
-outages, are retried.
+every other exception: if the same rows and settings raise the exception again, the job ends at once; other exceptions,
+such as outages, are retried.
 """
 
 import errno
@@ -54,10 +54,10 @@ def says_refused(text: str) -> bool:
 
 
 def told(error: BaseException, where: str, remedy: str) -> BarrierRuntimeError:
-    """`error` as an error of this project: its own errors unchanged, `InvalidJob` if a person must act.
+    """`error` as an error of this project: own errors unchanged, `InvalidJob` if a person must act.
 
-    Other errors become retryable. `where` names the connector and the place; `remedy` tells a person what to change, as
-    a sentence without its full stop, unless the error itself has a remedy.
+    Other errors become retryable. `where` names the connector and the place; `remedy` tells a person the necessary
+    change, as a sentence without full stop, unless the error itself has a remedy.
     """
     if isinstance(error, BarrierRuntimeError):
         return error

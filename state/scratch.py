@@ -1,6 +1,6 @@
 """Folders of a process for temporary files, and links to files that never change.
 
-A folder is removed at the end of its work. A folder of a killed process is removed when another process of the same
+A folder is removed at the end of the work. A folder of a killed process is removed when another process of the same
 user makes a folder with that prefix: a living process holds the lock in its folder, and the kernel releases the lock of
 a dead process.
 
@@ -47,7 +47,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
 def remove_left(parent: Path, prefix: str) -> None:
     """Removes folders that killed processes have left in `parent`."""
     for folder in parent.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):  # removed meanwhile, or its process is alive
+        with contextlib.suppress(OSError):  # removed meanwhile, or the process is alive
             found = folder.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
                 continue
@@ -77,7 +77,7 @@ _OF_DATABASE = re.compile(r"(?:beside-([1-9][0-9]{0,5})-)?(.*)", re.DOTALL)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Links a file that never changes, or copies it."""
+    """Links an immutable file, or copies the file if linking fails."""
     try:
         os.link(source, target)
     except OSError:  # another file system: slower, no other effect; an absent source fails in the copy too

@@ -1,12 +1,12 @@
 """Threads for blocking work that may never return, and short time slices for urgent threads.
 
 `Threads` makes a thread when none is free, up to a bound; a process that ends waits for no thread. A thread is free
-before its work is reported done, so that a caller that waited for the work needs no other thread.
+before the work is reported done, so that a caller that waited for the work needs no other thread.
 
 `ask_for_short_slices` is for a thread that rows wait for: a slot's loop, or a reader that feeds the loop. Such a thread
 should run as soon as input arrives, and needs little time. By default competing threads get slices of 1 to 3 ms, most
-of a slow row's latency on shared cores. Linux from 6.12 on schedules a thread with shorter slices sooner, without
-giving it more time.
+of a slow row's latency on shared cores. Linux from 6.12 on schedules a thread with shorter slices sooner, without more
+time in total.
 """
 
 import contextlib
@@ -104,8 +104,8 @@ _ATTRIBUTES = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority,
 def ask_for_short_slices(also_started: bool = False) -> bool:
     """Requests short slices for the calling thread, for good.
 
-    `also_started`: and for threads that it starts from now on, such as those of a client in C. Returns False, without a
-    change, if this system lacks the feature or the thread has another scheduling policy.
+    `also_started`: and for threads that this thread starts from now on, such as those of a client in C. Returns False,
+    without a change, if this system lacks the feature or the thread has another scheduling policy.
     """
     number = _SYSTEM_CALLS.get(platform.machine())
     if platform.system() != "Linux" or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:

@@ -62,7 +62,7 @@ _MSGPACK_VERSION = msgspec.msgpack.Decoder(_Versioned)
 
 
 class VersionedDecoder(Generic[T]):
-    """Reads the versions of `format` by `decoder`. Made when its module is imported, like any decoder."""
+    """Reads the versions of `format` by `decoder`. Made at the import of a module, like any decoder."""
 
     def __init__(self, format: Format, decoder: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]) -> None:
         self.format = format

@@ -1,1 +1,1 @@
-"""What flows: batches of rows, their keys, times and types. Pure."""
+"""Batches of rows, with keys, times and types. Pure."""

@@ -159,7 +159,7 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True)
 class CancelBarrier:
-    """Checkpoint `id` is cancelled; counts as its barrier for the alignment, without a snapshot."""
+    """Checkpoint `id` is cancelled; counts as the barrier for the alignment, without a snapshot."""
 
     id: int
     token: int

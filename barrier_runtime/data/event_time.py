@@ -83,7 +83,7 @@ class EventClock:
         """Advances by the event times of the next rows.
 
         `others_ms`: limit of the watermark, because of other streams. Returns the event time reached at each row, that
-        row included; None if `detail` does not require it.
+        row included; None if `detail` does not require these times.
         """
         known = times.drop_null() if times.null_count else times
         if not len(known):

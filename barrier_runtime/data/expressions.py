@@ -1,7 +1,7 @@
 """Evaluates `pyarrow.compute` expressions on a batch.
 
-Acero, Arrow's engine, computes on one thread, because a slot's loop has one and hand-overs between threads cost
-latency.
+Acero, Arrow's engine, computes on one thread, because a slot's loop is single-threaded and hand-overs between threads
+cost latency.
 """
 
 import re

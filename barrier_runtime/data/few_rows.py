@@ -21,13 +21,13 @@ import pyarrow.types as types
 from barrier_runtime.data.values.into_columns import column_of
 
 MOST_ROWS = 128
-_MOST_CELL_BYTES = 9  # a number or an offset of 64 bits, and its null bit
+_MOST_CELL_BYTES = 9  # a number or an offset of 64 bits, and a null bit
 _COLUMNS = msgspec.msgpack.Decoder(list[list[Any]])
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 
 class Layout:
-    """Facts about one schema that lists need."""
+    """Facts about a schema that lists need."""
 
     __slots__ = (
         "_key_columns",
@@ -88,7 +88,7 @@ _MOST_KNOWN = 256
 
 
 def layout_of(schema: pa.Schema) -> Layout | None:
-    """Layout of `schema`; None: its rows stay in Arrow."""
+    """Layout of `schema`; None: such rows stay in Arrow."""
     return _known(schema)[1]
 
 

@@ -1,8 +1,8 @@
 """Key columns of a batch as state keys, and back.
 
 A state key is a tuple of None, bool, int, float, str or bytes, which the state's key codec can order and encode. Dates
-are days and timestamps are microseconds, the same numbers that partitioning hashes, because a row and its state must
-have the same key group. No `datetime` object is made per row.
+are days and timestamps are microseconds, the same numbers that partitioning hashes, because a row and the row's state
+must have the same key group. No `datetime` object is made per row.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def plain_floats(array: pa.Array, what: str, step: str) -> pa.Array:
-    """Doubles of which equal ones are one key: -0.0 becomes 0.0. Raises for NaN.
+    """Doubles of which equal values are the same key: -0.0 becomes 0.0. Raises for NaN.
 
     `what` names the doubles and `step` their use, for the message.
     """

@@ -68,7 +68,7 @@ _MOST_COUNTED = 4_096
 
 
 class LatencyRecorder:
-    """Counts rows by latency. For one thread."""
+    """Counts rows by latency. For a single thread."""
 
     def __init__(self) -> None:
         self._histogram = np.zeros(INDICES, np.int64)

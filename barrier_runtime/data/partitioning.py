@@ -1,6 +1,6 @@
 """Assigns rows of a batch to downstream subtasks. Pure and vectorised: one pass, one `take`, slices.
 
-Hash partitioning sends a row to the subtask that owns its key group, so it agrees with state by construction.
+Hash partitioning sends a row to the subtask that owns the row's key group, and thus agrees with state by construction.
 """
 
 from functools import lru_cache

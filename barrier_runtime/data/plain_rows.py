@@ -1,8 +1,8 @@
 """Converts dictionary columns and views of text, also nested ones, to columns of their values.
 
-Rows of an edge have plain columns. A dictionary would cost a message of its own on every connection, cannot be sorted,
-and is another type, so a subtask would receive other types from its own slot than from others. Arrow cannot take rows
-out of views (`string_view`, `binary_view`, from Polars and Parquet files): a step that takes some of its rows converts
+Rows of an edge have plain columns. A dictionary would cost a separate message on every connection, cannot be sorted,
+and is another type, so a subtask would receive other types from the same slot than from others. Arrow cannot take rows
+out of views (`string_view`, `binary_view`, from Polars and Parquet files): a step that takes some of the rows converts
 views to text, and leaves dictionaries unchanged.
 """
 
@@ -18,12 +18,12 @@ _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """`schema` without dictionaries and views; the same object if it has none."""
+    """`schema` without dictionaries and views; the same object if there are none."""
     return _decoded_schema(schema, dictionaries=True)
 
 
 def without_views(schema: pa.Schema) -> pa.Schema:
-    """`schema` without views; the same object if it has none. Dictionaries stay."""
+    """`schema` without views; the same object if there are none. Dictionaries stay."""
     return _decoded_schema(schema, dictionaries=False)
 
 

@@ -25,7 +25,7 @@ _BATCH_BYTES = 96  # minimum size of a record batch of one row
 
 
 class RowBytes:
-    """Encodes and decodes rows with the columns of `schema`, in its order."""
+    """Encodes and decodes rows with the columns of `schema`, in that order."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema

@@ -3,8 +3,8 @@
 The schema of a function's results is declared by the user or inferred from the first batch, and fixed from then on: a
 channel has one schema. A row that does not fit raises an error with the column, and with `schema=` as the remedy.
 
-A row counts as it was when it was yielded. Rows become columns when their batch ends, so `RowWriter.take` copies at
-once whatever the function could still change.
+The state of a row at the yield counts. Rows become columns when their batch ends, so `RowWriter.take` copies at once
+whatever the function could still change.
 """
 
 import copy

@@ -271,7 +271,7 @@ def check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
 
 
 def column_names(given: Any, what: str) -> tuple[str, ...]:
-    """Names of columns, given as one name or several. Raises `InvalidJob`."""
+    """Names of columns, given as a name or several names. Raises `InvalidJob`."""
     names = (given,) if isinstance(given, str) else given
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise InvalidJob(f"{what}={given!r}: give the name of a column, or a list of names")
@@ -315,8 +315,8 @@ def lines_parser(read: Callable[[bytes], pa.Table], schema: pa.Schema, where: st
 def refuse_unreadable(schema: pa.Schema, kind: str, read: Callable[[pa.Schema], object], where: str) -> None:
     """Raises `InvalidJob` for columns whose types cannot be read from text.
 
-    `read` reads a line without values as these columns, so that Arrow reports such types. It is a function of a module,
-    and called once per type.
+    `read` reads a line without values as these columns, so that Arrow reports such types. `read` is a function of a
+    module, and called once per type.
     """
     for field in schema:
         if not _reads(read, field.type):

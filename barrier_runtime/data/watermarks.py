@@ -2,13 +2,13 @@
 
 Pure.
 
-It is the end of time only when every channel has ended, because an idle channel may bring rows again. While only
-channels that never have rows have not ended, nothing is emitted: "idle" would let others pass rows that are held here
-for the end.
+The watermark is the end of time only when every channel has ended, because an idle channel may bring rows again. While
+only channels that never have rows have not ended, nothing is emitted: "idle" would let others pass rows that are held
+here for the end.
 
 Channels from subtasks that all receive the same elements are idle `together` or not at all. When rows arrive after a
 silence, one of these subtasks notices first. If the others were still idle, event time would advance with the first
-one, past rows that arrive later through the others.
+subtask, past rows that arrive later through the others.
 """
 
 from collections.abc import Collection, Sequence

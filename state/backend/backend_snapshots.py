@@ -8,23 +8,23 @@ Steps of checkpoint n:
     clean_up()          on a worker thread, after write(n), while the snapshot is reported
     completed(n) or aborted(n)   on the loop
 
-When its files are linked, the key-value store thus holds exactly the state at barrier n. Until then nothing else may be
-written to the store: caches spill later, and `drain` does nothing while a worker is `linking`. Reads are always
+While the files of n are linked, the key-value store thus holds exactly the state at barrier n. Until then nothing else
+may be written to the store: caches spill later, and `drain` does nothing while a worker is `linking`. Reads are always
 allowed. Segments of columnar tables (`columns/segment_set`) are not in that store: the linking thread takes them from
 the tables, writes them, and links their files next to the store's files.
 
 If barrier m arrives while n is still frozen, the loop finishes n first: drains, flushes and links; the `write` of n
-then only uploads. If n was aborted, its remaining frozen entries join m. `write` raises `SnapshotDropped` if the
+then only uploads. The remaining frozen entries of an aborted n join m. `write` raises `SnapshotDropped` if the
 checkpoint was aborted, subsumed or closed meanwhile, and the caller declines the checkpoint.
 
 Side-by-side databases of a restore are merged while the job runs. The loop, the only writer, moves their entries in
 slices of about a millisecond, with pauses:
 
-| when              | what                                                                                         |
+| moment            | merging                                                                                      |
 |-------------------|----------------------------------------------------------------------------------------------|
 | the first barrier | merging begins: rows that waited for the restore go first                                    |
 | a slice           | moves entries, unless the store must not be written: from a barrier to its snapshot's links  |
-| a move is near    | slices stop: moved entries would have to be fetched again in the pause                       |
+| a rescale is near | the caller postpones slices: moved entries would have to be fetched in the pause             |
 | nothing is left   | the next snapshot closes empty databases; then the shard uses the remaining database alone   |
 | the backend ends  | merging ends; moved entries count as far as a checkpoint has them                            |
 """
@@ -232,7 +232,7 @@ class BackendSnapshots:
         )
 
     def completed(self, checkpoint: int) -> None:
-        """Records that `checkpoint` is decided: its files may be reused, and older files are no longer needed."""
+        """Records that `checkpoint` is decided: the files may be reused, older files are no longer needed."""
         with self._state_lock:
             if checkpoint <= self._settled:
                 return
@@ -278,7 +278,7 @@ class BackendSnapshots:
         return any(table.frozen_entries for table in self._tables.values())
 
     def _finish_earlier(self) -> None:
-        """Drains and links a checkpoint that is still frozen, here on the loop, before the next one begins."""
+        """Drains and links a still frozen checkpoint, on the loop, before the next checkpoint begins."""
         if self._frozen is None:
             return
         with self._linking_lock:  # a worker may be linking this or an older checkpoint

@@ -108,7 +108,7 @@ class KeyedBackend:
         that changes in place can be noticed (`watched_table`). `what` describes the state in snapshots; a restored
         state with another description is refused. `undo`: of an operator that repeats failed calls.
 
-        The first `key_width` fields of an entry's key determine its key group; the other fields are the namespace.
+        The first `key_width` fields of an entry's key determine the key group; the other fields are the namespace.
         """
         state_id = self._value_state_id(name, key_width, what)
         kind = WatchedTable if self.watched and comparable and not immutable else StateTable
@@ -238,7 +238,7 @@ class KeyedBackend:
         return {**described, **self._restored_beside}
 
     def described_beside(self, name: str, what: StateDescription) -> None:
-        """Describes the state `name`, which is no table: its content is elsewhere in the snapshots.
+        """Describes the state `name`, which is no table: the content is elsewhere in the snapshots.
 
         Raises `InvalidJob` if the restored description differs.
         """
@@ -304,7 +304,7 @@ class KeyedBackend:
             self._shard.kv.compact()
 
     def close(self) -> None:
-        """Releases the database, its folder, and held memory of the slot.
+        """Releases the database, the folder, and held memory of the slot.
 
         Local copies and remote objects remain.
         """

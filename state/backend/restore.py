@@ -9,7 +9,7 @@ into the first database, entry by entry. A restore therefore takes about as long
 A database's foreign keys are deleted, not only hidden: otherwise a later subtask that owns these keys and opens this
 database's snapshot would find keys that their owner has deleted meanwhile.
 
-Linked, immutable files are files of the incarnation from then on, under their local names. Its first checkpoint
+Linked, immutable files are files of the incarnation from then on, under their local names. The first checkpoint
 therefore names the stored files again and uploads only new files (`Opened.reusable`), in each of these cases:
 
 | the database is …    | its files                                        | segments        |
@@ -68,7 +68,7 @@ class KvBackend(Protocol):
     def copied_bytes(self) -> int: ...
 
     def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
-        """Opens an empty store, in `directory` if it needs a folder."""
+        """Opens an empty store, in `directory` if the store needs a folder."""
         ...
 
     def adopt(
@@ -249,7 +249,7 @@ class _RocksDbBackend:
 
 
 class _MemoryBackend:
-    """State in memory: one file, which is always read whole, so side-by-side stores bring nothing."""
+    """State in memory: one file, which is always read whole, so side-by-side stores would not be faster."""
 
     copied_bytes = sys.maxsize
 

@@ -4,8 +4,8 @@ Files are fetched into a folder of the reader's own, checked, and opened as a re
 state in few key groups (`only`) fetches only the blocks of RocksDB's files with these groups, into a local file of the
 same size, with holes. Blocking.
 
-A file with holes cannot be checked against the file's hash. RocksDB checks each block that it reads, and treats a hole
-as damage; the reader then fetches the files whole. Such files are therefore for reading only. See
+A file with holes cannot be checked against the file's hash. RocksDB checks each block before use, and treats a hole as
+damage; the reader then fetches the files whole. Such files are therefore for reading only. See
 docs/design/side-by-side-databases.md.
 """
 

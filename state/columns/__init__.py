@@ -1,1 +1,1 @@
-"""Keyed state as numpy columns, and the segments it is written in."""
+"""Keyed state as numpy columns, and segments, the files of such state."""

@@ -25,7 +25,7 @@ from barrier_runtime.state.columns.segment import Keys, Segment, count
 from barrier_runtime.state.columns.wide_columns import EMPTY, CellBytes, is_wide
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys, int_key_batch, tuple_keys
 
-# Number of the last call for row ids without an entry.
+# Value of `used` for row ids without an entry.
 GONE = np.iinfo(np.int64).max
 
 _NO_ROWS: RowIds = np.empty(0, np.int64)

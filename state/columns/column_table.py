@@ -2,7 +2,7 @@
 
 For vectorised operators: `row_ids(keys)` once per batch, then plain numpy on `columns`, then `mark_dirty`. Keys of
 ints, of any number of fields, are held without Python objects (see `keys/row_index`) until a key of another type
-arrives. A freeze copies the dirty rows, which are written in one of two forms:
+arrives. A freeze copies the dirty rows, which are written in two forms:
 
     segments   while all entries are in memory: a freeze makes one segment (see `segment`), which a worker writes;
                no code runs once per entry

@@ -212,7 +212,7 @@ def _by_state(files: Iterable[SegmentFile]) -> dict[str, list[SegmentFile]]:
 
 
 def _written(directory: Path, number: int, segment: Segment, level: int) -> list[SegmentFile]:
-    """Writes a segment to files with numbers from `number` on: all files or, on an error, none."""
+    """Writes a segment to files with numbers from `number` on: all files or, after an error, none."""
     written: list[SegmentFile] = []
     try:
         for chunk in chunks(segment, _CHUNK_ENTRIES):

@@ -36,7 +36,7 @@ class Lasts:
         self._stored = stored
         self._found: set[int] = set()
         self._away: set[int] = set()  # last fields of entries that may be in the store only
-        self._looked = True  # True if the store was searched since it was opened
+        self._looked = True  # True if the store was searched since the open
         self._sorted: Ints | None = None
 
     def unknown(self) -> None:

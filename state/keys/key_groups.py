@@ -1,6 +1,6 @@
 """Maps keys to key groups, and key groups to subtasks.
 
-The hash, documented here and tested by vectors, must never change: all snapshots depend on it.
+The hash, documented here and tested by vectors, must never change, because all snapshots depend on the hash.
 
 One field is hashed like this (all arithmetic modulo 2**64):
 
@@ -114,7 +114,7 @@ def _hash_datetime(value: dt.datetime) -> int:
 
 
 class _StringHashes(dict[Any, int]):
-    """Cache of string hashes; cleared when it is full, because most streams repeat few strings."""
+    """Cache of string hashes; cleared when full, because most streams repeat few strings."""
 
     def __init__(self, hasher: Callable[[Any], int]) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ Key: TypeAlias = tuple[Any, ...]
 
 _FIRST_BITS = 11
 _AT_ONCE_BITS = 16  # tables of up to this many bits are replaced at once
-_KNOWN_PER_KEY = 6  # row ids that a successor gets per arriving key, so that it is ready before the table is full
+_KNOWN_PER_KEY = 6  # row ids that a successor gets per arriving key, to be ready before the table is full
 _KNOWN_AT_LEAST = 4_096
 _CLEARED_PER_KEY = 64  # places of a successor: unused memory takes 2 ms per MB
 _CLEARED_AT_LEAST = 1 << 20
@@ -270,8 +270,8 @@ class IntKeys:
     def _insert(self, key_batch: Ints, places: Ints) -> tuple[RowIds, RowIds]:
         """Inserts keys without row ids, which may repeat, starting the search at `places`.
 
-        For each free place one of its candidates wins; candidates with the same key find it there, others try the next
-        place.
+        For each free place one of its candidates wins; candidates with the same key find the winner there, others try
+        the next place.
         """
         found = np.empty(len(places), np.int64)
         made = []

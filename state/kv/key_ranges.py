@@ -1,6 +1,6 @@
-"""Table of key ranges of several databases, and its stored form. Pure.
+"""Table of key ranges of several databases, and the stored form of the table. Pure.
 
-A boundary is a key, so it may lie within a key group. An incarnation never reuses the number of a database.
+A boundary is a key, and may lie within a key group. An incarnation never reuses the number of a database.
 """
 
 from bisect import bisect_right

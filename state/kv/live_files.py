@@ -74,7 +74,7 @@ class LiveFiles:
 
 
 def _added(entry: bytes, at: int) -> tuple[int, int]:
-    """Number of the added file, and the end of its description."""
+    """Number of the added file, and the end of the description."""
     _, at = varint(entry, at)  # level
     number, at = varint(entry, at)
     _, at = varint(entry, at)  # size

@@ -55,7 +55,7 @@ class MemoryKv:
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         if self._sorted is None:
             self._sorted = sorted(self._entries)
-        keys = self._sorted  # a write replaces this list, and never changes it
+        keys = self._sorted  # writes replace this list, and never change the list
         for position in range(bisect_left(keys, start), bisect_left(keys, end)):
             value = self._entries.get(keys[position])
             if value is not None:

@@ -2,7 +2,7 @@
 
 Raw mode only, because rocksdict's default mode unpickles stored bytes. rocksdict prefers a `rocksdict-config.json` in
 the database's folder to the caller's options, so our own file is written there before every open, and is never part of
-a snapshot. The write-ahead log is off: checkpoints replace it. All databases of a slot share one `SlotMemory`.
+a snapshot. The write-ahead log is off: checkpoints replace the log. All databases of a slot share one `SlotMemory`.
 """
 
 import os
@@ -59,8 +59,8 @@ _AT_WORK = ("num-running-flushes", "mem-table-flush-pending", "num-running-compa
 class SlotMemory:
     """Memory of one slot: block cache and memtables of all databases, and memory held by operators.
 
-    Operators hold half of `total_bytes`, in equal parts, once any of them needs memory, such as for open windows.
-    For any thread: the chains of a slot are opened concurrently.
+    Operators hold half of `total_bytes`, in equal parts, once any of them needs memory, such as for open windows. For
+    any thread: the chains of a slot are opened concurrently.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -284,7 +284,7 @@ class RocksDbKv:
     def checkpoint(self, directory: Path) -> None:
         """Links the files; without a write since the last checkpoint, the files of that checkpoint again.
 
-        These are the same state, even after a compaction. RocksDB's own checkpoint comes last: it holds the
+        These are the same state, even after a compaction. RocksDB's own checkpoint, the last resort, holds the
         interpreter's lock during each sync, as long as the disk is busy.
         """
         last = self._last  # `compact` may reset it meanwhile

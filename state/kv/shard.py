@@ -16,7 +16,7 @@ from barrier_runtime.state.keys.key_groups import key_group, key_groups_of_keys
 from barrier_runtime.state.kv.store import Entry, KvStore
 
 PREFIX_BYTES = 4  # key group and state id
-_FIRST_LISTED = 4  # entries; many readers need only one
+_FIRST_LISTED = 4  # entries; many readers need a single entry
 MOST_LISTED = 64  # entries; even at 8 MB each, they fit in memory
 _pack_prefix = struct.Struct(">HH").pack
 _read_prefix = struct.Struct(">HH").unpack_from

@@ -18,7 +18,7 @@ slices (`backend/backend_snapshots`). Then one database is left, and snapshots h
 - A checkpoint between two moves has the current boundary, as a key.
 - A kill never loses entries: without a write-ahead log only checkpoints count, and each checkpoint has its own ranges.
 - A scan that continues after a move looks up the ranges again after the last yielded key.
-- A later flush closes a database that is emptied while it is compacted, or while compactions are held.
+- A later flush closes a database that is emptied during a compaction, or while compactions are held.
 
 All methods are for one thread, as in `store`; `move` is a write. `link_database` prepares a database of RocksDB from
 the files of a snapshot.
@@ -42,7 +42,7 @@ def link_database(source: Path, names: Sequence[str], target: Path, database: in
 
     Skips segments, and files of databases other than `database` (`scratch.database_of`).
 
-    Opening a database rewrites its MANIFEST and continues its numbering, so a snapshot is never opened in place. SSTs
+    Opening a database rewrites the MANIFEST and continues the numbering, so a snapshot is never opened in place. SSTs
     never change and are linked; the small remainder is copied.
     """
     target.mkdir(parents=True, mode=0o700)

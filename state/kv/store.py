@@ -2,8 +2,8 @@
 
 Bytes in, bytes out; no knowledge of keys or states.
 
-`write` and `flush` are called by one thread at a time; `flush` and `checkpoint` run on a worker thread while the loop
-does not `write`. Reads may run at any time.
+`write` and `flush` are never called by two threads at a time; `flush` and `checkpoint` run on a worker thread while the
+loop does not `write`. Reads may run at any time.
 
 `trouble` translates an error of RocksDB: damaged or retryable, with the remedy.
 """

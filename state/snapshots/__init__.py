@@ -1,1 +1,1 @@
-"""Snapshots of state: what they consist of, how they are uploaded, verified and planned to be restored."""
+"""Snapshots of state: content, upload, verification and restore plans."""

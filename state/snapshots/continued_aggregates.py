@@ -38,7 +38,7 @@ def check_aggregates(
 ) -> None:
     """Checks the aggregates of a program (`now`) against those of a snapshot (`before`).
 
-    Raises `InvalidJob` for a missing aggregate, unless `may_drop`, and for the state of a user's own aggregate that its
+    Raises `InvalidJob` for a missing aggregate, unless `may_drop`, and for the state of a user's own aggregate that the
     current type cannot read. Other states in `now` and `before` are ignored.
     """
     declared, known = _aggregates(now), _aggregates(before)

@@ -8,7 +8,7 @@ own version. Earlier names of a field are therefore part of the state's descript
     checkpoint \\ program    has the field               lacks the field
     has the field           unchanged                   `renamed` decides: read under the new name, or dropped (None).
                                                         Without `renamed`: dropped if no field is new, else refused,
-                                                        because any new field could be the old one
+                                                        because any new field could be the old field
     lost the field before   old entries have the field: -
                             read if its type allows
     never had the field     default in old entries      -
@@ -37,7 +37,7 @@ def check_kind(now: StateDescription, before: StateDescription, where: str) -> N
 
 
 def continued(now: StateDescription, before: StateDescription | None, where: str) -> StateDescription:
-    """Description of the state `now` for later snapshots, except for its TTL.
+    """Description of the state `now` for later snapshots, except for the TTL.
 
     `now`: declared by the program, with the program's `renamed` and a version per function in `migrate`. `before`:
     description in the restored snapshot; None: the state is new. Raises `InvalidJob` if values could be lost without

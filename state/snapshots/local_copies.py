@@ -100,7 +100,7 @@ class LocalCopies:
             came.set()
 
     def wait_for(self, ref: FileRef) -> None:
-        """Blocks until the fetch of these bytes, if one is running, has ended or failed."""
+        """Blocks until a running fetch of these bytes has ended or failed."""
         with self._lock:
             came = self._under_way.get((ref.size, ref.sha256))
         if came is not None:

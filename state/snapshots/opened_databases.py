@@ -1,4 +1,4 @@
-"""Chooses which databases of restored snapshots a subtask opens, and which it copies. Pure.
+"""Chooses which databases of restored snapshots a subtask opens, and which are copied. Pure.
 
 | the database …                                                        | is                            | as number |
 |-----------------------------------------------------------------------|-------------------------------|-----------|
@@ -30,7 +30,7 @@ class StoredDatabase:
 
     part: RestorePart
     number: int  # in the snapshot
-    stored: tuple[KeyRange, ...]  # all of its key ranges
+    stored: tuple[KeyRange, ...]  # all key ranges of the database
     wanted: tuple[KeyRange, ...]  # ranges for this subtask; not empty
 
     @property

@@ -4,11 +4,11 @@ Pure: file names and sizes in, a plan out.
 
 Rules:
 - An SST or a segment is reused only if a *completed* checkpoint of this incarnation has the file, or if the restored
-  checkpoint has the file and the restore linked it. The map of these files (local name -> stored file) is made at every
-  open: an incarnation that continues from an older state gives other bytes to names of a former incarnation. Files that
-  an aborted or unfinished checkpoint uploaded are uploaded again.
+  checkpoint has the file and the restore linked the file. The map of these files (local name -> stored file) is made at
+  every open: an incarnation that continues from an older state gives other bytes to names of a former incarnation.
+  Files that an aborted or unfinished checkpoint uploaded are uploaded again.
 - MANIFEST, CURRENT and the table of side-by-side databases are always uploaded: same name, other bytes. So is OPTIONS,
-  if there is one: earlier releases stored OPTIONS in their snapshots, as large as the rest of a small snapshot.
+  if present: earlier releases stored OPTIONS in their snapshots, as large as the rest of a small snapshot.
 - Large files become objects of their own. Small files are packed into one object per snapshot; if they are tiny in
   total, they are part of the manifest.
 - No other file of a database's folder is ever uploaded, in particular not `rocksdict-config.json`.
@@ -51,8 +51,8 @@ class SnapshotPlan:
     """The files of a snapshot; every file is in exactly one of the four tuples."""
 
     reused: tuple[FileRef, ...]
-    alone: tuple[LocalFile, ...]  # one object each
-    packed: tuple[LocalFile, ...]  # one object together
+    alone: tuple[LocalFile, ...]  # an object each
+    packed: tuple[LocalFile, ...]  # together in an object
     inline: tuple[LocalFile, ...]  # in the manifest
 
 

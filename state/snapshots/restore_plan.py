@@ -1,7 +1,7 @@
 """Plans which parts of an operator's snapshots a subtask restores. Pure.
 
-At the same parallelism a subtask opens its own snapshot unchanged. Otherwise it reads the snapshots that overlap its
-range of key groups, and takes the key groups in its range from each.
+At the same parallelism a subtask opens its own snapshot unchanged. Otherwise the subtask reads the snapshots that
+overlap the subtask's range of key groups, and takes the key groups in that range from each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,9 +76,9 @@ def plan_restore(
 
 
 def merge_state_ids(numberings: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], list[dict[int, int]]]:
-    """Merges numberings of state names: one numbering, and per given numbering its changes of ids.
+    """Merges numberings of state names; returns the merged numbering, and the changes of ids of each.
 
-    The first numbering keeps its ids.
+    The ids of the first numbering stay.
     """
     merged: dict[str, int] = {}
     renumberings: list[dict[int, int]] = []

@@ -16,8 +16,8 @@ from barrier_runtime.state.versioned import Format
 # Names of values of `OperatorSnapshot`, which are text:
 DEFINITION = "definition"  # settings on which the meaning of the state depends, such as the size of a window
 KIND = "kind"  # kind of the step, such as "process" or "source: Kafka"
-TARGET = "target"  # system or table that a sink writes to, by its name there
-PENDING = "pending"  # of a sink: transactions that may be invisible yet
+TARGET = "target"  # system or table that a sink writes to, by the name there
+PENDING = "pending"  # of a sink: transactions that are not known to be visible
 COLUMN_TYPES = "column-types"  # types of the columns that the state depends on, keys included: JSON, name -> type
 KEYS = "keys"  # key columns, with their types
 JOIN_KEYS = "join-keys"  # key columns of both sides of a join, whose tables have keys of their own
@@ -76,9 +76,9 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     files: tuple[FileRef, ...]
     full_bytes: int  # size of all files
     new_bytes: int  # bytes uploaded for this snapshot
-    # State name -> description. States without one have one value per key and no TTL, or are columns: states of the
-    # runtime, or of older releases. Broadcast states are described here without an id; their content is in values of
-    # the operator's snapshot.
+    # State name -> description. States without a description have one value per key and no TTL, or are columns: states
+    # of the runtime, or of older releases. Broadcast states are described here without an id; their content is in
+    # values of the operator's snapshot.
     described: dict[str, StateDescription] = {}
 
 

@@ -4,14 +4,14 @@ Values are MessagePack with field names, so the rules are those of strict decodi
 
     stays readable                                        is refused
     a field that comes with a default, or goes            a field that comes without a default
-    int as float or decimal; float as decimal             any number as a narrower one
+    int as float or decimal; float as decimal             any number as a narrower type
     X as X | None, a union with more members              X | None as X
-    lists, sets, tuples of any length as one another      a list as a tuple of a certain length
-    an enum with more values, or as its plain type        one with fewer; plain values as an enum
+    lists, sets, tuples of any length as each other      a list as a tuple of a certain length
+    an enum with more values, or as its plain type        one fewer values; plain values as an enum
     fields that change places                             the same in a class that is written as an array
     a class as a dict                                     a dict as a class; a scalar as a class, and back
 
-A nested class that has lost fields and has new fields is refused, too, because a new field may be a renamed one.
+A nested class that has lost fields and has new fields is refused, too, because a new field may be a renamed field.
 
 Entries of *earlier* types coexist with entries of the newest type, and may have fields that the newest type has lost. A
 field that comes back must read these values, and in an array no other field may take its place.
@@ -35,16 +35,12 @@ class FieldType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A type, of one of these kinds:
 
-    any, none, bool, int, float, str, bytes, datetime, time, date, timedelta, uuid, decimal
-    pickle         nothing is known of the values
-    list           `of` its items; also sets, and tuples of any length
-    tuple          `of` each of its items
-    dict           `of` keys and values
-    class          `fields`, by name; `tag` and `strict` as a msgspec.Struct may have them
-    array          a class whose `fields` are written in order, without their names
-    choice         an enum or literals: `values`
-    union          `of` its members
-    again          a class again: the enclosing class `up` levels further out
+    any, none, bool, int, float, str, bytes, datetime, time, date, timedelta, uuid, decimal pickle         nothing is
+    known of the values list           `of` its items; also sets, and tuples of any length tuple          `of` each of
+    its items dict           `of` keys and values class          `fields`, by name; `tag` and `strict` as a
+    msgspec.Struct may have them array          a class whose `fields` are written in order, without their names choice
+    an enum or literals: `values` union          `of` its members again          a class again: the enclosing class `up`
+    levels further out
     """
 
     kind: str
@@ -163,7 +159,7 @@ class _Comparison:
     def _union(
         self, before: ValueType, now: ValueType, path: str, outer: _Classes, outer_now: _Classes
     ) -> Misfit | None:
-        """Compares with a union, of which one member must read the value."""
+        """Compares with a union, of which some member must read the value."""
         tagged = sum(member.kind == "class" for member in now.of) > 1
         found = [self.at(before, member, path, outer, outer_now, tagged) for member in now.of]
         if None in found:

@@ -15,7 +15,7 @@ from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.store.object_store import LinksFiles, ObjectNotFound, ObjectStore
 
 _CHUNK = 1 << 20
-_WHOLE_IN_MEMORY = 8 << 20  # larger objects that are one file are downloaded to disk first
+_WHOLE_IN_MEMORY = 8 << 20  # larger files with an object of their own are downloaded to disk first
 
 
 def read_verified(store: ObjectStore, ref: FileRef) -> bytes:

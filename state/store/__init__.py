@@ -1,1 +1,1 @@
-"""Object storage: its contract, its implementations, and the keys under which everything lies."""
+"""Object storage: contract, implementations, and keys of all objects."""

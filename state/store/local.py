@@ -416,7 +416,7 @@ def _sync(path: Path, how: int) -> None:
 
 
 def _make_root(root: Path) -> None:
-    """As `mkdir -p`; syncs each new name into its parent, and the last name even if it was not new."""
+    """As `mkdir -p`; syncs each new name into the parent, and the last name even if not new."""
     root = root.absolute()
     new = [folder for folder in (root, *root.parents) if not folder.exists()]
     root.mkdir(parents=True, exist_ok=True)

@@ -4,8 +4,8 @@ File sinks of older releases could leave rows as uploads and complete them after
 releases still list some. (Measured with a store that answers in 30 ms: an upload takes two waits before the decision
 and three requests; a staged object one wait and two requests, its deletion off the path.)
 
-An upload is named by its key, its id and the tags of its parts. A process that has these can complete the upload at any
-later time, unless somebody aborts it.
+Key, id and tags of the parts name an upload. A process that has these can complete the upload at any later time, unless
+somebody aborts it.
 
 A failed or unknown completion is verified at the final key. Right content: done. Other content: `Corrupt`. Absent,
 while the upload exists: retried. If object and upload are both absent, the file is lost, or another process is
@@ -62,8 +62,8 @@ class HasMultipart(Protocol):
 class MultipartUploads:
     """Uploads below one prefix of one bucket. Blocking, thread-safe.
 
-    If other processes may complete the same uploads, keep one `MultipartUploads`: it counts the checks that found
-    nothing.
+    If other processes may complete the same uploads, keep a single `MultipartUploads`, which counts the checks that
+    found nothing.
     """
 
     def __init__(self, access: S3Access) -> None:

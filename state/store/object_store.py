@@ -1,4 +1,4 @@
-"""The interface of object storage, with its contract. Calls block: call them off the event loop.
+"""Interface and contract of object storage. Calls block: call them off the event loop.
 
 Contract, for every implementation:
 - Keys are relative, `/`-separated, of safe segments (no empty, `.` or `..` segment, no backslash, at most 1,024 bytes).

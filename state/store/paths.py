@@ -45,7 +45,7 @@ _DATA_FILE = re.compile(_NUMBER + "/" + _SEGMENT.pattern + "/" + _OF_SAVEPOINTS 
 
 
 def check_key(key: str) -> str:
-    """Returns `key` if it is a safe relative key; otherwise raises `InvalidJob` with the reason."""
+    """Returns `key` if safe and relative; otherwise raises `InvalidJob` with the reason."""
     reason = _why_unsafe(key)
     if reason:
         shown = key if len(key) <= 200 else key[:200] + "…"
@@ -56,7 +56,7 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """As `check_key`, for prefixes of `list`: may be empty (all keys) or end with one slash."""
+    """As `check_key`, for prefixes of `list`: may be empty (all keys) or end with a slash."""
     if prefix:
         check_key(prefix[:-1] if prefix.endswith("/") else prefix)
     return prefix

@@ -1,4 +1,4 @@
-"""Stores for readers of another store: one refuses writes, one keeps writes apart.
+"""Stores for readers of another store: `ReadOnlyStore` and `LinkedStore`.
 
 `ReadOnlyStore` refuses every write. `LinkedStore` is a scratch store in which some keys are objects of another store: a
 job that starts there reads these objects as its own, and writes only to the scratch store.

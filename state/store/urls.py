@@ -1,6 +1,6 @@
 """Keeps credentials out of URLs: URLs appear in logs, error texts, process lists and `explain`.
 
-A URL with credentials is refused at its entry, by a message that does not repeat the URL. Messages print URLs only by
+A URL with credentials is refused on input, by a message that does not repeat the URL. Messages print URLs only by
 `shown`.
 """
 

@@ -65,7 +65,7 @@ _Store = TypeVar("_Store")
 
 
 def with_own_use(store: _Store) -> _Store:
-    """The same store with new counts; `store` itself if it does not count."""
+    """The same store with new counts; `store` itself if not counted."""
     if not isinstance(store, Counted):
         return store
     own = copy.copy(store)

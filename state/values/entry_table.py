@@ -1,6 +1,6 @@
 """Tables with many entries per key, for lists and maps of state.
 
-Each entry is one of the key-value store.
+Each is an entry of the key-value store.
 
 Layout, after key group and state id (`kv/shard`), encoded by `keys/key_codec`:
 
@@ -44,7 +44,7 @@ def is_number(data: bytes) -> bool:
 
 
 class _Number(int):
-    """Number of a key's entries, a class of its own among the values of a table."""
+    """Number of a key's entries, a distinct class among the values of a table."""
 
     __slots__ = ()
 
@@ -60,10 +60,10 @@ class _Gapped(int):
 
 
 class EntryTable(StateTable):
-    """Made by `KeyedBackend.entry_table`; used by one thread.
+    """Table of many entries per key, made by `KeyedBackend.entry_table`; for a single thread.
 
     The caller updates the number of entries: before adding entries, and after deleting them. The number of stored
-    entries is therefore always stored as well, or on its way into the store.
+    entries is therefore always stored as well, or on the way into the store.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class EntryTable(StateTable):
     def _stored_entries(self, key: Key, prefix: bytes, last: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yields encoded entry key and data of the stored entries of `key` after `last`.
 
-        If the number of entries is neither stored nor on its way into the store, the store has only deleted entries,
+        If the number of entries is neither stored nor on the way into the store, the store has only deleted entries,
         and is not scanned: without a number the scan would continue to the next key with entries.
         """
         number = (*key, True)

@@ -6,7 +6,7 @@ An entry of a state with TTL is stored as
 
 An entry of a state without TTL is stored as the value alone, as if TTLs did not exist. No MessagePack and no pickle
 begins with C1; a number of entries (`entry_table`) continues with 00, and a value of a later version with 56 ('V').
-Each entry thus shows its own format. An entry is expired once `write time + ttl <= now`.
+Each entry thus shows the format. An entry is expired once `write time + ttl <= now`.
 
 Treatment of old entries, by the checkpoint's description of the state and the program's declaration (a ttl may also
 become shorter or longer):

@@ -10,10 +10,11 @@ The current value of a key is in the first of these that has the key:
 
 At a barrier `freeze` makes the dirty entries the frozen entries: two assignments. A frozen entry that is read again is
 encoded first, so that user code that changes the value in place cannot reach the snapshot; tables of immutable values
-skip this. None is not a value: it means absent. Key fields keep one type each (1, 1.0 and True are one key here).
+skip this. None is not a value, but means absent. Key fields keep one type each (1, 1.0 and True are one key here).
 
 `StateTable` bounds its cache by a number of entries and their usual size. `BytesTable` is for values whose sizes differ
-a thousandfold, written once and read about once: it counts the unwritten bytes, and does not cache stored values.
+a thousandfold, written once and read about once: `BytesTable` counts the unwritten bytes, and does not cache stored
+values.
 """
 
 import itertools
@@ -48,7 +49,7 @@ class MadeNew:
 
 
 class StateTable:
-    """A keyed state, made by `KeyedBackend.table`; used by one thread."""
+    """A keyed state, made by `KeyedBackend.table`; for a single thread."""
 
     most_cache_bytes = sys.maxsize
     spilled_at_once = _SPILL_SLICE  # entries
@@ -95,7 +96,7 @@ class StateTable:
         return self._miss(key)
 
     def put(self, key: Key, value: Any) -> None:
-        """Sets the value of `key`; None deletes it."""
+        """Sets the value of `key`; None deletes the entry."""
         dirty = self._dirty
         if key in dirty:  # the usual case of a key that is written often, which is not young
             dirty[key] = value
@@ -213,7 +214,7 @@ class StateTable:
         return value
 
     def _fetched(self, key: Key, data: bytes) -> Any:
-        """The stored value. A converted value is written again, so that no later read converts it.
+        """The stored value. A converted value is written again, to spare later reads the conversion.
 
         Such a value has not changed since the last barrier, and is therefore frozen.
         """
@@ -375,7 +376,7 @@ _decode = msgspec.msgpack.Decoder(bytes).decode
 
 
 class BytesTable(StateTable):
-    """A state of bytes, made by `KeyedBackend.table_of_bytes`; used by one thread."""
+    """A state of bytes, made by `KeyedBackend.table_of_bytes`; for a single thread."""
 
     def __init__(self, name: str, state_id: int, shard: Shard, key_width: int, cache_bytes: int) -> None:
         self._waiting_bytes = 0

@@ -1,7 +1,7 @@
 """Tables of a state with TTL: how readers see expired entries, and how these are deleted.
 
 A `TimedTable` (one value per key) and a `TimedEntries` (many entries per key) use a table that holds, in its caches
-too, `(write time, value)` in place of each value, so that no value ever loses its time.
+too, `(write time, value)` in place of each value, so that no value ever loses the time.
 
     at now          expired: hidden, as if absent; live: returned, and with `on_read` written again with the time now
     at passed       no later row of the key is judged earlier: a reader deletes entries that are expired here
@@ -242,7 +242,7 @@ class TimedEntries(Timed):
         return self._table.extent(key)[2]
 
     def pop(self, key: Key, entry: Any) -> bool:
-        """Removes an entry; returns True if it was live."""
+        """Removes an entry; returns True if the entry was live."""
         stamped: Stamped | None = self._table.get_entry(key, entry)
         if stamped is None:
             return False

@@ -4,10 +4,10 @@ Layout, after key group and state id (`kv/shard`), encoded by `keys/key_codec`:
 
     time (ms, an int) · user key  →  01
 
-A scan of one key group thus yields its timers by time and key, and can begin anywhere. The user key alone determines
-the key group, which comes first, so that rescaling treats timers like any other state. There is no second index by key:
-setting, deleting or firing a timer needs its time and key, which the caller has. Only a list of one key's timers reads
-the timers of its key group, and rows never need such a list.
+A scan of a key group thus yields the timers by time and key, and can begin anywhere. The user key alone determines the
+key group, which comes first, so that rescaling treats timers like any other state. There is no second index by key:
+setting, deleting or firing a timer needs time and key, which the caller has. Only a list of one key's timers reads the
+timers of its key group, and rows never need such a list.
 
 Unwritten timers are in the dicts of `StateTable`, by (time, user key). Nothing is read before a write, since setting a
 timer twice makes one entry. Written timers are not cached, except the stored form of recent user keys (`KnownKeys`): a
@@ -86,7 +86,7 @@ Timer = tuple[int, Key]  # time in ms, user key
 
 
 class TimerTable(StateTable):
-    """Made by `KeyedBackend.timer_table`; used by one thread. The keys of its entries are `Timer`s."""
+    """Table of timers, made by `KeyedBackend.timer_table`; for a single thread. The keys are `Timer`s."""
 
     most_cache_bytes = 2 * _MOST_WAITING * _TIMER_BYTES
     spilled_at_once = 512  # less than a millisecond; once sorted, timers of a key group are neighbours
@@ -137,9 +137,9 @@ class TimerTable(StateTable):
     def behind(self, position: bytes, first: int, last: int, most: int) -> tuple[list[Timer], bytes, int]:
         """Stored timers of one key group after `position` (see `position_of`), in order.
 
-        The group is `first`; if there are no timers, none is returned. Returns up to `most` timers; the position of the
-        last timer if more may follow, else empty; and the next key group up to `last` that may have timers, or `last +
-        1`. One seek skips all key groups without state.
+        The group is `first`, and may have none. Returns up to `most` timers; the position of the last timer if more may
+        follow, else empty; and the next key group up to `last` that may have timers, or `last + 1`. One seek skips all
+        key groups without state.
         """
         found: list[Timer] = []
         for data_key, _ in self._shard.state_behind(self._state_id, first, last, position):

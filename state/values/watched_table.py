@@ -4,7 +4,7 @@ The price is an encoding of every value that is read. An unstored change exists 
 is lost at a restart, an eviction or a rescaling. A clean value that is handed out (or made as a default) is therefore
 kept with its encoding until the key is written or the next barrier arrives, which compares the two.
 
-One object that is stored for two keys is refused: until a restart, a change for one key would change the other.
+An object that is stored for two keys is refused: until a restart, a change for one key would change the other.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _MOST_OWNED = 10_000  # stored values kept
 
 
 class WatchedTable(StateTable):
-    """Made by `KeyedBackend.table` for mutable values whose encoding shows changes."""
+    """Table that `KeyedBackend.table` makes for mutable values whose encoding shows changes."""
 
     _remedy = "call update(value)"
 
@@ -41,7 +41,7 @@ class WatchedTable(StateTable):
     def own(self, key: Key, value: Any) -> None:
         """Records that the mutable `value` is about to be stored for `key`.
 
-        Raises `InvalidJob` if another key has it.
+        Raises `InvalidJob` if another key has the object.
         """
         owner, _ = self._owned.get(id(value), (key, value))
         if owner != key and self.unwrapped(super().get(owner)) is value:
@@ -85,7 +85,7 @@ class WatchedTable(StateTable):
 
     def _compare_one(self, key: Key, value: Any, encoded: bytes) -> None:
         now = self._encode(value)
-        # The bytes of a set depend on its history, too.
+        # The bytes of a set also depend on the history.
         if now != encoded and self._decode(now) != self._decode(encoded):
             raise InvalidJob(
                 f"{self._place(key)}: its value was changed in place but not stored, so it would be lost at "

@@ -1,8 +1,8 @@
 """Arguments of SQL functions and operators, their common types, and the rows that need a part.
 
-Numbers of different types get one common type, as in Spark: the widest of whole numbers, all digits of decimals
-together, or a double. A whole number beyond 2^53 becomes the nearest double. Numbers with and without a sign get a type
-that holds both; 64 bits without a sign become a decimal beside a signed number, except for constants.
+Numbers of different types get a common type, as in Spark: the widest of whole numbers, all digits of decimals together,
+or a double. A whole number beyond 2^53 becomes the nearest double. Numbers with and without a sign get a type that
+holds both; 64 bits without a sign become a decimal beside a signed number, except for constants.
 
 `IN`, and many terms joined: for each batch Arrow takes the square of the number of terms, or more, if an expression is
 as deep as it has terms. Expressions are therefore built flat.
@@ -122,7 +122,7 @@ def to_round(number: Argument, digits: int = 0) -> Made:
 
 
 def one_time(kinds: Sequence[pa.DataType]) -> pa.DataType:
-    """Common type of times: the finest unit, and UTC if one of them has a zone."""
+    """Common type of times: the finest unit, and UTC if any of them has a zone."""
     if all(kind == kinds[0] for kind in kinds):
         return kinds[0]
     unit = max((kind.unit for kind in kinds), key=_UNITS.index)
@@ -217,7 +217,7 @@ class Needed:
         self.made = 0  # calls of `only` so far, and those in their conditions
 
     def only(self, argument: Argument) -> Argument:
-        """The argument, null for rows that do not need it. A constant stays a constant."""
+        """The argument, null for rows that do not need the argument. A constant stays a constant."""
         if self._rows is None or argument.is_constant:
             return argument
         self.made += 1 + self._inside

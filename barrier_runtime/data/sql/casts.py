@@ -36,7 +36,7 @@ _UNITS = {  # of INTERVAL
 
 
 def constant_of(node: exp.Expr) -> tuple[bool, Any]:
-    """True if the node is a constant, and its value."""
+    """True if the node is a constant, and the value."""
     if isinstance(node, exp.Null):
         return True, pa.scalar(None)
     if isinstance(node, exp.Boolean):

@@ -261,7 +261,7 @@ class Compiler:
         return in_pairs(joined, terms)
 
     def _condition(self, node: exp.Expr) -> tuple[Made, int]:
-        """A condition, and the number of `only` calls in it."""
+        """A condition, and the number of `only` calls within."""
         before = self._needed.made
         return self._truth(node), self._needed.made - before
 

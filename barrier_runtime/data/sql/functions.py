@@ -36,7 +36,7 @@ def _shown_time(argument: Argument) -> Made:
 
 
 def joined(arguments: Sequence[Argument]) -> Made:
-    """All texts joined; null if one of them is null."""
+    """All texts joined; null if any of them is null."""
     return pc.binary_join_element_wise(*map(text_of, arguments), pc.scalar(""))
 
 

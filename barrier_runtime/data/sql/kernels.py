@@ -1,7 +1,7 @@
 """Functions on whole columns that Arrow lacks, or has slower; Arrow's engine calls them by name.
 
 Importing this module registers them with Arrow in this process; every module that evaluates expressions does so. A
-pickled expression has only their names, so a name and its meaning never change.
+pickled expression has only their names, so names and meanings never change.
 
 `%` is the remainder of a division, with the sign of the dividend, exact for doubles too: `1e300 % 7.0`. `div` of
 decimals is the whole number of times that the divisor is in the dividend.
@@ -156,7 +156,7 @@ def how_many(text: pc.Expression, letter: str) -> pc.Expression:
 def part(text: pc.Expression, separator: str, number: int) -> pc.Expression:
     """The part of each text with that number: from 1 on, or from the end, where the last is -1.
 
-    Empty if there is no such part. The split is an expression of its own, which is computed once for several parts.
+    Empty if there is no such part. The split is a separate expression, which is computed once for several parts.
     """
     return _call(_PART, _call(_SPLIT, text, separator), number)
 

@@ -71,7 +71,7 @@ class _Tree:
 
     @staticmethod
     def of(expression: pc.Expression) -> "_Tree | None":
-        """The tree of an expression; None if it cannot be read."""
+        """The tree of an expression; None if unreadable."""
         try:
             (buffer,) = expression.__reduce__()[1]
             row = pa.ipc.open_file(buffer).get_batch(0)

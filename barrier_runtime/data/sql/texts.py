@@ -1,8 +1,8 @@
 """Reads times, dates and decimals from text, and writes decimals as text, as in Spark.
 
 Arrow reads times with and without a zone as two types, and may misread a decimal with too many digits. Arrow's engine
-therefore calls functions of this module by name. A pickled expression has only their names, so a name and its meaning
-never change.
+therefore calls functions of this module by name. A pickled expression has only their names, so names and meanings never
+change.
 """
 
 from collections.abc import Callable

@@ -1,1 +1,1 @@
-"""What flows: batches of rows, their keys, times and types. Pure."""
+"""Conversion of values to columns, and of texts to values. Pure."""

@@ -25,7 +25,7 @@ def kept_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_floating(kind) and pa.types.is_floating(column.type):
         lost = pc.and_(pc.is_inf(made), pc.invert(pc.is_inf(column)))
     elif pa.types.is_null(column.type) or _is_text(column.type) != _is_text(kind):
-        return made  # Arrow reads text exactly, or refuses it
+        return made  # Arrow reads text exactly, or not at all
     else:
         lost = _changed(column, made)
     row = lost.index(True).as_py()

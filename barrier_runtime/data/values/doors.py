@@ -23,7 +23,7 @@ _WIDE = decimal.Context(prec=400)
 class RefusedValue(ValueError):
     """A value that a column of `kind` does not keep.
 
-    `why`: the reason, unless the types show it; `remedy`: what to do, unless any other value would do.
+    `why`: the reason, unless the types show the reason; `remedy`: what to do, unless any other value would do.
     """
 
     def __init__(self, value: Any, kind: pa.DataType, why: str = "", remedy: str = "") -> None:
@@ -35,7 +35,7 @@ class RefusedValue(ValueError):
 
 
 def shown(value: Any) -> str:
-    """A value and its type for a message, cut to 200 characters."""
+    """A value and the value's type for a message, cut to 200 characters."""
     text = repr(value)
     return f"{text if len(text) <= _CUT else text[:_CUT] + '…'} ({type(value).__name__})"
 

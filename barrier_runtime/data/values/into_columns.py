@@ -37,8 +37,8 @@ from barrier_runtime.state.errors import InvalidJob
 class UnkeptValue(ValueError):
     """A value that its column does not keep.
 
-    `row`: index among the values; `detail`: the reason, empty if the types show it; `remedy`: empty if any other value
-    would do.
+    `row`: index among the values; `detail`: the reason, empty if the types show the reason; `remedy`: empty if any
+    other value would do.
     """
 
     def __init__(self, column: str, kind: pa.DataType, row: int, value: Any, detail: str, remedy: str = "") -> None:

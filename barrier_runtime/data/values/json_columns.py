@@ -170,7 +170,7 @@ def _moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _with_zone(texts: pa.Array) -> pa.Array:
-    """Texts with a zone; moments without one are in UTC."""
+    """Texts with a zone; moments without a zone are in UTC."""
     whole = pc.if_else(pc.equal(pc.utf8_length(texts), 10), pc.binary_join_element_wise(texts, "T00:00:00", ""), texts)
     zoned = pc.match_substring_regex(whole, r":\d\d.*([zZ]|[+-]\d\d(:?\d\d)?)$")
     return pc.if_else(zoned, whole, pc.binary_join_element_wise(whole, "Z", ""))

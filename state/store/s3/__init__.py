@@ -1,1 +1,1 @@
-"""S3 by two clients: obstore, and boto3 for what obstore cannot carry."""
+"""S3 by two clients: obstore, and boto3 for requests that obstore cannot send."""

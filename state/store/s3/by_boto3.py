@@ -4,8 +4,8 @@ Also sends the requests that `by_obstore` leaves to boto3.
 
 Credentials come only from boto3's default chain; no secret is ever in our URLs, settings or messages. The endpoint is
 AWS_ENDPOINT_URL or `?endpoint=` of the URL. botocore's own retries are off: a conditional put must reach the store
-once, because a retry could mistake the object of the first attempt for another writer's. All other requests are
-retried here, visibly and within a budget.
+once, because a retry could mistake the object of the first attempt for another writer's. All other requests are retried
+here, visibly and within a budget.
 """
 
 import base64
@@ -220,7 +220,7 @@ class S3Store:
         """As `publish`, but keeps `staged`."""
         found = None if fresh else self._sha256_of(final)
         if found is None:
-            # If `staged` is absent, another process has published and deleted it, or it never existed.
+            # If `staged` is absent, another process has published and deleted the object, or there was none.
             with contextlib.suppress(ObjectNotFound):
                 found = self._copy(staged, final)
             found = found or self._sha256_of(final)
@@ -251,7 +251,7 @@ class S3Store:
         return self._prefix + check_key(key)
 
     def _copy(self, staged: str, final: str) -> str | None:
-        """Copies by the service. Returns the hash of the copy if the answer has one of the whole content."""
+        """Copies by the service. Returns the hash of the copy's whole content if the answer has that hash."""
         what, target = {"Bucket": self._bucket, "Key": self._name(staged)}, self._name(final)
 
         def copy() -> dict[str, Any]:
