@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Format:
-    """Format of one kind of stored thing. This release writes `version` and reads `oldest` to `version`."""
+    """Format of a kind of stored thing. This release writes `version` and reads `oldest` to `version`."""
 
     subject: str  # for messages; "{}" stands for the place: "manifest {}", "{}: a committable"
     version: int

@@ -176,7 +176,7 @@ class BackendSnapshots:
             self._merging = None
 
     def drain(self, max_entries: int = 256) -> bool:
-        """Writes one slice of the frozen entries; returns True if no frozen entries are left.
+        """Writes a slice of the frozen entries; returns True if no frozen entries are left.
 
         Does nothing while `linking` and returns False: call again in a millisecond or so.
         """

@@ -43,7 +43,7 @@ _IN_SLICES = 3  # layout of `last_first` columns of slices of windows, not of wi
 
 
 class KeyedBackend:
-    """Keyed state of one subtask, made by `open_keyed_backend`.
+    """Keyed state of a subtask, made by `open_keyed_backend`.
 
     All methods run on the loop's thread, except for `compact` and some of `BackendSnapshots`.
     """

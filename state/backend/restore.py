@@ -2,12 +2,12 @@
 
 Files come from a local copy if the slot still has exactly these files, else from the object store; every byte is hashed
 before a file is opened. A snapshot that fits unchanged is linked into a new folder and opened. At another parallelism
-the databases of all overlapping snapshots are opened side by side (`snapshots/opened_databases`), and a few range
-tombstones delete the foreign key groups of each, whatever their size. Databases that are small or do not fit are copied
-into the first database, entry by entry. A restore therefore takes about as long for much state as for little.
+the databases of all overlapping snapshots are opened side by side (`snapshots/opened_databases`,
+docs/design/side-by-side-databases.md), and a few range tombstones delete the foreign key groups of each. Databases that
+are small or do not fit are copied into the first database, entry by entry.
 
-A database's foreign keys are deleted, not only hidden: otherwise a later subtask that owns these keys and opens this
-database's snapshot would find keys that their owner has deleted meanwhile.
+Foreign keys are deleted, not only hidden: otherwise a later subtask that owns these keys and opens this database's
+snapshot would find keys that their owner has deleted meanwhile.
 
 Linked, immutable files are files of the incarnation from then on, under their local names. The first checkpoint
 therefore names the stored files again and uploads only new files (`Opened.reusable`), in each of these cases:
@@ -18,7 +18,7 @@ therefore names the stored files again and uploads only new files (`Opened.reusa
 | opened, and narrowed | linked: reusable, with the name of its number now | written anew under the same names: not |
 | copied               | not linked                                       | written anew    |
 
-All files of a narrowed database are reusable: tombstones in a new file hide its foreign key groups.
+All files of a narrowed database are reusable: tombstones in a new file hide the foreign key groups.
 """
 
 import os
@@ -59,7 +59,7 @@ _COPY_SLICE = 2_000
 
 
 class KvBackend(Protocol):
-    """One kind of key-value store, opened empty or with the files of a snapshot.
+    """A kind of key-value store, opened empty or with the files of a snapshot.
 
     `copied_bytes`: up to this size, a database is copied instead of opened side by side.
     """
@@ -83,7 +83,7 @@ class KvBackend(Protocol):
 
 @dataclass(frozen=True)
 class RestoreSite:
-    """Where files may be found and where they go. `directory` belongs to this incarnation of the subtask."""
+    """Sources and destination of a restore's files. `directory` belongs to the subtask's incarnation."""
 
     operator: str
     store: ObjectStore

@@ -30,7 +30,7 @@ from barrier_runtime.state.snapshots.transfer import download, in_parallel
 from barrier_runtime.state.snapshots.verified import describe, download_verified
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
-_WHOLE_BYTES = 128 << 10  # smaller files are fetched in one request
+_WHOLE_BYTES = 128 << 10  # smaller files are fetched whole, in a single request
 _TAIL_BYTES = 8 << 10
 _TAIL_SHARE = 256  # share of a file that is roughly its index
 

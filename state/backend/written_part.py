@@ -61,7 +61,7 @@ class WrittenPart:
         self._kv.write(entries)
 
     def add(self, segment: Segment) -> None:
-        """Adds all entries of one columnar state: a base."""
+        """Adds all entries of a columnar state: a base."""
         self._segments.add(segment)
 
     def inline(self) -> KeyedSnapshot:

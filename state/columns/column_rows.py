@@ -101,7 +101,7 @@ class RemovedKeys:
         self.index.place(keys)  # type: ignore[arg-type]
 
     def add_by_last(self, keys: Ints) -> None:
-        """Adds one or more keys of a table to which keys arrive nearly in the order of their last fields."""
+        """Adds one or more keys of a table whose keys arrive nearly in the order of their last fields."""
         highest = int(keys[-1].max())
         self._highest = max(self._highest, highest) if self._waiting else highest
         self._waiting.append(keys)
@@ -129,7 +129,7 @@ NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
 class ColumnRows:
-    """Rows of one `ColumnTable`. `columns`: name → (numpy dtype, initial value)."""
+    """Rows of a `ColumnTable`. `columns`: name → (numpy dtype, initial value)."""
 
     def __init__(self, columns: Mapping[str, tuple[str, Any]], key_width: int) -> None:
         self.initial = {column: value for column, (_, value) in columns.items()}

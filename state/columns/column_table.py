@@ -4,7 +4,7 @@ For vectorised operators: `row_ids(keys)` once per batch, then plain numpy on `c
 ints, of any number of fields, are held without Python objects (see `keys/row_index`) until a key of another type
 arrives. A freeze copies the dirty rows, which are written in two forms:
 
-    segments   while all entries are in memory: a freeze makes one segment (see `segment`), which a worker writes;
+    segments   while all entries are in memory: a freeze makes a segment (see `segment`), which a worker writes;
                no code runs once per entry
     entries    of the key-value store, one per key (see `stored_rows`), from the first eviction on, because evicted
                entries are looked up one by one; written in slices. With `last_first` the entries are in the order of
@@ -42,7 +42,7 @@ _FEWEST = 1_024  # minimum number of entries in memory
 
 
 class ColumnTable:
-    """A columnar state, made by `KeyedBackend.column_table`; used by one thread."""
+    """A columnar state, made by `KeyedBackend.column_table`; for a single thread."""
 
     most_cache_bytes = sys.maxsize
 

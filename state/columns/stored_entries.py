@@ -148,7 +148,7 @@ _WRITTEN_AT_ONCE = 8_192
 
 
 class StoredEntries:
-    """Stored entries of one table. `written`: format of the rows."""
+    """Stored entries of a table. `written`: format of the rows."""
 
     def __init__(self, shard: Shard, state_id: int, key_width: int, last_first: bool, written: StoredRows) -> None:
         self._shard = shard

@@ -139,7 +139,7 @@ _FORMAT = Format("operator {}: a row of its state", WIDE_VERSION, damaged="resto
 
 
 class StoredRows:
-    """Encodes and decodes the stored rows of one table."""
+    """Encodes and decodes the stored rows of a table."""
 
     def __init__(self, operator: str, state: str, kinds: Mapping[str, str], added: Collection[str]) -> None:
         """`kinds`: name → numpy dtype. `added`: the last of the columns, which older releases lack."""

@@ -110,7 +110,7 @@ def decode_columns(keys: Sequence[bytes], start: int = 0) -> list[list[Any] | In
 
 
 def _encoded_field(values: Sequence[Any]) -> list[bytes]:
-    """Encodes one field of many keys. Equal values, such as a day, are encoded once."""
+    """Encodes the same field of many keys. Equal values, such as a day, are encoded once."""
     kinds = set(map(type, values))
     if kinds == {int}:
         try:

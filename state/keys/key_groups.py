@@ -2,7 +2,7 @@
 
 The hash, documented here and tested by vectors, must never change, because all snapshots depend on the hash.
 
-One field is hashed like this (all arithmetic modulo 2**64):
+A field is hashed like this (all arithmetic modulo 2**64):
 
     None                      NULL_HASH
     bool, int (64 bits)       splitmix64(value)
@@ -41,7 +41,7 @@ _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_UTC = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _MICROSECOND = dt.timedelta(microseconds=1)
-_SMALL_ROWS = 512  # below this, looking strings up one by one beats dictionary-encoding them
+_SMALL_ROWS = 512  # below this, single look-ups of strings are faster than dictionary-encoding
 _FEW_ROWS = 128
 _REMEMBERED_STRINGS = 65_536
 _REMEMBERED_KEYS = 65_536
@@ -62,7 +62,7 @@ def splitmix64(value: int) -> int:
 
 
 def hash_field(value: Any) -> int:
-    """64-bit hash of one key field."""
+    """64-bit hash of a key field."""
     hasher = _HASHERS.get(type(value))
     if hasher is None:
         hasher = _hasher_of_subclass(value)
@@ -212,7 +212,7 @@ def key_groups_of_few(columns: Sequence[list[Any]], kinds: Sequence[int], max_pa
 
 
 def _groups_of_hashes(hashes: U64, max_parallelism: int) -> npt.NDArray[np.uint16]:
-    if max_parallelism & (max_parallelism - 1) == 0:  # a power of two: the same result in one step
+    if max_parallelism & (max_parallelism - 1) == 0:  # a power of two: the same result in a single step
         return (hashes >> _64_MINUS[max_parallelism]).astype(np.uint16) if max_parallelism > 1 else _zeros(len(hashes))
     hashes = hashes >> _32
     hashes *= np.uint64(max_parallelism)

@@ -33,7 +33,7 @@ _decoder = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Stored))
 
 @dataclass(frozen=True)
 class KeyRanges:
-    """Assigns every key to one database: that of the last start at or before the key.
+    """Assigns every key to a database: that of the last start at or before the key.
 
     The first start is empty.
     """

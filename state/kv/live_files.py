@@ -22,7 +22,7 @@ _LAST_OF_FILE = 1  # tag that ends the description of an added file
 
 
 class LiveFiles:
-    """Live files of one MANIFEST, which may be read repeatedly while it grows."""
+    """Live files of a MANIFEST, which may be read repeatedly while it grows."""
 
     def __init__(self) -> None:
         self.numbers: set[int] = set()

@@ -57,7 +57,7 @@ _AT_WORK = ("num-running-flushes", "mem-table-flush-pending", "num-running-compa
 
 
 class SlotMemory:
-    """Memory of one slot: block cache and memtables of all databases, and memory held by operators.
+    """Memory of a slot: block cache and memtables of all databases, and memory held by operators.
 
     Operators hold half of `total_bytes`, in equal parts, once any of them needs memory, such as for open windows. For
     any thread: the chains of a slot are opened concurrently.
@@ -211,7 +211,7 @@ class RocksDbKv:
             self._may_part_filters()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
-        """Writes one tombstone. For few ranges in the life of a database: many of them slow down reads."""
+        """Writes a single tombstone. For few ranges in the life of a database: many of them slow down reads."""
         self._last = None
         try:
             self._db.delete_range(start, end)

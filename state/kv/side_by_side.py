@@ -1,8 +1,8 @@
 """Several databases side by side as one key-value store, each with its own `key_ranges`.
 
-At a restore to fewer slots a subtask's keys come from several snapshots. Their databases are opened side by side, which
-takes equally long whatever their size. While the job runs, the entries of all other databases move into the first, in
-slices (`backend/backend_snapshots`). Then one database is left, and snapshots have their usual form.
+A restore at another parallelism opens such databases; while the job runs, the entries of all others move into the
+first, in slices (docs/design/side-by-side-databases.md). Then one database is left, and snapshots have their usual
+form.
 
 | state   | databases            | files of a checkpoint                      | ends with                  |
 |---------|----------------------|--------------------------------------------|----------------------------|

@@ -72,7 +72,7 @@ class SmallFiles:
 
 
 class _OfProcess:
-    """One process's folder in memory, with a folder per open database."""
+    """A process's folder in memory, with a folder per open database."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

@@ -31,7 +31,7 @@ class LocalCopy:
 
 
 class LocalCopies:
-    """All copies of one slot. `delete_unwanted` deletes the folders of dropped copies.
+    """All copies of a slot. `delete_unwanted` deletes the folders of dropped copies.
 
     `wait` blocks a worker thread until the event is set.
     """

@@ -26,7 +26,7 @@ MOST_BESIDE = 7
 
 @dataclass(frozen=True)
 class StoredDatabase:
-    """One database of one snapshot."""
+    """A database of a snapshot."""
 
     part: RestorePart
     number: int  # in the snapshot

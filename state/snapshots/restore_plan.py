@@ -48,7 +48,7 @@ class RestorePlan:
 def plan_restore(
     operator: str, subtask: int, parallelism: int, max_parallelism: int, restored: Sequence[OperatorSnapshot]
 ) -> RestorePlan:
-    """Plans the restore of one subtask.
+    """Plans the restore of a subtask.
 
     Raises `InvalidJob` for another max_parallelism, `Corrupt` for files that no snapshot contains, `ProtocolViolation`
     for a gap or an overlap of the snapshots.

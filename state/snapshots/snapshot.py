@@ -1,4 +1,4 @@
-"""Snapshot of one operator subtask at one barrier: files, small values and in-flight rows.
+"""Snapshot of an operator subtask at a barrier: files, small values and in-flight rows.
 
 The content of manifests. Pure data (`msgspec` structs, validated on decode, never pickled). A snapshot is enough to
 restore the operator subtask in any process at any later time; nothing else about the subtask is stored.
@@ -32,7 +32,7 @@ def value_format(subject: str, version: int = 1) -> Format:
 
 
 class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Bytes of one snapshot file: `inline`, or `size` bytes from `offset` of the object `key`."""
+    """Bytes of a snapshot file: `inline`, or `size` bytes from `offset` of the object `key`."""
 
     name: str  # local file name, e.g. "000012.sst"; never a path
     size: int  # bytes
@@ -43,7 +43,7 @@ class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False)
 
 
 class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """Description of one state in a snapshot. A program that declares another kind is refused."""
+    """Description of a state in a snapshot. A program that declares another kind is refused."""
 
     kind: str = "value"  # name of a row of `state_kinds`
     key: str = ""  # of a map or broadcast state: type of its keys, such as "str"
@@ -66,7 +66,7 @@ ONE_VALUE = StateDescription()  # per key
 
 
 class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """Keyed state of one operator subtask: files of one key-value store, and the names of its state ids."""
+    """Keyed state of an operator subtask: files of a key-value store, and the names of the state ids."""
 
     backend: str  # "rocksdb" or "memory"
     max_parallelism: int
@@ -93,7 +93,7 @@ class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """The whole state of operator `operator`, subtask `subtask`, at one barrier."""
+    """The whole state of operator `operator`, subtask `subtask`, at a barrier."""
 
     operator: str
     subtask: int
@@ -126,7 +126,7 @@ def without_own(snapshot: OperatorSnapshot) -> OperatorSnapshot:
 
 
 class SnapshotTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Durations and work of one subtask for a checkpoint, in milliseconds."""
+    """Durations and work of a subtask for a checkpoint, in milliseconds."""
 
     start_delay_ms: float = 0.0  # from the trigger to the first barrier
     alignment_ms: float = 0.0

@@ -15,7 +15,7 @@ Layout = Literal["value", "entries", "times", "columns", "copy"]
 
 @dataclass(frozen=True)
 class StateKind:
-    """One kind of keyed state.
+    """A kind of keyed state.
 
     `said`: the kind in messages. `layout`: one value per key, many entries per key, times before keys, numpy columns,
     or a copy in each subtask. `beside`: the column between key and value of the Arrow table. `numbered`: the entries of

@@ -106,7 +106,7 @@ def _tags(before: ValueType, now: ValueType, path: str, tagged: bool) -> Misfit 
 
 
 class _Comparison:
-    """Compares one pair of types. `outer` and `inside` are the enclosing classes, to which "again" refers."""
+    """Compares a pair of types. `outer` and `inside` are the enclosing classes, to which "again" refers."""
 
     def __init__(self, earlier: bool = False) -> None:
         self._seen: set[tuple[int, int]] = set()  # pairs of classes that fit, or are being compared

@@ -60,7 +60,7 @@ class HasMultipart(Protocol):
 
 
 class MultipartUploads:
-    """Uploads below one prefix of one bucket. Blocking, thread-safe.
+    """Uploads below a prefix of a bucket. Blocking, thread-safe.
 
     If other processes may complete the same uploads, keep a single `MultipartUploads`, which counts the checks that
     found nothing.

@@ -1,6 +1,6 @@
 """Builds and checks every object key of a job; no other module builds keys.
 
-Layout of one job below the store's root:
+Layout of a job below the store's root:
 
     <job>/log/<position, 20 digits>.json             a log record; never changes
     <job>/checkpoints/<id>-<token>/manifest.json     written before the decision that names the manifest
@@ -102,7 +102,7 @@ def _number(what: str, value: int) -> int:
 
 @dataclass(frozen=True)
 class Paths:
-    """Keys of one job.
+    """Keys of a job.
 
     >>> Paths("flights").log_record(3)
     'flights/log/00000000000000000003.json'

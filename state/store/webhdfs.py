@@ -388,7 +388,7 @@ def _user() -> str:
 def _exchange(
     node: str, target: str, method: str, body: bytes | BinaryIO = b"", size: int = 0
 ) -> Iterator[http.client.HTTPResponse]:
-    """Sends one request to `node` and yields the answer."""
+    """Sends a request to `node` and yields the answer."""
     connection = http.client.HTTPConnection(node, timeout=_CONNECT_S, blocksize=_CHUNK)
     try:
         try:

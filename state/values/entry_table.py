@@ -113,7 +113,7 @@ class EntryTable(StateTable):
             self.put((*key, True), _gapped(number, start, end))
 
     def get_entry(self, key: Key, entry: Any) -> Any:
-        """The value of one entry, or None."""
+        """The value of an entry, or None."""
         return self.get((*key, False, entry))
 
     def has_entry(self, key: Key, entry: Any) -> bool:
@@ -127,12 +127,12 @@ class EntryTable(StateTable):
         return self._is_stored(whole)
 
     def put_entry(self, key: Key, entry: Any, value: Any) -> None:
-        """Sets the value of one entry; None deletes the entry."""
+        """Sets the value of an entry; None deletes the entry."""
         self._index(key, entry)
         self.put((*key, False, entry), value)
 
     def put_counted(self, key: Key, entry: Any, value: Any) -> None:
-        """Sets the value of one entry, not None, and updates the number of entries.
+        """Sets the value of an entry, not None, and updates the number of entries.
 
         Same result as `has_entry`, `set_number` and `put_entry`, with as few dict look-ups as possible, since each
         hashes the whole key.

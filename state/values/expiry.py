@@ -1,4 +1,4 @@
-"""Time to live of one keyed state: the time stored with each value, and the rules of expiry. Pure.
+"""Time to live of a keyed state: the time stored with each value, and the rules of expiry. Pure.
 
 An entry of a state with TTL is stored as
 
@@ -66,7 +66,7 @@ class StateClock(Protocol):
 
 
 class Expiry:
-    """Expiry of one state's entries. `stored.ms` 0: entries do not expire, and are written without time."""
+    """Expiry of a state's entries. `stored.ms` 0: entries do not expire, and are written without time."""
 
     def __init__(self, stored: StoredTtl, clock: StateClock, tell: Callable[[StoredTtl], None]) -> None:
         """`tell` is called when `since_ms` becomes known."""

@@ -1,6 +1,6 @@
 """Deletes expired, unread entries of an operator's states, in slices between turns of the loop.
 
-A slice reads a few entries of one table, and a pause follows: sweeping a large state takes many turns of the loop,
+A slice reads a few entries of a table, and a pause follows: sweeping a large state takes many turns of the loop,
 whatever the rate of rows, watermarks and checkpoints.
 """
 
@@ -17,7 +17,7 @@ _WORTH_COMPACTING = 1_000  # minimum number of tombstones
 
 
 class ExpirySweep:
-    """Deletes expired entries of one operator's tables, in slices of a millisecond or two with pauses.
+    """Deletes expired entries of an operator's tables, in slices of a millisecond or two with pauses.
 
     `look`, called at each barrier, begins a sweep if there may be expired entries, but not before a pause of nine times
     the duration of the last sweep. Many live entries thus cost a few percent of the loop at most. If all entries have

@@ -1,4 +1,4 @@
-"""One named keyed state of one subtask: a write-back cache of decoded values over the key-value store.
+"""A named keyed state of a subtask: a write-back cache of decoded values over the key-value store.
 
 The current value of a key is in the first of these that has the key:
 

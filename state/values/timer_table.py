@@ -1,25 +1,19 @@
-"""The timers of one operator subtask in the store, in firing order.
+"""The timers of an operator subtask in the store, in firing order (docs/design/timers.md).
 
 Layout, after key group and state id (`kv/shard`), encoded by `keys/key_codec`:
 
     time (ms, an int) · user key  →  01
 
-A scan of a key group thus yields the timers by time and key, and can begin anywhere. The user key alone determines the
-key group, which comes first, so that rescaling treats timers like any other state. There is no second index by key:
-setting, deleting or firing a timer needs time and key, which the caller has. Only a list of one key's timers reads the
-timers of its key group, and rows never need such a list.
+The user key alone determines the key group, so rescaling treats timers like any other state. There is no second index
+by key: setting, deleting or firing a timer needs time and key, which the caller has.
 
 Unwritten timers are in the dicts of `StateTable`, by (time, user key). Nothing is read before a write, since setting a
-timer twice makes one entry. Written timers are not cached, except the stored form of recent user keys (`KnownKeys`): a
-key has many timers. The last timers that were set, and that nobody holds in memory, may be in two lists, `times` and
-`keys`, and are written from there, unless the dicts have a timer of that time and key. Setting other timers leaves the
-lists unchanged, because setting twice is harmless. All other methods first move the lists into the dicts (`_fold`), so
-that the lists never contain a timer that was deleted later.
+timer twice makes one entry, and written timers are not cached. The last timers that were set, and that nobody holds in
+memory, may be in two lists, `times` and `keys`, and are written from there, unless the dicts have a timer of that time
+and key. All methods except those that set timers first move the lists into the dicts (`_fold`), so that the lists never
+contain a timer that was deleted later.
 
-Releases before this layout stored timers like values, by (*user key, time), without a description in snapshots.
-`convert` moves them when the state is opened: once, in bounded memory. See docs/design/timers.md.
-
-`KnownKeys` caches the encoded beginning of recent stored keys: key group and user key. For user keys with many entries,
+`KnownKeys` caches the encoded beginning of recent stored keys, key group and user key. For user keys with many entries,
 encoding costs more than the rest of a write.
 """
 
@@ -41,7 +35,7 @@ _MOST_BYTES = 8 << 20
 
 
 class KnownKeys:
-    """Encoded user keys of one state. `make`: (key group and state id, encoded user key) -> cached value."""
+    """Encoded user keys of a state. `make`: (key group and state id, encoded user key) -> cached value."""
 
     def __init__(self, shard: Shard, state_id: int, key_width: int, make: Callable[[bytes, bytes], Any]) -> None:
         self._shard = shard
@@ -135,7 +129,7 @@ class TimerTable(StateTable):
         return older + [timer for timer, is_set in dirty.items() if is_set]
 
     def behind(self, position: bytes, first: int, last: int, most: int) -> tuple[list[Timer], bytes, int]:
-        """Stored timers of one key group after `position` (see `position_of`), in order.
+        """Stored timers of a key group after `position` (see `position_of`), in order.
 
         The group is `first`, and may have none. Returns up to `most` timers; the position of the last timer if more may
         follow, else empty; and the next key group up to `last` that may have timers, or `last + 1`. One seek skips all
@@ -152,7 +146,7 @@ class TimerTable(StateTable):
         return found, b"", last + 1
 
     def of_key(self, key: Key, from_ms: int) -> list[int]:
-        """Times of the timers of one key, none of which is before `from_ms`.
+        """Times of the timers of a key, none of which is before `from_ms`.
 
         Reads all timers of the key group.
         """
@@ -180,7 +174,7 @@ class TimerTable(StateTable):
                 yield timer, True
 
     def convert(self, older: StateTable) -> None:
-        """Moves the timers of a release before this layout."""
+        """Moves the timers of a release before this layout, stored like values by (*user key, time)."""
         for key, _ in older.scan():
             self.put((key[-1], key[:-1]), True)
             older.delete(key)

@@ -26,7 +26,7 @@ class Undoable(Protocol):
 
 
 class Undo:
-    """The undoable parts of one operator."""
+    """The undoable parts of an operator."""
 
     def __init__(self) -> None:
         self._parts: list[Undoable] = []

@@ -91,7 +91,7 @@ _NOBODY = "nobody"  # signs the request that shows where botocore sends requests
 
 @dataclass(frozen=True)
 class S3Place:
-    """Where botocore sends requests for a bucket.
+    """Destination of botocore's requests for a bucket.
 
     `virtual_host`: the bucket is in the host's name, not in the path. `ca_bundle`: file of certificate authorities,
     from the environment or the profile.

@@ -2,10 +2,9 @@
 
 Also sends the requests that `by_obstore` leaves to boto3.
 
-Credentials come only from boto3's default chain; no secret is ever in our URLs, settings or messages. The endpoint is
-AWS_ENDPOINT_URL or `?endpoint=` of the URL. botocore's own retries are off: a conditional put must reach the store
-once, because a retry could mistake the object of the first attempt for another writer's. All other requests are retried
-here, visibly and within a budget.
+The endpoint is AWS_ENDPOINT_URL or `?endpoint=` of the URL; `aws` finds credentials. botocore's own retries are off: a
+conditional put must reach the store once, because a retry could mistake the object of the first attempt for another
+writer's. All other requests are retried here, visibly and within a budget.
 """
 
 import base64
