@@ -12,7 +12,7 @@ files.
 
 | what happens                           | then                                                                      |
 |----------------------------------------|---------------------------------------------------------------------------|
-| the reader ends                        | it deletes its pin; held deletions follow with the next                 |
+| the reader ends                        | it deletes its pin; deletions that waited are done with the next one      |
 | the reader dies                        | the pin expires; the coordinator deletes the pin                          |
 | the coordinator dies                   | the successor's sweep, which reads pins too, finds the objects            |
 | pins cannot be listed                  | nothing is deleted now                                                    |

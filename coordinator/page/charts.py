@@ -105,7 +105,7 @@ def _edge(source: tuple[int, int, int], target: tuple[int, int, int]) -> Markup:
 
 
 def heat(chain: ChainStatus) -> str:
-    """Returns the class of a box: the main activity of its subtasks in the last ten seconds."""
+    """Returns the class of a box, from its shares of the last ten seconds; blocked hides busy."""
     if (chain.backpressured or 0) >= _WARM:
         return "blocked"
     if (chain.busy or 0) >= _HOT:

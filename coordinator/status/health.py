@@ -8,8 +8,8 @@
 | WAITING_STORE      | a necessary store call keeps failing, a checkpoint has all acks and is not decided, or the    |
 |                    | append of another record, such as that of a new generation, has no answer                     |
 | WAITING_SERVER     | a generation cannot begin because a server that an operator needs does not answer             |
-| WAITING_SINK       | a commit keeps failing, a sink has not committed for the timeout, or so many commits are open |
-|                    | that no more checkpoints are taken                                                            |
+| WAITING_SINK       | a commit keeps failing, a sink that lags has not committed for the timeout, or so many        |
+|                    | commits are open that no more checkpoints are taken                                           |
 | NO_CHECKPOINT      | no checkpoint has completed for the timeout, counted while the job ran                        |
 | WAITING_RESTORE    | the slots have restored for the timeout, and are not done                                     |
 | BLOCKED            | recently a step of the program blocked a slot for seconds                                     |

@@ -93,7 +93,7 @@ def store_rate(history: Sequence[CheckpointStatus], prices: Prices) -> StoreRate
     first = next((each for each in history if each.store is not None), None)
     if first is None or len(known) <= _FEW:
         return None
-    # Requests for the first checkpoint precede the trigger.
+    # Figures of the first checkpoint are older than the span, which begins with its end.
     uses = [each.store for each in known[1:] if each.store is not None]
     span_ms = max(1, known[-1].triggered_ms + known[-1].duration_ms - first.triggered_ms - first.duration_ms)
     count = len(uses)

@@ -299,7 +299,7 @@ class Trigger(Message, frozen=True, omit_defaults=True):  # omitted defaults sui
     triggered_at_ms: int
     aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned without a time limit
     stop: bool = False  # the job stops with this checkpoint: the slot's last figures precede acks and commits
-    pause: bool = False  # sources read nothing after an unaborted checkpoint: the job moves or stops
+    pause: bool = False  # sources read nothing after it unless it aborts: job moves or stops
     overtakes_timers: bool = False  # aligned, but barriers do not wait for many due timers
 
 

@@ -10,7 +10,7 @@ counts, because a manifest lists everything that is not visible yet.
 | busy n  | wanted m > n               | busy n  | (m waits)                                 |
 | busy n  | committed                  | idle    | ReportGlobally(n); CommitAll(m) if m waits |
 | busy n  | failed                     | backoff | ReportFailing, RetryAt                    |
-| backoff | the time has come          | busy m  | CommitAll(newest wish)                    |
+| backoff | the time has come          | busy m  | CommitAll(newest request)                 |
 | any     | wanted n <= done           | same    | ReportGlobally(done)                      |
 """
 

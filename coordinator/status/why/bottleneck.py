@@ -6,7 +6,7 @@ order of the checks:
 | cause         | when                                                                                             |
 |---------------|--------------------------------------------------------------------------------------------------|
 | `server`      | a chain waits half of the time for a server                                                      |
-| `skew`        | a slot is at the limit in a chain, and   the others are far from that                            |
+| `skew`        | a slot is at the limit in a chain, and the others are far from that                              |
 | `starved`     | the slots are at their limit only because they wait for a processor much of their time           |
 | `busy`        | the slots are at their limit: the chain that takes most of their time, or all of them together   |
 | `slow_output` | a chain waits for receivers, and none of them is busy: the last of those that do not wait        |
