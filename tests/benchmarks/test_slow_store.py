@@ -28,7 +28,7 @@ from tests.waiting import until
 
 @pytest.mark.slow
 def test_a_short_cell_has_every_figure_and_its_table(tmp_path: Path, capsys) -> None:
-    short = ["--seconds", "1.5", "--warm-up", "0", "--rate", "1000", "--delay", "3", "--slow-share", "0"]
+    short = ["--seconds", "8", "--warm-up", "0", "--rate", "1000", "--delay", "3", "--slow-share", "0"]
     assert main(["slow-store", "--only", "files, 1 s", *short, "--folder", str(tmp_path)]) == 0
     (cell,) = load(tmp_path / "slow-store/results.json").cells
     assert (cell.cell, cell.tree, cell.error) == ("files, 1 s", "now", "")

@@ -6,7 +6,7 @@ from tests.house.prose import PRONOUNS, counted
 
 # Per 1,000 words: what, one, it, its. Whoever rewrites a folder lowers its row to the numbers that were reached.
 BUDGETS = {
-    "barrier_runtime": (6.0, 10.6, 10.6, 7.9),
+    "barrier_runtime": (0.3, 4.6, 3.2, 5.7),
     "coordinator": (0.4, 2.9, 4.1, 1.5),
     "state": (0.1, 4.9, 1.7, 4.6),
     "tests": (15.3, 13.3, 18.7, 12.1),
