@@ -69,7 +69,7 @@ def _codes(encoded: pa.DictionaryArray) -> npt.NDArray[np.int64]:
 
 
 def extremes(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:
-    """The smallest and the greatest of given numbers."""
+    """The smallest and the greatest of one or more numbers."""
     if len(numbers) <= _FEW:
         few = numbers.tolist()
         return min(few), max(few)

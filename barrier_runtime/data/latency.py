@@ -97,7 +97,7 @@ class LatencyRecorder:
 
 
 class EmitTimes:
-    """Intended emission times of a transaction's rows, in `limit` buckets with their earliest times.
+    """Intended emission times of a transaction's rows: at most `limit` buckets, each with the earliest.
 
     Buckets are about 1 ms wide, and the width doubles if there are too many. The error of a latency is at most one
     bucket, and always on the slow side.

@@ -160,7 +160,7 @@ def cut(text: str) -> str:
     return text if len(text) <= _CUT else text[: _CUT - 1] + "…"
 
 
-references = sys.getrefcount
+references = sys.getrefcount  # only this module depends on the interpreter's counting
 """Number of references to a row: a row that a user's function has not kept needs no copy."""
 
 
