@@ -230,7 +230,7 @@ class _Run:
         return Certificate(self.sink, guarantee, self.scenarios, self.crashes, self.observations, seconds)
 
     def play(self, scenario: Scenario) -> tuple[int, int, int]:
-        """Plays a scenario; returns its first generation's numbers of crash points, lines and file writes.
+        """Plays a scenario; returns the first generation's numbers of crash points, lines and file writes.
 
         Raises `NotCertified`.
         """

@@ -134,7 +134,7 @@ class ConnectedHarness(FunctionHarness):
         return first
 
     def snapshot(self) -> ConnectedHarnessSnapshot:
-        """Completes a checkpoint and returns its snapshot; the harness continues."""
+        """Completes a checkpoint and returns the snapshot; the harness continues."""
         snapshot = ConnectedHarnessSnapshot(self._snapshot(), dict(self._input_rows))
         self._switch()
         return snapshot

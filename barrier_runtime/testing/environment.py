@@ -170,7 +170,7 @@ class Environment:
     def checkpoint(self, process: Process, position: int, rounds: int) -> Iterator[bool]:
         """Runs a barrier, pre-commits and a decision.
 
-        If a pre-commit raises, the checkpoint fails and the next checkpoint covers its rows.
+        If a pre-commit raises, the checkpoint fails and the next checkpoint covers the rows.
         """
         for _ in range(_ATTEMPTS):
             checkpoint, captures = self.barrier(process)

@@ -409,7 +409,7 @@ class KeyedHarness(FunctionHarness):
         return self._taken()
 
     def snapshot(self) -> HarnessSnapshot:
-        """Completes a checkpoint and returns its snapshot; the harness continues.
+        """Completes a checkpoint and returns the snapshot; the harness continues.
 
         Raises `InvalidJob` for state that cannot be written.
         """

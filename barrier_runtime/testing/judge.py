@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Rule = Literal[
-    "lost",  # a decided row is not visible, or never will be: its commit keeps raising
+    "lost",  # a decided row is not visible, or never will be: the commit keeps raising
     "doubled",  # a row is visible more than once
     "undecided visible",  # a row of no decided transaction is visible
     "torn",  # only a part of a transaction or decision is visible

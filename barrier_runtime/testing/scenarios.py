@@ -230,7 +230,7 @@ PLANS: dict[str, tuple[Round, ...]] = {
     "empty": ("half", "empty", "commit"),
 }
 MOST_ROUNDS = 8
-_SECOND_CRASHES = 14  # crash points of the second generation: its recovery and a little more
+_SECOND_CRASHES = 14  # crash points of the second generation: recovery and a little more
 _SUCCESSOR_STEPS = 16
 
 

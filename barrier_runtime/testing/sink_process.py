@@ -338,7 +338,7 @@ class Process:
         )
 
     def drop(self, kill: Callable[[TwoPhaseCommitSink], None] | None) -> None:
-        """Drops the process: nothing calls it any more, and its memory is free."""
+        """Drops the process: nothing calls it any more, and the memory is free."""
         for sink in self.sinks:
             if kill is not None:
                 kill(sink.sink)

@@ -12,7 +12,7 @@ from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.testing.judge import Promise
 
 # commit: rows, a decided checkpoint, commits; late: the same, but commits wait for a later checkpoint; expire: the
-# checkpoint is aborted and the next checkpoint covers its rows; half: only subtask 0 has rows; empty: no rows.
+# checkpoint is aborted and the next checkpoint covers the rows; half: only subtask 0 has rows; empty: no rows.
 Round = Literal["commit", "late", "expire", "half", "empty"]
 
 

@@ -1,4 +1,4 @@
-"""Connection to ClickHouse by its native protocol, and its errors.
+"""Connection to ClickHouse by the native protocol, and errors.
 
 Only this module imports the client.
 """

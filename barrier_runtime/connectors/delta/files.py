@@ -1,4 +1,4 @@
-"""Conversion of rows to the Parquet files of a Delta table: a file per partition, with its log entry.
+"""Conversion of rows to the Parquet files of a Delta table: a file per partition, with the log entry.
 
 Runs off the event loop.
 """

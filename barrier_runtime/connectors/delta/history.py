@@ -80,7 +80,7 @@ class DeltaHistory:
         self._version = 0
         self._table: Any = None  # at a version that was read; None: none yet
         self._sizes: dict[str, int] = {}  # of the table's files, bytes
-        self._listed: tuple[int, dict[str, Any]] = (-1, {})  # version, and its files by path
+        self._listed: tuple[int, dict[str, Any]] = (-1, {})  # version, and files by path
         self.refresh()
 
     def schema(self) -> pa.Schema:

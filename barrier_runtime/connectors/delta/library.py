@@ -54,7 +54,7 @@ def storage_options(url: str) -> dict[str, str] | None:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Returns whether a person must resolve an error of delta-rs or of its store."""
+    """Returns whether a person must resolve an error of delta-rs or of the store."""
     kinds = ("DeltaProtocolError", "SchemaMismatchError")
     return must_be_mended(error) or type(error).__name__ in kinds or says_refused(str(error))
 

@@ -45,7 +45,7 @@ def create_record(fields: Mapping[str, DeltaType], partition_by: Sequence[str], 
 def append_record(
     files: Sequence[DeltaFile], checkpoints: Mapping[str, int], partition_by: Sequence[str], now_ms: int
 ) -> bytes:
-    """Record of an append. `checkpoints` maps each application to its last checkpoint in the commit."""
+    """Record of an append. `checkpoints` maps each application to the last checkpoint in the commit."""
     parameters = {"mode": "Append", "partitionBy": msgspec.json.encode(list(partition_by)).decode()}
     operation = {
         "timestamp": now_ms,

@@ -92,7 +92,7 @@ def check_partition_columns(fields: Mapping[str, DeltaType], partition_by: Seque
 
 
 def check_fits(fields: Mapping[str, DeltaType], table: Sequence[Mapping[str, Any]], where: str, place: str) -> None:
-    """Raises `InvalidJob` unless a table with these fields (as in its log) accepts rows of the sink.
+    """Raises `InvalidJob` unless a table with these fields (as in the log) accepts rows of the sink.
 
     Types must be equal; a column that the rows lack must allow nulls.
     """

@@ -1,7 +1,7 @@
 """Exactly-once rows in a Delta table: a single commit for everything decided since the last commit.
 
 Pre-commit stages whole, hidden Parquet files, which never expire and which a vacuum does not see. The commit gives each
-file its final name in the table's folder, still outside the table. With `commit_every` the global committer does this,
+file the final name in the table's folder, still outside the table. With `commit_every` the global committer does this,
 and joins small files (`delta/joined_files`). The global committer then adds all files to the table's log in one commit,
 with the highest checkpoint as the format's own application transaction. The table itself therefore shows whether the
 commit was made, whoever made it. See `delta/table`.

@@ -48,5 +48,5 @@ class IcebergChanges(IcebergHistory):
 
 
 def _content(task: FileScanTask) -> tuple[str, frozenset[str]]:
-    """Data file and its delete files, which together determine the rows."""
+    """Data file and delete files, which together determine the rows."""
     return task.file.file_path, frozenset(each.file_path for each in task.delete_files)

@@ -131,7 +131,7 @@ class IcebergCompaction:
                 files = joined(table, group, self._owner)
                 made += files
                 self._check_rows(group, files)
-        except FileNotFoundError:  # another writer has replaced a file, and its snapshot has expired
+        except FileNotFoundError:  # another writer has replaced a file, and the snapshot has expired
             self._dropped(table, made)
             return None
         except Exception as error:

@@ -65,14 +65,14 @@ class _KeepingNulls(ArrowProjectionVisitor):  # type: ignore[misc]  # the librar
 def _with_nulls_of(given: pa.Array | None, made: pa.Array | None) -> pa.Array | None:
     if given is None or made is None or given.null_count == made.null_count:
         return made
-    return pc.if_else(given.is_valid(), made, pa.scalar(None, made.type)).cast(made.type)  # with the ids of its fields
+    return pc.if_else(given.is_valid(), made, pa.scalar(None, made.type)).cast(made.type)  # with the ids of the fields
 
 
 pyiceberg.io.pyarrow.ArrowProjectionVisitor = _KeepingNulls  # the library has no option for this
 
 
 def name_of(owner: str) -> uuid.UUID:
-    """UUID for names of data files; its first bytes identify the owner."""
+    """UUID for names of data files; the first bytes identify the owner."""
     return uuid.UUID(bytes=_tag(owner) + os.urandom(16 - _TAG_BYTES))
 
 

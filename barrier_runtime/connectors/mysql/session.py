@@ -14,7 +14,7 @@ _SESSION = (
     # Values that do not fit are refused, never cut or changed; a zero in a column with auto_increment stays zero.
     "set session sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
     "NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', transaction_isolation = 'READ-COMMITTED', "
-    "innodb_lock_wait_timeout = 10, wait_timeout = 60"  # a stalled process holds its locks no longer than this
+    "innodb_lock_wait_timeout = 10, wait_timeout = 60"  # a stalled process holds locks no longer than this
 )
 # MariaDB before 11.1 has another name for transaction_isolation.
 _SESSION_OF_OLDER = _SESSION.replace("transaction_isolation", "tx_isolation")

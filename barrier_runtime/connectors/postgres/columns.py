@@ -209,7 +209,7 @@ def _nested(kind: pa.DataType, column: Column) -> Fit | None:
     if column.element is None or not (types.is_list(kind) or types.is_large_list(kind)):
         return None
     element = kind.value_type.value_type if types.is_dictionary(kind.value_type) else kind.value_type
-    # The modifier of an array, as in numeric(p, s)[], applies to its elements.
+    # The modifier of an array, as in numeric(p, s)[], applies to the elements.
     inner = POSTGRES_COLUMNS.fit(element, replace(column, base=column.element, element=None))
     if inner is None or family_of(element) in _NO_ARRAY_OF:
         return None

@@ -82,7 +82,7 @@ and conkey <@ array(select attnum from pg_attribute where attrelid = %s and attn
 """
 
 
-_TEMPORARY: WeakKeyDictionary[Any, Sequence[str]] = WeakKeyDictionary()  # connection -> columns of its temporary table
+_TEMPORARY: WeakKeyDictionary[Any, Sequence[str]] = WeakKeyDictionary()  # connection -> columns of the temporary table
 
 
 @dataclass(frozen=True)

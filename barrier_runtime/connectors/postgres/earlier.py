@@ -180,7 +180,7 @@ class EarlierCommits:
     def _end(self, statement: str, gid: str, decided: EarlierCommittable | None = None) -> None:
         """Commits or rolls back a prepared transaction. A missing transaction has ended earlier.
 
-        If `decided` is missing without a record of its commit, its rows are lost: raises `Corrupt`.
+        If `decided` is missing without a record of the commit, the rows are lost: raises `Corrupt`.
         """
         sql, errors = load_psycopg().sql, load_psycopg().errors
 

@@ -25,7 +25,7 @@ CONNECTION_DEFAULTS = {
 _SETTINGS = {  # server settings of the sink's sessions; settings unknown to the server are omitted
     "default_transaction_isolation": "read committed",
     "lock_timeout": "10s",
-    "idle_in_transaction_session_timeout": "20s",  # a stalled process holds its locks no longer than this
+    "idle_in_transaction_session_timeout": "20s",  # a stalled process holds locks no longer than this
     "idle_session_timeout": "0",  # a session may wait for the next checkpoint as long as necessary
     "transaction_timeout": "0",  # the dialect's watch is the bound
     "tcp_keepalives_idle": "10s",  # a vanished host leaves no session that holds an advisory lock
@@ -72,7 +72,7 @@ def parameters_of(url: str) -> tuple[dict[str, str], dict[str, str]]:
     texts = {name: str(value) for name, value in given.items()}
     ports = texts.get("port", "").split(",")
     if "://" in url and ("@" in texts.get("dbname", "") or any(port and not port.isdigit() for port in ports)):
-        raise unreadable  # an unescaped slash in a password moves its end into the database name
+        raise unreadable  # an unescaped slash in a password moves the end into the database name
     return (
         {name: value for name, value in texts.items() if name not in SECRETS},
         {name: value for name, value in texts.items() if name in SECRETS},

@@ -37,7 +37,7 @@ from barrier_runtime.state.versioned import VersionedDecoder
 
 COMMITTABLE_VERSION = 2  # version 1 had no uploads and no sizes
 _TAG_DIGITS = 16
-RANDOM_DIGITS = 8  # of an incarnation, after its tags
+RANDOM_DIGITS = 8  # of an incarnation, after the tags
 _STAGED = re.compile(
     r"_staging/(?P<job>[^/]+)/(?P<sink>[^/]+)/(?P<token>\d+)/(?P<subtask>\d+)-(?P<incarnation>[0-9a-f]+)-\d+\.[a-z]+",
     re.ASCII,

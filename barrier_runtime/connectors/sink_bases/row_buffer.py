@@ -14,11 +14,11 @@ import pyarrow as pa
 from barrier_runtime.data.few_rows import FewRows
 
 _Staged = TypeVar("_Staged")
-_BATCH_OVERHEAD = 2_048  # bytes of a RecordBatch besides its values, so that one-row batches count too
+_BATCH_OVERHEAD = 2_048  # bytes of a RecordBatch besides the values, so that one-row batches count too
 _MERGE_BATCHES = 64  # number of small batches that are merged
 _MEASURED_BYTES = 64 << 10
 _MOST_GATHERED = 512  # rows of small batches that become a batch
-_FEW_OVERHEAD = 512  # bytes of a small batch as lists, besides its values
+_FEW_OVERHEAD = 512  # bytes of a small batch as lists, besides the values
 _MERGE_BYTES = 64 << 20  # larger batches need no merging, and 32-bit offsets end at 2 GiB
 
 
@@ -140,7 +140,7 @@ class InOrder(Generic[_Staged]):
     """Buffers of a sink that writes before the commit: rows leave in the order of their arrival.
 
     Early staging of a newer transaction and pre-commit of an older transaction run on different threads. A pre-commit
-    may be late, or absent if its checkpoint is aborted. Every call of `stage` therefore stages all older buffers first.
+    may be late, or absent if the checkpoint is aborted. Every call of `stage` therefore stages all older buffers first.
     """
 
     def __init__(self) -> None:

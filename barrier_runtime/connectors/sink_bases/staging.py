@@ -74,7 +74,7 @@ class Staging:
     def stage(self, data: bytes, rows: int, earliest: int, folder: str = "") -> StagedFile:
         """Makes the bytes durable. `earliest` is the first checkpoint that can close the transaction.
 
-        `folder` is the folder of the final file, with a slash at its end.
+        `folder` is the folder of the final file, with a slash at the end.
         """
         key = self._names.staged(self._next_number())
         self._store.put(key, data)
@@ -82,7 +82,7 @@ class Staging:
         return StagedFile(key, folder, hashlib.sha256(data).hexdigest(), rows, len(data))
 
     def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
-        """Files of a transaction with final names, after its checkpoint is known."""
+        """Files of a transaction with final names, after the checkpoint is known."""
         return tuple(
             msgspec.structs.replace(file, final=self._names.final(checkpoint, number, file.final))
             for number, file in enumerate(files)

@@ -254,7 +254,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
     ) -> Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]:
         """Yields the rows of each transaction, in order.
 
-        The first object of a transaction is read before its token is yielded: while the first object exists, all
+        The first object of a transaction is read before the token is yielded: while the first object exists, all
         objects exist.
         """
         objects = self._read_all([each for entry in entries for each in entry.objects])

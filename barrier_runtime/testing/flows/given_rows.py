@@ -30,7 +30,7 @@ class GivenRows:
     schema: pa.Schema
     tables: tuple[pa.RecordBatch, ...] = field(repr=False)  # per split
     start_ns: int
-    lengths_ns: tuple[int, ...]  # per split: time in which its rows arrive
+    lengths_ns: tuple[int, ...]  # per split: time in which the rows arrive
     batch_rows: int
     exactly_once: bool  # as the flow's own source: sources without replay are refused, as in production
 

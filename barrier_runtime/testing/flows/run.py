@@ -75,7 +75,7 @@ class Flow(Protocol):
 
 @dataclass(frozen=True)
 class FlowUnderTest:
-    """Flow and its inputs.
+    """Flow and inputs.
 
     `make` runs for each simulated process, so closures start fresh, as in production.
     """

@@ -98,7 +98,7 @@ class SlotTask:
 
 @dataclass
 class Program:
-    """Start of the user's program: a run, with a coordinator and its slots."""
+    """Start of the user's program: a run, with coordinator and slots."""
 
     number: int
     spec: JobSpec
@@ -141,7 +141,7 @@ class ClusterOptions:
     first_name: int = 0
     max_drift_ms: int | None = None
     no_cores: float = 0.0  # rate of missing cores for a standby slot
-    begins_us: int = 300  # latest begin of a slot's blocking work: its threads may be busy
+    begins_us: int = 300  # latest begin of a slot's blocking work: threads may be busy
 
 
 class SimCluster:
@@ -214,7 +214,7 @@ class SimCluster:
         """Called before `actor` calls the job's store."""
 
     def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
-        """Called after `actor` has the outcome of its `put_if_absent`."""
+        """Called after `actor` has the outcome of `put_if_absent`."""
 
     def got(self, actor: str, key: str, there: bool | None) -> None:
         """Called after `actor` has the answer of `get`: whether the object exists; None: an error."""
@@ -382,7 +382,7 @@ class SimCluster:
         return found
 
     def _restart_coordinator(self, program: Program) -> None:
-        """Restarts a dead coordinator, as its supervisor does."""
+        """Restarts a dead coordinator, as the supervisor does."""
         for listening in program.listening if self.options.standby else program.listening[:1]:
             served = any(each.process.alive for each in program.coordinators if each.listening is listening)
             if program.active and not served:

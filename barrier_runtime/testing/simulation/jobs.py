@@ -1,7 +1,7 @@
 """Blocking work without threads: jobs are greenlets that may wait in a call while the world continues.
 
 Work that production runs on threads (restore, upload, commit, the coordinator's store calls) runs here as jobs of a
-process. A job begins shortly after its submission, yields wherever it waits (`block`, a store call), and delivers its
+process. A job begins shortly after submission, yields wherever it waits (`block`, a store call), and delivers its
 result on the process's loop. Between two waits a job runs without interruption.
 
 A job of a dead process never continues. A job of a stalled process continues after the stall.
@@ -22,7 +22,7 @@ _FIRST_START_US, LATEST_START_US = 20, 300
 
 
 class BlockingJob(greenlet):  # type: ignore[misc]
-    """Running piece of work. Its parent is the hub, which runs the events."""
+    """Running piece of work. The parent is the hub, which runs the events."""
 
     def __init__(self, process: AnyProcess, work: Callable[[], Any], ended: Callable[[Any, Any], None]) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Pool:
 
 
 class SimWorkers:
-    """`slot.workers.Workers` on simulated threads, with its executors."""
+    """`slot.workers.Workers` on simulated threads, with executors."""
 
     def __init__(self, process: AnyProcess, threads: int = 16, begins_us: int = LATEST_START_US) -> None:
         self._process = process

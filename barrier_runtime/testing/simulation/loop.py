@@ -179,7 +179,7 @@ class Simulation:
 
     @property
     def directory(self) -> Path:
-        """Folder for local files, in memory if possible. The length of its path is constant."""
+        """Folder for local files, in memory if possible. The length of the path is constant."""
         if self._directory is None:
             parent = _MEMORY_FOLDER if _MEMORY_FOLDER.is_dir() else None
             self._directory = Path(tempfile.mkdtemp(prefix="barrier-sim-", dir=parent))
@@ -328,7 +328,7 @@ class SimProcess:
             self.resume()
 
     def _abandon(self) -> None:
-        """Marks the process as dead and keeps everything that could run code at its collection."""
+        """Marks the process as dead and keeps everything that could run code at collection."""
         if self.state is not _DEAD:
             self.state = _DEAD
             self._left = sorted(asyncio.all_tasks(self.loop), key=hash)
@@ -400,7 +400,7 @@ class SimFuture(asyncio.Future):
 class SimLoop(asyncio.AbstractEventLoop):
     """Event loop of a process. Callbacks wait in `_ready`.
 
-    A *turn* runs the callbacks present at its begin, as in asyncio. Turns are events of the simulation.
+    A *turn* runs the callbacks present at the begin, as in asyncio. Turns are events of the simulation.
     """
 
     def __init__(self, process: SimProcess) -> None:
@@ -409,7 +409,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready: deque[SimHandle] = deque()
         self._turn_due = False
         self._numbers = process.number  # counts in steps, so that loops never share a number
-        self._pools: dict[int, tuple[Any, Pool]] = {}  # id(executor) -> executor, its threads
+        self._pools: dict[int, tuple[Any, Pool]] = {}  # id(executor) -> executor, threads
         self._bits = self.simulation.bits
         self._after = self.simulation.after
 

@@ -28,7 +28,7 @@ class SimListening:
     def __init__(self, address: Address, place: str, owner: AnyProcess | None) -> None:
         self.address = address
         self.place = place
-        self.owner = owner  # None: inherited by its servers, and outlives them
+        self.owner = owner  # None: inherited by servers, and outlives them
         self.closed = False
         self.backlog: deque[SimTransport] = deque()
         self.servers: list[SimServer] = []

@@ -61,7 +61,7 @@ class StoreWatcher(Protocol):
         ...
 
     def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
-        """Called after `actor` has the outcome of its `put_if_absent`."""
+        """Called after `actor` has the outcome of `put_if_absent`."""
         ...
 
     def got(self, actor: str, key: str, there: bool | None) -> None:
@@ -172,7 +172,7 @@ class SimStore:
     # ------------------------------------------------------------ requests
 
     def _write(self, operation: str, key: str, effect: Callable[[], Any]) -> Any:
-        """Sends a request that may have its effect without an answer."""
+        """Sends a request that may have an effect without an answer."""
         faults, simulation = self._faults, self._simulation
         if self._strikes("land_late", faults.land_late):
             simulation.jobs.running(operation)

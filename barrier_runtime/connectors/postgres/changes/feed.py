@@ -299,7 +299,7 @@ class ChangeFeed:
             self._ear.recv(4096)
 
     def _tell_server(self, session: LogSession, *, now: bool = False) -> None:
-        """Reports the received position, and the confirmed position, up to which the server may drop its log."""
+        """Reports the received position, and the confirmed position, up to which the server may drop log."""
         if not now and session.told == self._confirmed and time.monotonic() - self._told_at < _TELL_S:
             return
         session.told, self._told_at = self._confirmed, time.monotonic()

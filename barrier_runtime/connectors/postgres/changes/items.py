@@ -8,7 +8,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.postgres.changes.position import ChangePosition
 from barrier_runtime.connectors.postgres.changes.rows import ChangeRow
 
-_ROW_BYTES = 200  # of a row besides its values
+_ROW_BYTES = 200  # of a row besides the values
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Requirements on a PostgreSQL server whose changes are read, and its replication sessions.
 
-A *slot* makes the server keep its log until the source confirms it; a *publication* lists the tables in the log. The
-job creates both at its first start. Later the slot is checked before each use, because a slot that cannot continue at
+A *slot* makes the server keep the log until the source confirms it; a *publication* lists the tables in the log. The
+job creates both at the first start. Later the slot is checked before each use, because a slot that cannot continue at
 the source's position would omit changes:
 
 | the slot ...                              | then                                                              |
@@ -260,7 +260,7 @@ def check_slot(slot: str, state: ReplicationSlot | None, lsn: int, end_of_log: i
 
 
 def identify(connection: Any) -> tuple[str, int]:
-    """Id of the cluster and the end of its log, from a replication session."""
+    """Id of the cluster and the end of the log, from a replication session."""
     system, _, end, _ = connection.execute("IDENTIFY_SYSTEM").fetchone()
     return str(system), parsed_lsn(end)
 

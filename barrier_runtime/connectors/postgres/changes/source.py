@@ -245,7 +245,7 @@ class PostgresChanges:
         make_publication(connection, publication, names, ours=publication == ours, where=self._where)
 
     def _made_slot(self, replication: Any, slot: str) -> tuple[int, str | None]:
-        """Start of the slot's log and the name of its snapshot, None for an existing slot."""
+        """Start of the slot's log and the name of the snapshot, None for an existing slot."""
         if self._given.slot is not None:
             with self._connected(replication=False) as connection:
                 state = look_at_slot(connection, slot)

@@ -57,7 +57,7 @@ def to_compact(
 ) -> list[list[T]]:
     """Returns groups of small files of equal `kind`; each group becomes a file.
 
-    A group is as large as the target, or has many files and at least twice the size of its largest file, so a row is
+    A group is as large as the target, or has many files and at least twice the size of the largest file, so a row is
     rewritten a logarithmic number of times.
     """
     small: dict[Hashable, list[T]] = {}
@@ -157,7 +157,7 @@ class Compactor(Generic[P, W]):
                 self._thread.submit(self._turn)
 
     def close(self) -> None:
-        """Stops a running turn before its next file, without waiting; only the end of the process waits."""
+        """Stops a running turn before the next file, without waiting; only the end of the process waits."""
         with self._lock:
             self._closed.set()
             if self._thread is not None:
