@@ -1,8 +1,7 @@
-"""What goes wrong in one simulated run, and in what kind of job: drawn from the seed before anything runs.
+"""The schedule of a simulated run: kind of job and faults, drawn from the seed before the run.
 
-A schedule is plain data: a list of actions with times and parameters. So a failing one can be printed, replayed, and
-made smaller by leaving actions out (`shrink`). An action names its victim by number; the world takes it modulo what is
-there.
+A schedule is plain data: a list of actions with times and parameters. A failing schedule can be printed, replayed, and
+made smaller by leaving actions out (`shrink`). An action names its victim by a number modulo the existing victims.
 """
 
 import random
@@ -38,28 +37,28 @@ ACTIONS: dict[str, int] = {  # kind -> weight
     "trigger": 4,
     "crash everything": 2,
 }
-AIMED: dict[str, int] = {  # the same for strikes that wait for their moment, so that rare corners are reached
+AIMED: dict[str, int] = {  # strikes that wait for a certain moment, so that rare cases are reached -> weight
     "take over": 3,
     "take over from who deletes": 4,
     "deaf slot": 3,
     "committer outlives its program": 3,
     "rescale behind": 2,
 }
-OF_QUEUES = ("crash with rows in flight",)  # strikes of jobs whose barriers overtake rows
-OF_UPLOADS = ("uploads are slow",)  # of jobs whose checkpoints may take longer than two uploads
+OF_QUEUES = ("crash with rows in flight",)  # strikes only for jobs whose barriers overtake rows
+OF_UPLOADS = ("uploads are slow",)  # only for jobs whose checkpoints may take longer than two uploads
 
 STRIKES_OF_DRAINS = (  # when …
-    "told",  # … one slot hears that its sources end
+    "told",  # … a slot hears that its sources end
     "decided",  # … the last checkpoint is decided
-    "asked",  # … the user wants it
+    "asked",  # … the user requests the drain
     "checkpointing",  # … a checkpoint is under way
 )
 
-_HOW = ("inner", "left", "left", "right", "full", "full", "semi", "anti")  # of joins within bounds
-_TRANSFERS = 80  # of one source: what a run costs is mostly rows
+_HOW = ("inner", "left", "left", "right", "full", "full", "semi", "anti")  # of interval joins
+_TRANSFERS = 80  # of a source; the cost of a run is mostly rows
 _EVENTS = 100
-_TURNS_OF_A_CHECKPOINT = 200  # of a slot's loop, before it may expire
-_CHECKPOINTS = 50  # of a run, before it calms down; more only as far as trouble needs the time
+_TURNS_OF_A_CHECKPOINT = 200  # turns of a slot's loop before a checkpoint may expire
+_CHECKPOINTS = 50  # of a run before the calm; more only if the faults need the time
 _SHORTEST_MS = 3_000
 START_NS = WALL_START_NS + 500_000_000  # when the first record is due
 
@@ -78,7 +77,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Schedule:
-    """One run: the job's shape, its options, and what happens to it."""
+    """A run: shape and options of the job, and its faults."""
 
     seed: int
     parallelism: int
@@ -96,42 +95,44 @@ class Schedule:
     slot_timeout_ms: int
     chaos_ms: int
     rough_network: bool
-    standby: bool  # two daemons with leases from the start; else one coordinator, and others by accident
-    aggregated: bool  # keyed state in columns and segments, not in rows
-    collected: bool  # what is in rows is in lists and maps, not in single values
+    standby: bool  # two daemons with leases from the start; otherwise further coordinators only by accident
+    aggregated: bool  # keyed state is in columns and segments, not in rows
+    collected: bool  # state in rows is in lists and maps, not in single values
     unaligned: bool
     aligned_timeout_ms: int | None
-    turn_ms: int  # that each turn of a slot's loop takes on top: rows wait in its queues and sockets
+    turn_ms: int  # additional time of each turn of a slot's loop: rows wait in queues and sockets
     window_bytes: int  # of a channel
-    conditions_ignored: bool  # the store is one that ignores conditions: the job must be refused
-    burst_ms: int = 1  # records come together, at multiples of it
+    conditions_ignored: bool  # the store ignores conditions: the job must be refused
+    burst_ms: int = 1  # records arrive together at multiples of this time
     batch_rows: int = 8  # at most, of one poll
-    elements_per_step: int = 16  # of a subtask: few of them leave rows in queues, which barriers then overtake
-    rounds: int = 4  # of a pass over the subtasks of a slot, at most; virtual time stands still in a pass, so a slow
-    # machine, where a round alone takes a pass's time, has to be drawn
-    chunk_rows: int = 0  # rows in flight are processed so many at once, and frames are small; 0: as in production
-    encoded_rows: int | None = None  # so many are encoded before the barrier; None: as in production
+    elements_per_step: int = 16  # per turn of a subtask: few elements leave rows in queues, which barriers overtake
+    rounds: int = 4  # at most, per pass over the subtasks of a slot; virtual time stands still in a pass, so a slow
+    # machine, on which a round takes the time of a pass, has to be drawn
+    chunk_rows: int = 0  # rows in flight per turn, with small frames; 0: as in production
+    encoded_rows: int | None = None  # rows encoded before the barrier; None: as in production
     clocks_jump: bool = False  # wall clocks of processes are set now and then
-    target: str = "files"  # of the bank's sink "out"; or topic (Kafka), tokens, upserts (Redis), staged (PostgreSQL)
+    target: str = (
+        "files"  # of the bank's sink "out": files, topic (Kafka), tokens, upserts (Redis), staged (PostgreSQL)
+    )
     queue: bool = False  # the bank's transfers are messages of RabbitMQ
-    twins: bool = False  # two jobs of one name, each with checkpoints of its own, write into one target
-    rolls: bool = False  # files of the sink "out" grow over checkpoints, where its target is files
+    twins: bool = False  # two jobs of the same name, with checkpoints of their own, write into the same target
+    rolls: bool = False  # files of the sink "out" grow over checkpoints
     hang: Hang | None = None  # of a source or sink
-    events: EventTimes | None = None  # the job is one in event time; else it is the bank
-    joined: Joined | None = None  # which joins two streams of events
+    events: EventTimes | None = None  # a job in event time; None: the bank
+    joined: Joined | None = None  # the job in event time joins two streams
     lookups: tuple[bool, bool, int, int] | None = None  # of the bank's legs: see `lookups.Owners`
-    begins_us: int = 300  # within which blocking work begins; late: replies come between a snapshot and its upload
-    held: int | None = None  # entries that each table of columns has in memory; None: as in production
-    at_barriers: bool = False  # its rules become valid behind barriers
-    rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
-    savepoints: tuple[int, ...] = ()  # ms, when one is asked for
-    rescales: tuple[tuple[int, int], ...] = ()  # (ms, parallelism): the running job is to have so many slots
-    replaces: tuple[tuple[int, str], ...] = ()  # (ms, what is wrong with the other program): it is to take over
-    drained_ms: int | None = None  # when the job is asked to drain; it may be started again afterwards
+    begins_us: int = 300  # longest delay of blocking work; a late begin puts replies between a snapshot and its upload
+    held: int | None = None  # entries in memory per table of columns; None: as in production
+    at_barriers: bool = False  # rules become valid after barriers
+    rescaled_every: int = 5  # starts of the program per start at another parallelism
+    savepoints: tuple[int, ...] = ()  # times of requests, ms
+    rescales: tuple[tuple[int, int], ...] = ()  # (ms, parallelism) of requests to rescale the running job
+    replaces: tuple[tuple[int, str], ...] = ()  # (ms, fault of the new program) of requests to replace
+    drained_ms: int | None = None  # time of the drain; the job may be started again afterwards
     drain_struck: tuple[str, ...] = ()  # of STRIKES_OF_DRAINS
-    stopped_ms: int | None = None  # when it is asked to stop, in the middle of all trouble
-    last_savepoint: bool = False  # what is stopped is stopped with a savepoint
-    sweeps: tuple[int, int] | None = None  # ms between them, and how old an orphan must be; None: as in production
+    stopped_ms: int | None = None  # time of a stop, amid all faults
+    last_savepoint: bool = False  # the stop takes a savepoint
+    sweeps: tuple[int, int] | None = None  # ms between sweeps, and minimum age of an orphan; None: as in production
     actions: tuple[Action, ...] = field(default=())
 
     @property
@@ -158,7 +159,7 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """Each part has a generator of its own, so that a new one changes nothing about the others."""
+    """Draws the schedule of a seed. Each part has its own generator, so a new part changes no other part."""
     schedule = _bounded(_timely(_draw_open_checkpoints(_draw_corners(_draw_kind(seed)))))
     parts = (
         _draw_savepoints,
@@ -180,7 +181,7 @@ def draw(seed: int) -> Schedule:
 
 
 def _draw_memory(schedule: Schedule) -> Schedule:
-    """In some jobs most of what tables of columns hold does not fit in memory."""
+    """In some jobs most entries of tables of columns do not fit in memory."""
     rng = random.Random(f"memory {schedule.seed}")
     if rng.random() > 0.4:
         return schedule
@@ -188,8 +189,9 @@ def _draw_memory(schedule: Schedule) -> Schedule:
 
 
 def _draw_overtaken(schedule: Schedule) -> Schedule:
-    """In half of the bank's jobs whose barriers overtake rows, batches of several rows wait everywhere, and slots crash
-    just when a checkpoint holds some: the next generation cuts these batches into pieces."""
+    """In half of the bank's jobs with overtaking barriers, batches of several rows wait everywhere.
+
+    Slots crash just when a checkpoint holds such batches: the next generation cuts the batches into chunks."""
     rng = random.Random(f"overtaken {schedule.seed}")
     if schedule.story != "bank" or not schedule.unaligned or schedule.conditions_ignored or rng.random() > 0.5:
         return schedule
@@ -214,7 +216,7 @@ def _draw_overtaken(schedule: Schedule) -> Schedule:
 
 
 def _draw_encoding(schedule: Schedule) -> Schedule:
-    """In some of the bank's jobs rows of files are encoded while they arrive: a few are enough."""
+    """Some of the bank's jobs encode rows of files on arrival, from a few rows on."""
     rng = random.Random(f"encoding {schedule.seed}")
     if schedule.story not in ("bank", "twins") or schedule.rolls or rng.random() > 0.4:
         return schedule
@@ -222,7 +224,7 @@ def _draw_encoding(schedule: Schedule) -> Schedule:
 
 
 def _draw_slow_uploads(schedule: Schedule) -> Schedule:
-    """In some of the bank's jobs staging of rows takes longer than the interval, and the checkpoints complete."""
+    """In some of the bank's jobs staging takes longer than the checkpoint interval, and checkpoints complete."""
     rng = random.Random(f"slow uploads {schedule.seed}")
     ends = schedule.timeout_ms < 10_000 or schedule.conditions_ignored
     if schedule.story != "bank" or schedule.rolls or ends or rng.random() > 0.4:
@@ -234,8 +236,9 @@ def _draw_slow_uploads(schedule: Schedule) -> Schedule:
 
 
 def _draw_moved_files(schedule: Schedule) -> Schedule:
-    """Some of the bank's jobs with files that grow are rescaled several times: rows of open files move, and newer rows
-    of their keys may come to another subtask."""
+    """Some of the bank's jobs with growing files are rescaled several times.
+
+    Rows of open files move, and newer rows of their keys may go to another subtask."""
     rng = random.Random(f"moved files {schedule.seed}")
     if schedule.story != "bank" or not schedule.rolls or schedule.conditions_ignored or rng.random() > 0.4:
         return schedule
@@ -253,7 +256,7 @@ def _draw_moved_files(schedule: Schedule) -> Schedule:
 
 
 def _draw_wall_clocks(schedule: Schedule) -> Schedule:
-    """Most jobs with windows by the wall clock are rescaled, and the clocks of their hosts differ."""
+    """Rescales most jobs with windows by the wall clock, with different clocks on their hosts."""
     rng = random.Random(f"wall clocks {schedule.seed}")
     if schedule.graph != WALL_WINDOWS or schedule.events is None or rng.random() > 0.7:
         return schedule
@@ -273,7 +276,7 @@ def _draw_wall_clocks(schedule: Schedule) -> Schedule:
 
 
 def _draw_drift(schedule: Schedule) -> Schedule:
-    """In some jobs in event time splits wait for slower ones: one pauses for a while, from the start or later."""
+    """In some jobs in event time splits wait for a slower split, which pauses from the start or later."""
     rng, events = random.Random(f"drift {schedule.seed}"), schedule.events
     if events is None or events.splits < 2 or not events.bounded or rng.random() > 0.4:
         return schedule
@@ -284,8 +287,9 @@ def _draw_drift(schedule: Schedule) -> Schedule:
 
 
 def _draw_draining(schedule: Schedule) -> Schedule:
-    """Of jobs that would not end by themselves: what they had read then is all out, and windows fire, whatever happens
-    in between. Most are struck just then; some want a savepoint."""
+    """Drains some unbounded jobs: all rows read so far must be visible and windows must fire, despite faults.
+
+    Most jobs are struck during the drain; some drains take a savepoint."""
     rng = random.Random(f"draining {schedule.seed}")
     ends = schedule.bounded or schedule.queue or schedule.twins or schedule.hang is not None
     if schedule.conditions_ignored or ends or rng.random() > 0.5:
@@ -296,8 +300,7 @@ def _draw_draining(schedule: Schedule) -> Schedule:
 
 
 def _draw_stop(schedule: Schedule) -> Schedule:
-    """Of jobs that would not end by themselves, half are stopped with a savepoint; some of these are while there is
-    trouble."""
+    """Stops half of the unbounded jobs with a savepoint, some of them amid faults."""
     rng = random.Random(f"stop {schedule.seed}")
     ends = schedule.bounded or schedule.drained_ms is not None or schedule.twins or schedule.hang is not None
     if schedule.queue or schedule.conditions_ignored or ends or rng.random() > 0.5:
@@ -307,7 +310,7 @@ def _draw_stop(schedule: Schedule) -> Schedule:
 
 
 def _draw_savepoints(schedule: Schedule) -> Schedule:
-    """Of every third job of the bank."""
+    """Requests savepoints of every third job of the bank."""
     rng = random.Random(f"savepoints {schedule.seed}")
     if schedule.events is not None or schedule.queue or schedule.conditions_ignored or rng.random() > 0.35:
         return schedule
@@ -316,7 +319,7 @@ def _draw_savepoints(schedule: Schedule) -> Schedule:
 
 
 def _draw_rescales(schedule: Schedule) -> Schedule:
-    """Of every third job."""
+    """Rescales every third job while it runs."""
     rng = random.Random(f"rescales {schedule.seed}")
     if schedule.conditions_ignored or rng.random() > 0.35:
         return schedule
@@ -325,7 +328,7 @@ def _draw_rescales(schedule: Schedule) -> Schedule:
 
 
 def _draw_replaces(schedule: Schedule) -> Schedule:
-    """Of every third job, with or without rescales."""
+    """Replaces the program of every third job, with or without rescales."""
     rng = random.Random(f"replaces {schedule.seed}")
     if schedule.conditions_ignored or rng.random() > 0.35:
         return schedule
@@ -335,16 +338,18 @@ def _draw_replaces(schedule: Schedule) -> Schedule:
 
 
 def _timely(schedule: Schedule) -> Schedule:
-    """Rows and timers that an aligned barrier waits for get through in the checkpoint's time, however slow the loops
-    are. If not, every generation would end as the one before, with nothing gained."""
+    """Gives aligned checkpoints enough time for the rows and timers before their barriers, however slow loops are.
+
+    Otherwise every generation would end like the previous generation, without progress."""
     events = schedule.events
     turns = _TURNS_OF_A_CHECKPOINT + (0 if events is None else events.count * events.decoys)
     return replace(schedule, timeout_ms=max(schedule.timeout_ms, turns * schedule.turn_ms))
 
 
 def _bounded(schedule: Schedule) -> Schedule:
-    """Half of what a run costs is checkpoints, and the hundredth of a run finds no more than the fortieth: many of them
-    make a run shorter, with all its trouble in that time."""
+    """Shortens runs with many checkpoints and puts all faults into the shorter time.
+
+    Checkpoints are half of the cost of a run, and the hundredth checkpoint finds no more than the fortieth."""
     chaos_ms = min(schedule.chaos_ms, max(_SHORTEST_MS, _CHECKPOINTS * schedule.interval_ms))
     if chaos_ms == schedule.chaos_ms:
         return schedule
@@ -425,7 +430,7 @@ _TWINS, _HANGING = 0.67, 0.71
 
 
 def _draw_target(schedule: Schedule, target: str) -> Schedule:
-    """The target is hard to reach more often: commits fall behind, and a successor finds many of them."""
+    """Makes the target unreachable more often: commits fall behind, and a successor finds many pending commits."""
     rng = random.Random(f"target {schedule.seed}")
     troubles = tuple(
         Action(
@@ -442,7 +447,7 @@ def _draw_target(schedule: Schedule, target: str) -> Schedule:
 
 
 def _draw_troubled(schedule: Schedule) -> Schedule:
-    """While the server is hard to reach, some are replaced: what they sent lands beside their successors'."""
+    """Strikes processes while the server is unreachable: requests of zombies and successors arrive together."""
     rng = random.Random(f"troubled {schedule.seed}")
     actions = list(schedule.actions)
     for _ in range(rng.randint(1, 3)):
@@ -455,8 +460,9 @@ def _draw_troubled(schedule: Schedule) -> Schedule:
 
 
 def _draw_sides(schedule: Schedule) -> Schedule:
-    """Some jobs of the bank have side outputs. What of them is in flight is not told from other rows in flight, so they
-    go by key only where no row is."""
+    """Some jobs of the bank have side outputs.
+
+    Rows of side outputs in flight look like other rows in flight, so they go by key only in jobs without such rows."""
     rng = random.Random(f"sides {schedule.seed}")
     if rng.random() > 0.45:
         return _draw_rules(schedule)
@@ -465,7 +471,7 @@ def _draw_sides(schedule: Schedule) -> Schedule:
 
 
 def _draw_rules(schedule: Schedule) -> Schedule:
-    """Some have rules that every subtask has a copy of; most of them are started again at another parallelism."""
+    """Some jobs have rules that every subtask copies; most of these restart at another parallelism."""
     rng = random.Random(f"rules {schedule.seed}")
     if rng.random() > 0.3:
         return schedule
@@ -481,7 +487,7 @@ def _draw_rules(schedule: Schedule) -> Schedule:
 
 
 def _draw_lookups(schedule: Schedule) -> Schedule:
-    """Legs are looked up before they are counted. A job that is stopped leaves some in flight, so the source ends."""
+    """Looks legs up before counting. A stopped job would leave some legs in flight, so the source ends."""
     rng = random.Random(f"lookups {schedule.seed}")
     if schedule.graph in (*SIDE_GRAPHS, RULED) or not schedule.bounded or rng.random() > 0.4:
         return schedule
@@ -491,7 +497,7 @@ def _draw_lookups(schedule: Schedule) -> Schedule:
 
 
 def _draw_twins(schedule: Schedule) -> Schedule:
-    """Each of the two is started again while what the other has decided is not visible yet. Two jobs: half the rows."""
+    """Restarts each twin while decided rows of the other are not yet visible. Each job has half the rows."""
     rng = random.Random(f"twins {schedule.seed}")
     restarts = [
         Action(rng.randrange(500, schedule.chaos_ms), rng.choice(("restart program", "crash slot")), 0, 50, variant)
@@ -510,7 +516,7 @@ def _draw_twins(schedule: Schedule) -> Schedule:
 
 
 def _draw_hang(schedule: Schedule) -> Schedule:
-    """From the start, or of whoever opens it again later; mostly for longer than anything else takes."""
+    """A source or sink hangs from the start or when it is opened again, mostly longer than anything else takes."""
     rng = random.Random(f"hang {schedule.seed}")
     from_ms = rng.choice((0, 0, rng.randrange(schedule.chaos_ms)))
     until_ms = from_ms + rng.choice((8_000, 20_000, 40_000, 90_000))
@@ -523,7 +529,7 @@ def _draw_hang(schedule: Schedule) -> Schedule:
 
 
 def _draw_queues(schedule: Schedule) -> Schedule:
-    """Rows that come faster than they are processed, for a while: barriers overtake them."""
+    """Rows arrive faster than slots process them, for a while: barriers overtake rows."""
     rng = random.Random(f"queues {schedule.seed}")
     burst_ms = rng.choice((1, 300, 300, 800))
     return replace(
@@ -604,13 +610,13 @@ def _draw_events(schedule: Schedule) -> Schedule:
 
 
 def _out_of_order(times: EventTimes) -> EventTimes:
-    """Several events of a key come within a TTL, and in another order than that of their times."""
+    """Several events of a key arrive within a TTL, and not in the order of their times."""
     ttl_ms = times.period_ms * 12
     return replace(times, gap_ms=ttl_ms, bound_ms=times.period_ms, disorder_ms=ttl_ms // 2)
 
 
 def _draw_joins(schedule: Schedule) -> Schedule:
-    """Some join two streams of events, so half of the splits are one side's; they are rescaled more often."""
+    """Some jobs join two streams, with half of the splits per side; these jobs are rescaled more often."""
     assert schedule.events is not None
     rng = random.Random(f"joins {schedule.seed}")
     if rng.random() > 0.35:
@@ -649,7 +655,7 @@ def _draw_joins(schedule: Schedule) -> Schedule:
 
 
 def _draw_corners(schedule: Schedule) -> Schedule:
-    """Strikes that are aimed, on top of the others, and options under which they matter."""
+    """Adds aimed strikes to the other actions, with options under which they matter."""
     rng = random.Random(f"corners {schedule.seed}")
     if rng.random() < 0.3:
         schedule = replace(schedule, sweeps=(rng.choice((300, 2_000)), rng.choice((0, 1_000))))
@@ -679,7 +685,7 @@ def _draw_corners(schedule: Schedule) -> Schedule:
 
 
 def _draw_open_checkpoints(schedule: Schedule) -> Schedule:
-    """In some jobs checkpoints stay open while others are dropped, and what nobody needs is looked for after each."""
+    """In some jobs checkpoints stay open while others are dropped, and a sweep follows each checkpoint."""
     rng = random.Random(f"open checkpoints {schedule.seed}")
     if (
         schedule.unaligned
@@ -703,8 +709,7 @@ def _draw_open_checkpoints(schedule: Schedule) -> Schedule:
 
 
 def _with_an_ended_source(schedule: Schedule, splits: int, parallelism: int) -> Schedule:
-    """Some slot has no split, and nothing else goes wrong in the first seconds, in which barriers come to it through
-    channels alone."""
+    """Leaves a slot without split, without other faults in the first seconds: barriers reach it only by channels."""
     later = tuple(action for action in schedule.actions if action.at_ms > 2_000)
     return replace(
         schedule,
@@ -719,13 +724,13 @@ def _with_an_ended_source(schedule: Schedule, splits: int, parallelism: int) -> 
 
 
 def _rescaled_behind(schedule: Schedule) -> Schedule:
-    """Of the key groups of one subtask some are ahead of the others, and rows come that are late for those alone."""
+    """Some key groups of a subtask are ahead of others, and rows arrive that are late only for those ahead."""
     assert schedule.events is not None
     rng = random.Random(f"behind {schedule.seed}")
     period_ms, count = 50, _EVENTS
     events = replace(
         schedule.events,
-        splits=2,  # half of the slots have no source, and hold back nobody when they fall behind
+        splits=2,  # half of the slots have no source and delay no other slot when they fall behind
         period_ms=period_ms,
         count=count,
         bounded=False,
@@ -757,17 +762,16 @@ def _rescaled_behind(schedule: Schedule) -> Schedule:
 
 
 def _overlapping(schedule: Schedule) -> Schedule:
-    """Checkpoints take longer than the time between them, and only the newest is kept: what is dropped may be needed by
-    those under way."""
-    if schedule.unaligned:  # one at a time
+    """Checkpoints overlap and only the newest is kept: open checkpoints may need files of dropped ones."""
+    if schedule.unaligned:  # unaligned checkpoints never overlap
         return schedule
     return replace(schedule, max_concurrent=3, retained=1, interval_ms=50, min_pause_ms=0, turn_ms=5)
 
 
 def _actions(rng: random.Random, chaos_ms: int) -> tuple[Action, ...]:
-    """Some runs are calm, some are stormy; strikes come alone and in bursts."""
+    """Draws calm and stormy runs; strikes come alone and in bursts."""
     kinds, weights = list(ACTIONS), list(ACTIONS.values())
-    if rng.random() < 0.4:  # a run with few kinds of trouble reaches further into each
+    if rng.random() < 0.4:  # a run with few kinds of faults covers each kind better
         kinds = rng.sample(kinds, rng.randint(1, 4))
         weights = [ACTIONS[kind] for kind in kinds]
     times: list[int] = []
@@ -789,7 +793,7 @@ def _actions(rng: random.Random, chaos_ms: int) -> tuple[Action, ...]:
 
 
 def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
-    """The schedule with every action left out that is not needed for it to fail (delta debugging, halves first)."""
+    """Returns the schedule without the actions that its failure does not need (delta debugging, halves first)."""
     size = max(1, len(schedule.actions) // 2)
     while schedule.actions:
         smaller = False

@@ -1,9 +1,9 @@
-"""One simulated run from its seed: a program on a cluster, what goes wrong with it, and the judges that watch.
+"""A simulated run from its seed: a program on a cluster, its faults, and the checkers that watch.
 
-The world plays what is not ours: Spark (starts a task again when its process is gone, kills one when the driver asks),
-the supervisor of the embedded coordinator, the user who starts the program again, and readers of the target.
-Everything between (slots, channels, coordinators, sinks, log) is the production code, on simulated loops, sockets,
-threads and stores. See `schedule` for what may happen, `checkers` for what may never be seen.
+The world plays everything around the product: Spark, which restarts tasks whose process is gone and kills tasks at the
+driver's request; the supervisor of the embedded coordinator; the user who restarts the program; readers of the target.
+Slots, channels, coordinators, sinks and log are the production code, on simulated loops, sockets, threads and stores.
+See `schedule` for the faults and `checkers` for the invariants.
 """
 
 import contextlib
@@ -109,16 +109,16 @@ from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
 from barrier_runtime.testing.simulation.store import StoreFaults
 
 JOB = "bank"
-_BEHIND_TURN_US = 300_000  # a turn of a slot that falls behind: rows and watermarks come faster
-_BEHIND_US = 4_000_000  # how long it does
-_APART_MS = 250  # event time of a slot that fell behind from that of the others
+_BEHIND_TURN_US = 300_000  # time of a turn of a slot that falls behind: rows and watermarks arrive faster
+_BEHIND_US = 4_000_000  # how long the slot falls behind
+_APART_MS = 250  # lag of the event time of a slot that fell behind
 _LONGEST_HANG_S = 200.0
-_NAMES_OF_ONE = 5_000  # of its processes, at most
+_NAMES_OF_ONE = 5_000  # number of the first process of the second of two jobs
 HOUR_NS = 3_600_000_000_000
-HEALED_WITHIN_S = 90.0  # liveness: after the last trouble a new checkpoint is complete and committed
-FINISHED_WITHIN_S = 120.0  # … and a bounded job has ended
-_SAVEPOINTS_EVERY_S = 5.0  # where only a savepoint makes rows visible
-TROUBLE_OF_THE_STORE = {  # rates of one burst, by variant
+HEALED_WITHIN_S = 90.0  # liveness: time from the last fault to a new committed checkpoint
+FINISHED_WITHIN_S = 120.0  # … and to the end of a bounded job
+_SAVEPOINTS_EVERY_S = 5.0  # if only savepoints make rows visible
+TROUBLE_OF_THE_STORE = {  # rates of a burst, by variant
     0: {"fail_before": 0.3},
     1: {"apply_then_fail": 0.3},
     2: {"land_late": 0.2},
@@ -131,7 +131,7 @@ TROUBLE_OF_THE_STORE = {  # rates of one burst, by variant
 
 
 class World(SimCluster):
-    """One job and all around it. `beside`: of two jobs with one target, the world of the other one."""
+    """A job and its environment. `beside`: the world of the other job that writes into the same target."""
 
     def __init__(self, schedule: Schedule, beside: "World | None" = None) -> None:
         self.schedule = schedule
@@ -156,13 +156,15 @@ class World(SimCluster):
         self.recoveries = 0
         self.actions_done = 0
         self._calm = False
-        self._busy_until_us = 0  # of troubles that end by themselves
+        self._busy_until_us = 0  # end of faults that end by themselves
         self._sink_trouble_until_us = 0
         self._when_deleting: Action | None = None  # aimed at the next coordinator that drops a checkpoint
-        self._when_apart: tuple[Program, int] | None = None  # starts again so, from a checkpoint of unlike event times
+        self._when_apart: tuple[Program, int] | None = (
+            None  # restarts at this parallelism, from a checkpoint with different event times
+        )
         self._when_in_flight: list[Action] = []  # aimed at the next checkpoints with a batch of several rows in flight
         self._named_files: dict[str, bytes] = {}
-        self._staged_by: dict[str, World] = {}  # file of the target -> of two jobs, the one that made it
+        self._staged_by: dict[str, World] = {}  # file of the target -> world of the job that staged the file
         self.facts = Facts(self.paths)
         self.target = WatchedStore("target", self.now_ms, self._target_wrote, self._target_dropped)
         self.store_faults.ignore_conditions = schedule.conditions_ignored
@@ -199,13 +201,13 @@ class World(SimCluster):
             make(self.facts, self.workload, self._wrong)
             for make in (*kinds, *MOVE_CHECKERS, *ZOMBIE_CHECKERS, *START_CHECKERS)
         ]
-        self._wishes: list[SavepointRequest] = []  # for savepoints
+        self._wishes: list[SavepointRequest] = []  # requested savepoints
         self._drain_struck: set[str] = set()
-        self._last_wish: SavepointRequest | None = None  # for one to stop with
+        self._last_wish: SavepointRequest | None = None  # requested savepoint of a stop
         self._stalls = StallsAtMoves(schedule, self.sim)
         self._late_commits = LateCommits(schedule, self.sim, self.facts, self._wrong, self._note)
         self._steps = HearsInSteps(self.sim, self._hears_now, self._hold_up_another, self._note)
-        self._rescales = 0  # that were asked for; replaces, too
+        self._rescales = 0  # number of requested rescales and replaces
         self._starts = next(each for each in self.checkers if isinstance(each, NewSlotsStart))
         self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}
         if beside is not None:
@@ -262,7 +264,7 @@ class World(SimCluster):
     # ------------------------------------------------------------ the run
 
     def run(self) -> None:
-        """Everything; afterwards `violations` says what was wrong."""
+        """Runs everything and collects `violations`."""
         BACKENDS["lsm"] = LsmBackend(lambda: self.sim.chance(0.2))
         tuned = patch.object(subtask_module, "_ELEMENTS_PER_STEP", self.schedule.elements_per_step)
         slices = patch.object(timers_module, "_SLICE_TIMERS", self.schedule.elements_per_step)
@@ -339,8 +341,7 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _few_timers(self) -> Iterator[None]:
-        """In most runs memory holds as few as can be of the timers that are in the store, and one fires at a time; of
-        windows, too."""
+        """In most runs memory holds as few stored timers and windows as possible, and a turn fires a single timer."""
         if random.Random(f"timers {self.schedule.seed}").random() < 0.3:
             yield
             return
@@ -357,7 +358,7 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _slow_merging(self) -> Iterator[None]:
-        """Databases side by side become one entry by entry, so that checkpoints meet them in the middle of it."""
+        """Side-by-side databases merge entry by entry, so that checkpoints happen during merges."""
         pause_s = random.Random(f"merging {self.schedule.seed}").choice([0.01, 0.1, 0.3])
         with (
             patch.object(backend_snapshots, "_AT_ONCE", 1),
@@ -368,7 +369,7 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _few_entries(self) -> Iterator[None]:
-        """What leaves memory, and is read, deleted or written at once, is of single entries."""
+        """Evicts, reads, deletes and writes entries singly."""
         if self.schedule.held is None:
             yield
             return
@@ -385,7 +386,7 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _small_chunks(self) -> Iterator[None]:
-        """What cuts large batches cuts those of a few rows."""
+        """Cuts even small batches into chunks."""
         if not self.schedule.chunk_rows:
             yield
             return
@@ -395,7 +396,7 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _early_encoding(self) -> Iterator[None]:
-        """Rows of a file become chunks, although they are few."""
+        """Encodes rows of a file into chunks although the rows are few."""
         if self.schedule.encoded_rows is None:
             yield
             return
@@ -404,7 +405,7 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _packing(self) -> Iterator[None]:
-        """In half of all runs sinks pack the transactions that they list, although they are few."""
+        """In half of all runs sinks pack the list of pending transactions although the list is short."""
         if random.Random(f"packing {self.schedule.seed}").random() < 0.5:
             yield
             return
@@ -413,7 +414,7 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _manifests(self) -> Iterator[None]:
-        """In a third of all runs each manifest is an object of its own, as those of large jobs are."""
+        """In a third of all runs each manifest is an object of its own, as in large jobs."""
         if random.Random(f"manifests {self.schedule.seed}").random() > 0.35:
             yield
             return
@@ -422,7 +423,7 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _sweeps(self) -> Iterator[None]:
-        """Orphans are looked for often, and deleted young: a run is shorter than the age of production's."""
+        """Sweeps often and deletes young orphans: a run is shorter than the minimum age in production."""
         if self.schedule.sweeps is None:
             yield
             return
@@ -454,7 +455,7 @@ class World(SimCluster):
         return True
 
     def _until_shown(self, condition: Callable[[], bool]) -> bool:
-        """Wait for rows that are to be visible. If their commits are held back for ever, savepoints bring them."""
+        """Waits for visible rows. If commits are delayed forever, savepoints make rows visible."""
         if not self._late_commits.held_for_ever:
             return self._until(condition, HEALED_WITHIN_S)
         for _ in range(int(HEALED_WITHIN_S / _SAVEPOINTS_EVERY_S)):
@@ -464,7 +465,7 @@ class World(SimCluster):
         return False
 
     def _calm_down(self) -> None:
-        """The trouble ends: nothing fails any more, who stands still goes on or is gone, a program runs."""
+        """Ends all faults: stalled processes continue or end, and a program runs."""
         self._calm = True
         if self.hanging is not None:
             self.hanging.calm = True
@@ -479,7 +480,7 @@ class World(SimCluster):
             self._start_program(self.schedule.parallelism)
 
     def _expect_progress(self) -> None:
-        """Liveness: some checkpoint that completes from now on is visible before long (or the job ends)."""
+        """Liveness: a checkpoint that completes from now on becomes visible soon, or the job ends."""
         position = len(self.facts.records)
 
         def progressed() -> bool:
@@ -493,7 +494,7 @@ class World(SimCluster):
             self._wrong("Liveness", what)
 
     def _expect_event_time(self) -> None:
-        """Liveness: what happens from now on is seen before long, whatever splits are silent (or the job ends)."""
+        """Liveness: event time passes the present time soon, whatever splits are silent, or the job ends."""
         judge = next((each for each in self.checkers if isinstance(each, WatermarksMove)), None)
         if self.violations or judge is None or self.schedule.bounded or not self.workload.shows_event_time:
             return
@@ -503,7 +504,7 @@ class World(SimCluster):
             judge.judge(now_ms, HEALED_WITHIN_S, self._state())
 
     def _expect_wall_timers(self) -> None:
-        """Liveness: they fire, and windows are told, without anything else happening."""
+        """Liveness: wall-clock timers fire and windows are emitted without any other event."""
         kinds = (WallTimersFireOnce, WholeWallWindows)
         judge = next((each for each in self.checkers if isinstance(each, kinds) and each.is_shown), None)
         if self.violations or judge is None or self.schedule.bounded or self.schedule.clocks_jump:
@@ -514,7 +515,7 @@ class World(SimCluster):
             judge.judge(now_ms, HEALED_WITHIN_S, self._state())
 
     def _expect_messages(self) -> None:
-        """Liveness, and no early acknowledgement: each message that was published comes out, also again given ones."""
+        """Liveness without early acknowledgements: each published message becomes visible, also after redelivery."""
         if self.violations or not self.schedule.queue:
             return
         judge = next(each for each in self.checkers if isinstance(each, MessagesOnce))
@@ -530,7 +531,7 @@ class World(SimCluster):
             if not self.violations:
                 self._wrong("Liveness", f"the job did not end within {FINISHED_WITHIN_S} s of calm: {self._state()}")
             return
-        self._until(lambda: False, 2.0)  # zombies may still want to say something
+        self._until(lambda: False, 2.0)  # zombies may still send something
         outcome = self._current().outcome
         if outcome not in ("finished", "cancelled"):
             self._wrong("Liveness", f"the job ended as {outcome}: {self._current().reason}")
@@ -540,7 +541,7 @@ class World(SimCluster):
             checker.at_end(outcome == "finished" and self.schedule.drained_ms is None)
 
     def _expect_last_savepoint(self, outcome: str) -> None:
-        """1.4: a job that was stopped with a savepoint has it, and it is of the very last checkpoint."""
+        """A job that was stopped with a savepoint has the savepoint, of its very last checkpoint."""
         if self._last_wish is None or not self.facts.decisions:
             return
         found, last = savepoint_files.find_savepoint(self._last_wish.url), self.facts.decisions[-1].record.checkpoint
@@ -553,7 +554,7 @@ class World(SimCluster):
             self._wrong("StoppedWithIt", f"the job was stopped with a savepoint; there is {of}, the last is {last}")
 
     def _expect_drained_savepoint(self, found: Savepoint | None, of: str) -> None:
-        """1.5: of the positions with which the job ended. Only one that could not be copied may be missing."""
+        """The savepoint has the positions at which the job ended. It is missing only if the copy failed."""
         self.near_misses["drained with a savepoint"] += found is not None
         if found is None or not found.taken.drained_by:
             if found is not None or not self.near_misses["savepoints not copied"]:
@@ -565,7 +566,7 @@ class World(SimCluster):
             self._wrong("DrainedWithIt", f"the job was drained with a savepoint; there is {of}, at {at}")
 
     def _expect_refusal(self) -> None:
-        """O9: a store that ignores conditions can't hold a decision log."""
+        """O9: a store that ignores conditions is refused, as it cannot hold a decision log."""
         refused = [each.refused for program in self.programs for each in program.coordinators if each.refused]
         if not refused or self.facts.records:
             what = f"a store that ignores conditions was accepted; the log has {len(self.facts.records)} records"
@@ -604,7 +605,7 @@ class World(SimCluster):
 
     def _failed(self, program: Program, reason: str) -> None:
         if self._damage_was_read and "restore" in reason:
-            # Damage that was read is never worked around: the user looks, and starts the program again.
+            # The job stops at damaged data: the user examines the data and restarts the program.
             self.sim.after(
                 1_000_000, lambda _: program is self._current() and self._start_again(program.spec.parallelism)
             )
@@ -618,7 +619,7 @@ class World(SimCluster):
         return not self._damage_was_read and super()._refused(program, coordinator, error)
 
     def _told(self, runner: JobRunner) -> None:
-        """Who says that somebody else leads must not mean itself."""
+        """A process that reports another leader must not name itself."""
         assert runner.outcome is not None
         leads = [record for record in self.facts.records if isinstance(record, Fence | Lead)]
         leader = leads[-1].put_id.rpartition("-")[0] if leads else ""
@@ -627,7 +628,7 @@ class World(SimCluster):
 
     def _look_after(self) -> None:
         if self._calm and self._current().outcome not in ("", "finished", "cancelled"):
-            self._start_program(self.schedule.parallelism)  # nobody runs it: its user looks after it
+            self._start_program(self.schedule.parallelism)  # no program runs: the user starts it
 
     def _look(self, program: Program, runner: JobRunner) -> None:
         if self.hanging is not None and program is self._current():
@@ -665,7 +666,7 @@ class World(SimCluster):
         return self._starts.link(task.program, link)
 
     def _deploys(self, process: SimProcess, slot: Slot, message: Deploy) -> None:
-        """The log says which program the generation has."""
+        """Checks that a slot runs the program that the log names for its generation."""
         fence = self.facts.records[message.token - 1]
         assert isinstance(fence, Fence)
         if fence.spec.program != slot.identity.program:
@@ -678,11 +679,11 @@ class World(SimCluster):
             self.sim.after(self.sim.between_us(1, 20_000_000), self._set_clock, process)
 
     def _set_clock(self, process: SimProcess) -> None:
-        """Somebody sets the wall clock of a host, also when all is calm."""
+        """Sets the wall clock of a host, also during the calm."""
         process.skew_ns = self.sim.rng.choice((-HOUR_NS, HOUR_NS, 0, 5_000_000_000))
         self.sim.trace("clock", process.name, process.skew_ns)
 
-    # ------------------------------------------------------------ what goes wrong
+    # ------------------------------------------------------------ faults
 
     def _act(self, action: Action) -> None:
         if self._calm:
@@ -714,7 +715,7 @@ class World(SimCluster):
             found[1].process.stall(action.length_ms / 1000)
 
     def _replace_twice(self, action: Action) -> None:
-        """Spark starts two attempts of one task, and the old process lives on."""
+        """Spark starts two attempts of a task while the old process still lives."""
         found = self._victim(action)
         if found is not None:
             program, task = found
@@ -738,16 +739,16 @@ class World(SimCluster):
             alive[action.victim % len(alive)].process.stall(action.length_ms / 1000)
             if (
                 action.variant % 2 and not self.schedule.standby
-            ):  # its supervisor takes it for dead and starts another one
+            ):  # its supervisor considers it dead and starts another coordinator
                 self.sim.after(
                     300_000, lambda _: program.active and self._start_coordinator(program, program.listening[0])
                 )
 
     def _second_coordinator(self, action: Action) -> None:
-        """Another coordinator of the same run, at the other address that slots know."""
+        """Starts another coordinator of the same run, at the second address that slots know."""
         program = self._current()
         if program.active and not self.schedule.standby:  # two daemons at one address would share a lease
-            if len(program.listening) == 1:  # until then nobody listened there, and slots were refused at once
+            if len(program.listening) == 1:  # nobody listened there before, and slots were refused at once
                 place = self._addresses(program.number)[1]
                 program.listening.append(self.sim.network.listen(place, PORT, place=place))
             self._start_coordinator(program, program.listening[1 - action.variant % 2])
@@ -762,7 +763,7 @@ class World(SimCluster):
         self.sim.after(self.sim.between_us(100_000, 1_000_000), lambda _: self._start_again(parallelism))
 
     def _second_program(self, action: Action) -> None:
-        """Somebody starts the program while it runs."""
+        """Starts the program while it runs."""
         self._start_program(self.schedule.parallelism)
 
     def _crash_everything(self, action: Action) -> None:
@@ -832,7 +833,7 @@ class World(SimCluster):
         self._stopping = self._stopping or "checkpoint"
 
     def _stop(self, runner: JobRunner) -> None:
-        """With a savepoint, in some runs; another one when that could not be written."""
+        """Stops the job, in some runs with a savepoint; requests another savepoint if the first failed."""
         if self._stopping == "drain" and self._strikes("checkpointing"):
             runner.trigger()
         if self._stopping == "drain" and self._strikes("asked"):
@@ -847,19 +848,19 @@ class World(SimCluster):
             wish = self._last_wish = SavepointRequest(f"last-{number}", f"memory://last-{number}", stops=True)
         logged = self.facts.records[-1].stops_with if self.facts.records else None
         if self.schedule.seed % 2 and logged is not None and logged.savepoint == wish.id:
-            return  # whoever asked is gone: the log has it
-        with contextlib.suppress(InvalidJob):  # it ends just now
+            return  # the requester is gone; the log has the request
+        with contextlib.suppress(InvalidJob):  # the job is just ending
             runner.stop(self._stopping, wish)
 
     def _strikes(self, moment: str) -> bool:
-        """Of a drain, once."""
+        """Returns whether to strike a drain at `moment`, once per moment."""
         if moment not in self.schedule.drain_struck or moment in self._drain_struck:
             return False
         self._drain_struck.add(moment)
         return True
 
     def _cut_all_but(self, told: SimProcess | None) -> None:
-        """What is on its way to the other slots is gone: that the sources end."""
+        """Loses the messages to the other slots that tell the end of sources."""
         coordinators = {each.process for each in self._current().coordinators}
         for connection in self.sim.network.connections:
             ends = {end.process for end in connection.ends}
@@ -867,7 +868,7 @@ class World(SimCluster):
                 self.sim.network.cut(connection)
 
     def _strike_drained(self, _: Any) -> None:
-        """The last checkpoint is decided, and not committed yet: slots restore it, or another coordinator goes on."""
+        """Strikes between decision and commit of the last checkpoint: slots restore it or a new coordinator leads."""
         program = self._current()
         living, leader = self._living(program), self._leader(program)
         if not program.active:
@@ -882,7 +883,7 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _savepoints(self) -> Iterator[None]:
-        """They go to stores of their own, which have no troubles; the checkers hear of each that is there."""
+        """Savepoints go to stores of their own without faults; checkers hear of each written savepoint."""
 
         def watched(store: Any, url: str, copy: SavepointCopy) -> int:
             try:
@@ -906,7 +907,7 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _reads(self) -> Iterator[None]:
-        """The checkers hear of each row that a source gives. Of two jobs neither knows which reads."""
+        """Checkers hear of each row that a source returns, except with two jobs, whose reads look alike."""
         step, heard = subtask_module.Subtask._step_source, self._hooks["on_read"]
 
         def stepped(subtask: Any, source: Any) -> bool:
@@ -927,7 +928,7 @@ class World(SimCluster):
             self._on(self._current(), runner, partial(_ask, runner.savepoint, self._wishes[-1]))
 
     def _expect_savepoints(self) -> None:
-        """Of a job that is well, and goes on, each that it was asked for comes to an end."""
+        """Every requested savepoint of a healthy running job ends."""
         runner = self._runner(self._current())
         if runner is None or not self._wishes:
             return
@@ -942,7 +943,7 @@ class World(SimCluster):
             self._wrong("Liveness", f"savepoints do not come to an end: {runner.status().savepoints}")
 
     def _expect_restores(self) -> None:
-        """In a copy of the store, once the job has ended: it goes on from whichever savepoint it is put on."""
+        """An ended job continues from any of its savepoints, in a copy of the store."""
         found = [(wish.url, savepoint_files.find_savepoint(wish.url)) for wish in self._wishes]
         whole = {each.taken.checkpoint: url for url, each in found if each is not None}
         if self.violations or len(whole) < 2:
@@ -965,7 +966,7 @@ class World(SimCluster):
             self._on(self._current(), runner, partial(_ask, runner.rescale, wish))
 
     def _ask_for_replace(self, kind: str) -> None:
-        """By a program of the same flow, so that the judges know what comes out."""
+        """Requests a replace by a program of the same flow, whose results the checkers know."""
         program = self._current()
         runner = self._runner(program)
         if runner is not None:
@@ -977,7 +978,7 @@ class World(SimCluster):
             self._on(program, runner, partial(_ask, runner.replace, wish))
 
     def _expect_rescales(self) -> None:
-        """Each comes to an end, whatever happened in between."""
+        """Every requested rescale ends, whatever faults happened."""
 
         def all_over() -> bool:
             known = self._runner(self._current())
@@ -986,7 +987,7 @@ class World(SimCluster):
         if self._rescales and not self._until(all_over, HEALED_WITHIN_S):
             self._wrong("Liveness", "a rescale does not come to an end")
 
-    # ------------------------------------------------------------ … at a certain moment
+    # ------------------------------------------------------------ faults at a certain moment
 
     def _leader(self, program: Program) -> SimCoordinator | None:
         runner = self._runner(program)
@@ -997,7 +998,7 @@ class World(SimCluster):
         return None
 
     def _take_over(self, action: Action) -> None:
-        """The leader is gone and all slots live; the next one is there at once."""
+        """Ends the leader while all slots live; the next leader is there at once."""
         program = self._current()
         leader = self._leader(program)
         if program.active and leader is not None:
@@ -1008,7 +1009,7 @@ class World(SimCluster):
         self._when_deleting = action
 
     def _stall_who_deletes(self, name: str, action: Action) -> None:
-        """In the middle of it; its slots notice, and another coordinator leads when it goes on."""
+        """Stalls a coordinator during a delete; another coordinator leads when the stall ends."""
         program = self._current()
         coordinator = next((each for each in program.coordinators if each.process.name == name), None)
         if self._calm or not program.active or coordinator is None or not coordinator.process.running:
@@ -1024,7 +1025,7 @@ class World(SimCluster):
             )
 
     def _deaf_slot(self, action: Action) -> None:
-        """What the leader says waits on its way to a slot; what that says is heard."""
+        """Delays the leader's messages to a slot; messages from the slot arrive."""
         found, leader = self._victim(action), self._leader(self._current())
         if found is not None and leader is not None:
             one, other = leader.process.place, found[1].process.place
@@ -1033,7 +1034,7 @@ class World(SimCluster):
             self.sim.after(length_ms * 1000, lambda _: self.sim.network.unclog(one, other))
 
     def _uploads_hang(self, action: Action) -> None:
-        """For a while, those of one slot after the other take as long as some checkpoints."""
+        """For a while, uploads of a slot after the other take as long as several checkpoints."""
         self._let_uploads_hang(self.sim.now_us + max(1_000, action.length_ms) * 1000)
 
     def _let_uploads_hang(self, until_us: int) -> None:
@@ -1045,7 +1046,7 @@ class World(SimCluster):
         self.sim.after(self.sim.between_us(20_000, 120_000), self._let_uploads_hang, until_us)
 
     def _uploads_are_slow(self, action: Action) -> None:
-        """Rows that sinks begin to stage within this time are staged after it."""
+        """Rows that sinks begin to stage during the action are staged only after its end."""
         self.target_faults.held, self.target_faults.held_until_s = "_staging/", self.sim.now_s + action.length_ms / 1000
 
     def _hold_uploads(self, task: SlotTask, length_us: int) -> None:
@@ -1060,7 +1061,7 @@ class World(SimCluster):
             self._hold_uploads(self.sim.rng.choice(others), self.sim.between_us(70_000, 150_000))
 
     def _hears_in_steps(self, action: Action) -> None:
-        """A slot that has no source any more, if there is one."""
+        """Lets a slot receive in steps, preferably a slot whose sources have ended."""
         living = [task for task in self._living(self._current()) if task.slot is not None]
         ended = [task for task in living if task.slot is not None and task.slot._ended]
         if living:
@@ -1071,8 +1072,9 @@ class World(SimCluster):
             self._steps.begin(task.process, task.slot, length_ms * 1000)
 
     def _committer_outlives(self, action: Action) -> None:
-        """Commits over all subtasks fall behind; then the whole program stands still and is taken for gone. When it
-        goes on, its successor has committed what it still wants to."""
+        """Delays global commits; then the whole program stalls and is considered gone.
+
+        When the program continues, its successor has already committed the program's pending commits."""
         program = self._current()
         length_ms = 800 + action.length_ms // 4
         self.target_faults.held, self.target_faults.held_until_s = "_commits/", self.sim.now_s + length_ms / 1000
@@ -1080,7 +1082,7 @@ class World(SimCluster):
 
     def _leave_the_committer(self, program: Program, action: Action) -> None:
         led = any(coordinator.process.running for coordinator in program.coordinators)
-        if not self._calm and program.active and led:  # else nobody tells its slots: they wait out a lease of minutes
+        if not self._calm and program.active and led:  # otherwise its slots would wait for a lease of minutes
             program.outcome = "killed"
             for process in [each.process for each in (*program.coordinators, *program.tasks)]:
                 if process.running:
@@ -1089,16 +1091,17 @@ class World(SimCluster):
             self.sim.after(delay_us, lambda _: self._start_again(program.spec.parallelism))
 
     def _rescale_behind(self, action: Action) -> None:
-        """A slot falls behind the others until a checkpoint is decided in which it is; the program goes on from that
-        one, at another parallelism, and again with a slot that is slow: event time waits for its rows, and others go
-        on with theirs."""
+        """A slot falls behind the others until a decided checkpoint contains the lag.
+
+        The program continues from that checkpoint at another parallelism, again with a slow slot: event time waits for
+        the rows of the slow slot, while other slots process theirs."""
         found = self._victim(action)
         if found is not None:
             self._slow_down(found[1])
             self._when_apart = (found[0], 2 + action.variant % 2)
 
     def _crash_with_rows_in_flight(self, action: Action) -> None:
-        """The next checkpoint with rows in flight is the one that the job goes on from."""
+        """The job restores the next checkpoint with rows in flight."""
         self._when_in_flight.append(action)
 
     def _slow_down(self, task: SlotTask) -> None:
@@ -1117,7 +1120,7 @@ class World(SimCluster):
             self._kill_program(program, leave_zombies=False)
             self.sim.after(self.sim.between_us(100_000, 500_000), lambda _: start())
 
-    # ------------------------------------------------------------ what the stores and readers see
+    # ------------------------------------------------------------ stores and readers
 
     def _wrong(self, checker: str, what: str) -> None:
         self.sim.trace("VIOLATION", checker, what)
@@ -1181,7 +1184,7 @@ class World(SimCluster):
             on_delete(actor, key)
 
     def _of(self, actor: str) -> "World":
-        """Whose process it is."""
+        """Returns the world whose process `actor` is."""
         return next(world for world in self._both if actor in world._processes)
 
     def _target_wrote(self, actor: str, key: str, data: bytes) -> None:
@@ -1192,7 +1195,7 @@ class World(SimCluster):
             world._shown(key, data)
 
     def _target_dropped(self, actor: str, key: str) -> None:
-        """Neither of two jobs drops what the other has staged: it may be decided, or will be."""
+        """Checks that neither of two jobs drops staged rows of the other, which may be decided."""
         owner = self._staged_by.pop(key, None)
         if owner is not None and owner is not self._of(actor):
             decided = any(key.encode() in each for each in owner.facts.committables)
@@ -1216,12 +1219,12 @@ class World(SimCluster):
                 on_published(key)
 
     def _visible(self, rows: list[Any]) -> None:
-        """Of sink "out", where readers do not see whole checkpoints."""
+        """Reports visible rows of sink "out" if readers do not see whole checkpoints."""
         for on_visible in self._hooks["on_visible"]:
             on_visible("out", 0, (), rows)
 
     def _moved(self, checkpoint: int, rows: list[Row]) -> None:
-        """Into a table. What a lineage has left is moved as far as it had rows: that is the next decision's cut."""
+        """Reports rows moved into a table. The rest of an abandoned lineage counts for the next decision."""
         decided = sorted(each.record.checkpoint for each in self.facts.decisions)
         whole = next((each for each in decided if each >= checkpoint > 0), checkpoint)
         for on_visible in self._hooks["on_visible"]:
@@ -1250,12 +1253,12 @@ class World(SimCluster):
 
 
 def _hooks(checkers: list[Checker], name: str) -> list[Callable[..., None]]:
-    """Of the checkers that listen there."""
+    """Returns the hooks `name` of the checkers that override it."""
     return [getattr(each, name) for each in checkers if getattr(type(each), name) is not getattr(Checker, name)]
 
 
 def _opens_at_once(operator: str) -> None:
-    """Nothing keeps it."""
+    """Opens without delay."""
 
 
 class _LedgerWeather:
@@ -1306,7 +1309,7 @@ _ACTS: dict[str, Callable[[World, Action], None]] = {
 
 
 def _ask(ask: Callable[[Any], object], wish: SavepointRequest | RescaleRequest) -> None:
-    with contextlib.suppress(InvalidJob):  # it ends just now, has too many, or is being moved
+    with contextlib.suppress(InvalidJob):  # the job is just ending, has too many requests, or is moving
         ask(wish)
 
 
