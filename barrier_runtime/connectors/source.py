@@ -44,7 +44,7 @@ class Polled:
 class SplitReader(Protocol):
     @property
     def finished(self) -> bool:
-        """True after `poll` has returned the last row."""
+        """Returns True after `poll` has returned the last row."""
         ...
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
@@ -76,7 +76,7 @@ class Source(Protocol):
 
     @property
     def exactly_once(self) -> bool:
-        """True if positions are stable, so that a replay yields the same rows."""
+        """Returns whether positions are stable, so that a replay yields the same rows."""
         ...
 
     def splits(self, parallelism: int) -> Sequence[Split]:

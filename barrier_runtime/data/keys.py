@@ -86,7 +86,7 @@ class KeyCodec:
 
     @property
     def is_one_int64(self) -> bool:
-        """True for a single int64 column, for which columnar tables have a shortcut."""
+        """Returns True for a single int64 column, for which columnar tables have a shortcut."""
         return self._single and bool(pa.types.is_int64(self.types[0]))
 
     def arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:

@@ -64,7 +64,7 @@ class LocalJobHandle:
 
     @property
     def done(self) -> bool:
-        """True if the job has ended."""
+        """Returns whether the job has ended."""
         return self._over.is_set()
 
     def status(self) -> JobStatus:

@@ -180,14 +180,14 @@ class Operator:
 
     @property
     def has_room(self) -> bool:
-        """True if the operator takes rows now. An operator without room wakes its slot once it has room.
+        """Returns whether the operator takes rows now. An operator without room wakes its slot once it has room.
         Barriers wait with the rows; a source injects barriers regardless. If the operator `takes_rows_before_barriers`,
         it gets the rows before a barrier even without room, at most as many as the channels' windows hold."""
         return True
 
     @property
     def unfinished(self) -> bool:
-        """True while the first operator of a chain has rows that will be emitted without further input.
+        """Returns True while the first operator of a chain has rows that will be emitted without further input.
         Until then the end or idleness of the input is not forwarded; `on_wall_clock` makes progress."""
         return False
 

@@ -89,7 +89,7 @@ class OpenChains:
 
     @property
     def quiet(self) -> bool:
-        """True if no thread is opening anything."""
+        """Returns whether no thread is opening anything."""
         return all(opening.done() for opening in self._opening)
 
     def to_close(self) -> list[tuple[str, Callable[[], None]]]:

@@ -69,7 +69,7 @@ class OperatorChain:
 
     @property
     def has_room(self) -> bool:
-        """True if there is room for the results of a row."""
+        """Returns whether there is room for the results of a row."""
         for output in self.outputs:
             if not output.writable:
                 return False
@@ -80,7 +80,7 @@ class OperatorChain:
 
     @property
     def may_emit(self) -> bool:
-        """True if there is room for the results of the first operator."""
+        """Returns whether there is room for the results of the first operator."""
         return all(output.writable for output in self.outputs) and all(
             operator.has_room for operator in self._bounded if operator is not self.first
         )
@@ -125,7 +125,7 @@ class OperatorChain:
 
     @property
     def is_under_way(self) -> bool:
-        """True while event time is advancing: no row may be taken meanwhile."""
+        """Returns True while event time is advancing: no row may be taken meanwhile."""
         return self.advancing is not None or (self._goes_far and self.first.going_to_ms is not None)
 
     def advance(self, watermark_ms: int) -> None:

@@ -205,7 +205,7 @@ class Scheduler:
 
     @property
     def _rows_wait(self) -> bool:
-        """True if a pass takes place anyway, for rows from elsewhere."""
+        """Returns whether a pass takes place anyway, for rows from elsewhere."""
         for subtask in self._subtasks:  # noqa: SIM110
             if subtask.has_input:
                 return True

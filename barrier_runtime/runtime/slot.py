@@ -121,7 +121,7 @@ class Slot:
 
     @property
     def at_rest(self) -> bool:
-        """True if the subtasks have processed all received elements."""
+        """Returns whether the subtasks have processed all received elements."""
         return self._execution is not None and all(each.at_rest for each in self._execution.subtasks)
 
     # ------------------------------------------------------------ messages

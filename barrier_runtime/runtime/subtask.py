@@ -119,22 +119,22 @@ class Subtask:
 
     @property
     def ended(self) -> bool:
-        """True if the subtask only answers triggers."""
+        """Returns whether the subtask only answers triggers."""
         return self.chain.ended
 
     @property
     def writable(self) -> bool:
-        """True if there is room for the results of a step. False for a paused source."""
+        """Returns whether there is room for the results of a step. False for a paused source."""
         return not self._paused and self.chain.has_room
 
     @property
     def at_rest(self) -> bool:
-        """True if all received elements are processed; rows that a source has yet to emit do not count."""
+        """Returns whether all received elements are processed. Rows that a source has yet to emit do not count."""
         return not (self.chain.is_under_way or self._replay or self.announcements or self.has_input)
 
     @property
     def has_input(self) -> bool:
-        """True if an element in a queue may be read."""
+        """Returns whether an element in a queue may be read."""
         for channel in self.inputs:  # noqa: SIM110
             if channel.readable:
                 return True
@@ -142,7 +142,7 @@ class Subtask:
 
     @property
     def may_go_on(self) -> bool:
-        """True if another step may find work although no element arrives and no time passes."""
+        """Returns whether another step may find work although no element arrives and no time passes."""
         if self.chain.ended:
             return False
         chain = self.chain

@@ -105,7 +105,7 @@ class Checkpoint:
 
     @property
     def all_ended(self) -> bool:
-        """Whether every snapshot was taken after the end of input: this is the final checkpoint."""
+        """Returns whether every snapshot was taken after the end of input: this is the final checkpoint."""
         return self.all_acked and all(ack.ended for ack in self.acks.values())
 
     @property

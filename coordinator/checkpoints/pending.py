@@ -129,7 +129,7 @@ class PendingCheckpoints:
 
     @property
     def deciding(self) -> bool:
-        """Whether the next record of the log is the COMPLETE of a pending checkpoint."""
+        """Returns whether the next record of the log is the COMPLETE of a pending checkpoint."""
         phases = (CheckpointPhase.PERSISTING, CheckpointPhase.DECIDING)
         return any(checkpoint.phase in phases for checkpoint in self._open.values())
 

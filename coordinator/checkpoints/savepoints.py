@@ -128,7 +128,10 @@ class Savepoints:
 
     @property
     def waiting(self) -> bool:
-        """Whether a request waits for a checkpoint, which is then aligned, so that any restore is possible."""
+        """Returns whether a request waits for a checkpoint.
+
+        This checkpoint is aligned, so that any restore is possible.
+        """
         return bool(self._in(SavepointState.WAITING))
 
     def wants_checkpoint(self, open_ids: Collection[int]) -> bool:

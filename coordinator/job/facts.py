@@ -263,7 +263,7 @@ class Job:
 
     @property
     def stop_reached(self) -> bool:
-        """Whether the checkpoint to stop with, or a later checkpoint, is decided."""
+        """Returns whether the checkpoint to stop with, or a later checkpoint, is decided."""
         return self.stop_checkpoint is not None and self.last_completed >= self.stop_checkpoint
 
     @property
@@ -273,7 +273,7 @@ class Job:
 
     @property
     def stop_is_logged(self) -> bool:
-        """Whether the log contains all that a successor needs of the stop."""
+        """Returns whether the log contains all that a successor needs of the stop."""
         wanted, logged = self.stop_record, self.log.stop
         return wanted is None or (logged is not None and logged.savepoint == wanted.savepoint)
 
@@ -304,7 +304,7 @@ class Job:
 
     @property
     def all_ended(self) -> bool:
-        """Whether all input has been read."""
+        """Returns whether all input has been read."""
         return len(self.generation.ended) == len(self._subtasks)
 
     def begin_checkpoints(self, now_ms: int) -> PendingCheckpoints:

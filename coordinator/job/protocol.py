@@ -180,7 +180,7 @@ class JobProtocol:
 
     @property
     def undecided(self) -> bool:
-        """Whether an append is in flight."""
+        """Returns whether an append is in flight."""
         return self._job.log.in_flight
 
     @property
@@ -336,7 +336,7 @@ class JobProtocol:
 
     @property
     def _may_poll(self) -> bool:
-        """Whether to poll the log; a stalled leader could else wait forever for a successor's slots."""
+        """Returns whether to poll the log; a stalled leader could else wait forever for a successor's slots."""
         return self._job.leads and not self._job.log.in_flight and not self._polling
 
     def _on_answer(self, event: Event, now_ms: int) -> Decision | None:

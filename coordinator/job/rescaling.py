@@ -122,7 +122,7 @@ class RescaleState(enum.Enum):
 
     @property
     def pausing(self) -> bool:
-        """Whether sources of the old slots have stopped or are about to stop."""
+        """Returns whether sources of the old slots have stopped or are about to stop."""
         return self in (RescaleState.STOPPING, RescaleState.COMMITTING)
 
 
@@ -187,7 +187,7 @@ class Rescale:
 
     @property
     def is_fulfilled(self) -> bool:
-        """Whether the job already is as requested."""
+        """Returns whether the job already is as requested."""
         if self.request.replaces:
             return self.before.program == self.request.id
         return self.before.parallelism == self.request.parallelism
@@ -278,7 +278,7 @@ class Rescales:
 
     @property
     def replaces(self) -> bool:
-        """Whether an open replace exists that the job may still continue without."""
+        """Returns whether an open replace exists that the job may still continue without."""
         found = self.before_moving
         return found is not None and found.request.replaces
 

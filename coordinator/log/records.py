@@ -54,7 +54,7 @@ class _Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fiel
 
     @property
     def lists_kept(self) -> bool:
-        """Whether the record, a FENCE or COMPLETE, lists the kept decisions."""
+        """Returns whether the record, a FENCE or COMPLETE, lists the kept decisions."""
         return self.version >= LISTS_FROM
 
     @property

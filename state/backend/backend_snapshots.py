@@ -192,7 +192,7 @@ class BackendSnapshots:
 
     @property
     def linking(self) -> bool:
-        """True while a worker links files: a few milliseconds without writes to the key-value store."""
+        """Returns True while a worker links files: a few milliseconds without writes to the key-value store."""
         return self._linking is not None
 
     def write(self, checkpoint: int) -> KeyedSnapshot:

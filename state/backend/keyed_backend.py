@@ -295,7 +295,7 @@ class KeyedBackend:
 
     @property
     def compacts(self) -> bool:
-        """True if the database merges files: the next snapshot has the new files, maybe much of the state."""
+        """Returns whether the database merges files. The next snapshot has the new files, maybe most of the state."""
         return not self.snapshots.closed and self._shard.kv.compacts
 
     def compact(self) -> None:

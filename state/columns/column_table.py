@@ -207,12 +207,12 @@ class ColumnTable:
 
     @property
     def is_whole(self) -> bool:
-        """True if every entry has always had a row id; otherwise row ids are valid until the next call."""
+        """Returns whether every entry has always had a row id; otherwise row ids are valid until the next call."""
         return self._complete and not self._came_back
 
     @property
     def is_in_memory(self) -> bool:
-        """True if every entry has a row id now, so that nothing is read from the store."""
+        """Returns whether every entry has a row id now, so that nothing is read from the store."""
         return self._complete
 
     def lasts(self, first: int) -> Ints:

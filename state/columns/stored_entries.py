@@ -49,7 +49,7 @@ class Lasts:
 
     @property
     def none_is_away(self) -> bool:
-        """True if all entries are known to be in memory."""
+        """Returns whether all entries are known to be in memory."""
         return self._looked and not self._away
 
     def none(self) -> None:
@@ -160,7 +160,7 @@ class StoredEntries:
 
     @property
     def may_write(self) -> bool:
-        """True if the store may be written now."""
+        """Returns whether the store may be written now."""
         return self._shard.may_write()
 
     def begin(self, rekey: bool, before: Mapping[str, str] | None, initial: Mapping[str, Any]) -> None:

@@ -85,7 +85,7 @@ class SideBySide:
 
     @property
     def alone(self) -> bool:
-        """True if only the first database is left, for good."""
+        """Returns whether only the first database is left, for good."""
         return not self._others and not self._emptied
 
     def get(self, key: bytes) -> bytes | None:

@@ -58,7 +58,7 @@ class KvStore(Protocol):
 
     @property
     def compacts(self) -> bool:
-        """True while files are being merged."""
+        """Returns True while files are being merged."""
         ...
 
     def memory_bytes(self) -> int:
@@ -67,7 +67,7 @@ class KvStore(Protocol):
 
     @property
     def closes_soon(self) -> bool:
-        """True if `close` waits for no held compaction."""
+        """Returns whether `close` waits for no held compaction."""
         ...
 
     def close(self) -> None: ...

@@ -30,7 +30,7 @@ class StateKind:
 
     @property
     def has_value(self) -> bool:
-        """True if the Arrow table has a column `value`."""
+        """Returns whether the Arrow table has a column `value`."""
         return self.layout not in ("times", "columns")
 
 

@@ -104,7 +104,7 @@ class Timed:
 
     @property
     def swept(self) -> bool:
-        """True if no sweep is running."""
+        """Returns whether no sweep is running."""
         return self._last is None
 
     def sweep(self, most: int) -> tuple[int, int]:

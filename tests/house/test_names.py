@@ -107,3 +107,28 @@ def test_a_name_of_a_test_is_a_short_claim() -> None:
     names = [(file, name) for file in files for name in _TEST.findall(file.read_text(encoding="utf-8"))]
     assert len(names) > 2_000
     assert {name: str(file.relative_to(ROOT)) for file, name in names if len(name) > LONGEST_TEST_NAME} == {}
+
+
+# A docstring of a property begins with a noun or a verb. These words begin a fragment whose noun is missing.
+FRAGMENTS = re.compile(
+    r"\W*(about|as|by|false|for|how|in|it|no|none|of|that|there|to|true|under"
+    r"|what|when|where|whether|who|why|with|without)\b",
+    re.IGNORECASE,
+)
+
+
+def test_a_docstring_of_a_property_begins_with_a_noun_or_verb() -> None:
+    documented = [
+        (f"{file.relative_to(ROOT)}: {node.name}", docstring.splitlines()[0])
+        for file in files()
+        for node in nodes(str(file.relative_to(ROOT)))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and is_property(node)
+        for docstring in [ast.get_docstring(node)]
+        if docstring
+    ]
+    assert len(documented) > 200
+    assert {place: line for place, line in documented if FRAGMENTS.match(line)} == {}, "as: Returns whether …"
+
+
+def is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(ast.unparse(each).split(".")[-1] in ("property", "cached_property") for each in node.decorator_list)

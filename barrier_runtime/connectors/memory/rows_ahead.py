@@ -81,7 +81,7 @@ class RowsAhead:
 
     @property
     def over(self) -> bool:
-        """True if every row was taken and no more rows follow."""
+        """Returns whether every row was taken and no more rows follow."""
         return self._ended and not self._chunks and self._rest is None and self._error is None
 
     def _first(self, rows: pa.RecordBatch, limit: int) -> pa.RecordBatch:

@@ -69,7 +69,7 @@ class EarlierCommittable(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def has_own_name(self) -> bool:
-        """True if the name agrees with the other fields."""
+        """Returns whether the name agrees with the other fields."""
         if self.transactions == "staged":
             return re.fullmatch(rf"{self.token}-{self.subtask}-[0-9a-z]+-\d+", self.name, re.ASCII) is not None
         place = f"{digest(self.lineage)}:{self.token}:{self.subtask}:{self.checkpoint}:"

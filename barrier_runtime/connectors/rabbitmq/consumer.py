@@ -82,7 +82,7 @@ class Consumer:
 
     @property
     def waiting(self) -> bool:
-        """True if there are messages to take."""
+        """Returns whether there are messages to take."""
         return bool(self._messages)
 
     def acknowledge(self, delivery: Delivery) -> None:

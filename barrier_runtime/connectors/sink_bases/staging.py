@@ -111,7 +111,7 @@ class Staging:
 
     @property
     def leaves_staged(self) -> bool:
-        """True if `drop_shown` has objects to delete."""
+        """Returns whether `drop_shown` has objects to delete."""
         return isinstance(self._store, CopiesStaged)
 
     def drop_shown(self, files: Sequence[StagedFile]) -> None:

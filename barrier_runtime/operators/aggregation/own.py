@@ -36,7 +36,7 @@ class OwnAggregate(ABC):
 
     @property
     def merges(self) -> bool:
-        """True if the class defines `merge`, which session windows need."""
+        """Returns whether the class defines `merge`, which session windows need."""
         return type(self).merge not in (RowAggregate.merge, ColumnAggregate.merge)
 
     def merge(self, state: Any, later: Any) -> Any:

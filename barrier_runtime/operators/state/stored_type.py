@@ -170,12 +170,12 @@ class StoredType:
 
     @property
     def immutable(self) -> bool:
-        """True if values cannot change in place, so that reads during a snapshot need no defensive encoding."""
+        """Returns whether values cannot change in place: reads during a snapshot then encode nothing."""
         return self.scalar is not None
 
     @property
     def comparable(self) -> bool:
-        """True if an unchanged value is always written as the same bytes."""
+        """Returns whether an unchanged value is always written as the same bytes."""
         return self._codec == "msgpack"
 
     def accepted(self, name: str, value: Any) -> Any:

@@ -225,7 +225,7 @@ class WindowOperator(KeyedOperator):
 
     @property
     def is_bound(self) -> bool:
-        """True once there may be windows."""
+        """Returns True once there may be windows."""
         return self._bound is not None
 
     def take_rest(self) -> Batch | None:

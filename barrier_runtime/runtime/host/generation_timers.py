@@ -62,7 +62,7 @@ class GenerationTimers:
 
     @property
     def at_rest(self) -> bool:
-        """True if none of the work registered by `ends_before_move` is running."""
+        """Returns whether none of the work registered by `ends_before_move` is running."""
         return self._ended or not any(each() for each in self._under_way)
 
     def end(self) -> None:

@@ -227,7 +227,7 @@ def _ends_recording(element: Element, checkpoint: int) -> bool:
 class OutputChannel(Protocol):
     @property
     def writable(self) -> bool:
-        """False while the receiver has no room. `send` still accepts: the bound is soft by one step's output."""
+        """Returns whether the receiver has room. `send` always accepts: the bound is soft by one step's output."""
         ...
 
     def send(self, element: Element) -> None: ...

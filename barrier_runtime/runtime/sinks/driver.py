@@ -185,7 +185,7 @@ class SinkDriver:
 
     @property
     def awaits_pre_commit(self) -> bool:
-        """True if a decided transaction still lacks its committable."""
+        """Returns whether a decided transaction still lacks its committable."""
         return any(t.stage is Stage.SEALING and t.checkpoint <= self._decided_through for t in self._pending)
 
     # ------------------------------------------------------------ events

@@ -356,7 +356,7 @@ class SourceDriver:
 
     @property
     def idle(self) -> bool:
-        """True if there is no split yet, or each split has been silent for longer than the idle timeout."""
+        """Returns whether no split exists yet, or every split was silent beyond the idle timeout."""
         if not self._queue:
             return self._discovery is not None
         return self._spec.idle_timeout_ms is not None and not any(True for _ in self._counted())

@@ -258,7 +258,7 @@ class SimProcess:
 
     @property
     def alive(self) -> bool:
-        """True for running and stalled processes."""
+        """Returns True for running and stalled processes."""
         return self.state is not _DEAD
 
     @property

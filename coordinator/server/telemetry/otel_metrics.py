@@ -100,7 +100,7 @@ class OpenTelemetryMetrics:
 
     @property
     def ready(self) -> bool:
-        """Whether data would be accepted; otherwise they would be dropped."""
+        """Returns whether data would be accepted; otherwise they would be dropped."""
         return self._sending.ready
 
     def offer(self, statuses: Iterable[JobStatus]) -> bool:

@@ -25,7 +25,7 @@ _MOST = 2_000  # spans of one look; older ones are dropped
 class SpanSender(Protocol):
     @property
     def ready(self) -> bool:
-        """Whether spans would be accepted; otherwise they would be dropped."""
+        """Returns whether spans would be accepted; otherwise they would be dropped."""
         ...
 
     def send(self, spans: Sequence[Span]) -> None: ...

@@ -197,7 +197,7 @@ class ObstoreS3Store(CloudStore):
 
     @property
     def _aborts_uploads(self) -> bool:
-        """True if a failed upload in parts leaves no parts behind. Python 3.10 has older releases of obstore."""
+        """Returns whether a failed upload in parts leaves no parts. Python 3.10 has older releases of obstore."""
         return tuple(map(int, self._obstore.__version__.split(".")[:2])) >= (0, 12)
 
     # ---- errors

@@ -63,7 +63,7 @@ class PathPattern:
 
     @cached_property
     def deep(self) -> bool:
-        """True if files of any depth may match."""
+        """Returns whether files of any depth may match."""
         return ANY_DEPTH in self.segments
 
     def matched(self, path: Sequence[str]) -> int:

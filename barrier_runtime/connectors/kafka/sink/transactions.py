@@ -158,7 +158,7 @@ class MarkedProducer:
 
     @property
     def full(self) -> bool:
-        """True if the transaction must end, long before the timeout; the next one takes the other rows."""
+        """Returns whether the transaction must end, long before the timeout; the next one takes the other rows."""
         return self._bytes >= _CHUNK_BYTES or time.monotonic() - self._began > self._timeout_s / 3
 
     def commit(self, marker: Marker) -> None:

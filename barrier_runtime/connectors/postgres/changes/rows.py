@@ -42,7 +42,7 @@ class ChangedTable:
 
     @property
     def has_key(self) -> bool:
-        """False: all columns together identify a row."""
+        """Returns False: all columns together identify a row."""
         return not all(column.key for column in self.columns)
 
     @property

@@ -23,7 +23,7 @@ class Changed:
 
     @property
     def is_used(self) -> bool:
-        """True if there were marks since the last `clear`."""
+        """Returns whether there were marks since the last `clear`."""
         return len(self._marks) > 0
 
     def row_ids(self, first: int = 0) -> Ints:
