@@ -1,8 +1,7 @@
-"""What the simulated stores have seen, read once for all checkers: the log, its decisions, and what each decision
-names.
+"""Facts from the simulated stores, decoded once for all checkers: the log, its decisions, and their content.
 
-Fed by the stores with every effect in the order in which it happened, whoever caused it. Believes nothing that a
-process says: only what is in the object store.
+The stores report every effect in order, whoever caused it. Facts come only from the object store, never from the
+messages of a process.
 """
 
 from collections.abc import Callable
@@ -38,12 +37,12 @@ class Decision:
     positions: dict[tuple[str, int], int]  # (source, split) -> records read before the barrier
     committables: frozenset[bytes]  # of all sinks, whole committables as the manifest lists them
     files: frozenset[str]  # keys of snapshot files
-    in_flight: frozenset[tuple[str, int, int, int]]  # (source, split, seq, leg) that wait to be processed
-    kept: frozenset[tuple[str, int, int, int]]  # the same, of what is in open files of the sink "out"
-    apart_ms: int  # how far the event times of one operator's subtasks are apart, at most
+    in_flight: frozenset[tuple[str, int, int, int]]  # (source, split, seq, leg) of rows in flight
+    kept: frozenset[tuple[str, int, int, int]]  # the same, of rows in open files of the sink "out"
+    apart_ms: int  # largest difference between the event times of an operator's subtasks
 
     def not_shown(self, sink: str) -> frozenset[tuple[str, int, int, int]]:
-        """Rows that this sink is to show later."""
+        """Returns the rows that `sink` shows only later."""
         return self.in_flight | self.kept if sink == "out" else self.in_flight
 
 
@@ -62,7 +61,7 @@ class Facts:
 
     @property
     def token(self) -> int:
-        """Of the highest FENCE."""
+        """Returns the token of the newest record."""
         return self.records[-1].token if self.records else 0
 
     @property
@@ -71,7 +70,7 @@ class Facts:
         return last if isinstance(last, Finish) else None
 
     def position_of(self, key: str) -> int | None:
-        """The log position that `key` is, if it is one."""
+        """Returns the log position of `key`, or None for other keys."""
         if not key.startswith(self.paths.log_prefix):
             return None
         return int(key.removeprefix(self.paths.log_prefix).removesuffix(".json"))
@@ -84,7 +83,7 @@ class Facts:
         return record
 
     def decided(self, position: int, record: Complete, data: bytes, read: Callable[[str], bytes | None]) -> Decision:
-        """The record's manifest is `data`. `read` gives what is in the store now."""
+        """Adds the decision of a record with manifest `data`. `read` returns the current content of the store."""
         manifest = decode_manifest(record.manifest, data)
         positions: dict[tuple[str, int], int] = {}
         committables: set[bytes] = set()
@@ -147,13 +146,12 @@ class Facts:
         return decision
 
     def retained(self) -> list[Decision]:
-        """What a restore may still want: as many of the newest decisions as the job retains, and what the present
-        generation has restored."""
+        """Returns the decisions that a restore may need: the retained ones and that of the present generation."""
         fence = self.fence
         if fence is None:
             return []
         last = self.decisions[-1].record if self.decisions and self.decisions[-1].position > fence.token else fence
-        if last.version >= 3:  # the log lists them
+        if last.version >= 3:  # the log lists the kept decisions
             own = [self.decisions[-1]] if isinstance(last, Complete) else []
             return [*(each for each in map(self._at.get, last.kept) if each is not None), *own]
         newest = self.decisions[-fence.spec.checkpoints.retained :]
@@ -164,13 +162,13 @@ class Facts:
 
 
 def _values_of(snapshot: OperatorSnapshot, read: Callable[[str], bytes | None]) -> dict[str, bytes]:
-    """Those that are objects, too. One that is missing is `WholeManifests`' business."""
+    """Returns all values, also those in objects. `WholeManifests` reports missing objects."""
     found = {name: read(ref.key or "") for name, ref in snapshot.objects.items()}
     return {**snapshot.values, **{name: value for name, value in found.items() if value is not None}}
 
 
 def _legs_in(ref: FileRef, read: Callable[[str], bytes | None]) -> list[tuple[str, int, int, int]]:
-    """Of the rows in a file of in-flight data. One that is missing is `WholeManifests`' business."""
+    """Returns the legs in a file of in-flight data. `WholeManifests` reports a missing file."""
     stored = ref.inline if ref.key is None else read(ref.key)
     elements = FrameReader().feed((stored or b"")[ref.offset : ref.offset + ref.size])
     batches = [element.rows for element, _ in elements if isinstance(element, Batch)]
@@ -178,13 +176,13 @@ def _legs_in(ref: FileRef, read: Callable[[str], bytes | None]) -> list[tuple[st
 
 
 def _legs_of(batch: pa.RecordBatch) -> list[tuple[str, int, int, int]]:
-    if "leg" not in batch.schema.names:  # messages of a queue are no legs yet
+    if "leg" not in batch.schema.names:  # messages of a queue have no legs yet
         return []
     rows = batch.select(["source", "split", "seq", "leg"]).to_pylist()
     return [(row["source"], row["split"], row["seq"], row["leg"]) for row in rows]
 
 
 def _final_names(committable: bytes) -> list[str]:
-    """Of a file sink's committable; none for other sinks'."""
+    """Returns the final names in a committable of a file sink; empty for other sinks."""
     found = msgspec.json.decode(committable)
     return [file["final"] for file in found.get("files", ())]

@@ -1,7 +1,7 @@
-"""What the tables that judge the judges are made of: a history, and the verdict on it.
+"""Parts of the tables that test the checkers: a history and the expected reports.
 
-A history is told to all judges of its kind of job at once. A row of a table names the judge whose rule the history
-breaks and what this judge says, so one that is deaf and one that accuses the innocent both fail.
+All checkers of a kind of job hear a history at once. A row names the checker whose rule the history breaks, and its
+report: a deaf checker fails the row, and so does a checker that reports a correct history.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from typing import Protocol
 import pytest
 from events import EventTimes
 
-Reports = list[tuple[str, str]]  # (judge, what is wrong)
+Reports = list[tuple[str, str]]  # (checker, violation)
 
 IN_ORDER = EventTimes(
     splits=2,
@@ -37,7 +37,7 @@ class History(Protocol):
 
 @dataclass(frozen=True)
 class Told:
-    """A history that is over."""
+    """A history that has ended."""
 
     reports: Reports
 
@@ -46,12 +46,12 @@ class Told:
 class Case:
     shown: str
     history: Callable[[], History]
-    says: str = ""  # what the judge says, in part; nothing: the history comes close to its rule, and nobody speaks
-    also: tuple[str, ...] = ()  # judges that speak, too
-    once: bool = False  # nothing else is said
+    says: str = ""  # part of the report; "": the history nearly breaks the rule, and no checker reports
+    also: tuple[str, ...] = ()  # other checkers that report
+    once: bool = False  # no other reports follow
 
 
-Table = Mapping[str, tuple[Case, ...]]  # by the judge whose rule is shown
+Table = Mapping[str, tuple[Case, ...]]  # by the checker whose rule the cases show
 
 
 def each_case(table: Table) -> pytest.MarkDecorator:
@@ -68,6 +68,6 @@ def check(judge: str, case: Case) -> None:
 
 
 def untold(table: Table, judges: set[str]) -> list[str]:
-    """Judges without a history that breaks their rule, or without one that keeps it; and rows of unknown judges."""
+    """Returns checkers without a history that breaks, or that keeps, their rule, and unknown checkers."""
     told = {judge for judge, cases in table.items() if {bool(case.says) for case in cases} == {True, False}}
     return sorted(judges ^ told)

@@ -1,8 +1,7 @@
-"""Late commits: the judge counts decided checkpoints that are not committed, and asks that the status tells of
-a sink that stays behind. A coordinator answers for what was decided while it led.
+"""Late commits: the checker counts decided uncommitted checkpoints; the status must report a sink that lags.
 
-In some jobs global commits are held back (`commit_every`): they may come later by that time, and until then nobody is
-told that the sink is slow."""
+A coordinator answers only for checkpoints that were decided while it led. In some jobs `commit_every` delays global
+commits: they may be later by that time, and until then the status reports no slow sink."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -16,11 +15,11 @@ from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import ChainSpec
 from barrier_runtime.testing.simulation.loop import Simulation
 
-LATE_MS = 1_000  # at least; else two intervals
-_SLACK_MS = 1_500  # a commit is reported, the condition is looked at, a coordinator is stalled
-_FOR_EVER_MS = 3_600_000  # no run takes so long: only what ends or moves the job brings the commit
+LATE_MS = 1_000  # minimum; otherwise two intervals
+_SLACK_MS = 1_500  # for the report of a commit, the check of the condition, and a stalled coordinator
+_FOR_EVER_MS = 3_600_000  # longer than any run: only an end or move of the job commits
 _GLOBAL = "/global"
-_LAST = 3  # checkpoints that the end of a job asks for
+_LAST = 3  # checkpoints that the end of a job requests
 
 
 class LateCommits:
@@ -39,29 +38,29 @@ class LateCommits:
         self._note = note
         self.bound = random.Random(f"commits behind {schedule.seed}").choice((1, 2, 3, 10))
         self.every_ms = random.Random(f"commit every {schedule.seed}").choice((0, 0, 400, 4_000, _FOR_EVER_MS))
-        self._shown: dict[str, tuple[int, int]] = {}  # global committer -> what it has shown, and since when
-        self._decided_ms: dict[int, int] = {}  # log position -> when it was seen first
+        self._shown: dict[str, tuple[int, int]] = {}  # global committer -> (visible checkpoint, since when)
+        self._decided_ms: dict[int, int] = {}  # log position -> time when first seen
         self._runs: tuple[JobRunner, int] | None = None  # this generation, as this runner leads it …
         self._since_ms = 0  # … runs since
 
     def holding(self, chains: tuple[ChainSpec, ...]) -> tuple[ChainSpec, ...]:
-        """The job, whose global commits are held back."""
+        """Returns the job with delayed global commits."""
         every = ((each, dict.fromkeys(each.global_sinks, self.every_ms) if self.every_ms else {}) for each in chains)
         return tuple(msgspec.structs.replace(each, commit_every_ms=held) for each, held in every)
 
     @property
     def held_for_ever(self) -> bool:
-        """Whether no rows that wait for a global commit are shown while the job just goes on."""
+        """Returns whether rows that wait for a global commit stay invisible while the job just continues."""
         return self.every_ms == _FOR_EVER_MS
 
     def reached(self, through: Mapping[str, int]) -> int:
-        """What every sink has committed, but for what is held back for ever."""
+        """Returns the newest checkpoint that every sink has committed, without sinks that are delayed forever."""
         held = self.held_for_ever
         return min((each for key, each in through.items() if not (held and key.endswith(_GLOBAL))), default=0)
 
     def look(self, runner: JobRunner, *, asked: int, ends: bool) -> None:
-        """At each poll of a coordinator that leads. `asked`: checkpoints that were wanted by somebody so far.
-        `ends`: the job may end at any time, so that nothing is held back."""
+        """Called at each poll of a leading coordinator. `asked`: number of checkpoints requested so far.
+        `ends`: the job may end at any time, so no commit is delayed."""
         now_ms = self._simulation.now_us // 1000
         for decision in self._facts.decisions:
             self._decided_ms.setdefault(decision.position, now_ms)
@@ -76,7 +75,7 @@ class LateCommits:
             each.sink.rpartition("/")[0] for each in status.commits.troubles
         }
         late_ms = max(2 * self._schedule.interval_ms, LATE_MS) + _SLACK_MS
-        reached: dict[tuple[str, int], int] = {}  # sink and how long its commits are held back -> checkpoint
+        reached: dict[tuple[str, int], int] = {}  # (sink, delay of its commits) -> checkpoint
         for key, checkpoint in status.commits.through.items():
             held_ms = self.every_ms if key.endswith(_GLOBAL) else 0
             part = key.rpartition("/")[0], held_ms
@@ -103,7 +102,7 @@ class LateCommits:
                 self._look_at_held(sink, through, own, reached[sink, 0], status, now_ms)
 
     def _look_at_uploads(self, status: JobStatus) -> None:
-        """Of the newest checkpoint of this generation."""
+        """Checks the uploads of the newest checkpoint of this generation."""
         last = status.checkpoints.last_completed
         if last is None or last.token != status.token:
             return
@@ -124,8 +123,9 @@ class LateCommits:
         status: JobStatus,
         now_ms: int,
     ) -> None:
-        """The global committer of `sink` has shown `through`, and its subtasks have committed `parts`. Until
-        `commit_every` is over nothing of it is late, unless somebody asked for all to be visible."""
+        """Checks a global committer that has shown `through`, while the subtasks of `sink` have committed `parts`.
+
+        No commit is late before `commit_every` is over, unless a request needs all rows visible."""
         before = self._shown.get(sink)
         if before is None or before[0] != through:
             before = self._shown[sink] = (through, now_ms)

@@ -1,10 +1,10 @@
 """Checkpoints that stay open while others complete and are dropped.
 
-Uploads of one slot take long, so the checkpoints of which they are part are still open when an older one completes. And
-a slot whose sources have ended hears of decisions in steps, while barriers come to it through channels: it takes a
-snapshot on top of a checkpoint that the coordinator has dropped already.
+Slow uploads of a slot keep their checkpoints open while an older checkpoint completes. A slot whose sources have ended
+hears of decisions in steps, while barriers arrive through channels: it takes a snapshot on top of a checkpoint that the
+coordinator has already dropped.
 
-By chance alone both are rare: between a barrier and the end of its uploads lie a few milliseconds.
+Both are rare by chance: the uploads of a checkpoint end a few milliseconds after its barrier.
 """
 
 from collections.abc import Callable
@@ -40,21 +40,21 @@ _LOOK_US = 3_000
 
 @dataclass
 class _Hearing:
-    """What one slot has heard, and what waits for it."""
+    """Messages that a slot has received, and messages that wait."""
 
     slot: Slot
     until_us: int
-    triggered: int = 0  # the highest checkpoint of which the slot has heard that it is triggered
+    triggered: int = 0  # newest checkpoint whose trigger the slot has received
     messages: list[ToSlot] = field(default_factory=list)
-    under_way: tuple[int, int] | None = None  # the two checkpoints between whose snapshots it heard of a decision
-    acknowledges: bool = False  # it has heard that the first of the two is triggered, so that may complete
+    under_way: tuple[int, int] | None = None  # the two checkpoints between whose snapshots the slot heard of a decision
+    acknowledges: bool = False  # the slot has the first trigger of the two, so that checkpoint may complete
 
 
 class HearsInSteps:
-    """Of two decisions a slot hears the first one between its snapshots of two checkpoints, and the second one after
-    both; then the first of the two checkpoints completes, and the second one is still open.
+    """A slot hears of a first decision between its snapshots of two checkpoints, and of a second after both.
 
-    `hear`: what a slot does with a message. `hold_up`: uploads of another slot than this process's take long."""
+    Then the first of the two checkpoints completes, and the second is still open. `hear`: delivers a message to a slot.
+    `hold_up`: delays the uploads of another slot than that of the process."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class HearsInSteps:
         self._hear = hear
         self._hold_up = hold_up
         self._note = note
-        self._hearing: dict[str, _Hearing] = {}  # by the name of the slot's process
+        self._hearing: dict[str, _Hearing] = {}  # by name of the slot's process
 
     def begin(self, process: SimProcess, slot: Slot, length_us: int) -> None:
         if process.name not in self._hearing:
@@ -75,7 +75,7 @@ class HearsInSteps:
             self._sim.after(_LOOK_US, self._look_later, process)
 
     def takes(self, process: SimProcess, slot: Slot, message: ToSlot) -> bool:
-        """Whether `slot` hears of `message` later."""
+        """Returns whether `slot` hears of `message` later."""
         hearing = self._hearing.get(process.name)
         if hearing is None or hearing.slot is not slot:
             return False
@@ -83,11 +83,11 @@ class HearsInSteps:
             self._end(process)
             return False
         if not hearing.messages:
-            if isinstance(message, Trigger):  # checkpoints overlap, as the last one takes long
+            if isinstance(message, Trigger):  # checkpoints overlap, as the last takes long
                 hearing.triggered = max(hearing.triggered, message.checkpoint)
                 self._hold_up(process)
             if not isinstance(message, CheckpointComplete) or message.checkpoint >= hearing.triggered:
-                return False  # only what it has heard to be triggered completes while the rest waits
+                return False  # only checkpoints with a received trigger complete while the rest waits
         hearing.messages.append(message)
         self._look(process, hearing)
         return True
@@ -128,7 +128,7 @@ class HearsInSteps:
             self._release(process, hearing, before + 1)
 
     def _has_snapshot(self, hearing: _Hearing, checkpoint: int) -> bool:
-        """Of all that has not ended: what has ended says so when it hears of the trigger."""
+        """Returns whether all subtasks that have not ended took their snapshot; ended subtasks answer the trigger."""
         execution, slot = hearing.slot._execution, hearing.slot
         if execution is None:
             return False

@@ -1,5 +1,6 @@
-"""What may go wrong while new slots start: programs that cannot be imported, that do not fit the state of the job, or
-that cannot open what they have; and the judge: the job is untouched then, and its history says why."""
+"""Faults while new slots start, and their checker: the job stays untouched, and its history has the reason.
+
+New programs may fail to import, may not fit the state of the job, or may fail to open their operators."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -23,16 +24,17 @@ _NEVER_MOVES = {"broken": NOT_IMPORTED, "unfit": "has state of operators that th
 
 
 class NewSlotsStart(Checker):
-    """1.13, 1.18: a program that cannot be imported, or does not fit, never has the job, and no generation of it ends
-    for one that is still starting; each change that failed has its reason in the history. A slot that the driver was
-    asked for is not sent away."""
+    """A program that cannot be imported, or does not fit, never gets the job.
+
+    No generation ends for a program that is still starting. The history has the reason of each failed change. A slot
+    that the driver was asked for is not dismissed."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
-        self._kinds: dict[str, str] = {}  # program -> what is wrong with it
+        self._kinds: dict[str, str] = {}  # program -> its fault
 
     def program(self, name: str, kind: str, spec: JobSpec) -> JobSpec:
-        """What a program of this kind says that it is."""
+        """Returns the spec that a program of this kind reports."""
         self._kinds[name] = kind
         if kind != "unfit":
             return spec
@@ -40,11 +42,11 @@ class NewSlotsStart(Checker):
         return msgspec.structs.replace(spec, chains=tuple(other))
 
     def is_unwell(self, program: str) -> bool:
-        """It cannot open what it has."""
+        """Returns whether the program cannot open its operators."""
         return self._kinds.get(program) == "unwell"
 
     def link(self, program: str, link: ControlLink) -> ControlLink:
-        """By which a slot of it speaks."""
+        """Returns the control link of a slot of the program."""
         return _BrokenLink(link) if self._kinds.get(program) == "broken" else link
 
     @contextlib.contextmanager
@@ -89,7 +91,7 @@ class NewSlotsStart(Checker):
 
 
 class _BrokenLink:
-    """The control connection of a slot that could not import its program, and says so (`spark/task`)."""
+    """The control connection of a slot that reports a failed import of its program (`spark/task`)."""
 
     def __init__(self, link: ControlLink) -> None:
         self._link = link
@@ -106,4 +108,4 @@ def _other(operator: str) -> str:
     return f"{operator}-of-the-new-program"
 
 
-START_CHECKERS: tuple[type[Checker], ...] = (NewSlotsStart,)  # of every kind of job
+START_CHECKERS: tuple[type[Checker], ...] = (NewSlotsStart,)  # for every kind of job
