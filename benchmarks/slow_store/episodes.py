@@ -174,7 +174,8 @@ def reading(settings: Settings, kind: str, slots: int, delay: Delay | None) -> C
             read = job.until("read", settings.seconds + 60.0)
             after = {"job": job.cpu_s(), **_cpu_s(where, server)}
             end = job.until("end", 60.0)
-        requests = read_requests(server.requests_log, begin.at, read.at) if server is not None else []
+        # From the start: a short input may be read before "begin".
+        requests = read_requests(server.requests_log, 0.0, read.at) if server is not None else []
     took = read.at - begin.at
     assert end.figures is not None
     rows = min(end.figures.records, given.rows)
