@@ -6,7 +6,7 @@ from tests.house.prose import PRONOUNS, counted
 
 # Per 1,000 words: what, one, it, its. Whoever rewrites a folder lowers its row to the numbers that were reached.
 BUDGETS = {
-    "barrier_runtime": (0.3, 4.6, 3.2, 5.7),
+    "barrier_runtime": (0.3, 4.5, 3.0, 5.3),
     "coordinator": (0.4, 2.9, 4.1, 1.5),
     "state": (0.1, 4.9, 1.7, 4.6),
     "tests": (13.8, 12.2, 17.1, 12.0),
