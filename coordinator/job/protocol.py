@@ -107,7 +107,7 @@ class JobProtocol:
 
     @property
     def outcome(self) -> Outcome | None:
-        """Outcome of the job; None while it lives."""
+        """Outcome of the job; None while the job lives."""
         return self._phase.outcome if isinstance(self._phase, Ended) else None
 
     @property

@@ -371,7 +371,7 @@ class SlotTable:
         return kill
 
     def disconnect(self, slot: RegisteredSlot) -> Link | None:
-        """Forgets the connection; returns it for closing."""
+        """Forgets the connection and returns the connection for closing."""
         link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
         if link is not None:
             self._by_link.pop(link, None)

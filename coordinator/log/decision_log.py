@@ -177,7 +177,7 @@ class DecisionLog:
 
     @property
     def finish(self) -> Finish | None:
-        """The head, if it is a FINISH."""
+        """Head of the log if the head is a FINISH."""
         return self._head.record if self._head is not None and isinstance(self._head.record, Finish) else None
 
     @property

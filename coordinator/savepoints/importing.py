@@ -244,7 +244,7 @@ class _Importing:
         return True
 
     def _copied(self, choice: Import, token: int, lineage: str) -> tuple[ManifestRef, bytes]:
-        """Stores the files and, unless it fits into the record, the manifest."""
+        """Stores the files, and a manifest that does not fit into the record."""
         keys = sorted(object_sizes(self._savepoint.taken))
         objects = {key: self._paths.data_file(token, "savepoint", str(n)) for n, key in enumerate(keys, 1)}
         self._bring(objects)

@@ -139,7 +139,7 @@ class JobRunner:
 
     @property
     def lead_position(self) -> int | None:
-        """Position of the newest record by which this runner leads; None if it does not lead."""
+        """Position of the newest record by which this runner leads; None without leadership."""
         return None if self._broken else self._protocol.lead_position
 
     @property
