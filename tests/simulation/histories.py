@@ -1,7 +1,7 @@
-"""Short builders for histories: what the stores of one job have seen, told to every checker as the world tells it,
-through the real `Facts`, real records, manifests, committables and rows.
+"""Builders of histories: events at the stores of one job, reported to every checker as the world reports them.
 
-Every step returns the history, so that one reads as one expression: `job().checkpoint(1, 2).out(1)`.
+Facts, records, manifests, committables and rows are real. Every method returns the history, so that a history is one
+expression: `job().checkpoint(1, 2).out(1)`.
 """
 
 import dataclasses
@@ -50,23 +50,23 @@ Spoil = Callable[[Rows], Rows]
 
 
 def data(name: str, token: int = 1) -> str:
-    """The key of an uploaded snapshot file."""
+    """Returns the key of an uploaded snapshot file."""
     return PATHS.data_file(token, "slot", name)
 
 
 class Bank:
-    """The keyed state of the workload's job, whole: numbers the legs as the operators do."""
+    """The complete keyed state of the workload's job: numbers the legs as the operators do."""
 
     def __init__(self, workload: Workload) -> None:
         self._audited = workload.audited
         self._n: dict[int, int] = defaultdict(int)
         self._balance: dict[int, int] = defaultdict(int)
         self._opened: dict[int, int] = {}
-        self._peak: dict[int, tuple[int, int]] = {}  # delta and number
+        self._peak: dict[int, tuple[int, int]] = {}  # delta and number of the transfer
         self._m: dict[tuple[str, int], int] = defaultdict(int)
 
     def read(self, source: str, split: int, first: int, end: int) -> list[Row]:
-        """The rows of transfers `first` to `end` (exclusive) of one split, as a file of the sink has them."""
+        """Returns the rows of transfers `first` to `end` (exclusive) of one split, as in a file of the sink."""
         seqs = range(first, end)
         columns = [[source] * len(seqs), [split] * len(seqs), seqs]
         if not seqs:
@@ -111,7 +111,7 @@ class History:
             make(self.facts, self.workload, lambda checker, what: self.reports.append((checker, what)))
             for make in (*CHECKERS, *more)
         ]
-        self.lots: dict[Hashable, list[Row]] = {}  # rows that are due with a checkpoint, or that were read by name
+        self.lots: dict[Hashable, list[Row]] = {}  # by checkpoint, or by the name given to `read`
         self._retained = retained
         self._leader = "leader-a"
         self._files: dict[str, FileRef] = {}
@@ -143,11 +143,11 @@ class History:
         return self
 
     def put_again(self, position: int) -> "History":
-        """The same bytes of a log record."""
+        """Writes the log record at `position` again, with the same bytes."""
         return self.put(PATHS.log_record(position), self.store.get(PATHS.log_record(position)))
 
     def upload(self, *names: str, holds: bytes = b"state", token: int | None = None) -> "History":
-        """Snapshot files of the present generation, or of `token`."""
+        """Uploads snapshot files of the current generation, or of `token`."""
         for name in names:
             key = data(name, self.facts.token if token is None else token)
             self._files[name] = FileRef(f"{name}.sst", len(holds), sha256_hex(holds), key)
@@ -162,7 +162,7 @@ class History:
         return self
 
     def lose(self, key: str) -> "History":
-        """The store has it no more, and nobody has deleted it."""
+        """Loses the file from the store: nobody requested a delete."""
         self.store.delete([key])
         return self
 
@@ -213,8 +213,9 @@ class History:
         at: int | None = None,
         says: dict[str, object] | None = None,
     ) -> "History":
-        """A FENCE that restores this checkpoint, with the fields that `says` changes. `at`: its log position, if that
-        is not the next."""
+        """Appends a FENCE that restores this checkpoint.
+
+        `says` overrides fields of the record; `at` is the log position, by default the next."""
         decision = next((each for each in self.facts.decisions if each.record.checkpoint == restored), None)
         record = Fence(
             **self._common(token or at or self._next_position),
@@ -228,7 +229,7 @@ class History:
         return self.append(msgspec.structs.replace(record, **(says or {})), at)
 
     def by(self, leader: str) -> "History":
-        """Who writes from now on."""
+        """Sets the writer of all later records."""
         self._leader = leader
         return self
 
@@ -236,7 +237,7 @@ class History:
         return self.by(leader).append(Lead(**self._common(None), leader=leader))
 
     def stop(self) -> "History":
-        """The job is to stop with a savepoint."""
+        """Appends the request to stop the job with a savepoint."""
         wish = StopWish(mode="checkpoint", savepoint="last-1", url="memory://last-1")
         return self.append(Stop(**self._common(None), stop=wish))
 
@@ -292,7 +293,7 @@ class History:
         says: dict[str, object] | None = None,
         drained: str = "",
     ) -> "History":
-        """The manifest is stored, then the decision that names it is appended, with the fields that `says` changes."""
+        """Stores the manifest, then appends the decision that names it; `says` overrides fields of the record."""
         manifest = self._manifest(checkpoint, token, positions or {}, committables, files, drained)
         encoded = encode_manifest(manifest)
         key = PATHS.manifest(checkpoint, manifest.token)
@@ -312,8 +313,9 @@ class History:
     def checkpoint(
         self, checkpoint: int, upto: int, *files: str, drained: str = "", says: dict[str, object] | None = None
     ) -> "History":
-        """A decided checkpoint at transfer `upto` of every split. Its lot is what it makes due. Files that were not
-        uploaded before are. `drained`: by this run."""
+        """Decides a checkpoint at transfer `upto` of every split, and uploads `files` that are not uploaded yet.
+
+        The checkpoint's lot are the rows since the checkpoint before. `drained`: the run that drained the job."""
         self.upload(*(name for name in files if name not in self._files))
         lot = self.lots[checkpoint] = []
         positions: dict[tuple[str, int], int] = {}
@@ -332,8 +334,9 @@ class History:
     def savepoint(
         self, checkpoint: int, *, sinks: Sequence[str] | None = None, lost: str = "", token: int = 1
     ) -> "History":
-        """A savepoint of a decided checkpoint is written. `sinks`: those whose transactions are left out; `lost`: this
-        file has other bytes in it."""
+        """Writes a savepoint of a decided checkpoint.
+
+        `sinks`: sinks whose transactions the savepoint omits (by default all); `lost`: a file that gets wrong bytes."""
         manifest = next(each.manifest for each in self.facts.decisions if each.record.checkpoint == checkpoint)
         manifest = msgspec.structs.replace(manifest, token=token)
         copy = savepoint_copy(manifest, self.workload.sinks if sinks is None else sinks, f"wish-{checkpoint}")
@@ -344,12 +347,12 @@ class History:
         return self
 
     def lose_of_savepoint(self) -> "History":
-        """The savepoint's files are gone."""
+        """Deletes the files of all savepoints."""
         self.folder.delete([each.key for each in self.folder.list("")])
         return self
 
     def reads(self, token: int, split: str, rows: int) -> "History":
-        """A slot of that generation has read so many rows of a split."""
+        """Reports that a slot of generation `token` has read `rows` rows of a split."""
         for checker in self.checkers:
             checker.on_read(token, split, rows)
         return self
@@ -357,12 +360,12 @@ class History:
     # ---- what readers see
 
     def read(self, lot: str, split: int, first: int, end: int) -> "History":
-        """A lot of rows of source "a", which no checkpoint makes due."""
+        """Adds a lot of rows of source "a" that belong to no checkpoint."""
         self.lots[lot] = self.bank.read("a", split, first, end)
         return self
 
     def given(self, lot: Hashable, what: Callable[[Row], object], values: set[object]) -> "History":
-        """What makes this history show what it should."""
+        """Asserts a precondition of the history: `what` takes exactly these values on the rows of the lot."""
         assert {what(row) for row in self.lots[lot]} == values
         return self
 
@@ -373,11 +376,11 @@ class History:
         return self
 
     def out(self, *lots: Hashable, spoil: Spoil = list, at: int | None = None) -> "History":
-        """The sink with a global committer shows lots, as checkpoint `at`: the last of them, unless told."""
+        """Shows lots in the sink with a global committer, as checkpoint `at`: by default the last lot's."""
         return self._show("out", lots, spoil, lots[-1] if at is None else at)
 
     def side(self, *lots: Hashable, spoil: Spoil = list) -> "History":
-        """The sink without one shows lots."""
+        """Shows lots in the sink without a global committer."""
         return self._show("side", lots, spoil, 0)
 
     def commit(self, committable: bytes) -> "History":
@@ -392,7 +395,7 @@ class History:
         return self
 
     def keeps(self, *legs: tuple[str, int, int, int]) -> "History":
-        """The last checkpoint has these in open files of `out`."""
+        """Puts these legs into open files of `out` in the last checkpoint."""
         self.facts.decisions[-1] = dataclasses.replace(self.facts.decisions[-1], kept=frozenset(legs))
         return self
 
@@ -403,12 +406,12 @@ class History:
 
 
 def job(**settings: int) -> History:
-    """One sink, `out`."""
+    """Returns the history of a started job with one sink, `out`."""
     return History(**settings).fence()
 
 
 def two_sinks(*more: type[Checker]) -> History:
-    """Two sinks, `out` and `side`, and a second shuffle."""
+    """Returns the history of a started job with two sinks, `out` and `side`, and a second shuffle."""
     return History("two-sinks", more=more).fence()
 
 
@@ -422,7 +425,7 @@ def file_committable(checkpoint: int) -> bytes:
     return encode_committable((staged,))
 
 
-# ---------------------------------------------------------------- rows, spoiled
+# ---------------------------------------------------------------- spoiled rows
 
 
 def but_last(count: int) -> Spoil:
@@ -442,17 +445,17 @@ def raised(row: Row, **by: int) -> Row:
 
 
 def row_raised(at: int, **by: int) -> Spoil:
-    """One row has fields that are higher by that."""
+    """Returns a spoil that increases fields of row `at` (modulo the number of rows)."""
     return lambda rows: [raised(row, **by) if index == at % len(rows) else row for index, row in enumerate(rows)]
 
 
 def account_raised(rows: Rows, **by: int) -> Rows:
-    """All rows of the first row's account have fields that are higher by that."""
+    """Increases fields of all rows of the first row's account."""
     return [raised(row, **by) if row.account == rows[0].account else row for row in rows]
 
 
 def pair_numbered(of_first: int, of_second: int, *, same_split: bool = True) -> Spoil:
-    """A pair whose rows have the numbers of these two of it."""
+    """Returns a spoil that keeps one `pair`, and gives its rows the numbers of the pair's rows at these indexes."""
 
     def spoil(rows: Rows) -> Rows:
         both = pair(rows, same_split=same_split)
@@ -463,7 +466,7 @@ def pair_numbered(of_first: int, of_second: int, *, same_split: bool = True) -> 
 
 
 def pair(rows: Rows, *, same_split: bool = True) -> tuple[Row, Row]:
-    """Two rows of one account, of one split or of two, in the order in which state saw them."""
+    """Returns two rows of one account, from one split or from two, in the order in which state processed them."""
     return next(
         (first, second)
         for index, first in enumerate(rows)

@@ -1,8 +1,8 @@
-"""The simulated job that joins two streams of numbered events, and what must come out of it.
+"""The simulated job that joins two streams of numbered events, and its expected rows.
 
-Even splits are the left stream, odd ones the right: two sources, so each has event time of its own. A row that comes
-out names the events it is made of. Late rows of both sides go to a second sink, so that every event is seen somewhere:
-joined, alone, or late. What may be late is said by `EventWorkload.may_be_late`, as for windows.
+Even splits form the left stream, odd splits the right stream. Each stream is a source, so has its own event time. A row
+names its events. Late rows of both sides go to a second sink, so every event is visible somewhere: joined, alone, or
+late. `EventWorkload.may_be_late` decides which events may be late, as for windows.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,46 +20,46 @@ from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 Event = tuple[int, int]  # split and number
 
 JOINED = "joined"
-JOIN_KINDS = ("interval", "window", "as-of", "table")  # a table: as it was at the time of the left event
+JOIN_KINDS = ("interval", "window", "as-of", "table")  # "table": the table's version at the left event's time
 LEFT, RIGHT = "e", "f"  # names of the sources
 OUT = pa.schema([(name, pa.int64()) for name in ("left", "right", "start", "last")])
-_GONE = "seq % 4 = 3"  # of a table: which changes delete their key
-_SPLIT = 1_000_000  # the id of an event is its split times this, plus its number; without an event: -1
+_GONE = "seq % 4 = 3"  # changes of a table that delete their key
+_SPLIT = 1_000_000  # the id of an event is split * _SPLIT + number; -1 stands for no event
 
 
 @dataclass(frozen=True)
 class Joined:
-    """`kind`: one of JOIN_KINDS. The other settings matter to some kinds alone; times in ms."""
+    """Settings of a join. `kind` is one of JOIN_KINDS; some settings apply to some kinds only. Times in ms."""
 
     kind: str
     how: str
-    lower_ms: int = 0  # interval: of the right event less the left one
+    lower_ms: int = 0  # interval: bounds of right event time minus left event time
     upper_ms: int = 0
     tolerance_ms: int | None = None  # as-of
     exact: bool = True
 
     @property
     def versioned(self) -> bool:
-        """A left event has the newest right one that is not newer."""
+        """True if a left event is joined with the newest right event that is not newer."""
         return self.kind in ("as-of", "table")
 
     @property
     def keeps(self) -> tuple[bool, bool]:
-        """Per side: its rows come out without a partner."""
+        """Flags (left, right): the join emits the side's rows without a partner."""
         return self.how in ("left", "full", "anti"), self.how in ("right", "full")
 
     @property
     def one_sided(self) -> bool:
-        """A row names its left event alone."""
+        """True if a row names its left event only."""
         return self.how in ("semi", "anti")
 
 
 class JoinRow(msgspec.Struct, frozen=True):
-    """One row as the sinks write it: ids of the events, -1 where there is none."""
+    """One row as the sinks write it, with the ids of its events; -1 stands for no event."""
 
     left: int = -1
     right: int = -1
-    start: int = -1  # of the window; else the later event time; -1: a late row
+    start: int = -1  # start of the window; without windows the later event time; -1 for a late row
     last: int = -1
 
     @property
@@ -79,7 +79,7 @@ _JOIN_ROW = msgspec.json.Decoder(JoinRow)
 
 
 class JoinWorkload(EventWorkload):
-    """`joined`: the join that its job is about."""
+    """Workload of a job with one join, `joined`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class JoinWorkload(EventWorkload):
 
     @property
     def shows_event_time(self) -> bool:
-        """Rows come out as long as any events come."""
+        """True if the job emits rows as long as events arrive."""
         return self.joined.how == "full" or (any(self.joined.keeps) and self.times.pause_at is None)
 
     def flow(self, job: str) -> Dataflow:
@@ -148,25 +148,25 @@ class JoinWorkload(EventWorkload):
     def row_of(row: dict[str, Any]) -> Any:
         return JoinRow(**row)
 
-    # ------------------------------------------------------------ what is true of its rows
+    # ------------------------------------------------------------ the oracle
 
     def at_ms(self, event: Event) -> int:
         return self.times.at_ms(*event)
 
     def starts(self, event: Event) -> list[int]:
-        """The windows in which it is joined; for joins without windows one place, 0."""
+        """Returns the starts of the event's windows; for joins without windows [0]."""
         return list(self.times.windows(*event)) if self.joined.kind == "window" else [0]
 
     def place(self, row: JoinRow) -> int:
         return row.start if self.joined.kind == "window" else 0
 
     def certain(self, event: Event, start: int = 0) -> bool:
-        """It was in time, whatever happened: for the window from `start` on, if the join has windows."""
+        """Returns whether the event cannot have been late (for a window join: for the window from `start` on)."""
         last_ms = start + self.times.window_ms - 1 if self.joined.kind == "window" else self.at_ms(event)
         return not self.may_be_late(*event, last_ms)
 
     def belong(self, left: Event, right: Event, start: int = 0) -> bool:
-        """They may come out as one row (of an as-of join: unless a newer version is there)."""
+        """Returns whether the events may form a row (of an as-of join: if no newer version exists)."""
         times, joined = self.times, self.joined
         if left[0] % 2 or not right[0] % 2 or not (times.exists(*left) and times.exists(*right)):
             return False
@@ -183,12 +183,13 @@ class JoinWorkload(EventWorkload):
         return within and (later_ms <= 0 if joined.exact else later_ms < 0)
 
     def deletes(self, event: Event) -> bool:
-        """A change of a table that removes its key."""
+        """Returns whether the event is a change of a table that deletes its key."""
         return self.joined.kind == "table" and event[0] % 2 == 1 and event[1] % 4 == 3
 
     def surely_has(self, left: Event) -> list[Event]:
-        """Versions of which one, or a newer one, is what the table or the right stream has for a left event, whatever
-        was late. None: it may have nothing."""
+        """Returns versions of which the left event is joined with one, or with a newer one, whatever was late.
+
+        Empty if the left event may have no partner."""
         versions = list(self.partners(left))
         certain = [each for each in versions if self.certain(each)]
         newest_ms = max(map(self.at_ms, certain), default=0)
@@ -197,7 +198,7 @@ class JoinWorkload(EventWorkload):
         return [] if may_delete else last
 
     def partners(self, event: Event, start: int = 0) -> Iterator[Event]:
-        """All of them, on the other side; of a table also what deletes."""
+        """Returns all events of the other side that belong to the event, including deletions from a table."""
         reach_ms = max(self.joined.upper_ms, -self.joined.lower_ms, self.times.window_ms)
         is_right = event[0] % 2
         for split in range(1 - is_right, self.times.splits, 2):
@@ -209,7 +210,7 @@ class JoinWorkload(EventWorkload):
                 seq += 1
 
     def events(self) -> Iterator[Event]:
-        """All, of a job that ends."""
+        """Returns all events of a bounded job."""
         for split in range(self.times.splits):
             for seq in range(self.times.number(split)):
                 yield split, seq

@@ -1,7 +1,7 @@
-"""Judges of what users do with a running job: other slots, another program, savepoints.
+"""Checkers of user actions on a running job: rescale, replace, drain, savepoints.
 
-A planned change of generation is a FENCE of the same run with another number of slots or another program. What it
-promises more than any other generation: nothing is read twice, and nothing of the old slots is open.
+A planned change of generation is a FENCE of the same run with another parallelism or another program. Beyond the
+guarantees of every generation, sources read no row twice, and the old slots leave no commit open.
 """
 
 from collections import Counter, defaultdict
@@ -18,20 +18,20 @@ from barrier_runtime.state.store.object_store import ObjectNotFound
 
 
 def moves(before: Fence | None, record: Record) -> bool:
-    """The job goes on with other slots because its user wants it."""
+    """Returns whether `record` is a FENCE of a planned change: same run, other program or parallelism."""
     if before is None or not isinstance(record, Fence) or before.spec.run_id != record.spec.run_id:
         return False
     return (before.spec.program, before.spec.parallelism) != (record.spec.program, record.spec.parallelism)
 
 
 class NothingIsReadTwice(Checker):
-    """1.11: behind a planned change sources read on at the very next row; the old ones read nothing behind the barrier
-    with which they stopped."""
+    """1.11: after a planned change sources continue at the next row; the old sources read no row after their last
+    barrier."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
         self._read: dict[int, dict[tuple[str, int], int]] = defaultdict(dict)  # token -> split -> rows
-        self._moved: dict[int, Decision] = {}  # token of the old slots -> what the new ones restore
+        self._moved: dict[int, Decision] = {}  # token of the old slots -> the checkpoint that the new slots restore
         self._before: Fence | None = None
 
     def on_read(self, token: int, split: str, rows: int) -> None:
@@ -50,7 +50,7 @@ class NothingIsReadTwice(Checker):
             self._judge(before.token)
 
     def _judge(self, token: int) -> None:
-        """Of splits that have ended nothing more can be read, and some jobs do not tell how many rows they had."""
+        """Compares the splits that have a position; an ended split may have none, and cannot be read further."""
         decision = self._moved[token]
         for place, position in decision.positions.items():
             rows = self._read[token].get(place, 0)
@@ -63,7 +63,7 @@ class NothingIsReadTwice(Checker):
 
 
 class OneOwner(Checker):
-    """Each key group is with one subtask, in every checkpoint that is decided."""
+    """Each key group has exactly one owning subtask in every decided checkpoint."""
 
     def on_decision(self, decision: Decision) -> None:
         ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -80,7 +80,7 @@ class OneOwner(Checker):
 
 
 class MovesWaitForCommits(Checker):
-    """1.15: when other slots take over, readers see all that the old ones wrote: no late commit is left to any."""
+    """1.15: when new slots take over, readers see all rows of the old slots: no commit is outstanding."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -108,11 +108,11 @@ class MovesWaitForCommits(Checker):
 
 
 class SavepointsShareNothing(Checker):
-    """1.3: a savepoint has all its files in its own folder, and has them for ever, whatever the job deletes."""
+    """1.3: a savepoint keeps all its files in its own folder, whatever the job deletes."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
-        # By id: a job that goes on, though it was to stop with one, writes it anew.
+        # By id: a job that continues after a failed stop writes its savepoint again.
         self._written: dict[str, tuple[Savepoint, Callable[[str], bytes]]] = {}
 
     def on_savepoint(self, savepoint: Savepoint, read: Callable[[str], bytes]) -> None:
@@ -131,13 +131,13 @@ class SavepointsShareNothing(Checker):
 
 
 class DrainedReadsNoMore(Checker):
-    """1.5: sources of a drained job have ended for good. No slot reads behind the positions of a checkpoint that was
-    taken after the drain: neither one that was there before, nor one that was started again since."""
+    """1.5: sources of a drained job stay ended. No slot, old or restarted, reads past the positions of a checkpoint
+    that was taken after the drain."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
-        self._read: dict[tuple[str, int], int] = {}  # by the present run, in the generations that may have been drained
-        self._token = 0  # the first of these
+        self._read: dict[tuple[str, int], int] = {}  # in the current run, since generation _token
+        self._token = 0  # the first generation that may have been drained
         self._run = ""
         self._ends: Decision | None = None
 
@@ -172,8 +172,8 @@ class DrainedReadsNoMore(Checker):
 
 
 class DrainedIsOut(Checker):
-    """1.5: a drained job ends behind one last checkpoint, in which nothing is on its way, and readers see each row
-    before its positions once. The savepoint with which it was drained is of these positions, and says what it is."""
+    """1.5: a drained job ends with a last checkpoint that has nothing in flight, and readers see each row before its
+    positions once. The checkpoint names the run that drained the job."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -207,8 +207,9 @@ class DrainedIsOut(Checker):
 
 
 class StopsAreKept(Checker):
-    """1.4: what a run is to stop with is in its log, and no coordinator that goes on with it forgets that. One that
-    begins a generation may: it could not be copied."""
+    """1.4: the log holds a run's stop request, and every coordinator that continues the generation keeps the request.
+
+    A new generation may drop the request: the savepoint could not be copied."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -223,12 +224,13 @@ class StopsAreKept(Checker):
 
 
 class MovedFilesAreShown(Checker):
-    """Rows in open files that are restored at another parallelism are shown with the first checkpoint: newer rows of
-    their keys may be with another subtask."""
+    """Rows in open files that are restored at another parallelism become visible with the first checkpoint.
+
+    Another subtask may hold newer rows of their keys."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
-        self._parallelism: dict[int, int] = {}  # token -> of its generation
+        self._parallelism: dict[int, int] = {}  # by token
         self._moved: frozenset[tuple[str, int, int, int]] = frozenset()
 
     def on_record(self, position: int, record: Record) -> None:
@@ -250,7 +252,7 @@ class MovedFilesAreShown(Checker):
 
 
 def _bytes_of(read: Callable[[str], bytes], key: str, offset: int, size: int) -> str:
-    """The hash of what is there."""
+    """Returns the SHA-256 of the stored bytes; "" if the object is missing."""
     try:
         return sha256_hex(read(key)[offset : offset + size])
     except ObjectNotFound:
@@ -262,10 +264,10 @@ MOVE_CHECKERS: tuple[type[Checker], ...] = (
     OneOwner,
     DrainedReadsNoMore,
     StopsAreKept,
-)  # of every kind of job
+)  # for every kind of job
 BANK_MOVE_CHECKERS: tuple[type[Checker], ...] = (
     MovesWaitForCommits,
     SavepointsShareNothing,
     DrainedIsOut,
     MovedFilesAreShown,
-)  # that show rows
+)  # for jobs of the bank: these checkers compare visible rows

@@ -1,11 +1,10 @@
-"""What the simulated job does: numbered bank transfers between accounts, and the rows its sinks must end up with.
+"""The simulated job: numbered bank transfers between accounts.
 
-A source emits numbered transfers per split; each becomes two legs (a debit and a credit). Legs go by account through
-keyed state (how many legs this account has seen, its balance), and in some graphs by split through a second one. So
-every row that comes out says which record it is and what the state was: rows alone prove what was lost, doubled,
-reordered or counted on a torn state, and all deltas together always sum to nothing.
+A source emits numbered transfers per split. Each transfer becomes two legs, a debit and a credit. Legs pass keyed state
+per account (number of legs, balance), and in some graphs a second keyed state per split. Every row names its record and
+the state after it, so rows alone prove loss, duplicates, reordering and torn state; all deltas sum to 0.
 
-Everything is a function of the record's number: a replay gives the same rows.
+Every value is a function of the record's number: a replay gives the same rows.
 """
 
 import operator
@@ -49,13 +48,13 @@ LEGS = pa.schema(
 )
 COUNTED = pa.schema([*LEGS, *[(name, pa.int64()) for name in ("n", "balance", "opened", "peak")]])
 AFTER_ALL_MS = 4_102_444_800_000  # 2100-01-01: a timer that fires at the end of input alone
-NOT_KNOWN = -1  # what `opened` and `peak` are without aggregates
+NOT_KNOWN = -1  # value of `opened` and `peak` without aggregates
 AUDITED = pa.schema([*COUNTED, ("m", pa.int64())])
 RULED_LEGS = pa.schema([*COUNTED, ("rules", pa.int64()), ("digest", pa.int64())])
 
 
 def transfer(source: str, split: int, seq: int) -> tuple[int, int, int]:
-    """(from account, to account, amount) of one record."""
+    """Returns (paying account, receiving account, amount) of one record."""
     h = zlib.crc32(f"{source}-{split}-{seq}".encode())
     payer = h % ACCOUNTS
     return payer, (payer + 1 + (h >> 8) % (ACCOUNTS - 1)) % ACCOUNTS, 1 + (h >> 16) % 100
@@ -63,7 +62,7 @@ def transfer(source: str, split: int, seq: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class SimSource:
-    """`splits` splits of `count` transfers each, one every `period_ns` from `start_ns` on (wall clock, ns)."""
+    """Source of `splits_total` splits of `count` transfers, one every `period_ns` from `start_ns` on (wall clock)."""
 
     name: str
     splits_total: int
@@ -71,10 +70,12 @@ class SimSource:
     start_ns: int
     period_ns: int
     bounded: bool
-    burst_ns: int = 1  # records come together, at multiples of it
+    burst_ns: int = 1  # records arrive in bursts, at multiples of burst_ns
     batch_rows: int = 8
-    world_ns: Callable[[], int] | None = field(default=None, repr=False)  # the time outside; else as the clock says
-    opening: Callable[[str], None] = field(default=lambda name: None, repr=False)  # called where it is opened
+    world_ns: Callable[[], int] | None = field(
+        default=None, repr=False
+    )  # the world's time; None: the slot's clock is right
+    opening: Callable[[str], None] = field(default=lambda name: None, repr=False)  # called in `splits`
 
     schema = TRANSFERS
     exactly_once = True
@@ -135,11 +136,11 @@ class _Reader:
         self._next = int(position)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: the reader holds nothing open."""
 
 
 def legs(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Each transfer as a debit and a credit."""
+    """Returns a debit and a credit for each transfer."""
     rows: list[tuple[str, int, int, int, int, int]] = []
     for source, split, seq in zip(*(column.to_pylist() for column in batch.columns), strict=True):
         payer, payee, amount = transfer(source, split, seq)
@@ -151,13 +152,13 @@ def legs(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def nothing_known(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Of sums and counts: neither `opened` nor `peak`."""
+    """Adds `opened` and `peak` as NOT_KNOWN."""
     unknown = pa.array([NOT_KNOWN] * rows.num_rows, pa.int64())
     return pa.RecordBatch.from_arrays([*rows.columns, unknown, unknown], schema=COUNTED)
 
 
 class Total:
-    """Of numbers."""
+    """Aggregate that sums integers."""
 
     def zero(self) -> int:
         return 0
@@ -170,8 +171,9 @@ class Total:
 
 
 class Balance:
-    """Per account: the number of this leg, and the balance after it. Aggregates tell also with which transfer the
-    account was `opened`, and which one brought it most (`peak`)."""
+    """Emits per account the leg's number and the balance after the leg.
+
+    Aggregates also emit the account's first transfer (`opened`) and the transfer with the greatest delta (`peak`)."""
 
     n = ValueState(int, default=0)
     balance = ValueState(int, default=0)
@@ -185,8 +187,10 @@ class Balance:
 
 
 class Journal:
-    """The same as `Balance` from lists and maps: the latest legs in a map by number, older ones in a list of pairs, the
-    oldest in sums. A leg that is lost, doubled or back again changes number and balance of all that follow."""
+    """Emits the rows of `Balance` from lists and maps.
+
+    The latest legs are in a map by number, older legs in a list of pairs, the oldest in sums. A leg that is lost,
+    duplicated or restored after its deletion changes the number and balance of all later legs."""
 
     latest = MapState(int, int)
     pairs = ListState(int)
@@ -198,7 +202,7 @@ class Journal:
         n = 1 + len(latest) + 2 * sum(1 for _ in self.pairs) + (self.legs.value or 0)
         balance = row["delta"] + sum(delta for _, delta in latest) + sum(self.pairs) + (self.total.value or 0)
         if len(self.latest) != len(latest) or [number for number, _ in latest] != list(range(n - len(latest), n)):
-            n += 1_000_000  # which no checker believes
+            n += 1_000_000  # a number that checkers report as wrong
         self.latest[n] = row["delta"]
         if len(self.latest) == 4:
             self.pairs.append(sum(self.latest.pop(number, 0) for number in (n - 3, n - 2)))
@@ -210,15 +214,17 @@ class Journal:
 
 
 class Ruled(Balance):
-    """The same under rules that every subtask has: each leg tells how many there were, and a digest of them in their
-    order; or that one of a split was lost or came twice."""
+    """`Balance` with broadcast rules.
+
+    Each leg carries the number of rules and a digest of the rules in order, or NOT_KNOWN as the digest if a rule of a
+    split was lost or arrived twice."""
 
     rules = BroadcastState(int, int)
-    following = BroadcastState(int, int)  # split -> its next rule; -1: some other rule came
+    following = BroadcastState(int, int)  # split -> its next rule; the key -1 exists after a wrong rule
     last = ValueState(dict)
 
     def __init__(self, all_rules: int) -> None:
-        self._all_rules = all_rules  # that come before the end of input; -1: nobody knows
+        self._all_rules = all_rules  # number before the end of input; -1: unbounded
 
     def on_legs(self, key: Any, row: dict[str, Any], ctx: Any) -> Any:
         ctx.timers.register(AFTER_ALL_MS)
@@ -227,7 +233,7 @@ class Ruled(Balance):
             yield self.last.value
 
     def on_timer(self, key: Any, timestamp_ms: int, ctx: Any) -> Any:
-        """At the end of input all rules are valid. If not, a leg goes out again, with what was valid."""
+        """Emits the last leg again if not all rules are valid at the end of input: checkers report that."""
         if self._all_rules not in (-1, len(self.rules)):
             yield {**self.last.value, "rules": len(self.rules), "digest": NOT_KNOWN}
 
@@ -243,7 +249,7 @@ class Ruled(Balance):
 
 
 class Audit:
-    """Per source split: the number of this leg."""
+    """Emits the leg's number per source split."""
 
     m = ValueState(int, default=0)
 
@@ -254,7 +260,7 @@ class Audit:
 
 
 class EmittingAudit(Audit):
-    """The same, told in a side output, too."""
+    """`Audit` that emits its rows to a side output, too."""
 
     def process(self, key: Any, row: dict[str, Any], ctx: Any) -> Any:
         for audited in super().process(key, row, ctx):
@@ -263,7 +269,7 @@ class EmittingAudit(Audit):
 
 
 class FailingAudit(EmittingAudit):
-    """Counts, emits and yields all legs, and then fails at those of one account. What it counted stays."""
+    """Counts, emits and yields all legs, then fails at the legs of account 0. The counts stay."""
 
     def process(self, key: Any, row: dict[str, Any], ctx: Any) -> Any:
         for audited in super().process(key, row, ctx):
@@ -273,19 +279,19 @@ class FailingAudit(EmittingAudit):
 
 
 def audited_after_all(error: dict[str, Any]) -> dict[str, Any]:
-    """The leg at which `FailingAudit` failed, as it would have told it."""
+    """Returns the row of a leg at which `FailingAudit` failed."""
     return {**msgspec.json.decode(error["row"]), "m": int(error["message"])}
 
 
 GRAPHS = ("one-shuffle", "two-shuffles", "union", "two-inputs", "two-sinks")
 RULED = "ruled"  # with rules that change while legs come
-RULES = "rules"  # the source of rules, whose rows no sink has
-SIDE_GRAPHS = ("emitted", "failing", "emitted-by-key")  # two sinks, of which "side" reads a side output
+RULES = "rules"  # the source of rules; no sink receives its rows
+SIDE_GRAPHS = ("emitted", "failing", "emitted-by-key")  # two sinks; "side" receives a side output
 
 
 @dataclass(frozen=True)
 class Workload:
-    """`graph`: one of GRAPHS or SIDE_GRAPHS, or RULED."""
+    """Settings of the simulated job. `graph` is one of GRAPHS or SIDE_GRAPHS, or RULED."""
 
     graph: str
     splits: int
@@ -293,19 +299,19 @@ class Workload:
     start_ns: int
     period_ns: int
     bounded: bool
-    out: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "out"
-    side: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # its sink "side", where it has one
-    aggregated: bool = False  # the same state as aggregates, so in columns
+    out: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # makes sink "out"
+    side: Callable[[], TwoPhaseCommitSink] = field(repr=False)  # makes sink "side" of graphs with two sinks
+    aggregated: bool = False  # keeps the state as aggregates, so in columns
     burst_ns: int = 1
     batch_rows: int = 8
     world_ns: Callable[[], int] | None = field(default=None, repr=False)
-    whole: bool = True  # readers of "out" see whole checkpoints
-    legs_from: Callable[[Dataflow], Any] | None = field(default=None, repr=False)  # in place of the sources
-    opening: Callable[[str], None] = field(default=lambda name: None, repr=False)  # of a source, where it is opened
-    collected: bool = False  # the same state in lists and maps
-    completed: Callable[[Any], Any] | None = field(default=None, repr=False)  # the stream of legs, looked up first
+    whole: bool = True  # readers of "out" see complete checkpoints
+    legs_from: Callable[[Dataflow], Any] | None = field(default=None, repr=False)  # replaces the sources
+    opening: Callable[[str], None] = field(default=lambda name: None, repr=False)  # called when a source opens
+    collected: bool = False  # keeps the state in lists and maps
+    completed: Callable[[Any], Any] | None = field(default=None, repr=False)  # adds a lookup before the accounts
     rolled: bool = False  # files of "out" grow over checkpoints
-    switch: Literal["row", "barrier"] = "row"  # of the rules
+    switch: Literal["row", "barrier"] = "row"  # when broadcast rules take effect
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -355,7 +361,7 @@ class Workload:
             streams = [each.map_batches(legs, schema=LEGS) for each in transfers]
         if self.completed is not None:
             streams[0] = self.completed(streams[0])
-        if self.graph == "two-inputs":  # one input is a shuffle further away than the other
+        if self.graph == "two-inputs":  # one input passes a shuffle more than the other
             spread = streams[0].key_by("split", "source").process("relay", relay, schema=LEGS)
             stream = spread.union(streams[1])
         elif self.graph == "union":
@@ -370,7 +376,7 @@ class Workload:
             )
         elif self.aggregated:
             sums = {"n": count(), "balance": sum_("delta")}
-            if self.collected:  # these alone are also computed of lists
+            if self.collected:  # no other aggregates are computed from lists
                 counted = accounts.aggregate("balance", **sums).map_batches(nothing_known, schema=COUNTED)
             else:
                 picks = {"opened": first("seq"), "peak": arg_max("seq", by="delta")}
@@ -432,5 +438,5 @@ ROW = msgspec.json.Decoder(Row)
 
 
 def rows_in(data: bytes) -> list[Row]:
-    """The rows of one JSON-lines file."""
+    """Returns the rows of one JSON-lines file."""
     return [ROW.decode(line) for line in data.splitlines()]
