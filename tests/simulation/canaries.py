@@ -1,8 +1,7 @@
-"""Planted bugs: each breaks one rule of the protocol in the production code, and the simulation has to find it.
+"""Planted bugs: each canary breaks one rule of the protocol in the production code.
 
-A simulation that never fails proves nothing. So for every rule somebody once broke (here or elsewhere) there is a
-canary: a patch that brings the bug back, the checkers that ought to notice, and how many seeds it may take. `make sim-
-canaries` plants them one by one.
+A simulation that never fails proves nothing, so every rule that was once broken, here or elsewhere, has a canary: a
+patch that brings the bug back, and that the simulation has to find. `make sim-canaries` plants the canaries in turn.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ class Canary:
     name: str
     what: str  # the broken rule
     plant: Callable[[], contextlib.AbstractContextManager[None]]
-    story: str | None = None  # only seeds about this can find it
+    story: str | None = None  # only seeds of this story can find the bug
 
 
 CANARIES: dict[str, Canary] = {}
@@ -61,7 +60,7 @@ def canary(
 
 
 def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
-    """`make` gets the original."""
+    """Patches `owner.name` with `make(original)`."""
     return patch.object(owner, name, make(getattr(owner, name)))
 
 
@@ -228,7 +227,7 @@ def _unknown_does_not_block() -> Iterator[None]:
         return delete
 
     def put_record(self: Any, key: str, data: bytes) -> PutOutcome:
-        """Without a note for those who delete."""
+        """Stores the record without registering it as in flight, so deletes do not wait."""
         outcome: PutOutcome = self._store.put_if_absent(key, data)
         return outcome
 
@@ -444,7 +443,7 @@ def _frozen_too_late() -> Iterator[None]:
 
     def make(original: Any) -> Any:
         def take(self: Any, max_entries: int) -> Any:
-            self._frozen.update(self._dirty)  # whatever was written meanwhile goes along
+            self._frozen.update(self._dirty)  # includes entries written in the meantime
             return original(self, max_entries)
 
         return take
@@ -473,7 +472,7 @@ def _store_not_probed() -> Iterator[None]:
     from barrier_runtime.coordinator.server.jobs import JobDirectory
 
     async def proven(self: Any) -> None:
-        """Believed without a look."""
+        """Accepts the store without a probe."""
 
     with patch.object(JobDirectory, "_proven", proven):
         yield
@@ -611,7 +610,7 @@ def _fence_of_redis_not_checked() -> Iterator[None]:
 
 
 def _tampered_sides(emit: Callable[[Any, Any, Any], None], at_barrier: Callable[[Any, Any, Any], None]) -> Any:
-    """Both get the partition of a side output, the element, and what sends one."""
+    """Patches side outputs. Both functions get the partition, the element, and a function that sends an element."""
 
     def make_emit(original: Any) -> Any:
         def emitting(self: Any, batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Planted bugs of commits that are slower than checkpoints."""
+"""Planted bugs in commits that are slower than checkpoints."""
 
 from collections.abc import Iterator
 from unittest.mock import patch

@@ -1,5 +1,6 @@
-"""Opens that hang for long: of one source or sink, wherever it is opened meanwhile. The judge asks that the job's
-condition names who hangs, once the job has waited for as long as its user wants to be told of."""
+"""Hanging opens of one source or sink, on every slot, with a checker.
+
+The job's condition has to name the hanging operator once the job has waited longer than its progress timeout."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +11,13 @@ from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.testing.simulation.loop import SimProcess, Simulation
 
 PROGRESS_TIMEOUT_MS = 3_000
-_SLACK_MS = 3_000  # a heartbeat travels, the condition is looked at
+_SLACK_MS = 3_000  # time for a heartbeat, and until the next look at the condition
 _AWAKE_US = (1_000, 500_000)
 
 
 @dataclass(frozen=True)
 class Hang:
-    """`operator` of every slot that opens it between the two moments hangs until the second one."""
+    """Every open of `operator` that starts between `from_ms` and `until_ms` hangs until `until_ms`."""
 
     operator: str
     from_ms: int
@@ -35,13 +36,13 @@ class HangingOpens:
         self._hang = hang
         self._wrong = wrong
         self._note = note
-        self._waiting: dict[SimProcess, int] = {}  # who hangs -> since when
-        self._restoring: tuple[JobRunner, int] | None = None  # this generation of it
+        self._waiting: dict[SimProcess, int] = {}  # hanging process -> start, µs
+        self._restoring: tuple[JobRunner, int] | None = None  # runner and token of the restoring generation
         self._since_us = 0
-        self.calm = False  # nothing more begins to hang
+        self.calm = False  # True: no further open hangs
 
     def opening(self, operator: str) -> None:
-        """Called where it is opened; elsewhere nothing is waited for."""
+        """Blocks the open of `operator` if it hangs now; returns at once outside of blocking jobs."""
         simulation, job = self._simulation, self._simulation.jobs.current
         until_us = self._hang.until_ms * 1000
         if job is None or operator != self._hang.operator or self.calm:
@@ -59,8 +60,9 @@ class HangingOpens:
         return any(process.running for process in self._waiting)
 
     def look(self, runner: JobRunner, slot_timeout_ms: int) -> None:
-        """Now and then, while the coordinator of `runner` lives. What it knows of a slot may be as old as the slot's
-        timeout, then the slot is lost."""
+        """Judges the job's condition; called regularly while the coordinator of `runner` lives.
+
+        The coordinator's knowledge of a slot is at most `slot_timeout_ms` old: later the slot counts as lost."""
         status, now_us = runner.status(), self._simulation.now_us
         hanging = [process for process in self._waiting if process.running]
         if status.phase != "restoring" or status.token is None or not hanging:

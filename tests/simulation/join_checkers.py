@@ -1,5 +1,7 @@
-"""The judges of joins of two streams. The oracle is plain arithmetic on the numbers of events (see `joins`): which
-events belong together, and which of them were in time whatever happened."""
+"""Checkers of joins of two streams.
+
+The oracle is arithmetic on the numbers of events (see `joins`): which events belong together, and which events cannot
+have been late."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,8 +29,8 @@ class JoinChecker(TimedChecker):
 
 
 class RowsBelong(JoinChecker):
-    """A row is of events that belong together, or of one that the kind of join lets out alone. It comes once; an as-of
-    join, a semi join and an anti join give a left event once."""
+    """A row has events that belong together, or a single event that the join emits alone. No row is repeated; as-of,
+    semi and anti joins emit a left event once."""
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -57,8 +59,9 @@ class RowsBelong(JoinChecker):
 
 
 class AloneForGood(JoinChecker):
-    """An event comes out alone only if each of its partners may have been late; and never beside rows in which it has
-    one. A left event of a semi join has a partner."""
+    """An event is emitted alone only if all its partners may have been late, and never both alone and with a partner.
+
+    A left event of a semi join has a partner."""
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -90,7 +93,7 @@ class AloneForGood(JoinChecker):
 
 
 class NewestVersion(JoinChecker):
-    """As-of, and tables: no version that was in time is newer than the one that a left event has."""
+    """As-of and table joins: no version that was in time is newer than the version in a left event's row."""
 
     def row(self, row: JoinRow) -> None:
         left, right = row.events
@@ -104,7 +107,7 @@ class NewestVersion(JoinChecker):
 
 
 class LateIsLate(JoinChecker):
-    """A late row may have been late, comes once, and is joined nowhere."""
+    """An event among the late rows may have been late, appears there once, and is not joined."""
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -135,13 +138,13 @@ class LateIsLate(JoinChecker):
 
 
 class NothingLacks(JoinChecker):
-    """At the end: each pair of events that were in time is there, each event that the join keeps, and each left event
-    of an as-of or semi join that has a partner. An event of a side that is kept is joined, alone or late."""
+    """At the end no row is missing: pairs of events that were in time, events of a side that the join keeps, left
+    events of as-of and semi joins with a partner. An event of a kept side is joined, alone or late."""
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
         self._pairs: set[tuple[int, int, int]] = set()
-        self._shown: dict[int, set[int]] = defaultdict(set)  # event -> its places
+        self._shown: dict[int, set[int]] = defaultdict(set)  # event id -> places
         self._late: set[int] = set()
 
     def row(self, row: JoinRow) -> None:
@@ -164,7 +167,7 @@ class NothingLacks(JoinChecker):
                     self._judge(event, side, start)
 
     def _judge(self, event: Event, side: int, start: int) -> None:
-        """An event that was in time."""
+        """Judges an event that was in time."""
         workload, joined = self.workload, self.workload.joined
         partners = list(workload.partners(event, start))
         certain = [each for each in partners if workload.certain(each, start)]

@@ -1,5 +1,6 @@
-"""A Kafka cluster of one topic, as far as the exactly-once sink needs it: transactions with epochs that fence, and
-markers of groups that move with them. The production sink runs down to the client library."""
+"""A Kafka cluster with one topic for the exactly-once sink: transactions, epochs that fence, markers of groups.
+
+Markers are committed with their transaction. The production sink runs down to the client library."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ _LIMITS = KafkaLimits(LIMITS_VERSION, 1_000_000, 600_000, 10**9)
 
 
 class KafkaException(Exception):
-    """`args[0]` is an error as the library has it."""
+    """Exception of the client library; `args[0]` is the library's error."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(SimpleNamespace(name=lambda: name, str=lambda: text))
@@ -44,20 +45,20 @@ class _Transactional:
 
 @dataclass
 class Broker:
-    """`on_visible(rows)` is told of each commit."""
+    """The cluster. Each commit with rows calls `on_visible(rows)`."""
 
     doorway: Doorway
     on_visible: Callable[[list[bytes]], None]
     ids: dict[str, _Transactional] = field(default_factory=dict)
     groups: dict[str, _Position] = field(default_factory=dict)
-    fenced: int = 0  # requests of producers that were replaced
+    fenced: int = 0  # requests of replaced producers
 
     def sink(self) -> KafkaSink:
         return KafkaSink("sim:9092", "rows", key="account", value="json")
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """In place of the client library."""
+        """Replaces the client library."""
         library = SimpleNamespace(KafkaException=KafkaException, TopicPartition=_Position)
         cluster = lambda servers, config, where: _Cluster(self, servers, where)  # noqa: E731
         with (
@@ -105,7 +106,7 @@ class Broker:
 
 
 class _Cluster:
-    """`kafka_client.KafkaCluster`."""
+    """Replacement of `kafka_client.KafkaCluster`."""
 
     refused = False
 
@@ -145,7 +146,7 @@ class _Producer:
         self._queued: list[bytes] = []
 
     def list_topics(self, topic: str, timeout: float) -> None:
-        """Answered or not, nothing follows from it."""
+        """Does nothing: the sink ignores the answer."""
 
     def init_transactions(self, timeout: float) -> None:
         self._epoch = self._ask("init", lambda: self._broker.begin_epoch(self._id))
@@ -157,7 +158,7 @@ class _Producer:
         self._queued.append(value)
 
     def poll(self, timeout: float) -> None:
-        """Nothing to hear."""
+        """Does nothing: no event is pending."""
 
     def send_offsets_to_transaction(self, offsets: list[_Position], group: str, timeout: float) -> None:
         rows, self._queued = self._queued, []
@@ -188,7 +189,7 @@ class _Consumer:
         self._group = group
 
     def poll(self, timeout: float) -> None:
-        """Of no partition."""
+        """Returns None: the consumer has no partition."""
 
     def consumer_group_metadata(self) -> str:
         return self._group

@@ -1,6 +1,7 @@
-"""The system in which the bank's legs look up who owns their account: replies come late, not at all, or as errors.
+"""The system in which legs look up their account's owner: replies are late, missing, or errors.
 
-What a leg is told is a function of its account. A leg with another owner's name becomes one that no source has read.
+The owner is a function of the account. A leg with a wrong owner gets a leg number that no source has, so checkers
+report the row.
 """
 
 import datetime
@@ -21,8 +22,8 @@ _STRANGE_LEG = 9
 
 @dataclass(frozen=True)
 class Owners:
-    """`fetch_many` runs as a blocking job of the slot. It takes up to `slowest_ms`, now and then longer than is waited
-    for."""
+    """Client of the owners' system. `fetch_many` blocks for up to `slowest_ms`, in 5 % of the calls for up to 900 ms,
+    past the timeout of 300 ms."""
 
     ordered: bool
     cached: bool
@@ -31,7 +32,7 @@ class Owners:
     simulation: Simulation = field(repr=False)
 
     def __deepcopy__(self, memo: Any) -> "Owners":
-        return self  # the world outside, of which there is one
+        return self  # one external system for all slots
 
     def fetch_many(self, accounts: list[int]) -> Any:
         simulation = self.simulation
@@ -42,7 +43,7 @@ class Owners:
         return {account: {"owner": owner_of(account)} for account in accounts}
 
     def completed(self, legs: Any) -> Any:
-        """The same legs, each checked for its owner."""
+        """Returns the same legs, after a lookup that checks each leg's owner."""
         looked_up = legs.lookup(
             "owners",
             self,

@@ -1,4 +1,4 @@
-"""Planted bugs of what users do with a running job: savepoints, other slots, another program."""
+"""Planted bugs in user actions on a running job: savepoint, rescale, replace."""
 
 import dataclasses
 import re
@@ -72,7 +72,7 @@ def _savepoint_shares_files() -> Iterator[None]:
 
 @canary("key-group-has-two-owners", "behind a rescale a subtask keeps the key group behind its own, too", "bank")
 def _key_group_has_two_owners() -> Iterator[None]:
-    """Without the look at what is restored, too, which would find it at the next start."""
+    """Disables the check of restored key groups, too: the check would find the bug at the next start."""
 
     def make(original: Any) -> Any:
         def plan(operator: str, subtask: int, parallelism: int, max_parallelism: int, restored: Any) -> Any:
@@ -99,7 +99,7 @@ def _old_owner_reads_on() -> Iterator[None]:
 
 @canary("leaving-slot-commits-late", "slots that are to leave say that they have committed before they do")
 def _leaving_slot_commits_late() -> Iterator[None]:
-    """In jobs of all kinds: where a global committer shows the rows, it does not believe the word of the subtasks."""
+    """Needs jobs of all kinds: a global committer does not rely on the subtasks' reports."""
 
     def make(original: Any) -> Any:
         def on_complete(self: Any, message: Any) -> None:
@@ -129,7 +129,7 @@ def _stop_is_forgotten() -> Iterator[None]:
 
 @canary("stop-begins-before-it-is-logged", "sources end, and the last checkpoint is taken, before the log says why")
 def _stop_begins_before_it_is_logged() -> Iterator[None]:
-    """And no record says so: what every successor forgets."""
+    """Omits the stop from records, too, so every successor forgets the stop."""
     builder = "coordinator/log/record_builder.py"
     with (
         planted("coordinator/job/phases/stopping.py", "    if not job.stop_is_logged:\n", "    if False:\n"),

@@ -1,5 +1,6 @@
-"""How often each rule was *nearly* broken in a run: the protection spoke, and without it something might have gone
-wrong. A run that never comes near a rule proves nothing about it."""
+"""Counts of near misses in a run: a protection of the product refused an action that might have broken a rule.
+
+A run without near misses of a rule proves nothing about this rule."""
 
 import contextlib
 from collections import Counter
@@ -34,7 +35,7 @@ Note = Callable[[str], None]
 
 @contextlib.contextmanager
 def counted(counter: Counter[str]) -> Iterator[None]:
-    """`counter` gets how often, by what nearly happened."""
+    """Counts near misses in `counter`, by description."""
 
     def note(what: str) -> None:
         counter[what] += 1

@@ -1,7 +1,7 @@
-"""A change of the product's text, planted into the running process: mutants of `tests/mutants` under the simulation.
+"""Source changes planted into the running process: mutants of `tests/mutants` under the simulation.
 
-The changed file is compiled, and every function whose code differs gets the new one; nothing is imported anew, so the
-classes stay what they are.
+The changed source is compiled, and every function whose code differs gets the new code. No module is imported again, so
+classes keep their identity.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextlib.contextmanager
 def planted(file: str, old: str, new: str) -> Iterator[None]:
-    """`old` occurs once in `file` (relative to the repository), inside functions."""
+    """Replaces `old` by `new` in the functions of `file` (relative to the repository); `old` occurs there once."""
     source = (ROOT / file).read_text()
     assert source.count(old) == 1, f"{file} has {source.count(old)} times {old!r}"
     name = file.removesuffix(".py").replace("/", ".")
@@ -35,13 +35,13 @@ def planted(file: str, old: str, new: str) -> Iterator[None]:
 
 
 def _codes(source: str, file: str) -> dict[str, types.CodeType]:
-    """Of functions and methods, by qualified name; not of functions in functions, which belong to the outer one."""
+    """Returns the code of functions and methods by qualified name; nested functions belong to the outer function."""
     found: dict[str, types.CodeType] = {}
 
     def walk(code: types.CodeType) -> None:
         for const in code.co_consts:
             if isinstance(const, types.CodeType):
-                if const.co_flags & 0x2:  # CO_NEWLOCALS: a function; a class body has it not
+                if const.co_flags & 0x2:  # CO_NEWLOCALS: set for functions, not for class bodies
                     found[const.co_qualname] = const
                 else:
                     walk(const)
@@ -51,7 +51,7 @@ def _codes(source: str, file: str) -> dict[str, types.CodeType]:
 
 
 def _differs(one: types.CodeType, other: types.CodeType) -> bool:
-    """Other line numbers are no difference."""
+    """Returns whether two codes differ, apart from line numbers."""
     if one.co_code != other.co_code or one.co_names != other.co_names or len(one.co_consts) != len(other.co_consts):
         return True
     for a, b in zip(one.co_consts, other.co_consts, strict=True):
@@ -71,7 +71,7 @@ def _function(module: types.ModuleType, name: str) -> types.FunctionType:
         owner = owner.fget
     if isinstance(owner, staticmethod | classmethod):
         owner = owner.__func__
-    while hasattr(owner, "__wrapped__"):  # as `contextmanager` and `functools` leave it
+    while hasattr(owner, "__wrapped__"):  # set by `contextmanager` and `functools`
         owner = owner.__wrapped__
     assert isinstance(owner, types.FunctionType), f"{name} is {owner!r}"
     return owner

@@ -1,10 +1,9 @@
-"""A PostgreSQL server as far as commits need it: marks with locks, and rows of a table, in transactions that read
-committed marks. The production sink runs down to its session's connection.
+"""A PostgreSQL server for commits: marks with locks, and rows of a table, in read-committed transactions.
 
-A message is a transaction, whose statements travel one by one, so those of several processes come between each other. A
-client waits for a lock that another transaction holds, as at a real server, and the server ends a transaction whose
-client is dead or silent for too long. A commit travels by itself here: the commit may be lost, or its answer, or come
-late. The server finds all rows right that it checks before a decision.
+The production sink runs down to its session's connection. A message is a transaction whose statements are separate
+requests, so statements of several processes interleave. As at a real server, a client waits for a lock that another
+transaction holds, and the server ends a transaction whose client is dead or silent for too long. A commit is a request
+of its own: the commit or its answer may be lost or late. The server's check of rows before a decision always succeeds.
 """
 
 import contextlib
@@ -30,10 +29,10 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.testing.simulation.loop import SECOND, SimProcess, Simulation
 
 _TRAVEL_US = (200, 2_000)
-_LOOK_AGAIN_US = (10_000, 60_000)  # a lock that is held
+_LOOK_AGAIN_US = (10_000, 60_000)  # interval of retries while a lock is held
 _LOCK_TIMEOUT_US = 10 * SECOND
 _IDLE_IN_TRANSACTION_US = 20 * SECOND
-_LOST = 0.1  # of a statement, while the server is hard to reach
+_LOST = 0.1  # chance that a statement loses the connection while the server is troubled
 _PART_BYTES = 1_200
 _TYPES = {"string": ("text", "text"), "int32": ("integer", "int4"), "int64": ("bigint", "int8")}
 _TARGET = PostgresTarget(
@@ -44,15 +43,15 @@ Mark = tuple[str, str, str]  # job, sink, lineage
 
 
 class _Lost(Exception):
-    """The connection is gone."""
+    """The connection is lost."""
 
 
 class _LockTimeout(Exception):
-    """Another transaction has the lock for too long."""
+    """Another transaction holds the lock for too long."""
 
 
 class _Locked(Exception):
-    """Another transaction has the lock now."""
+    """Another transaction holds the lock now."""
 
 
 @dataclass(eq=False)
@@ -60,16 +59,17 @@ class _Transaction:
     process: SimProcess
     heard_us: int
     changes: dict[Mark, int] = field(default_factory=dict)
-    shown: list[Row] = field(default_factory=list)  # copied into the target
-    raised: int = 0  # the checkpoint up to which the target is whole then
+    shown: list[Row] = field(default_factory=list)  # rows copied into the target
+    raised: int = 0  # the checkpoint that the target has completely after the commit
     locked: set[Mark] = field(default_factory=set)
     ended: bool = False
 
 
 @dataclass
 class PostgresServer:
-    """`on_visible(checkpoint, rows)` hears of rows in the target and the mark that was committed with them, 0 if none
-    was; `note` of what was refused."""
+    """The server. A commit with rows calls `on_visible(mark, rows)`; the mark is 0 if none was committed with the rows.
+
+    `note` is called for refused marks and for waits for a lock."""
 
     simulation: Simulation
     troubled: Callable[[], bool]
@@ -86,7 +86,7 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """In place of connections, and of what looks at tables that only PostgreSQL has."""
+        """Replaces connections, and the code that reads PostgreSQL's catalogue."""
         connect = lambda *_: _Connection(self)  # noqa: E731
         with (
             patch.object(PostgresDialect, "errors", lambda _: (_Lost, _LockTimeout)),
@@ -129,7 +129,7 @@ class PostgresServer:
         return self.simulation.now_us - transaction.heard_us > _IDLE_IN_TRANSACTION_US
 
     def lock(self, transaction: _Transaction, mark: Mark) -> None:
-        """Raises `_Locked`."""
+        """Locks a mark. Raises `_Locked` if a live transaction holds the lock."""
         for other in list(self.transactions):
             if other is transaction or mark not in other.locked:
                 continue
@@ -173,7 +173,7 @@ def _translated(dialect: PostgresDialect, error: Exception, failure: str) -> Bar
 
 
 class _Cursor:
-    """Over the rows of one statement."""
+    """Cursor over the rows of one statement."""
 
     def __init__(self, connection: "_Connection") -> None:
         self._connection = connection
@@ -202,7 +202,7 @@ class _Connection:
         return _Cursor(self)
 
     def commit(self) -> None:
-        """Nothing is open between messages."""
+        """Does nothing: no transaction is open between messages."""
 
     def carried_out(self, text: str, parameters: Any) -> list[tuple[Any, ...]]:
         found = self.asked(text, parameters)
@@ -210,7 +210,7 @@ class _Connection:
         return found
 
     def asked(self, text: str, parameters: Any) -> list[tuple[Any, ...]]:
-        """Waits for a lock."""
+        """Executes a statement, and waits for a lock. Raises `_LockTimeout`."""
         waits_until_us = self._simulation.now_us + _LOCK_TIMEOUT_US
         while True:
             transaction = self._begun()
@@ -244,7 +244,7 @@ class _Connection:
             self._server.end(transaction)
 
     def close(self) -> None:
-        """The server learns of it."""
+        """Closes the connection; the server ends its transaction when the message arrives."""
         transaction, self._transaction = self._transaction, None
         if transaction is not None and not self._simulation.closed:
             self._simulation.after(self._simulation.between_us(*_TRAVEL_US), self._server.end, transaction)
@@ -267,7 +267,7 @@ def _exchanged(
     statements: Sequence[tuple[Any, Mapping[str, Any] | None] | Copy],
     copies: Iterable[Iterable[bytes]] = (),
 ) -> None:
-    """`postgres/session.exchange`. Rows for the temporary table are found right."""
+    """Replacement of `postgres/session.exchange`. Rows for the temporary table are not checked."""
     windows = iter(copies)
     try:
         for each in statements:

@@ -1,5 +1,6 @@
-"""A queue of RabbitMQ as far as the production reader needs it: messages are given out, given again when their consumer
-is gone, and dropped when they are acknowledged. Each message is a transfer of the bank, under its number as id."""
+"""A RabbitMQ queue for the production reader: deliveries, redeliveries after a lost consumer, acknowledgements.
+
+Each message is a transfer of the bank; the transfer's number is the message id."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,13 +19,13 @@ from barrier_runtime.testing.simulation.loop import SimLoop, SimProcess, Simulat
 
 PREFETCH = 12
 _TRAVEL_US = (300, 3_000)
-_GONE_US = 500_000  # until the broker knows that a consumer is gone, or takes a silent one for gone
+_GONE_US = 500_000  # a consumer counts as gone after four times this silence
 _LOOK_NS = 2_000_000
 _COLUMNS = columns_of("json", TRANSFERS, ("message_id",), "message_id", True, "the simulated queue")
 
 
 class RabbitQueue:
-    """`count` messages, one every `period_us` from `start_us` on. `cut()`: is a connection lost now?"""
+    """Queue of `count` messages, one every `period_us` from `start_us` on. `cut()`: whether a connection breaks now."""
 
     def __init__(
         self, simulation: Simulation, count: int, start_us: int, period_us: int, cut: Callable[[], bool]
@@ -37,7 +38,7 @@ class RabbitQueue:
         self._period_us = period_us
         self._cut = cut
         self._published = 0
-        self._free: deque[tuple[int, bool]] = deque()  # (message, was given out before), in order
+        self._free: deque[tuple[int, bool]] = deque()  # (message, redelivered), in order
         self._consumers: list[SimConsumer] = []
 
     def connect(self, consumer: "SimConsumer") -> None:
@@ -58,7 +59,7 @@ class RabbitQueue:
         return [self._free.popleft() for _ in range(min(room, len(self._free)))]
 
     def acknowledge(self, consumer: "SimConsumer", delivery: Delivery) -> None:
-        """This one and all before it, if the connection is the one that it was given out on."""
+        """Acknowledges the delivery and all before, if its connection is still the current one."""
         if delivery.connection == consumer.connection:
             for tag in [tag for tag in consumer.unacknowledged if tag <= delivery.tag]:
                 self.acknowledged.add(consumer.unacknowledged.pop(tag))
@@ -73,7 +74,7 @@ class RabbitQueue:
 
 
 class SimConsumer:
-    """`rabbitmq/consumer.Consumer`."""
+    """Replacement of `rabbitmq/consumer.Consumer`."""
 
     failed = None
 
@@ -111,7 +112,7 @@ class SimConsumer:
         self.closed = True
 
     def disconnected(self) -> None:
-        """What was not acknowledged belongs to the broker again; the next connection counts from 1."""
+        """Drops unacknowledged messages, which return to the broker; tags of the next connection start at 1."""
         self.connection += 1
         self._tag = 0
         self.unacknowledged = {}
@@ -128,7 +129,7 @@ class _Reader(RabbitReader):
             self._consumer = SimConsumer(self._rabbit, _process(self._rabbit.simulation))  # type: ignore[assignment]
 
     def next_due_ns(self) -> int | None:
-        """No thread waits for messages here, and none wakes the slot: the queue is looked at every two milliseconds."""
+        """Returns the next poll, 2 ms after the last: no thread waits for messages and wakes the slot."""
         due_ns = super().next_due_ns()
         return None if due_ns is None else self._polled_ns + _LOOK_NS
 
@@ -150,7 +151,7 @@ class SimRabbitSource(RabbitMQQueue):
 
 
 def stream_of(flow: Dataflow, rabbit: RabbitQueue) -> object:
-    """The legs of each message, once."""
+    """Returns the stream of legs, with duplicate messages removed."""
     messages = flow.source("queue", SimRabbitSource(rabbit)).deduplicate("once", "message_id", within=None)
     return messages.map_batches(_legs, schema=LEGS)
 
@@ -160,7 +161,7 @@ def _legs(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _process(simulation: Simulation) -> SimProcess:
-    """Whose code runs now: that of a blocking job, or of a loop."""
+    """Returns the process whose code runs now, in a blocking job or on a loop."""
     import asyncio
 
     if simulation.jobs.current is not None:

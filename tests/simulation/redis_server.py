@@ -1,5 +1,6 @@
-"""A Redis server as far as the upsert sink needs it: its two scripts, each one atomic step, told in Python. The
-production sink runs down to the client library."""
+"""A Redis server for the upsert sink: the sink's two scripts as atomic steps in Python.
+
+The production sink runs down to the client library."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -15,18 +16,18 @@ from workload import Row
 from barrier_runtime.connectors.redis import sink as production
 from barrier_runtime.connectors.redis.sink import RedisUpsertSink
 
-_WRITE_BYTES = 3_000  # so that rows are written before their barrier, too
+_WRITE_BYTES = 3_000  # small, so that the sink writes rows before their barrier, too
 _ROWS_AT_ONCE = 3
 _PREFIX = "account "
-_CUT = 0.05  # a connection that ends before the last script of several
-_AGAIN = 0.3  # the client library sends a command again whose answer was lost
+_CUT = 0.05  # chance that the connection ends before the last script of several
+_AGAIN = 0.3  # chance that the client library retries a command without an answer
 
 Answer = list[bytes | None]
 
 
 @dataclass
 class RedisServer:
-    """`on_upserts(token, rows)` is told of each lot that is written; `note` of what was refused."""
+    """The server. Each written lot calls `on_upserts(token, rows)`, each refusal `note`."""
 
     doorway: Doorway
     on_upserts: Callable[[int, list[Row]], None]
@@ -100,7 +101,7 @@ class SimRedisSink(RedisUpsertSink):
 
 
 class _Client:
-    """`redis.Redis`."""
+    """Replacement of `redis.Redis`."""
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server
@@ -110,11 +111,11 @@ class _Client:
         return _Pipeline(self.server)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no connection is open."""
 
 
 class _Pipeline:
-    """Scripts that are sent together: of those of an attempt that fails, the first ones may be carried out."""
+    """Scripts that are sent together; of a failed attempt, the first scripts may have run."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
@@ -145,7 +146,7 @@ def _text(argument: Any) -> str:
 
 
 def _rows(flat: list[str]) -> list[Row]:
-    """Key, "set", 1 and a JSON object each."""
+    """Returns the rows in a flat list of key, "set", 1 and JSON object per row."""
     rows = []
     for key, kind, count, value in zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True):
         assert (kind, count) == ("set", "1"), "the simulated sink writes JSON objects"

@@ -1,4 +1,4 @@
-"""Planted bugs of what a restore takes over from the checkpoint that it restores."""
+"""Planted bugs in restores: files and state taken over from the restored checkpoint."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ from barrier_runtime.state.store.paths import Paths
     "new-files-are-taken-for-restored", "what a restore has written anew is named as the stored files of these names"
 )
 def _new_files_are_taken_for_restored() -> Iterator[None]:
-    """Entries that were copied, and segments of which a part is wanted. By name alone, as sizes that meet are rare."""
+    """Affects copied entries and partly restored segments. Compares names only: equal sizes are rare."""
 
     def make(original: Any) -> Any:
         def restored(kind: str, plan: Any, site: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which state a job goes on from that is put on one of its savepoints, on another one, and on the first one again."""
+"""State of a job that is started from one of its savepoints, from another savepoint, and from the first again."""
 
 import msgspec
 
@@ -16,7 +16,7 @@ Content = list[tuple[object, ...]]
 
 
 def restored_in_turn(store: MemoryStore, spec: JobSpec, urls: tuple[str, str]) -> str:
-    """What is wrong with the state that the job of `store` has after each of three starts; "" if nothing is."""
+    """Returns the first difference between restored state and savepoint after three starts; "" without one."""
     for number, url in enumerate((urls[0], urls[1], urls[0])):
         start = msgspec.structs.replace(spec, run_id=f"restored-{number}", allow_replay=True, allow_drained=True)
         begin_with_savepoint(store, url, start, "no_claim", now_ms=store.now_ms, sleep=lambda seconds: None)
@@ -34,7 +34,7 @@ def _newest(store: MemoryStore, paths: Paths) -> Manifest:
 
 
 def _content(manifest: Manifest) -> Content:
-    """What it holds, wherever that is stored."""
+    """Returns the state in the manifest, without the places where files are stored."""
     return sorted(
         (
             each.operator,

@@ -1,4 +1,4 @@
-"""The judges of rules that every subtask has a copy of: what rows say of them."""
+"""Checkers of broadcast rules, by the number and digest of rules in rows."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,13 +9,14 @@ from workload import NOT_KNOWN, Row, Workload
 
 
 class RulesAgree(Checker):
-    """Rows that were counted under as many rules, in whatever subtask and generation, were under the same ones in the
-    same order. For one account rules only come to the ones before; and there are no more than the source has."""
+    """Rows with the same number of rules have the same rules in the same order, across subtasks and generations.
+
+    The rules of an account only grow, and are never more than the source has."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
         self._digests: dict[int, Row] = {}
-        self._accounts: dict[int, dict[int, Row]] = defaultdict(dict)  # by number of the leg
+        self._accounts: dict[int, dict[int, Row]] = defaultdict(dict)  # by account and number of the leg
 
     def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
         for row in rows:
@@ -34,14 +35,14 @@ class RulesAgree(Checker):
 
 
 class RulesSwitchAtBarriers(Checker):
-    """Between two barriers all rows of all subtasks are under as many rules."""
+    """Between two barriers the rows of all subtasks have the same number of rules."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
         self._shown = 0  # the last checkpoint whose rows are visible
 
     def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
-        if not checkpoint or self.workload.rolled:  # nobody knows between which barriers the rows came
+        if not checkpoint or self.workload.rolled:  # the barriers around the rows are unknown
             return
         found = {row.rules for row in rows}
         if len(found) > checkpoint - self._shown:

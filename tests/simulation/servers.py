@@ -1,5 +1,6 @@
-"""How simulated processes reach the simulated servers of sinks and sources: requests that travel, fail, take effect
-without an answer, or land long after who sent them has given up."""
+"""Requests of simulated processes to the simulated servers of sinks and sources.
+
+Requests have latency, fail, take effect without an answer, or take effect long after the sender has given up."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ _FATES = ("lost", "no answer", "late", "slow", "ok", "ok", "ok")
 
 
 class Doorway:
-    """`troubled()`: the server is hard to reach now."""
+    """Entrance of a server. `troubled()` returns whether requests may fail now."""
 
     def __init__(self, simulation: Simulation, troubled: Callable[[], bool]) -> None:
         self._simulation = simulation
@@ -22,8 +23,10 @@ class Doorway:
         self.seen: dict[str, int] = {}
 
     def ask(self, what: str, effect: Callable[[], Any], lost: Callable[[str], Exception]) -> Any:
-        """From a blocking job. `effect` happens at the server at once or not at all; what it raises is its answer.
-        `lost(why)` makes what the client library raises when there is no answer."""
+        """Sends a request from a blocking job, and returns the result of `effect`, or raises its exception.
+
+        `effect` happens at the server atomically or not at all. `lost(why)` makes the client library's exception for a
+        missing answer."""
         simulation = self._simulation
         fate = simulation.rng.choice(_FATES) if self._troubled() else "ok"
         simulation.trace("server", what, fate)
@@ -46,5 +49,5 @@ class Doorway:
     def _land(self, effect: Callable[[], Any]) -> None:
         try:
             effect()
-        except Exception as error:  # nobody is left to be told
+        except Exception as error:  # no sender waits for the answer
             self._simulation.trace("landed late", type(error).__name__)

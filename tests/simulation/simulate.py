@@ -1,11 +1,11 @@
-"""The command line of the simulation: replay one seed, look for trouble in many, plant a canary or all of them.
+"""Command line of the simulation: judge many seeds, replay a seed, plant one canary or all of them.
 
-    python tests/simulation/simulate.py --seeds 500            what CI runs
-    python tests/simulation/simulate.py --seed 17 [--shrink]   replay one, with its last events, or make it smaller
-    python tests/simulation/simulate.py --canary NAME          show that a planted bug is found
-    python tests/simulation/simulate.py --canaries             … each of them; exit status 0 only if every one is
+    python tests/simulation/simulate.py --seeds 500            as CI does
+    python tests/simulation/simulate.py --seed 17 [--shrink]   replay seed 17 with its last events, or shrink it
+    python tests/simulation/simulate.py --canary NAME          show that the simulation finds a planted bug
+    python tests/simulation/simulate.py --canaries             plant every bug; exit status 0 only if all are found
 
-Seeds are spread over processes; each seed is one thread and one virtual time, so the spreading changes nothing.
+Processes share the seeds; a seed has one thread and one virtual time, so sharing changes no result.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _SHOWN_EVENTS = 60
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one seed."""
+    """Result of one seed."""
 
     seed: int
     violations: tuple[tuple[str, str], ...]
@@ -52,21 +52,21 @@ class Verdict:
     real_s: float
     steps: int
     checkpoints: int
-    in_flight: int  # rows that checkpoints hold as in flight
+    in_flight: int  # rows in flight in all checkpoints
     generations: int
-    takeovers: int  # a coordinator went on with slots that had survived
+    takeovers: int  # a new coordinator continued with surviving slots
     actions: int
     near_misses: dict[str, int]
     last_events: str
 
 
 def judge(schedule: Schedule) -> Verdict:
-    """One run. What goes wrong in the simulation itself is a violation, too."""
+    """Runs one schedule. An exception of the simulation itself is a violation, too."""
     began = time.perf_counter()
     world = World(schedule)
     try:
         world.run()
-    except Exception as error:  # whatever it is: the seed has to be looked at
+    except Exception as error:  # of any kind: somebody has to look at the seed
         world.violations.append(("Simulation", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
     records = Counter(type(record) for record in world.facts.records)
     return Verdict(
@@ -221,19 +221,19 @@ def _many(seeds: Sequence[int], jobs: int) -> int:
 
 
 def _pool(jobs: int) -> multiprocessing.pool.Pool:
-    """Processes are renewed now and then: what a simulation abandons is kept for its time."""
+    """Returns a pool that replaces its processes regularly: a process keeps all that its simulations abandon."""
     return multiprocessing.get_context("fork").Pool(jobs, _collect_rarely, maxtasksperchild=25)
 
 
 def _collect_rarely() -> None:
-    """A tenth of a seed's time went into looking through what lives as long as the process."""
+    """Excludes permanent objects from garbage collection: scanning them took a tenth of a seed's time."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 
 
 # ---------------------------------------------------------------- canaries
 
-_found = multiprocessing.get_context("fork").Event()  # of the canary that is looked for, in all processes
+_found = multiprocessing.get_context("fork").Event()  # set in all processes when one has found the canary
 
 
 def _judge_unless_found(seed: int) -> Verdict | None:
@@ -241,8 +241,9 @@ def _judge_unless_found(seed: int) -> Verdict | None:
 
 
 def _hunt(name: str, jobs: int) -> tuple[int, Verdict] | None:
-    """The first of the seeds that shows the planted bug, and how many were needed. Of a canary with a story, only seeds
-    about that are run, and counted."""
+    """Returns the number of seeds needed to find the planted bug, and the finding seed's verdict.
+
+    For a canary with a story, only seeds of this story are run and counted."""
     story = CANARIES[name].story
     seeds = (seed for seed in itertools.count() if story in (None, draw(seed).story))
     _found.clear()
@@ -251,14 +252,14 @@ def _hunt(name: str, jobs: int) -> tuple[int, Verdict] | None:
         for number, verdict in enumerate(judged, start=1):
             if verdict is not None and verdict.violations:
                 _found.set()
-                pool.close()  # and none is terminated, which would leave its folder
+                pool.close()  # a terminated process would leave its folder behind
                 pool.join()
                 return number, verdict
     return None
 
 
 def _one_canary(name: str, jobs: int) -> int:
-    """Exit status 1 when it is found: the simulation fails, as it should."""
+    """Returns exit status 1 if the simulation finds the bug."""
     print(f"planted: {CANARIES[name].what}")
     found = _hunt(name, jobs)
     if found is None:

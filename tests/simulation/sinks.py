@@ -1,8 +1,8 @@
-"""The target of the simulated job's second sink: a transactional store outside of the runtime, with faults of its own.
+"""The target of the simulated job's second sink: an external transactional store with its own faults.
 
-`LedgerSink` honours the two-phase contract and has no global committer: each subtask's transactions become visible by
-themselves, several at once when commits have fallen behind. The ledger survives every process. Its commits may fail
-before or after they took effect, hang, and be repeated by zombies; of several at once, only the first may be done.
+`LedgerSink` keeps the two-phase contract without a global committer: each subtask's transactions become visible
+separately, several together when commits are behind. The ledger survives every process. Commits may fail before or
+after they took effect, hang, and be repeated by zombies; of several commits together, only the first may take effect.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from barrier_runtime.state.errors import ProtocolViolation, Unavailable
 
 
 class Weather(Protocol):
-    """What the process that calls meets on its way to the target: latency, faults, the end of the process."""
+    """Faults between the calling process and the target: latency, failures, the end of the process."""
 
     def request(self, what: str) -> str:
         """Returns "ok", "fail before" or "fail after"; blocks for as long as the request travels."""
@@ -33,10 +33,10 @@ class _Handle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class Ledger:
-    """Rows by transaction. `on_visible(transaction, checkpoint, subtask, rows)` is told of each first commit."""
+    """Rows by transaction. The first commit of a transaction calls `on_visible(handle, rows)`."""
 
     on_visible: Callable[[bytes, list[Any]], None]
-    row_of: Callable[[dict[str, Any]], Any]  # as checkers want it
+    row_of: Callable[[dict[str, Any]], Any]  # converts a row for the checkers
     staged: dict[str, list[Any]] = field(default_factory=dict)
     visible: dict[str, list[Any]] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
@@ -103,7 +103,7 @@ class LedgerSink(TwoPhaseCommitSink):
         self._perform("sweep", self._sweep)
 
     def _sweep(self) -> None:
-        """Abort what older generations left undecided, of the subtasks whose committables were ours to finish."""
+        """Aborts undecided transactions of older generations, of the subtasks that this subtask recovers."""
         context = self._context
         for name in sorted(self._ledger.staged):
             token, subtask = (int(part) for part in name.split("-")[:2])

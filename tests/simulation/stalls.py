@@ -1,7 +1,6 @@
-"""Slots that stand still at the worst moment of a move: they have prepared what is theirs, have heard that it is
-decided, and have committed nothing of it.
+"""Slots that stall at the worst moment of a move: pre-committed, notified of the decision, not yet committed.
 
-By chance alone such a moment is rare: between the decision and the commits of a healthy target lie a few milliseconds.
+Random stalls rarely hit this moment: a healthy target commits a few milliseconds after the decision.
 """
 
 import random
@@ -16,17 +15,17 @@ _LENGTHS_S = (0.5, 3.0, 60.0)
 
 
 class StallsAtMoves:
-    """In half of the jobs that are to move, of some of their slots."""
+    """Stalls some slots in half of the jobs that rescale or replace."""
 
     def __init__(self, schedule: Schedule, sim: Simulation) -> None:
         rng = random.Random(f"stalls at moves {schedule.seed}")
         moves = bool(schedule.rescales or schedule.replaces)
         self._rate = rng.choice((0.2, 0.5)) if moves and rng.random() < 0.5 else 0.0
         self._sim = sim
-        self._last: dict[str, int] = {}  # slot's process -> the checkpoint with which its sources stop
+        self._last: dict[str, int] = {}  # slot's process -> the checkpoint at which its sources stop
 
     def heard(self, process: SimProcess, message: Any) -> bool:
-        """`process`, a slot's, has heard `message`. Whether it stands still for that."""
+        """Reports that the slot `process` has received `message`; returns whether the slot stalls."""
         if isinstance(message, Trigger) and message.pause:
             self._last[process.name] = message.checkpoint
         if not isinstance(message, CheckpointComplete) or message.checkpoint < self._last.get(process.name, 1 << 62):

@@ -1,5 +1,6 @@
-"""More planted bugs: changes of text (see `planting`), each with the kind of job that has to find it. Most are
-mutants of `tests/mutants`, which tests of single classes find as well."""
+"""Planted bugs that change source text (see `planting`), each with the story that has to find the bug.
+
+Most are mutants of `tests/mutants`, which unit tests find as well."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from planting import planted
 
 from tests.mutants.catalogue import MUTANTS
 
-_STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
+_STORIES: dict[str, str] = {  # mutant -> the story that has to find the bug
     "moves-before-its-rows-are-visible": "bank",
     "any-program-has-the-key-groups": "bank",
     "watermark-is-not-restored": "events",
@@ -395,7 +396,7 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
 
 @contextlib.contextmanager
 def _copies_differ() -> Iterator[None]:
-    """Without the look at their hashes, too: with it no checkpoint is decided, and nobody sees a wrong row."""
+    """Disables the comparison of hashes, too: otherwise no checkpoint is decided, and no wrong row is visible."""
     channels, agreement = "barrier_runtime/runtime/network/channels.py", "coordinator/checkpoints/checkpoint.py"
     with (
         planted(channels, "parts = [(0, batch)]\n", "parts = [(self.rows % len(self._channels), batch)]\n"),
@@ -406,7 +407,7 @@ def _copies_differ() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _timers_before_rules() -> Iterator[None]:
-    """Event time ends as soon as its inputs say so, and does not ask for rules that wait."""
+    """Ends event time with its inputs, without regard to waiting rules."""
     connected = "barrier_runtime/operators/functions/connected.py"
     with (
         planted("barrier_runtime/runtime/subtask.py", "if said.ms != WATERMARK_MAX:", "if said.ms is not None:"),
@@ -433,7 +434,7 @@ for name, what, story, file, old, new in _CHANGES:
 
 @contextlib.contextmanager
 def _early_in_one() -> Iterator[None]:
-    """Without the look at what subtasks say of it, too."""
+    """Disables the comparison of subtasks' reports, too."""
     switching, agreement = "barrier_runtime/operators/functions/switching.py", "coordinator/checkpoints/checkpoint.py"
     early = "        (self.due if self._subtask == 1 else self._waiting).append((input, batch.reaching(None)))\n"
     with (

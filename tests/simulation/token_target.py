@@ -1,5 +1,6 @@
-"""A target that takes an idempotency token with each delivery and tells nobody what it got, behind the write-ahead
-sink: whether something was delivered is known from notes alone."""
+"""A target of the write-ahead sink that takes an idempotency token per delivery and cannot be queried.
+
+The sink knows from its own notes only which deliveries were made."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import DeliveryToken
 from barrier_runtime.state.errors import Unavailable
 
-_PART_BYTES = 2_000  # a batch: so most transactions are several objects
+_PART_BYTES = 2_000  # small, so that most transactions have several objects
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The judge of idempotent upserts: the target may run ahead of the decisions, and is never behind one."""
+"""Checker of idempotent upserts: the target may be ahead of the decided checkpoints, but never behind."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,14 +9,16 @@ from workload import Row, Workload, transfer
 
 
 class LastValues(Checker):
-    """I5: each account has the row of its last leg that a decided checkpoint covers, or a later one; never is an older
-    generation's written over a newer one's. Of one split: an account's rows are a function of their number."""
+    """I5: each account has the row of its last decided leg, or of a later leg.
+
+    No generation overwrites a newer generation's row. The workload has one split, so an account's rows are a function
+    of their number."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
         self._values: dict[int, Row] = {}
         self._tokens: dict[int, int] = {}
-        self._decided: Counter[int] = Counter()  # account -> legs that a decided checkpoint covers
+        self._decided: Counter[int] = Counter()  # account -> number of decided legs
         self._legs: dict[int, list[tuple[int, int, int]]] = {}  # account -> (seq, leg, balance) of each
         for seq in range(workload.count):
             payer, payee, amount = transfer("a", 0, seq)
@@ -25,7 +27,7 @@ class LastValues(Checker):
                 legs.append((seq, leg, (legs[-1][2] if legs else 0) + delta))
 
     def on_upserts(self, token: int, rows: Sequence[Row]) -> None:
-        """All of them at once, in order."""
+        """Judges rows that generation `token` writes atomically, in order."""
         for row in rows:
             newest = self._tokens.get(row.account, 0)
             if token < newest:

@@ -1,4 +1,4 @@
-"""The judge of coordinators that lead no more, and hear of it."""
+"""Checker of coordinators that have learned that they no longer lead."""
 
 from collections import Counter, defaultdict
 
@@ -10,16 +10,17 @@ from barrier_runtime.coordinator.log.records import Fence, Lead, Record
 
 
 class ZombiesDeleteNothing(Checker):
-    """I7: who was told by the log that somebody else leads begins to delete nothing more, also when nobody needs what
-    it would. A look at the log that was under way then, and finds nothing, may still end with its delete."""
+    """I7: a coordinator that has read another leader's record starts no more deletes, not even of unused files.
+
+    A check of the log that started before and finds no record may still finish with its delete."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
-        self._leader = ""  # name of a process, and what its runner adds
-        self._knows: dict[str, str] = {}  # coordinator -> the other one that it was told of
-        self._looks: dict[str, Counter[int]] = defaultdict(Counter)  # at the log, which have no answer yet
-        self._looked_before: dict[str, Counter[int]] = {}  # of these, those that are older than what it knows
-        self._may_end: set[str] = set()  # coordinators whose next request is the delete of such a look
+        self._leader = ""  # name of the process, with its runner's suffix
+        self._knows: dict[str, str] = {}  # coordinator -> the other leader whose record it has read
+        self._looks: dict[str, Counter[int]] = defaultdict(Counter)  # unanswered reads, by log position
+        self._looked_before: dict[str, Counter[int]] = {}  # those started before the coordinator knew
+        self._may_end: set[str] = set()  # coordinators that may still send the delete after such a read
 
     def on_record(self, position: int, record: Record) -> None:
         if isinstance(record, Fence | Lead):
@@ -57,4 +58,4 @@ class ZombiesDeleteNothing(Checker):
         return f"{self._leader}-".startswith(f"{actor}-")
 
 
-ZOMBIE_CHECKERS: tuple[type[Checker], ...] = (ZombiesDeleteNothing,)  # of every kind of job
+ZOMBIE_CHECKERS: tuple[type[Checker], ...] = (ZombiesDeleteNothing,)  # for every kind of job
