@@ -227,7 +227,7 @@ def _unknown_does_not_block() -> Iterator[None]:
         return delete
 
     def put_record(self: Any, key: str, data: bytes) -> PutOutcome:
-        """Stores the record without registering it as in flight, so deletes do not wait."""
+        """Stores the record without marking its key as undecided, so deletes are not refused."""
         outcome: PutOutcome = self._store.put_if_absent(key, data)
         return outcome
 

@@ -1,6 +1,6 @@
-"""The judges of the simulation are judged: one table of histories and verdicts, by the judge whose rule they show.
+"""Tests of the simulation's checkers: a table of histories and verdicts, by checker.
 
-Every history is told to all checkers at once (`histories`, `judged`).
+Every history is reported to all checkers (`histories`, `judged`).
 """
 
 import itertools
@@ -52,22 +52,22 @@ WHOLE = FileRef("file.sst", 10, sha256_hex(b"0123456789"), data("file"))
 PART = FileRef("part.sst", 4, sha256_hex(b"3456"), data("file"), 3)
 PLACES = set(itertools.product("ab", (0, 1)))
 STAGED = tuple(PATHS.staged_rows("out", 1, 0, number, f"id{number}") for number in (1, 2, 3))
-OLDER = ("a", 0, 3, 1)  # than another leg of its account, which split 1 has
+OLDER = ("a", 0, 3, 1)  # older than another leg of its account, which is in split 1
 REASON = "it refers to 1 files that were already deleted, e.g. x"
 ABORTED = CheckpointStatus(checkpoint=1, token=1, outcome="aborted", reason=REASON, triggered_ms=0, duration_ms=1)
 REFUSED = encode_history(StoredHistory(job="bank", run_id="run", history=(ABORTED,)))
 
 
-# ---------------------------------------------------------------- histories of several jobs' steps
+# ---------------------------------------------------------------- histories with several steps
 
 
 def listing(*positions: int) -> dict[str, object]:
-    """Fields of a record that lists what is kept."""
+    """Returns the fields of a record that lists the kept positions."""
     return {"version": 3, "kept": positions}
 
 
 def listed(*checkpoints: int) -> History:
-    """Decisions each of which drops the one before."""
+    """Returns a history of decisions that each drop the decision before."""
     history = job()
     for checkpoint in checkpoints:
         history.checkpoint(checkpoint, checkpoint, says=listing())
@@ -75,13 +75,13 @@ def listed(*checkpoints: int) -> History:
 
 
 def bytes_again() -> History:
-    """Every kind of record, the first one's bytes again, and another object that is replaced and deleted."""
+    """Writes every kind of record, the first record's bytes again, and replaces and deletes another object."""
     history = History().fence().checkpoint(1, 2).lead().fence().finish("cancelled").put_again(1)
     return history.put(PATHS.lease, b"{}").put(PATHS.lease, b"{}").delete(PATHS.lease)
 
 
 def undecided(outcome: PutOutcome) -> History:
-    """What a coordinator and others may do while record 2 is undecided, and what it may once the outcome is known."""
+    """Sends all requests that are permitted while record 2 is undecided, and after its outcome is known."""
     history = History().answer(2, PutOutcome.UNKNOWN)
     history.request("put_if_absent", PATHS.log_record(2)).request("get", PATHS.log_record(3))
     history.request("put", PATHS.manifest(2, 1)).request("put_if_absent", PATHS.manifest(3, 1)).request("delete", PROBE)
@@ -91,21 +91,21 @@ def undecided(outcome: PutOutcome) -> History:
 
 
 def nothing_needed() -> History:
-    """Checkpoints no longer retained, orphans of fenced generations, and what is no part of checkpoints."""
+    """Deletes checkpoints that are not retained, orphans of fenced generations, and objects outside of checkpoints."""
     history = job().upload("orphan").checkpoint(1, 1, "own", "shared").checkpoint(2, 2, "shared")
     history.delete(MANIFEST, data("own")).fence(restored=2).delete(data("orphan")).checkpoint(3, 3)
     return history.delete(PATHS.manifest(2, 1), data("shared")).delete(PROBE, actor=SLOT)
 
 
 def decided_is_shown() -> History:
-    """Later than the next decision, by another generation, and again."""
+    """Shows rows after the next decision, by another generation, and twice."""
     history = two_sinks().decide(1, committables=[file_committable(1), TRANSACTION])
     history.decide(2, committables=[file_committable(2)]).fence()
     return history.publish(*2 * (final_name(1), final_name(2))).commit(TRANSACTION)
 
 
 def packed() -> History:
-    """A checkpoint lists the files of sixty, which were held back: so many are packed."""
+    """Decides a checkpoint with the held back files of sixty checkpoints: such a set is packed."""
     history = job().decide(60, committables=[file_committable(each) for each in range(1, 61)])
     sets = [each.values.get(PENDING_VALUE, b"") for each in history.facts.decisions[-1].manifest.operators]
     assert any(b'"packed"' in each for each in sets)
@@ -113,7 +113,7 @@ def packed() -> History:
 
 
 def staged() -> History:
-    """A decided transaction of three objects."""
+    """Decides a transaction of three objects."""
     committable = msgspec.json.encode({"objects": [{"key": key} for key in STAGED]})
     history = job()
     for key in STAGED:
@@ -122,7 +122,7 @@ def staged() -> History:
 
 
 def shown(*, spoil: Any = list, upto: int = 6) -> History:
-    """Two sinks, one checkpoint; `out` shows it, `side` shows it spoiled."""
+    """Shows one checkpoint in two sinks: unchanged in `out`, spoiled in `side`."""
     return two_sinks().checkpoint(1, upto).out(1).side(1, spoil=spoil)
 
 
@@ -648,11 +648,11 @@ READERS: Table = {
 }
 
 
-# ---------------------------------------------------------------- judges that hear something of their own
+# ---------------------------------------------------------------- checkers with events of their own
 
 
 class Upserts:
-    """What Redis wrote of one split, told to its judge."""
+    """Rows that Redis wrote of one split, reported to `LastValues`."""
 
     def __init__(self) -> None:
         self._history = History(splits=1, more=(LastValues,)).fence()
@@ -661,20 +661,20 @@ class Upserts:
         self.reports = self._history.reports
 
     def decided(self, checkpoint: int, upto: int, token: int = 1, left_out: int = 0) -> "Upserts":
-        """Rows of the transfer before `upto`, less the last `left_out`; then the decision that covers all of them."""
+        """Writes the rows of transfer `upto - 1` without the last `left_out`, then decides a checkpoint of all rows."""
         self._last = self._history.bank.read("a", 0, upto - 1, upto)
         self._judge.on_upserts(token, self._last[: len(self._last) - left_out])
         self._history.decide(checkpoint, positions={("a", 0): upto})
         return self
 
     def written(self, token: int, **fields: int) -> "Upserts":
-        """The last transfer's first leg again, changed."""
+        """Writes the last transfer's first leg again, with changed fields."""
         self._judge.on_upserts(token, [msgspec.structs.replace(self._last[0], **fields)])
         return self
 
 
 def dropped_by(actor: str, *, decided: bool = False) -> Told:
-    """Of two jobs with one target, "ours" has staged a file, and `actor` drops it."""
+    """Drops, as `actor`, a file that "ours" has staged; two jobs share the target."""
     world = World(next(each for each in map(draw, itertools.count()) if each.twins))
     assert world.twin is not None
     world._processes.add("ours")
@@ -683,12 +683,12 @@ def dropped_by(actor: str, *, decided: bool = False) -> Told:
     if decided:
         world.facts.committables.add(b"_staging/file")
     world._target_dropped(actor, "_staging/file")
-    world._target_dropped("another's", "_staging/file")  # nobody's any more
+    world._target_dropped("another's", "_staging/file")  # the file is already gone
     return Told(world.violations)
 
 
 def hanging_open(condition: str, reason: str, *, after_s: int = 60) -> Told:
-    """The source "a" hangs in a job whose condition is this, looked at twice."""
+    """Looks twice at a job with this condition whose source "a" hangs."""
     reports: list[tuple[str, str]] = []
     simulation = Simulation(1)
     hanging = HangingOpens(simulation, Hang("a", 0, 90_000), lambda *said: reports.append(said), lambda what: None)
@@ -726,23 +726,23 @@ OWN: Table = {
 
 @each_case(LOG)
 def test_judges_of_log_store_and_deletes(judge: str, case: Case) -> None:
-    """I1, I2, I3, I5, I7, I8, I9: who breaks a rule is told, and nobody else."""
+    """I1, I2, I3, I5, I7, I8, I9: a checker reports exactly the histories that break its rule."""
     check(judge, case)
 
 
 @each_case(READERS)
 def test_judges_of_what_readers_see(judge: str, case: Case) -> None:
-    """I4, I5, I6, I10: who breaks a rule is told, and nobody else."""
+    """I4, I5, I6, I10: a checker reports exactly the histories that break its rule."""
     check(judge, case)
 
 
 @each_case(OWN)
 def test_judges_that_hear_something_of_their_own(judge: str, case: Case) -> None:
-    """I5, F7: who is wrong is told, and nobody else."""
+    """I5, F7: a checker reports exactly the cases that break its rule."""
     check(judge, case)
 
 
 def test_every_checker_is_shown_to_speak_and_to_be_silent() -> None:
-    """Who adds a checker adds a history that breaks its rule and one that keeps it."""
+    """Every checker has a history that breaks its rule and a history that keeps the rule."""
     assert untold({**LOG, **READERS}, {each.__name__ for each in (*CHECKERS, *TARGET_CHECKERS)}) == []
     assert untold(OWN, set(OWN)) == []

@@ -1,6 +1,6 @@
-"""The judges of jobs in event time, and of a queue's messages, are judged: one table of rows shown and verdicts.
+"""Tests of the checkers of event time and of queue messages: a table of visible rows and verdicts.
 
-Every row is shown to all judges of its kind of job (`judged`).
+Every row is reported to all checkers of its kind of job (`judged`).
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.state.store.paths import Paths
 
-LATE = replace(IN_ORDER, disorder_ms=500)  # more than the source says: some events are late
+LATE = replace(IN_ORDER, disorder_ms=500)  # more than the source's bound: some events are late
 WAITING = replace(LATE, lateness_ms=1_000)
 TOLD_AGAIN = replace(LATE, gap_lateness_ms=1_000)
 SLIDING = replace(IN_ORDER, slide_ms=100)
@@ -48,7 +48,7 @@ def sink() -> JsonlSink:
 
 
 def reading(*reads: tuple[int, int, int], drift_ms: int | None = 200) -> "Shown":
-    """Splits are read: (split, first event, end)."""
+    """Reads splits: (split, first event, end)."""
     shown = Shown("windows", replace(IN_ORDER, max_drift_ms=drift_ms))
     for read in reads:
         shown.workload.reading(*read)
@@ -56,7 +56,7 @@ def reading(*reads: tuple[int, int, int], drift_ms: int | None = 200) -> "Shown"
 
 
 class Shown:
-    """What readers see of one job in event time."""
+    """Visible rows of one job in event time, and its checkers."""
 
     def __init__(self, graph: str, times: EventTimes = IN_ORDER) -> None:
         self.times = times
@@ -73,12 +73,12 @@ class Shown:
         return self
 
     def calm(self) -> "Shown":
-        """Nothing went wrong for 90 s, and event time was told to go on."""
+        """Reports 90 s without faults, in which event time has to advance."""
         self.judges[WatermarksMove].judge(self.times.start_ms + 1, 90, "running")
         return self
 
     def drained(self, *read: int) -> "Shown":
-        """By run-1, which had read so many events of each split."""
+        """Drains the job by run-1, after `read` events of each split."""
         history = History(splits=len(read)).fence()
         positions = {("a", split): rows for split, rows in enumerate(read)}
         self._tell(history.decide(1, positions=positions, drained="run-1").facts.decisions[-1])
@@ -90,27 +90,27 @@ class Shown:
             judge.on_decision(decision)
 
     def started_again(self) -> "Shown":
-        """By another run."""
+        """Starts the job again, as run-2."""
         record = History().fence(says={"spec": JobSpec("bank", "run-2", "test", 1, 16, (), CheckpointOptions())})
         for judge in self.judges.values():
             judge.on_record(2, record.facts.records[-1])
         return self
 
     def finish(self) -> "Shown":
-        """The job says that it has read all."""
+        """Finishes the job."""
         record = Finish(put_id="a-1", parent_sha256="", token=1, writer="host", wall_ms=0, outcome="finished")
         for judge in self.judges.values():
             judge.on_record(1, record)
         return self
 
     def waited(self) -> "Shown":
-        """Nothing went wrong for 90 s since the last timer was due, or the last window over."""
+        """Reports 90 s without faults, after the last timer and the end of the last window."""
         for judge in (WallTimersFireOnce, WholeWallWindows):
             if self.judges[judge].is_shown:
                 self.judges[judge].judge(self.times.start_ms + 60_000, 90, "running")
         return self
 
-    # ---- true rows
+    # ---- correct rows
 
     def windows(self) -> list[EventRow]:
         found = self.workload.windows().items()
@@ -120,7 +120,7 @@ class Shown:
         return EventRow(key=key, start=start, n=len(events), mask=sum(self.times.bit(*event) for event in events))
 
     def large_window(self) -> tuple[EventRow, list[tuple[int, int]]]:
-        """One of several events, and these."""
+        """Returns the window with the most events, and these events."""
         row = max(self.windows(), key=lambda each: each.n)
         return row, self.workload.events_of(row.key, row.start)
 
@@ -150,7 +150,9 @@ class Shown:
         return found
 
     def told_gaps(self) -> list[EventRow]:
-        """Each session with its first event alone, then whole; the first one under a start before which it begins."""
+        """Returns each session first with one event, then complete.
+
+        The first session also appears under a wrong start, which is retracted."""
         found = []
         for number, row in enumerate(self.gaps()):
             alone = changed(row, n=1, last=row.start, mask=0)
@@ -181,7 +183,7 @@ class Shown:
         return not any(self.times.key(row.split, seq) == row.key for seq in range(row.first))
 
     def timers(self) -> list[tuple[EventRow, EventRow]]:
-        """Of each event, a timer that is set when it comes, and fires."""
+        """Returns, for each event, the row that sets a timer and the row of the timer that fires."""
         times, found = self.times, []
         for split in range(times.splits):
             for seq in range(times.count):
@@ -191,7 +193,7 @@ class Shown:
         return found
 
     def wall_windows(self) -> list[EventRow]:
-        """A row per window and event, where each comes when it is due, and each window is told at its end."""
+        """Returns a row per window and event: each event arrives when due, each window is emitted at its end."""
         times, found = self.times, []
         size_ms, slide_ms = times.window_ms, times.slide_ms or times.window_ms
         for split, key in product(range(times.splits), range(KEYS)):
@@ -224,7 +226,7 @@ class Shown:
         return EventRow(split, first=seq, id=self.times.id(split, seq))
 
     def expiring(self) -> list[EventRow]:
-        """By a plain look at all earlier events of the key: times rise in these jobs."""
+        """Returns the expected rows, computed from all earlier events of the key: times rise in these jobs."""
         times, found = self.times, []
         for split in range(times.splits):
             for seq in range(times.count):
@@ -242,11 +244,11 @@ class Shown:
         return found
 
     def counted(self) -> EventRow:
-        """The first of its key that counts another one."""
+        """Returns the first row that counts another event of its key."""
         return next(each for each in self.expiring() if each.n == 2 and each.last)
 
     def before(self, row: EventRow) -> list[EventRow]:
-        """What came of its key until then."""
+        """Returns the earlier rows of the row's key."""
         return [
             each
             for each in self.expiring()
@@ -254,7 +256,7 @@ class Shown:
         ]
 
     def repeated(self) -> tuple[EventRow, EventRow]:
-        """The first event with its id, and the next one with the same."""
+        """Returns the rows of two events with the same id."""
         times = self.times
         for seq in range(times.count):
             for later in range(seq + 1, times.count):
@@ -272,7 +274,7 @@ def changed(row: EventRow, **fields: int) -> EventRow:
     return msgspec.structs.replace(row, **fields)
 
 
-# ---------------------------------------------------------------- rows, spoiled
+# ---------------------------------------------------------------- spoiled rows
 
 
 def with_an_event_of_another_key(made: Shown) -> list[EventRow]:
@@ -303,7 +305,7 @@ def lacking_late_events(made: Shown) -> list[EventRow]:
 
 
 def one_by_one(made: Shown) -> list[EventRow]:
-    """Each window first with the events that were in time, or one, then again with each of the others."""
+    """Returns each window first with its events in time, at least one, then again with each further event."""
     rows = []
     for (key, start), events in made.workload.windows().items():
         last_ms = start + made.times.window_ms - 1
@@ -318,7 +320,7 @@ def one_by_one(made: Shown) -> list[EventRow]:
 
 
 def sessions_as_one(shows: Shown) -> list[EventRow]:
-    """The first two of a key."""
+    """Returns the first two sessions of a key as one."""
     first = shows.long_session()
     second = next(row for row in shows.sessions() if (row.split, row.key) == (first.split, first.key) and row != first)
     return [changed(second, first=first.first, n=first.n + second.n)]
@@ -354,13 +356,13 @@ def cut(made: Shown) -> list[EventRow]:
 
 
 def one_timer(made: Shown, **fields: int) -> list[EventRow]:
-    """One that was set, as it fires when something is wrong with it."""
+    """Returns the rows of one timer, with wrong fields when the timer fires."""
     row, fired = made.timers()[0]
     return [row, changed(fired, **fields)]
 
 
 def one_deleted(made: Shown, fires: bool, before: bool = False) -> list[EventRow]:
-    """The second timer of a key deletes the first, which fires before or after that, or not at all."""
+    """Deletes a key's first timer with the second; the first fires before, after the deletion, or not at all."""
     (first, fired), *others = made.timers()
     second = next(row for row, _ in others if (row.split, row.key) == (first.split, first.key))
     deleting = changed(second, id=first.first)
@@ -374,7 +376,7 @@ def in_another_order(made: Shown) -> list[EventRow]:
 
 
 def a_window(made: Shown) -> list[EventRow]:
-    """The rows of the first window with several events."""
+    """Returns the rows of the first window with several events."""
     row = next(each for each in made.wall_windows() if each.n > 1)
     return [
         each for each in made.wall_windows() if (each.split, each.key, each.start) == (row.split, row.key, row.start)
@@ -410,19 +412,21 @@ def in_two_parts(made: Shown) -> list[EventRow]:
 
 
 def told_at(made: Shown, **moved: int) -> list[EventRow]:
-    """A window whose fields are greater by `moved`."""
+    """Returns a window with fields increased by `moved`."""
     rows = a_window(made)
     return [changed(row, **{name: getattr(row, name) + by for name, by in moved.items()}) for row in rows]
 
 
 def told_at_the_end(made: Shown) -> list[EventRow]:
-    """The windows that were open when the last event came."""
+    """Returns all windows; those open at the last event are emitted at that event."""
     came_ms = max(made.times.due_ms(split, made.times.count - 1) for split in range(made.times.splits))
     return [changed(row, mask=min(row.mask, came_ms)) for row in made.wall_windows()]
 
 
 def messages(*at: int, acknowledged: Sequence[int] | None = None) -> Told:
-    """The rows at these places come out, two per message, of three messages; then, if told so, all is calm."""
+    """Shows the rows at these positions, of three messages with two rows each.
+
+    With `acknowledged`, the checker then judges the end of the job's faults."""
     reports: list[tuple[str, str]] = []
     workload = Workload("one-shuffle", 1, 3, 0, 1, False, sink, sink)
     judge = MessagesOnce(Facts(Paths("bank")), workload, lambda judge, what: reports.append((judge, what)))

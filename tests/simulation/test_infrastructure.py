@@ -1,6 +1,6 @@
-"""The simulated machinery itself: loops, crashes and stalls, connections, blocking jobs, the store, and determinism.
+"""Tests of the simulated machinery: loops, crashes, stalls, connections, blocking jobs, store, determinism.
 
-What is tested on it is worth as much as this is true: each fault is shown to happen, and only when it is told to.
+Results of the simulation rest on this machinery: each fault has to happen, and only when requested.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from barrier_runtime.testing.simulation.store import SimStore, StoreFaults
 
 
 class Two:
-    """Two processes, and a server on the second one that notes what comes and what becomes of its connections."""
+    """Two processes; a server on the second records the data and the end of its connections."""
 
     def __init__(self, seed: int = 1) -> None:
         self.sim = Simulation(seed)
@@ -186,7 +186,7 @@ def test_a_crashed_process_never_runs_again_not_even_its_cleanup() -> None:
         sim.run_for(5)
         assert seen == []
         assert not process.alive
-    assert seen == ["cleanup"]  # unwound at the end, when it can reach nothing
+    assert seen == ["cleanup"]  # coroutines are unwound at the end, without effects on others
 
 
 def test_a_stalled_process_catches_up_in_order() -> None:
@@ -201,7 +201,7 @@ def test_a_stalled_process_catches_up_in_order() -> None:
         second = Recorder()
         connecting = two.client.spawn(two.client.loop.create_connection(lambda: second, "server", 7))
         two.sim.run_for(30)
-        assert connecting.done()  # the kernel accepts for it
+        assert connecting.done()  # the kernel accepts for the stalled process
         second.transport.write(b"early")
         two.sim.run_for(29)
         assert (seen, accepted.data, len(two.accepted)) == ([], b"", 1)
@@ -417,7 +417,7 @@ def test_a_process_that_leaves_sends_what_it_wrote_first() -> None:
 
 
 def test_connects_wait_in_the_backlog_of_an_inherited_socket() -> None:
-    """As with the sockets an embedded coordinator inherits from its driver."""
+    """An embedded coordinator inherits such sockets from its driver."""
     with Two() as two:
         listening = two.sim.network.listen("driver", 9, place="driver")
         first = SimProcess(two.sim, "first", "driver")
@@ -476,7 +476,7 @@ def test_the_production_data_plane_connects_and_delivers_over_it() -> None:
         assert [target.pop(), target.pop()] == [Barrier(1, 7, 0), EndOfInput()]
         processes[0].crash()
         sim.run_for(40)
-        assert broken == []  # it had ended before
+        assert broken == []  # the input had ended before
         assert sim.problems == []
 
 
@@ -504,7 +504,7 @@ def test_jobs_of_one_process_interleave_and_hand_back_on_its_loop() -> None:
 
         workers.submit(work("long", 2), done)
         workers.submit(work("short", 1), done)
-        workers.submit(work("queued", 0.1), done)  # there are two threads
+        workers.submit(work("queued", 0.1), done)  # waits: there are two threads
         workers.submit(lambda: 1 // 0, done)
         sim.run_for(5)
         ends = [each for each in seen if isinstance(each, tuple)]
@@ -535,7 +535,7 @@ def test_an_executor_runs_one_piece_at_a_time() -> None:
 
 
 def test_a_job_waits_in_virtual_time_for_a_file_that_another_one_fetches() -> None:
-    """On a real event both would stand for ever: they are on one thread."""
+    """A real event would block both jobs for ever, as they share a thread."""
     file = FileRef("000007.sst", 3, "0" * 64, "key")
     with Simulation(1) as sim:
         process = SimProcess(sim, "p")
@@ -598,7 +598,7 @@ def test_jobs_of_a_stalled_process_wait_but_its_request_lands() -> None:
             seen.append(sim.now_s)
 
         process.workers().submit(run, lambda *_: None)
-        sim.run_for(0.0004)  # it is on its way
+        sim.run_for(0.0004)  # the request is on its way
         assert process.jobs
         process.stall(60)
         sim.run_for(30)
@@ -641,7 +641,7 @@ class Storage:
         self.workers = self.process.workers()
 
     def call(self, method: str, *args: Any) -> Any:
-        """What it returned or raised, and after how many virtual seconds."""
+        """Returns the method's result or exception; `took_s` is the virtual duration."""
         outcome: list[Any] = []
         began = self.sim.now_s
 
@@ -795,7 +795,7 @@ def test_of_a_dead_process_a_request_may_have_got_out_and_nothing_else_does() ->
 
 
 def test_the_simulated_state_files_behave_as_rocksdbs_under_the_production_backend(tmp_path: Path) -> None:
-    """Snapshot, reuse of confirmed files, restore from the store; and numbers that come again for other bytes."""
+    """Covers snapshots, reuse of confirmed files, restores from the store, and file numbers reused for other bytes."""
     with Simulation(5) as sim:
         install_lsm(sim)
         memory = MemoryStore()
@@ -839,7 +839,7 @@ def test_the_simulated_state_files_behave_as_rocksdbs_under_the_production_backe
             snapshots.append(put(first_backend, table, checkpoint, {checkpoint: b"changed"}))
         keyed = snapshots[1].keyed
         assert keyed is not None
-        assert keyed.new_bytes < keyed.full_bytes  # what checkpoint 1 had uploaded is used again
+        assert keyed.new_bytes < keyed.full_bytes  # files of checkpoint 1 are reused
         compacted = [len([f for f in each.keyed.files if f.name.endswith(".sst")]) for each in snapshots if each.keyed]
         assert min(compacted[1:]) < max(compacted)
         first_backend.close()
@@ -860,7 +860,7 @@ def test_the_simulated_state_files_behave_as_rocksdbs_under_the_production_backe
 
 
 def a_busy_world(seed: int) -> str:
-    """A bit of everything; the hash of what happened."""
+    """Runs a mixture of all faults, and returns the hash of the trace."""
     with Two(seed) as two:
         sim = two.sim
         sim.network.faults.late = 0.05

@@ -1,5 +1,6 @@
-"""The judges of joins are judged: one table of rows shown and verdicts, as in `test_event_checkers`. Every row is shown
-to all of them."""
+"""Tests of the checkers of joins: a table of visible rows and verdicts, as in `test_event_checkers`.
+
+Every row is reported to all checkers of joins."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.state.store.paths import Paths
 
 IN_ORDER = replace(ALL_IN_ORDER, count=16)
-LATE = replace(IN_ORDER, count=40, disorder_ms=500)  # more than the source says: some events are late
+LATE = replace(IN_ORDER, count=40, disorder_ms=500)  # more than the source's bound: some events are late
 FULL = Joined("interval", "full", -200, 300)
 INNER, LEFT, SEMI, ANTI = (replace(FULL, how=how) for how in ("inner", "left", "semi", "anti"))
 WINDOWS = Joined("window", "full")
@@ -28,7 +29,7 @@ TABLE_JOIN = Joined("table", "left")
 
 
 def reading(*reads: tuple[int, int, int]) -> "Shown":
-    """Splits are read: (split, first event, end)."""
+    """Reads splits: (split, first event, end)."""
     shown = Shown(FULL, replace(IN_ORDER, max_drift_ms=IN_ORDER.period_ms))
     for read in reads:
         shown.workload.reading(*read)
@@ -36,7 +37,7 @@ def reading(*reads: tuple[int, int, int]) -> "Shown":
 
 
 class Shown:
-    """What readers see of one job that joins."""
+    """Visible rows of one job with a join, and its checkers."""
 
     def __init__(self, joined: Joined, times: EventTimes = IN_ORDER) -> None:
         def sink() -> JsonlSink:
@@ -56,7 +57,7 @@ class Shown:
         return self
 
     def finish(self) -> "Shown":
-        """The job says that it has read all."""
+        """Finishes the job."""
         record = Finish(put_id="a-1", parent_sha256="", token=1, writer="host", wall_ms=0, outcome="finished")
         for judge in self.judges.values():
             judge.on_record(1, record)
@@ -66,17 +67,17 @@ class Shown:
         self.judges[WatermarksMove].judge(self.workload.times.start_ms + 600, 90, "running")
         return self
 
-    # ---- true rows
+    # ---- correct rows
 
     def late(self) -> list[Event]:
-        """Events that may be late in all that they belong to."""
+        """Returns the events that may be late in all their windows."""
         work = self.workload
         found = [e for e in work.events() if not any(work.certain(e, start) for start in work.starts(e))]
         assert found, "nothing was late"
         return found
 
     def rows(self, gone: Sequence[Event] = ()) -> list[JoinRow]:
-        """All, when the events `gone` were late and no others were."""
+        """Returns all rows, if exactly the events `gone` were late."""
         work, how = self.workload, self.workload.joined.how
         rows: list[JoinRow] = []
         for event in (each for each in work.events() if each not in gone):
@@ -124,7 +125,7 @@ def all_but_late(joined: Joined) -> Shown:
     return made.show(made.rows(made.late()), made.late()).finish()
 
 
-# ---------------------------------------------------------------- rows, spoiled
+# ---------------------------------------------------------------- spoiled rows
 
 
 def a_pair(made: Shown) -> JoinRow:
@@ -138,12 +139,12 @@ def of_another_key(made: Shown) -> list[JoinRow]:
 
 
 def left_alone(made: Shown) -> list[JoinRow]:
-    """The first event with a partner, and its rows in no other way."""
+    """Returns the first left event with a partner, alone."""
     return [msgspec.structs.replace(a_pair(made), right=-1)]
 
 
 def with_and_without(made: Shown) -> list[JoinRow]:
-    """A left event whose partners may all have been late."""
+    """Returns a left event both with a partner and alone; all its partners may have been late."""
     work = made.workload
     for row in made.rows():
         left, right = row.events
@@ -299,7 +300,7 @@ def lonely(made: Shown, side: int = 0) -> list[Event]:
 
 
 def with_a_tie(made: Shown) -> list[JoinRow]:
-    """Another version of a left event that has one."""
+    """Returns left events with the version before the newest."""
     return older_versions(made)
 
 

@@ -1,4 +1,4 @@
-"""The judges of rescales, replaces and savepoints speak where a rule is broken, and are silent where all is well."""
+"""Tests of the checkers of rescales, replaces and savepoints."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ ALL = (*MOVE_CHECKERS, *BANK_MOVE_CHECKERS)
 
 
 def of(parallelism: int, run: str = "run-1", program: str = "") -> dict[str, object]:
-    """What a FENCE says of the job."""
+    """Returns the fields of a FENCE with this spec."""
     options = CheckpointOptions(retained=1)
     return {"spec": JobSpec("bank", run, "test", parallelism, 16, (), options, program=program)}
 
@@ -29,7 +29,7 @@ def visible(history: History, checkpoint: int = 1, upto: int = 3) -> History:
 
 
 def owned(*ranges: tuple[int, int]) -> History:
-    """The job's checkpoint is said to have keyed state of these key groups."""
+    """Reports a checkpoint with keyed state of these key groups."""
     history = job().checkpoint(1, 2)
     keyed = [KeyedSnapshot("lsm", 16, first, last, {}, (), 0, 0) for first, last in ranges]
     operators = tuple(OperatorSnapshot("count", n, len(ranges), {}, each) for n, each in enumerate(keyed))
@@ -41,7 +41,7 @@ def owned(*ranges: tuple[int, int]) -> History:
 
 
 def moved(parallelism: int, *left: tuple[str, int, int, int]) -> History:
-    """A generation goes on from a checkpoint with a row in an open file; its first checkpoint has `left` in some."""
+    """Restores a checkpoint with a row in an open file; the next checkpoint still has the rows `left` in open files."""
     open_row = ("a", 0, 3, 0)
     history = visible(job()).keeps(open_row).fence(1, says=of(parallelism, run="run-2")).checkpoint(2, 4)
     decision = history.facts.decisions[-1]
@@ -203,7 +203,7 @@ MOVES: Table = {
 
 @each_case(MOVES)
 def test_judges_of_changes_of_a_running_job(judge: str, case: Case) -> None:
-    """Who breaks a rule is told, and nobody else."""
+    """A checker reports exactly the histories that break its rule."""
     check(judge, case)
 
 

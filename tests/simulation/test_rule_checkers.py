@@ -1,4 +1,4 @@
-"""The judge of rules speaks where a copy differs or is stale, and is silent where all is well."""
+"""Tests of the checkers of broadcast rules: differing and stale copies are reported."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""The simulation itself: some seeds, the same trace from the same seed, planted bugs that are found, smaller schedules.
+"""The part of the simulation in every test run: some seeds, equal traces, a planted bug, smaller schedules.
 
-`make sim SEEDS=n` runs many seeds, `make sim-canaries` every planted bug; this is what belongs into every test run.
+`make sim SEEDS=n` runs many seeds, `make sim-canaries` every planted bug.
 """
 
 import functools
@@ -37,14 +37,14 @@ def simulate(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProce
 
 @pytest.mark.parametrize("first", [0, 10])
 def test_nothing_is_lost_doubled_reordered_or_torn(first: int) -> None:
-    """I4 I5 I6 F7 O11: seeds of every kind of trouble."""
+    """I4 I5 I6 F7 O11: seeds with every kind of fault."""
     for seed in range(first, first + 10):
         assert judged(seed).violations == (), f"make sim SEED={seed}"
 
 
 def test_the_same_seed_gives_the_same_trace_whatever_hashes_and_processes() -> None:
-    """One of each kind of job. Here hashes are as they come."""
-    seeds = [1, 3, 5, 10, 11, 13, 14, 21, 28, 38, 45, 47, 48]  # those that take least
+    """One seed of each kind of job; this process has its own hash seed."""
+    seeds = [1, 3, 5, 10, 11, 13, 14, 21, 28, 38, 45, 47, 48]  # the fastest seed of each kind
     replayed = simulate("--seed", *map(str, seeds), hash_seed="1")
     assert replayed.returncode == 0, replayed.stdout
     assert re.findall(r"trace (\S+)", replayed.stdout) == [judged(seed).trace_hash for seed in seeds]
@@ -75,7 +75,7 @@ def test_a_failure_prints_the_seed_the_last_events_and_the_command_that_replays_
 
 def test_a_failing_schedule_is_made_smaller_and_still_fails() -> None:
     with CANARIES["older-checkpoint-restored"].plant():
-        failing = draw(23)  # sixteen actions, of which it needs one; others take twice as long
+        failing = draw(23)  # sixteen actions, one needed; other seeds take twice as long
         assert len(failing.actions) > 10
         checker = judge(failing).violations[0][0]
         smaller = shrink(failing, lambda each: any(v[0] == checker for v in judge(each).violations))
@@ -87,7 +87,7 @@ def test_a_failing_schedule_is_made_smaller_and_still_fails() -> None:
 
 
 def test_every_canary_can_be_planted_and_taken_away_again() -> None:
-    """The bug is in the code while it is planted only; whether it is found is what `make sim-canaries` shows."""
+    """Planting leaves no trace in the code; `make sim-canaries` shows that each bug is found."""
     before = judged(5).trace_hash
     for canary in CANARIES.values():
         with canary.plant():

@@ -1,4 +1,4 @@
-"""The judge of new slots speaks where the job moves to one that cannot start, and is silent where all is well."""
+"""Tests of the checker of new slots: a move to slots that cannot start is reported."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ SENT_AWAY = Refused("slot 2 does not exist", unneeded=True)
 
 
 def job(kind: str = "well") -> History:
-    """One whose program may be replaced by one of this kind."""
+    """Returns the history of a job whose replacement program is of this kind."""
     history = History(more=START_CHECKERS).fence()
     judge_of(history).program("replace-1", kind, SPEC)
     return history
@@ -41,7 +41,7 @@ def stored(kind: str, state: str, error: str = "") -> History:
 
 
 def came(slot: int, refused: Refused | None, program: str = "") -> History:
-    """A slot of this place registers, where the driver was asked for slots 2 and 3."""
+    """Registers slot `slot` while the driver is asked for slots 2 and 3."""
     history = job()
     slots = SimpleNamespace(_why_refused=lambda _: refused)
     wanted = StandbysWanted("leader/rescale-1", 2, 3, "")
@@ -77,7 +77,7 @@ STARTS: Table = {
 
 @each_case(STARTS)
 def test_judges_of_new_slots(judge: str, case: Case) -> None:
-    """1.13, 1.18: who changes the job before its new slots are there is told, and nobody else."""
+    """1.13, 1.18: the checker reports exactly the jobs that change before their new slots are there."""
     check(judge, case)
 
 

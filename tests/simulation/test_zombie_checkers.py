@@ -1,4 +1,4 @@
-"""The judge of coordinators that lead no more speaks where the rule is broken, and is silent where all is well."""
+"""Tests of the checker of coordinators that no longer lead."""
 
 from histories import COORDINATOR, PATHS, History, data
 from judged import Case, Table, check, each_case, untold
@@ -6,14 +6,14 @@ from zombie_checkers import ZOMBIE_CHECKERS
 
 
 def read_of_its_successor(*, found: bool | None = True, answered: bool = True) -> History:
-    """coordinator-1 looks at the record of its successor, or where that will be, and is answered."""
+    """Reads, as coordinator-1, the position of its successor's record, and answers the read."""
     history = History(more=ZOMBIE_CHECKERS).by(COORDINATOR).fence()
     history.request("get", PATHS.log_record(2)).lead("coordinator-2")
     return history.get_answer(2, found) if answered else history
 
 
 def looked_before(found: bool | None) -> History:
-    """coordinator-1 looks twice; it knows of its successor when the first look, for a delete, is answered."""
+    """Reads twice as coordinator-1, which knows its successor before the first read, for a delete, is answered."""
     history = read_of_its_successor(answered=False).request("get", PATHS.log_record(2)).get_answer(2, True)
     return history.get_answer(2, found)
 
@@ -67,7 +67,7 @@ ZOMBIES: Table = {
 
 @each_case(ZOMBIES)
 def test_judges_of_who_leads_no_more(judge: str, case: Case) -> None:
-    """I7: who goes on deleting is told, and nobody else."""
+    """I7: the checker reports exactly the coordinators that continue to delete."""
     check(judge, case)
 
 
