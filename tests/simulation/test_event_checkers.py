@@ -426,7 +426,7 @@ def told_at_the_end(made: Shown) -> list[EventRow]:
 def messages(*at: int, acknowledged: Sequence[int] | None = None) -> Told:
     """Shows the rows at these positions, of three messages with two rows each.
 
-    With `acknowledged`, the checker then judges the end of the job's faults."""
+    With `acknowledged`, the checker then judges the acknowledged messages."""
     reports: list[tuple[str, str]] = []
     workload = Workload("one-shuffle", 1, 3, 0, 1, False, sink, sink)
     judge = MessagesOnce(Facts(Paths("bank")), workload, lambda judge, what: reports.append((judge, what)))
