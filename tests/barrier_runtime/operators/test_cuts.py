@@ -1,5 +1,6 @@
-"""However the same rows are cut into batches, a job gives the same rows: with timers, late rows, windows, and steps
-before and after them; and each public step alone and behind every other (`cut_steps`)."""
+"""Results do not depend on batch borders: with timers, late rows and windows, with steps before and after them, and
+for each public step alone and after every other (`cut_steps`).
+"""
 
 import datetime
 import random
@@ -44,7 +45,7 @@ from tests.drawn import examples
 
 
 class Sessions:
-    """Rows of a key up to 30 ms apart are a session; it is closed by a timer that each row moves."""
+    """Groups rows of a key up to 30 ms apart into sessions; each row moves the timer that closes the session."""
 
     rows = ValueState(int, default=0)
     last = ValueState(int, default=-1)
@@ -70,7 +71,7 @@ class Sessions:
 
 
 class Recent:
-    """Rows of a key less than 30 ms after another one, also late ones, which are judged at the watermark."""
+    """Counts the rows of a key with a TTL of 30 ms; late rows are evaluated at the watermark."""
 
     rows = ValueState(int, default=0, ttl=TTL(30 * MS))
     numbers = MapState(int, int, ttl=TTL(30 * MS, refresh="on_read"))
@@ -82,7 +83,7 @@ class Recent:
 
 
 class Arrivals:
-    """What comes before what, as a second function with timers sees it."""
+    """Reports the order of arrivals as seen by a second function with timers."""
 
     seen = ValueState(int, default=0)
 
@@ -231,7 +232,7 @@ def cut_rows(draw: st.DrawFn) -> tuple[list[Row], list[int]]:
 def test_rows_give_the_same_results_however_they_are_cut_into_batches(
     step: Any, cut: tuple[list[Row], list[int]], disorder_ms: int
 ) -> None:
-    """R1: the same rows in the same order; what is late or due does not depend on where batches end."""
+    """R1: the same rows in the same order; batch borders do not decide whether rows are late or timers due."""
     rows, sizes = cut
     row_by_row = ran(rows, [1] * len(rows), step, disorder_ms)
     assert ran(rows, sizes, step, disorder_ms) == row_by_row
@@ -286,7 +287,7 @@ def test_late_rows_inside_one_batch_are_late(options: dict[str, Any]) -> None:
 
 
 def test_a_session_that_was_not_told_yet_is_not_retracted() -> None:
-    """A row gives it an earlier start, beside a late row of another key that tells its session again."""
+    """A row moves its start earlier, while a late row of another key emits that key's session again."""
     rows = [
         {"k": k, "t": t, "n": n} for n, (k, t) in enumerate([("a", 1_000), ("b", 1_050), ("a", 1_005), ("b", 1_040)])
     ]
@@ -338,7 +339,7 @@ def drawn_cuts(rng: random.Random) -> list[int]:
 
 
 def collected(rows: Sequence[Row], sizes: Sequence[int], steps: Sequence[Step], disorder_ms: int) -> Any:
-    """By sink what came, late rows and other side outputs too. In order, where the steps promise an order."""
+    """Returns the rows per sink, with late rows and other side outputs; in order if the steps promise an order."""
     bench = Bench(rows, sizes, disorder_ms)
     stream = bench.source
     for name, step in zip(("first", "second"), steps, strict=False):
@@ -349,7 +350,7 @@ def collected(rows: Sequence[Row], sizes: Sequence[int], steps: Sequence[Step], 
 
 
 def differences(steps: Sequence[Step], seed: str) -> list[str]:
-    """Of cuts whose rows are not those that come one at a time."""
+    """Returns the batch sizes and sinks whose rows differ from those of single-row batches."""
     rng = random.Random(seed)
     rows = drawn_rows(rng, any(step.merges for step in steps))
     disorder_ms = rng.choice([0, 0, 6])
@@ -413,8 +414,8 @@ def test_event_time_is_told_row_by_row_where_somebody_needs_it() -> None:
 
     assert told("every", [20, 15, None, 30]) == [14, 14, 14, 24]
     assert told("every", [20, 15, None, 30], others_ms=20) == [14, 14, 14, 20]
-    assert told("every", [9, 10]) is None  # it does not move
-    assert told("late", [20, 15, 30, 40]) is None  # nothing is behind it
+    assert told("every", [9, 10]) is None  # the watermark does not advance
+    assert told("late", [20, 15, 30, 40]) is None  # no row is behind the watermark
     assert told("late", [20, 15, 30, 14]) == [14, 14, 24, 24]
     assert told("late", [24, 30]) is None
     assert told("late", [30, 24]) == [24, 24]  # at the watermark itself: a window that ends there is over

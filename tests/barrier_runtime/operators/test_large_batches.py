@@ -1,5 +1,6 @@
-"""Windows and joins at their sizes: very many keys in one batch, rows of 8 MB, and inputs whose columns change places
-from batch to batch."""
+"""Windows and joins at full size: very many keys in one batch, rows of 8 MB, and columns that change order between
+batches.
+"""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,7 +34,7 @@ AGGREGATES: dict[str, Any] = {"n": count(), "total": sum_("v")}
 
 
 def each_once(schema: pa.Schema, many: int, shift: int) -> pa.RecordBatch:
-    """Each of the keys, in no order; the key is in its value."""
+    """Batch with each key once, in random order; the value contains the key."""
     keys = np.random.default_rng(shift).permutation(many)
     return pa.RecordBatch.from_arrays([pa.array(keys), pa.array(keys % 1_000), pa.array(keys + shift)], schema=schema)
 
@@ -80,7 +81,7 @@ def test_windows_of_very_many_keys_in_one_batch_each_come_out_once_over_a_restar
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WHOLE)
 def test_rows_of_very_many_windows_in_one_batch_each_come_out_once_over_a_restart(name: str) -> None:
-    world, many = World("rocksdb"), MANY // 2  # one whole batch and a rest: each window is a call of a function
+    world, many = World("rocksdb"), MANY // 2  # a smaller number: the function is called for each window
     driven = Driven(WHOLE[name](), world)
     driven.feed(each_once(SCHEMA, many, 0))
     snapshot = driven.snapshot(1)
@@ -114,7 +115,7 @@ def test_very_many_keys_in_one_batch_of_each_side_are_joined_over_a_restart(name
 
 
 def read(flow: Dataflow, name: str, rows: list[dict[str, Any]], schema: pa.Schema) -> Stream:
-    """Rows that are read as they are, from two splits."""
+    """Stream of `rows`, read unchanged from two splits."""
     return flow.from_iterator(
         name,
         lambda part, of: rows[part::of],
@@ -150,7 +151,7 @@ def steps(flow: Dataflow, left: Stream, right: Stream) -> dict[str, CollectSink]
 
 @pytest.mark.slow
 def test_rows_of_8_mb_go_through_windows_and_joins() -> None:
-    """As rows with one letter do: within a slot, and to the other one."""
+    """Results equal those of one-letter rows, within a slot and between slots."""
     sizes = {1: [], 8_000_000: []}  # type: dict[int, list[Any]]
     for size, results in sizes.items():
         flow = Dataflow("large")
@@ -214,7 +215,7 @@ def test_columns_of_an_input_may_come_in_another_order_with_each_batch(name: str
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_rows_whose_fields_change_places_go_through_a_job(parallelism: int) -> None:
-    """Of a function that does not say what columns it gives."""
+    """For a function that declares no schema."""
     flow, out = Dataflow("turning"), CollectSink()
     rows = [{"k": n % 5, "t": n * 10, "v": n} for n in range(400)]
 

@@ -1,4 +1,4 @@
-"""What operators count and time, as the slot sends it, and as a whole job's status has it."""
+"""Counters and times of operators, as the slot sends them and as the status of a whole job shows them."""
 
 import datetime
 import json

@@ -1,4 +1,4 @@
-"""Rows in time stay in time: nothing that a step gives is late for the step behind it, in any chain of three."""
+"""Rows in time stay in time: in any chain of three steps no result is late for the next step."""
 
 import datetime
 import random
@@ -18,7 +18,7 @@ TIMED = {"event_time": "at", "late": True}
 
 
 class Chain:
-    """Streams with the columns k and at; `late` has what was late anywhere."""
+    """Streams with the columns k and at; `late` collects the late rows of all steps."""
 
     def __init__(self, flow: Dataflow, source: Any) -> None:
         self.flow, self.source = flow, source
@@ -89,7 +89,7 @@ QUICK = ("timers",)
     "first", [step if step in QUICK else pytest.param(step, marks=pytest.mark.slow) for step in STEPS]
 )
 def test_nothing_is_late_behind_a_step(first: str) -> None:
-    """Each step behind it, and one more behind each of these, another one from first to first."""
+    """Each second step follows `first`, and one third step, which depends on `first`, follows each second step."""
     steps = list(STEPS)
     run(first, lambda second: [steps[(steps.index(first) + 5 * steps.index(second)) % len(steps)]])
 

@@ -1,5 +1,6 @@
-"""What numbers, decimals and times do at their edges, in one table: aggregates of windows and running ones, keys of
-groups, keys of joins. None wraps, and none is rounded where the docs say exact."""
+"""Numbers, decimals and times at their limits: windowed and running aggregates, keys of groups, keys of joins. No
+value wraps, and none is rounded where the docs say exact.
+"""
 
 import datetime
 import math
@@ -41,7 +42,7 @@ NOON = datetime.datetime(2024, 7, 1, 12, tzinfo=ZURICH)
 
 
 def aggregated(step: str, kind: pa.DataType, values: list[Any], aggregate: Any) -> Any:
-    """Of one key with these values: what its last row, or its window, gives."""
+    """Returns the result of the last row, or of the window, for one key with these values."""
     schema = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("x", kind)])
     rows = pa.RecordBatch.from_pylist([{"k": 1, "t": 1, "x": value} for value in values], schema=schema)
     if step == "window":
@@ -149,7 +150,7 @@ GROUPS: list[tuple[pa.DataType, list[Any], int]] = [
 def test_keys_at_the_edges(kind: pa.DataType, keys: list[Any], groups: int) -> None:
     schema = pa.schema([("k", kind), ("t", pa.int64())])
     it = Driven(aggregating("w", ["k"], Tumbling(10 * MS), "t", {"n": count()}, schema))
-    for key in keys:  # each in a batch of its own, too
+    for key in keys:  # each key in a batch of its own
         it.feed([{"k": key, "t": 1}], schema)
     it.feed([{"k": key, "t": 1} for key in keys], schema)
     it.watermark(WATERMARK_MAX)
@@ -158,7 +159,7 @@ def test_keys_at_the_edges(kind: pa.DataType, keys: list[Any], groups: int) -> N
 
 
 JOINED: list[tuple[pa.DataType, list[Any], list[Any], int]] = [
-    (pa.int64(), [None], [None], 0),  # as SQL has it
+    (pa.int64(), [None], [None], 0),  # nulls match nothing, as in SQL
     (pa.int64(), [2**53, MOST], [2**53 + 1, MOST], 1),
     (pa.float64(), [0.0], [-0.0], 1),
     (pa.timestamp("us", "Asia/Kolkata"), [NOON], [NOON.astimezone(datetime.timezone.utc)], 1),
@@ -207,7 +208,7 @@ def test_windows_of_times_in_a_zone_are_those_of_their_instants() -> None:
 
 
 def test_dictionary_columns_are_what_they_stand_for(tmp_path: Any) -> None:
-    """As keys, values and text: two files whose dictionaries number the same words differently."""
+    """As keys, values and text, from two files whose dictionaries number the same words differently."""
     for number, words in enumerate((["a", "b", None, "a"], ["b", "a", "a", None])):
         coded = pa.array(words).dictionary_encode()
         columns = {"k": coded, "word": coded, "t": pa.array([1, 2, 3, 4])}
@@ -222,7 +223,7 @@ def test_dictionary_columns_are_what_they_stand_for(tmp_path: Any) -> None:
 
 
 def test_expressions_see_the_values_of_dictionary_columns() -> None:
-    """Right behind the source, where rows are as it gives them."""
+    """The expressions follow the source, so its batches are unchanged."""
     schema, flow, out = pa.schema([("word", pa.dictionary(pa.int8(), pa.string()))]), Dataflow("coded"), CollectSink()
     rows = flow.from_iterator("rows", lambda part, of: [{"word": " 7 "}, {"word": None}], schema=schema, splits=1)
     long = rows.filter("word IS NULL OR length(word) = 3")

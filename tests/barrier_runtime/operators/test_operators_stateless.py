@@ -113,7 +113,7 @@ def test_map_batches_that_returns_something_else_is_told_what_to_return() -> Non
         (pa.map_(pa.string(), pa.int64()), [("a", 2.0)], [("a", 1.5)]),
     ],
 )
-@pytest.mark.parametrize("rows", [3, 100])  # few rows, and many
+@pytest.mark.parametrize("rows", [3, 100])  # a small and a large batch
 def test_a_fraction_is_not_cut_off_where_a_whole_number_is_declared(
     kind: pa.DataType, fits: Any, wrong: Any, rows: int
 ) -> None:
@@ -246,7 +246,7 @@ NAMES = pa.table({"n": [1, 3, None], "name": ["one", "three", "null"], "size": [
 
 @pytest.mark.parametrize("copies", [1, 50])
 def test_enrichment_adds_columns_where_the_key_matches_and_nulls_match_nothing(copies: int) -> None:
-    """`copies` makes both ways of looking up run: few rows, and more rows than the table has."""
+    """`copies` selects the way of lookup: fewer or more rows than the table has."""
     rows = [{"n": n} for n in (3, 2, None, 1)] * copies
     table = pa.concat_tables([NAMES, pa.table({"n": range(100, 130), "name": ["x"] * 30, "size": [0] * 30})])
     driven = Driven(EnrichOperator("e", table, ["n"], "left"))
@@ -280,7 +280,9 @@ def test_enrichment_converts_its_keys_to_the_rows_type_or_says_it_cannot() -> No
 
 
 def _enriched(table: pa.Array, rows: pa.Array, copies: int) -> list[int | None]:
-    """What each row gets of the table's row numbers. `copies`: of the rows, so that both ways of looking up run."""
+    """Returns the matching row number of the table for each row. `copies` repeats the rows so that both ways of lookup
+    run.
+    """
     more = pa.nulls(1, table.type)
     small = pa.table({"k": pa.concat_arrays([table, more]), "row": range(len(table) + 1)})
     driven = Driven(EnrichOperator("e", small, ["k"], "left"))
@@ -296,7 +298,7 @@ def test_what_an_enrichment_finds_does_not_depend_on_the_size_of_a_batch(copies:
     assert _enriched(floats, pa.array([-0.0, 1.5, 0.0, None]), copies) == [0, 1, 0, None]
     assert _enriched(pa.array([-0.0, *range(10, 40)]), pa.array([0.0]), copies) == [0]
     assert _enriched(floats.cast(pa.float32()), pa.array([1.5, -0.0]), copies) == [1, 0]
-    paris = pa.timestamp("us", "Europe/Paris")  # where clocks showed half past two twice
+    paris = pa.timestamp("us", "Europe/Paris")  # in this zone 02:30 occurs twice in autumn
     twice = pa.array([1_761_438_600_000_000, 1_761_442_200_000_000, *range(30)], paris)
     assert _enriched(twice, twice.slice(0, 2), copies) == [0, 1]
     texts = pa.array([f"key {number}" for number in range(30)])

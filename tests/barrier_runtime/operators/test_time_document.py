@@ -1,4 +1,4 @@
-"""The tables of docs/time.md name what timers have."""
+"""The tables of docs/time.md name the properties of timers."""
 
 import re
 from pathlib import Path

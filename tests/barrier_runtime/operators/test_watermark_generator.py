@@ -1,4 +1,6 @@
-"""Watermarks that a user's class says: row by row, wherever batches end, never back, and what it may not give."""
+"""Watermarks of a user's class: row by row, independent of batch borders, never decreasing, and with invalid values
+refused.
+"""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,7 +25,7 @@ TIMES = pa.schema([("t", pa.int64())])
 
 
 class AsLateAsEver(WatermarkGenerator):
-    """Behind the greatest time by as much as any row has been."""
+    """Watermark that trails the greatest time by the greatest lateness so far."""
 
     greatest, behind = -(2**40), 0
 
@@ -43,7 +45,7 @@ def feed(it: Driven, *times: int | None) -> None:
 
 
 def reached(it: Driven) -> list[int]:
-    """The watermark at each row; a batch that does not say has that of the last one."""
+    """Returns the watermark at each row; a batch without `reached` keeps the last watermark."""
     found: list[int] = []
     for batch in it.batches:
         last = found[-1:] or [WATERMARK_MIN]

@@ -1,5 +1,6 @@
-"""The same aggregates running, in tumbling and sliding windows and in sessions, over restarts and at other
-parallelisms, each compared with what a function makes of the rows of a key or window, in the order of their arrival."""
+"""Runs the same aggregates as running aggregates, in tumbling and sliding windows, and in sessions, over restarts and
+at other parallelisms. Each result is compared with a plain function of the rows of a key or window in arrival order.
+"""
 
 import datetime
 import random
@@ -27,7 +28,7 @@ Expected = Callable[[list[Row]], Row]
 
 
 def operator_of(step: str, aggregates: Mapping[str, Any], schema: pa.Schema | None = None) -> Operator:
-    """`step`: running, tumbling, sliding or session. `schema`: of the rows, where the flow knows it."""
+    """`step`: running, tumbling, sliding or session. `schema`: schema of the rows, if the flow knows the schema."""
     if step == "running":
         return RunningAggregateOperator("a", ["k"], aggregates, schema)
     if step == "session":
@@ -57,12 +58,12 @@ class Slots:
             self.subtasks.append(Driven(made, world, tuple(snapshots), name="a"))
 
     def rescale(self, parallelism: int, entries: bool = False) -> None:
-        """Goes on with `aggregates`, which may have been changed. `entries`: no snapshot has segments any more."""
+        """Continues with `aggregates`, which may have changed. `entries`: convert segments into entries first."""
         self._checkpoint += 1
         if entries:
             for it in self.subtasks:
-                table = getattr(it.operator, "_table", None)  # none before the first row, where types are not declared
-                if table is not None and table._in_segments:  # as the table itself does it
+                table = getattr(it.operator, "_table", None)  # None before the first row if types are not declared
+                if table is not None and table._in_segments:  # as the table leaves segments by itself
                     table._leave_segments()
         snapshots = [it.snapshot(self._checkpoint) for it in self.subtasks]
         assert not disagreement(snapshots)
@@ -89,7 +90,7 @@ class Slots:
 
 
 def model(step: str, rows: list[Row], expected: Expected) -> list[Any]:
-    """What comes out of all `rows`, in any order."""
+    """Returns the results of all `rows`, in any order."""
     if step == "running":
         seen: dict[Any, list[Row]] = defaultdict(list)
         out = []

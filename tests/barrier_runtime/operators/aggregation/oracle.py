@@ -1,4 +1,4 @@
-"""What every aggregate means, in plain Python: of the rows of one key, in the order of their arrival."""
+"""Reference results of every aggregate in plain Python, for the rows of one key in arrival order."""
 
 import datetime
 import math
@@ -48,7 +48,7 @@ def expected(aggregate: Aggregate, rows: Sequence[Row], kind: pa.DataType | None
 
 
 def picked(greatest: bool, keys: Sequence[Any], values: Sequence[Any]) -> Any:
-    """The first one wins a tie; NaN is the greatest."""
+    """Returns the value at the greatest or least key; the first row wins a tie; NaN is the greatest key."""
     best = None
     for at, key in enumerate(keys):
         if best is None or (before(keys[best], key) if greatest else before(key, keys[best])):
@@ -99,7 +99,7 @@ def moment(statistic: str, values: Sequence[float]) -> float | None:
 
 
 def same(value: Any) -> Any:
-    """Equal for values that are the same bit for bit: NaN is itself, and 0.0 is not -0.0."""
+    """Returns a key that is equal for bit-identical values: NaN equals NaN, and 0.0 differs from -0.0."""
     if isinstance(value, float):
         return "NaN" if math.isnan(value) else struct.pack("<d", value)
     if isinstance(value, Decimal):

@@ -1,4 +1,4 @@
-"""docs/aggregates.md: its table names every aggregate there is."""
+"""The table of docs/aggregates.md names every aggregate."""
 
 import inspect
 import re

@@ -1,5 +1,8 @@
-"""Aggregates that come and go between a checkpoint and the program that goes on from it: one that came begins at its
-zero in every key and open window, the others go on, and one that is gone and comes back begins anew."""
+"""Aggregates added or removed between a checkpoint and the restored program.
+
+An added aggregate begins at zero in every key and open window, the others continue, and an aggregate that was removed
+and added again begins anew.
+"""
 
 import datetime
 import logging
@@ -44,7 +47,7 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
 class Joined(RowAggregate):
-    """The texts one after the other."""
+    """Concatenates the texts."""
 
     type, state = pa.string(), str
 
@@ -81,7 +84,7 @@ def known(rows: list[Row], column: str) -> list[Any]:
     return [row[column] for row in rows if row[column] is not None]
 
 
-# result -> (the aggregate, what it means); none of them shares its state with another one
+# result -> (the aggregate, its reference function); no two aggregates share state
 EVERY: dict[str, tuple[Any, Any]] = {
     "total": (sum_("x"), lambda rows: sum(known(rows, "x")) if known(rows, "x") else None),
     "low": (min_("x"), lambda rows: min(known(rows, "x"), default=None)),
@@ -174,7 +177,7 @@ def _counted_over_changes(step: str, kind: Kind, rng: random.Random) -> None:
 
 
 def _matched(expected: list[Any], got: list[Any]) -> Any:
-    """Rows of one key come out in the order in which they went in."""
+    """Pairs expected and actual rows; rows of one key leave in arrival order."""
     of_key: dict[int, list[Any]] = {}
     for _, _, held in expected:
         of_key.setdefault(held[-1]["k"], []).append(held)
@@ -194,7 +197,7 @@ def _check(row: Row, begins: Mapping[str, int], held: list[Row]) -> None:
 def restarted(
     aggregates: list[dict[str, Any]], rows: list[list[Row]], kind: Kind = "memory", entries: bool = False
 ) -> list[list[Row]]:
-    """What each version of a running step gives for its rows."""
+    """Returns the results of each version of a running step for that version's rows."""
     schema = pa.schema([("k", pa.int64()), ("x", pa.int64())])
     world, snapshots, given = World(kind), (), []
     for checkpoint, (version, part) in enumerate(zip(aggregates, rows, strict=True), 1):
@@ -232,7 +235,7 @@ def test_new_aggregate_is_null_until_its_first_value_though_its_column_was_count
 
 @pytest.mark.parametrize("entries", [False, True])
 def test_a_sum_that_had_left_64_bits_is_not_given_as_one_that_has_not(entries: bool) -> None:
-    """The mean that told how often it did is gone."""
+    """The removed mean counted the overflows of the sum."""
     most = 2**63 - 1
     with pytest.raises(InvalidJob, match=r"sum_\('x'\) of key 1 leaves 64 bits: use sum_\('x', widen=True\)"):
         restarted(
@@ -243,7 +246,7 @@ def test_a_sum_that_had_left_64_bits_is_not_given_as_one_that_has_not(entries: b
 
 
 def test_state_that_no_key_has_any_more_does_not_come_back_with_an_aggregate() -> None:
-    """Windows that are all over leave a table without rows, of which the next checkpoint says so."""
+    """When all windows are over, the table has no rows; the next checkpoint records the empty table."""
     low, total = {"low": min_("x")}, {"total": sum_("x")}
     slots = Slots("tumbling", {**low, **total}, schema=SCHEMA)
     base = {"x": 5, "y": None, "s": None}
@@ -265,7 +268,7 @@ def test_state_that_no_key_has_any_more_does_not_come_back_with_an_aggregate() -
 
 @pytest.mark.parametrize("entries", [False, True])
 def test_what_was_dropped_does_not_come_back_with_its_aggregate(entries: bool) -> None:
-    """Though only one of many keys was changed since."""
+    """Also if only one of many keys changed in between."""
     low, total = {"low": min_("x")}, {"total": sum_("x")}
     every, one, another = [{"k": k, "x": 1} for k in range(9)], [{"k": 0, "x": 2}], [{"k": 5, "x": 7}]
     given = restarted([low | total, total, low | total], [every, one, another], entries=entries)
@@ -315,7 +318,7 @@ def flow_of(aggregates: Mapping[str, Any], sink: CollectSink, function: Any = di
 
 
 def run(folder: Path, aggregates: Mapping[str, Any], fails: bool = False, **options: Any) -> list[Row]:
-    """A whole job over ROWS numbers from 0 on, slow and ended after some checkpoints if it `fails`."""
+    """Runs a whole job over the numbers 0 … ROWS - 1. `fails`: the job is slow and fails after some checkpoints."""
     log = folder / "counted" / "log"
 
     def at(row: dict[str, int]) -> dict[str, Any]:
@@ -334,7 +337,7 @@ def run(folder: Path, aggregates: Mapping[str, Any], fails: bool = False, **opti
 
 
 def test_what_does_not_fit_the_checkpoint_is_refused_before_the_run_is_begun(tmp_path: Path) -> None:
-    """R5: an aggregate that is gone, and states of users' own aggregates that have other types."""
+    """R5: a removed aggregate, and changed state types of users' own aggregates."""
     stats = {"n": count(), "own": with_state(int), "spread": Spread("value")}
     run(tmp_path, stats, fails=True)
     log = tmp_path / "counted" / "log"
@@ -355,7 +358,7 @@ def test_what_does_not_fit_the_checkpoint_is_refused_before_the_run_is_begun(tmp
 def test_aggregate_of_a_column_unused_at_the_checkpoint_counts_from_there(
     tmp_path: Path,
 ) -> None:
-    """Where the schema is known. Where it is not, see the test above: it says what to declare."""
+    """The schema is known here. The test above covers an unknown schema, where the error names the declaration."""
     run(tmp_path, {"n": count()}, fails=True)
     after = run(tmp_path, {"n": count(), "total": sum_("value")})
     for k in (0, 1):
@@ -392,7 +395,7 @@ def test_what_is_dropped_by_wish_and_what_came_are_told_and_the_others_go_on(
     counted = sorted((row["k"], row["n"]) for row in before + after)
     assert counted == [(k, n) for k in (0, 1) for n in range(1, ROWS // 2 + 1)]
     for k in (0, 1):
-        mine = [row for row in after if row["k"] == k and "total" in row]  # not what the first run had decided
+        mine = [row for row in after if row["k"] == k and "total" in row]  # without results of the first run
         assert [row["total"] for row in mine] == list(np.cumsum([row["value"] for row in mine]))
 
 

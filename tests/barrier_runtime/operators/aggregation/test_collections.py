@@ -72,7 +72,7 @@ ROWS = st.lists(
 
 
 def distinct(values: list[Any]) -> list[Any]:
-    """In the order in which they came first; -0.0 is 0.0, and NaN is one value."""
+    """Returns the distinct values in order of first arrival; -0.0 equals 0.0, and all NaNs are equal."""
     found: dict[Any, Any] = {}
     for value in values:
         if isinstance(value, float):

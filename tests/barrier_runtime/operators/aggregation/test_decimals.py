@@ -1,4 +1,4 @@
-"""Sums, means and extremes of decimals up to 38 digits: types as Spark's, exact, and errors where there is no room."""
+"""Sums, means and extremes of decimals up to 38 digits: types as in Spark, exact results, errors on overflow."""
 
 import datetime
 from decimal import Decimal

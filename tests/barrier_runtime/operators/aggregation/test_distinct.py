@@ -1,4 +1,4 @@
-"""Exact distinct counts of many rows at once are those of one row at a time."""
+"""Exact distinct counts of a batch equal the counts of the same rows added singly."""
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ def left(column: str, row_id: int, aggregate: str = "sum_") -> InvalidJob:
     return InvalidJob(f"{aggregate} of {column} of key {row_id}")
 
 
-@pytest.mark.parametrize("indexed", [0, 40, 10_000])  # values from which a key has an index of its own
+@pytest.mark.parametrize("indexed", [0, 40, 10_000])  # number of values from which a key has its own index
 @pytest.mark.parametrize("keys", [1, 7])
 @pytest.mark.parametrize("name", VALUES)
 def test_after_each_row_and_at_the_end(name: str, keys: int, indexed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_after_each_row_and_at_the_end(name: str, keys: int, indexed: int, monke
     random, values = np.random.default_rng(5), VALUES[name]
     one, many = of(Cells, values.type), of(DistinctCells, values.type)
     state = [np.array([b""] * keys, np.object_) for _ in range(2)]
-    for _ in range(4):  # batches: what is known already is in the cells
+    for _ in range(4):  # batches: the cells hold the values of earlier batches
         batch = pa.RecordBatch.from_arrays([values.take(pa.array(random.integers(0, len(values), 150)))], ["v"])
         rows = RunningOrder.of(random.integers(0, keys, 150))
         found = []
@@ -116,7 +116,7 @@ def test_indexes_that_are_too_large_together_are_not_made_again_and_again(monkey
     for number in range(10):
         add([0, 1, 2] if number % 2 else [2, 1, 0], number * 100)
     assert len(made) == 2, "there is no room for the third"
-    for number in range(distinct._UNUSED_BATCHES + 2):  # its keys come no more
+    for number in range(distinct._UNUSED_BATCHES + 2):  # batches without the key, until the index is unused
         add([3], number * 10)
     add([2, 3], 0)
     assert len(made) == 4, "what is not used gives its room to others"

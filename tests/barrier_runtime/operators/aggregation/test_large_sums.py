@@ -122,7 +122,7 @@ def test_the_mean_of_a_sum_that_no_double_is_has_one_rounding(make: Any, values:
 def test_means_are_those_of_pythons_integers_bit_for_bit(bits: int, counted: tuple[int, int]) -> None:
     rng = np.random.default_rng(bits)
     counts = rng.integers(*counted, 500)
-    sums = np.concatenate(  # half of them next to the middle of two doubles, or on it
+    sums = np.concatenate(  # half of the sums are next to or on the middle of two doubles
         [
             rng.integers(-(2**bits), 2**bits - 1, 250, endpoint=True),
             ((rng.integers(2**51, 2**52, 250) * 2 + 1 << max(0, bits - 54)) // counts[250:] * counts[250:])
@@ -217,7 +217,7 @@ def test_state_of_means_written_before_there_were_carries_is_read_and_goes_on(
     progress = Progress(schema=schema_bytes(bound)).encode()
     snapshot = OperatorSnapshot("op", 0, 1, {VALUE: progress}, backend.snapshots.write(1))
     backend.close()
-    for checkpoint in (2, 3, 4):  # the old columns beside the new ones, in several checkpoints
+    for checkpoint in (2, 3, 4):  # the old columns next to the new ones, in several checkpoints
         driven = Driven(make(mean=mean("v")), world, (snapshot,), name="op")
         driven.feed(rows([HIGHEST]), SCHEMA)
         snapshot = driven.snapshot(checkpoint)

@@ -565,7 +565,7 @@ def test_an_unsigned_number_beyond_the_signed_ones_is_refused_with_the_remedy(ag
 
 
 def test_values_of_one_row_are_found_together_and_one_that_came_later_by_itself() -> None:
-    """Picks by one column share a search as long as they hold the same."""
+    """Picks by one column share a search while their state is equal."""
     picks = [Pick("max", column, pa.int64(), "x", pa.int64()) for column in ("a", "b", "c")]
     picks.append(Pick("min", "a", pa.int64(), "x", pa.int64()))
     random = np.random.default_rng(8)

@@ -1,5 +1,6 @@
-"""Aggregates of users' own, by rows and by columns: in every step like the built-in ones, and refused where they
-are not complete."""
+"""Users' own aggregates, by rows and by columns: every step accepts them like the built-in ones; incomplete ones are
+refused.
+"""
 
 import math
 from typing import Any
@@ -47,7 +48,7 @@ class Longest(RowAggregate):
 
 
 class Weighted(ColumnAggregate):
-    """Mean of v by weight w, of rows where both are there; null without weight."""
+    """Mean of v with weight w over rows that have both; null without weight."""
 
     type = pa.float64()
     state = {"total": "float64", "weight": "float64", "most": ("int64", -(2**63))}
@@ -133,7 +134,7 @@ def test_a_whole_job_runs_with_own_aggregates_and_shows_them() -> None:
 
 
 class Pairs(RowAggregate):
-    """Pairs of a value and how many came before it: state is a list of lists, all of which are changed in place."""
+    """Pairs of a value and the number of earlier values; the state is a list of lists, all changed in place."""
 
     type = pa.list_(pa.list_(pa.int64()))
     state = list[list[int]]

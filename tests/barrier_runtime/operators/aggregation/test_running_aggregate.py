@@ -177,7 +177,9 @@ def test_rows_are_ordered_by_several_columns_of_ints_first_column_first(rows: in
 
 
 def test_values_are_counted_in_slices_of_batches_with_nulls_and_without() -> None:
-    """Where every row of a batch has a value, values are as many as rows only for keys that never had a null."""
+    """If every row of a batch has a value, the count of values equals the count of rows only for keys that never had a
+    null.
+    """
     random = np.random.default_rng(4)
     names = ("v", "w")
     driven = Driven(

@@ -1,4 +1,4 @@
-"""Sketches: exact for few values, within their bounds for many, and the same however rows are cut and restored."""
+"""Sketches are exact for small inputs, within bounds for large ones, and independent of batch borders and restores."""
 
 import collections
 import math

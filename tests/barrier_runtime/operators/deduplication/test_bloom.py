@@ -1,4 +1,4 @@
-"""Bloom filters and their hashes: never a false "no", few false "perhaps", whole buckets forgotten."""
+"""Bloom filters and their hashes: no false negatives, rare false positives, and expiry of whole buckets."""
 
 from typing import Any
 

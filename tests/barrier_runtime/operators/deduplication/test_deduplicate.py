@@ -1,4 +1,4 @@
-"""`deduplicate` against a plain model: each id passes once within its horizon, over restarts and other parallelisms."""
+"""`deduplicate` against a plain model: each id passes once within the horizon, over restarts and other parallelisms."""
 
 import datetime
 from typing import Any
@@ -26,7 +26,7 @@ KEYS = ("id", "part")
 
 @pytest.mark.parametrize("sizes", [(6,), (1, 1, 1, 1, 1, 1), (2, 3, 1)])
 def test_an_id_is_forgotten_at_the_row_where_event_time_has_come_far_enough(sizes: tuple[int, ...]) -> None:
-    """As if a watermark came before each row; event time is in a snapshot that is taken between two batches."""
+    """As with a watermark before each row; a snapshot between two batches contains the event time reached."""
     reached = np.array([WATERMARK_MIN, 1_000, 1_050, 1_099, 1_100, 1_250])
     rows = [{"id": "a", "part": 1, "n": n} for n in range(6)]
     world, restored, passed, at = World(), tuple[OperatorSnapshot, ...](), list[int](), 0
@@ -44,11 +44,11 @@ def operator(within_ms: int | None = 100, keys: tuple[str, ...] = KEYS) -> Dedup
 
 
 class Model:
-    """The same, one row at a time."""
+    """Reference model of `deduplicate` that takes single rows."""
 
     def __init__(self, within_ms: int | None) -> None:
         self.within_ms = within_ms
-        self.seen: dict[Any, int | None] = {}  # None: before the first watermark
+        self.seen: dict[Any, int | None] = {}  # id -> watermark at arrival; None: before the first watermark
         self.watermark: int | None = None
         self.first: int | None = None
         self.passed: list[int] = []
@@ -75,7 +75,7 @@ class Model:
 
 
 class Slots:
-    """The operator's subtasks, side by side, sharing one store."""
+    """Subtasks of the operator that share one store."""
 
     def __init__(self, within_ms: int | None, parallelism: int, kind: Kind = "memory") -> None:
         self.within_ms = within_ms
@@ -124,7 +124,7 @@ ACTION = st.one_of(
 def test_each_id_passes_once_within_its_horizon_over_restarts_and_rescalings(
     actions: list[tuple[str, Any]], within_ms: int | None, parallelism: int
 ) -> None:
-    """R1, R3: rows are numbered; the model says which of them pass."""
+    """R1, R3: the passed row numbers equal the model's."""
     slots, model = Slots(within_ms, parallelism), Model(within_ms)
     for checkpoint, (action, argument) in enumerate(actions, 1):
         if action == "rows":
@@ -145,7 +145,7 @@ def test_each_id_passes_once_within_its_horizon_over_restarts_and_rescalings(
 
 @pytest.mark.slow
 def test_many_ids_equal_the_model_through_sweeps_snapshots_and_rescaling() -> None:
-    """Larger than a filter, a sweep's slice and a scan's chunk; snapshots fall into sweeps."""
+    """More ids than a filter, a clean-up slice or a scan chunk holds; snapshots interrupt the clean-up."""
     random = np.random.default_rng(11)
     slots, model = Slots(100, 2, "rocksdb"), Model(100)
     for step in range(1, 41):
@@ -263,7 +263,7 @@ def test_an_id_is_forgotten_exactly_when_the_watermark_has_advanced_by_the_horiz
 
 
 def test_ids_are_remembered_for_the_whole_horizon_whenever_they_were_seen() -> None:
-    """Also those seen in the last moment before a filter ends: it may not go before all of its ids are forgotten."""
+    """Also ids seen just before a filter ends: a filter is kept until all its ids are forgotten."""
     within, last = 43, 47
     driven = Driven(operator(within))
     for now in range(last + within + 1):

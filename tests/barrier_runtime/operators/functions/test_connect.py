@@ -1,5 +1,4 @@
-"""Connected functions: named inputs that meet in one state, broadcast state that every subtask has, and what wrong use
-is told."""
+"""Connected functions: named inputs that share one state, broadcast state in every subtask, errors for wrong use."""
 
 import dataclasses
 import datetime
@@ -131,7 +130,7 @@ STEP = st.one_of(
 
 
 class Commands:
-    """Does what its broadcast rows say; its other input tells what it sees."""
+    """Executes the commands of its broadcast rows; rows of the other input report the state."""
 
     rules = BroadcastState(str, list[int])
 
@@ -198,7 +197,7 @@ def test_every_subtask_has_what_a_dict_has_over_crashes_and_rescaling(
 
 
 class Ordered:
-    """What it keeps depends on the order of both broadcast inputs."""
+    """Broadcast function whose state depends on the order of both broadcast inputs."""
 
     log = BroadcastState(int, str)
 
@@ -245,7 +244,7 @@ class Ruled:
 
     def on_rows(self, key: int, row: Row, ctx: ProcessContext) -> Row:
         rule = self.rules[7]
-        rule.most = 9.0  # of the copy that was read
+        rule.most = 9.0  # changes only the copy that was read
         rule.tags.clear()
         return {"rule": repr(self.rules[7].most), "tags": len(self.rules[7].tags)}
 
@@ -328,7 +327,7 @@ def test_the_keyed_side_may_not_write_after_a_broadcast_row_either() -> None:
 
 
 def test_values_of_an_earlier_version_are_migrated_beside_those_written_since() -> None:
-    """Over two versions, at other parallelisms: what was never written again goes through both functions."""
+    """Over two versions, at other parallelisms: values that were never rewritten pass through both migrations."""
     with ruled() as harness:
         harness.push("rules", {"n": 7}, {"n": 8})
         snapshot = harness.snapshot()
@@ -386,7 +385,7 @@ def test_a_value_that_does_not_fit_is_refused_where_it_is_written() -> None:
 
 
 class Attribute(Ruled):
-    """An attribute of the object decides what is written, and subtasks have their own."""
+    """Writes broadcast state that depends on an attribute, which differs between subtasks."""
 
     def open(self, ctx: ProcessContext) -> None:
         self.mine = ctx.subtask

@@ -1,4 +1,4 @@
-"""`ctx.emit`: rows of a keyed function into side outputs, as it was when it emitted them and at that event time."""
+"""`ctx.emit`: side outputs get rows as they are at the call, with the event time of the call."""
 
 import datetime
 from collections.abc import Iterator
@@ -80,7 +80,7 @@ def test_what_is_emitted_goes_to_whatever_follows_and_each_row_comes_once(parall
 
 
 class Changes:
-    """Emits a row and a list that it changes later."""
+    """Emits a row and a list, and changes both later."""
 
     def process(self, key: str, row: Row, ctx: ProcessContext) -> Row:
         kept = {"k": key, "all": [row["v"]]}
@@ -151,7 +151,7 @@ def test_emitted_rows_have_the_event_time_that_yielded_ones_have(as_list: bool, 
 
 
 class Gives:
-    """One emitted value of any type."""
+    """Emits one value of any type."""
 
     value: Any = None
 
@@ -237,7 +237,7 @@ def test_what_nothing_reads_is_counted_and_explain_says_so() -> None:
 
 
 def test_watermarks_made_behind_a_step_are_not_those_of_its_side_output() -> None:
-    """`at` of the main output is an hour ahead: with its watermarks every row of the side output would be late."""
+    """`at` of the main output is one hour ahead: under its watermarks every row of the side output would be late."""
 
     def ahead(key: str, row: Row, ctx: ProcessContext) -> Row:
         ctx.emit("hot", {"k": key, "v": row["v"], "at": row["at"]})

@@ -1,5 +1,4 @@
-"""Users' functions of small batches that come as lists: what they see, what they give and what is refused is the same
-as of batches in Arrow."""
+"""Users' functions of small batches in lists: inputs, outputs and refusals equal those of batches in Arrow."""
 
 import datetime
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Names of other systems, and names that are almost right: what is said to who uses them."""
+"""Hints for names of other systems and for misspelt names."""
 
 from collections.abc import Callable
 from typing import Any

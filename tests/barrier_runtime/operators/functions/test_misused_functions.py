@@ -1,4 +1,4 @@
-"""What a function gives or calls that nobody takes: each is told with the function and the remedy."""
+"""Invalid results and calls of users' functions: each error names the function and the remedy."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""Keyed functions with state and timers: one row at a time, over snapshots and restores."""
+"""Keyed functions with state and timers, called with single rows, over snapshots and restores."""
 
 import dataclasses
 import datetime
@@ -34,7 +34,7 @@ class Totals:
 
 
 class Reminder:
-    """Says after 10 ms of silence what it heard."""
+    """Emits the received values after 10 ms of silence."""
 
     heard = ValueState(list[int], default_factory=list)
     due = ValueState(int)
@@ -207,7 +207,7 @@ def test_stored_values_that_the_new_type_cannot_read_are_named_with_the_remedy()
     with pytest.raises(InvalidJob, match=r"state 'kept': its values were str in the checkpoint and are int now"):
         Driven(keep(int, None), world, (snapshot,), name="p")
     older = msgspec.structs.replace(snapshot, keyed=msgspec.structs.replace(snapshot.keyed, described={}))
-    driven = Driven(keep(int, None), world, (older,), name="p")  # it says nothing of types
+    driven = Driven(keep(int, None), world, (older,), name="p")  # a snapshot without types
     with pytest.raises(InvalidJob, match=r"state 'kept': the stored value cannot be read as <class 'int'>"):
         driven.feed([{"k": 1}])
 

@@ -1,5 +1,7 @@
-"""Functions of batches with state per key in columns: against a model in plain Python, over cuts, restarts and
-parallelisms, in segments and in entries; and what is refused."""
+"""Batch functions with keyed state in columns, against a model in plain Python.
+
+Covers batch borders, restarts and parallelisms, in segments and in entries, and refusals.
+"""
 
 import random
 from collections import defaultdict
@@ -22,7 +24,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 
 
 class Totals:
-    """Each row with the sum of its key so far; a key that comes to a multiple of seven begins anew."""
+    """Adds the running sum of the key to each row; a key whose sum reaches a multiple of seven begins anew."""
 
     state = {"total": "int64", "most": ("int64", -(2**63))}
 
@@ -72,7 +74,7 @@ def test_keys_tell_their_rows_in_the_order_in_which_they_came_first() -> None:
         seen.extend([len(keys), keys.of_row.tolist(), keys.first_rows.tolist(), keys.last_rows.tolist()])
         seen.append(keys.rows.to_pylist())
 
-    for rows in (5, 700):  # few, and so many that they are grouped another way
+    for rows in (5, 700):  # small and large batches are grouped in different ways
         seen.clear()
         driven = Driven(operator(look, state={"n": "int64"}))
         driven.feed([{"k": (4, 2, 4, 9, 2)[row % 5], "v": 0} for row in range(rows)], SCHEMA)

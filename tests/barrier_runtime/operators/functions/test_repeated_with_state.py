@@ -1,6 +1,6 @@
-"""`on_error=Retry(…)` of functions with state: a call that failed anywhere has left nothing, whatever it had touched.
+"""`on_error=Retry(…)` of functions with state: a failed call leaves no change in any state.
 
-The model is the same program without failures: states, timers and rows must be the same, in memory and behind restores.
+The model is the same program without failures: states, timers and rows must be equal, in memory and after restores.
 """
 
 from datetime import timedelta
@@ -37,7 +37,7 @@ MORE = ("peak", "names", "fresh", "recent", "timer", "untimer", "wall", "after",
 
 
 class Names:
-    """Changes its accumulator in place."""
+    """Aggregate function that changes its accumulator in place."""
 
     def zero(self) -> list[int]:
         return []
@@ -51,7 +51,9 @@ class Names:
 
 
 class Program:
-    """Does what its rows say, step by step. A call that fails does much more before, which must leave nothing."""
+    """Executes the steps named by its rows. A failing call changes much state before the failure; the retry undoes all
+    of it.
+    """
 
     total = ValueState(int, default=0)
     box = ValueState(list[int])
@@ -99,7 +101,7 @@ class Program:
             self._step()
             yield from getattr(self, f"_{name}")(n, ctx)
         self._step()
-        row["with"].append(1)  # a repetition gets the row as it came
+        row["with"].append(1)  # the retry gets the original row
         self._step()
 
     def on_timer(self, key: int, at_ms: int, ctx: Any) -> Any:
@@ -226,11 +228,11 @@ class Program:
     def _yield(self, n: int, ctx: Any) -> Any:
         row = {"key": n, "what": "yield", "n": self.total.value}
         yield row
-        row["n"] = -1  # what was given stays as it was
+        row["n"] = -1  # emitted rows do not change afterwards
 
 
 class Failing:
-    """Raises before steps as `at` says: how many of them go well between two failures. Then none fails any more."""
+    """Raises before steps: `at` gives the number of successful steps between two failures; then no step fails."""
 
     def __init__(self, at: list[int]) -> None:
         self._left = list(at)
@@ -258,7 +260,7 @@ moves = st.one_of(
 
 
 def trace_of(program: list[Any], fails: Failing) -> list[Any]:
-    """All that can be seen of it."""
+    """Returns all visible effects of the program."""
     arguments: dict[str, Any] = {
         "key": "key",
         "event_time": "at",
@@ -308,7 +310,7 @@ def test_a_call_that_fails_anywhere_has_left_nothing(program: list[Any], fails: 
 
 
 class Limited:
-    """Connected: what a broadcast handler has written is put back as well."""
+    """Connected function: a retry also undoes the writes of a broadcast handler."""
 
     limits = BroadcastState(str, int)
     seen = ValueState(int, default=0)
@@ -406,7 +408,7 @@ def test_functions_of_groups_windows_and_rows_without_key_are_repeated(tmp_path:
 
 
 class Flaky:
-    """Every third call fails at first, after it has written and emitted."""
+    """Every third call fails at first, after writes and an emit."""
 
     seen = ValueState(int, default=0)
     pages = MapState(int, int)

@@ -1,4 +1,4 @@
-"""`on_error=Retry(…)`: calls of functions of one row are repeated, and what fails at last restarts the job."""
+"""`on_error=Retry(…)` of functions of single rows: calls are retried; a call that keeps failing restarts the job."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -186,7 +186,7 @@ def test_what_is_not_named_ends_the_job_with_the_users_traceback() -> None:
 
 
 class Counting:
-    """Each call counts, and fails as often as its row says."""
+    """Counts its calls; each row says how often its call fails."""
 
     def open(self, ctx: Any) -> None:
         self.failed = 0

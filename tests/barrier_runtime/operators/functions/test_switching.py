@@ -1,5 +1,6 @@
-"""Broadcast rows that become valid behind a barrier: the same one in every subtask, however rows, barriers and crashes
-come between each other, and at whatever parallelism the job goes on."""
+"""Broadcast rows that become valid at a barrier: at the same barrier in every subtask, whatever the interleaving of
+rows, barriers and crashes, and after restores at any parallelism.
+"""
 
 import itertools
 import random
@@ -36,7 +37,7 @@ BY_KEY, FOR_ALL = 0, 1  # channels, and ports
 
 
 class Ruled:
-    """A row tells how many rules are valid, and a rule its number below 0."""
+    """Returns the number of valid rules for a row, and the negated number of a rule for a rule."""
 
     rules = BroadcastState(int, int)
 
@@ -49,7 +50,7 @@ class Ruled:
 
 
 class Timed(Ruled):
-    """A timer tells -1000 beside that."""
+    """Subtracts 1000 from the results of timers."""
 
     def on_rows(self, key: int, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
         if row["at"]:
@@ -79,7 +80,7 @@ def rules(*numbers: int, reached: list[int] | None = None) -> Batch:
 
 
 def told(bench: Bench) -> list[Any]:
-    """What came out, rows one by one."""
+    """Returns the emitted rows as a flat list."""
     return [value for each in bench.emitted() for value in (each if isinstance(each, list) else [each])]
 
 
@@ -100,8 +101,9 @@ PHASE = st.tuples(st.integers(0, 3), st.integers(0, 3))  # rules and rows (of ea
 def test_rows_between_two_barriers_all_see_the_rules_before_the_first_barrier(
     phases: list[tuple[int, int]], runs: list[tuple[int, int, int]], rng: random.Random
 ) -> None:
-    """Barrier n stands behind phase n - 1. Each run begins at one that is decided, and crashes so many elements behind
-    a later one; in which moves it was then the interleaving says. The last one reads to the end."""
+    """Barrier n follows phase n - 1. Each run begins at a decided barrier and crashes a given number of elements after
+    a later one; the interleaving decides between which moves. The last run reads to the end.
+    """
     firsts = [0, *itertools.accumulate(count for count, _ in phases)]  # rules before each phase
     numbered = [list(range(firsts[at] + 1, firsts[at + 1] + 1)) for at in range(len(phases))]
     begun, restored = 0, tuple[OperatorSnapshot, ...]()
@@ -116,7 +118,7 @@ def test_rows_between_two_barriers_all_see_the_rules_before_the_first_barrier(
                 queues[BY_KEY] += [rows(0)] * phases[at][1]
                 for queue in queues:
                     queue.append(barrier(at + 1))
-            left = None  # elements behind the last decided barrier
+            left = None  # elements after the last decided barrier that remain until the crash
             while any(queues) and left != 0:
                 channel = rng.choice([each for each in (BY_KEY, FOR_ALL) if queues[each]])
                 bench.feed((channel, queues[channel].pop(0)))
@@ -154,7 +156,7 @@ def test_rules_become_valid_without_a_further_element_and_before_the_next_barrie
     for checkpoint in (2, 3):
         bench.queue((FOR_ALL, rules(checkpoint + 1)), (FOR_ALL, barrier(checkpoint)), (BY_KEY, barrier(checkpoint)))
     bench.queue((FOR_ALL, barrier(4)), (BY_KEY, barrier(4)))
-    bench.subtask.step()  # in one turn
+    bench.subtask.step()  # both barriers in one turn
     bench.work()
     assert told(bench) == [barrier(2), -3, barrier(3), -4, barrier(4)]
 
@@ -170,7 +172,7 @@ def test_unaligned_barriers_wait_for_the_rows_before_them() -> None:
 
 def test_rules_after_the_last_barrier_become_valid_when_all_inputs_have_ended() -> None:
     _, bench = opened()
-    end = (Watermark(WATERMARK_MAX), EndOfInput())  # as chains before this one send it
+    end = (Watermark(WATERMARK_MAX), EndOfInput())  # the last elements of upstream chains
     bench.feed((FOR_ALL, rules(1)), *[(FOR_ALL, each) for each in end], (BY_KEY, rows(5)))
     assert told(bench) == [0]
     bench.feed(*[(BY_KEY, each) for each in end])
@@ -201,7 +203,7 @@ def test_event_time_advances_while_rules_wait_and_timers_fire_under_current_rule
 def test_barrier_aborted_in_a_single_subtask_ends_the_generation_if_rules_switched(
     with_rules: bool,
 ) -> None:
-    """Of two subtasks the first has taken barrier 1 before the coordinator gave it up."""
+    """The first of two subtasks has taken barrier 1 before the coordinator aborted the checkpoint."""
     subtasks = [opened(subtask, 2) for subtask in range(2)]
     for subtask, (_, bench) in enumerate(subtasks):
         if with_rules:
@@ -265,7 +267,7 @@ def test_a_harness_has_its_barriers_where_it_takes_snapshots() -> None:
 
 
 def snapshots(rules: Sequence[bool], restored: Sequence[OperatorSnapshot] = (), after: int = 0) -> list[Any]:
-    """Those of a subtask at the checkpoints behind `after`. `rules`: whether a rule came before each of them."""
+    """Returns a subtask's snapshots at the checkpoints after `after`. `rules`: a rule arrived before the checkpoint."""
     waiting, taken = WaitingRows("step", 0, ["rules"], restored), []
     for checkpoint, came in enumerate(rules, after + 1):
         if came:

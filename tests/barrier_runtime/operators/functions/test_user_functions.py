@@ -19,7 +19,7 @@ PLAIN = {"k": str, "n": int}
 
 
 def ran(rows: Sequence[Row], schema: Any, step: Callable[[Stream], Stream], **options: Any) -> CollectSink:
-    """What `step` makes of `rows`, all in one batch."""
+    """Returns the output of `step` for `rows`, which are all in one batch."""
     flow = Dataflow("natural")
     out = CollectSink()
     source = flow.from_iterator("s", lambda index, of: iter(rows), schema=schema, splits=1)
@@ -140,7 +140,7 @@ LATER: list[Row] = []
 
 
 def keeps_rows_and_lists(row: Row) -> Row:
-    """What it gave before, it changes now."""
+    """Changes the row returned by the previous call."""
     for given in LATER:
         given["n"] = -1
         given["all"].append(-1)
@@ -177,7 +177,7 @@ def test_a_row_or_a_list_that_the_function_keeps_and_changes_counts_as_it_was(
 
 
 class KeepsRowsForTimers:
-    """Yields one dict of its own at every timer."""
+    """Yields the same dict at every timer."""
 
     out: Row
 
@@ -276,7 +276,7 @@ def identity(key: str, row: Row, ctx: ProcessContext) -> Row:
 
 @pytest.mark.parametrize("step", [lambda s: s.map(lambda r: {"x": r["x"]}), keyed(identity)], ids=["map", "process"])
 def test_a_decimal_that_is_passed_on_keeps_its_declared_type(step: Callable[[Stream], Stream]) -> None:
-    """Its first rows' digits say nothing of later ones."""
+    """The digits of the first rows do not determine the type."""
     out = ran(PRICES, PRICE, step)
     assert len(out.rows()) == len(PRICES)
     assert out.batches()[0].schema.field("x").type == pa.decimal128(10, 2)
@@ -406,7 +406,7 @@ class Appends:
     ],
 )
 def test_a_handle_that_is_taken_for_its_value_is_refused_with_what_to_write(function: Any, remedy: str) -> None:
-    """All keys would share what is assigned to the attribute, and no checkpoint would have it."""
+    """All keys would share a value assigned to the attribute, and no checkpoint would contain the value."""
     with pytest.raises(JobFailed, match=remedy):
         ran(NUMBERS, PLAIN, keyed(function))
 
@@ -422,7 +422,7 @@ def test_a_state_beside_a_plain_function_is_told_from_its_value_too() -> None:
 
 
 class ChangesInPlace:
-    """Stores its first list, and changes it from then on."""
+    """Stores its first list, and later changes the list in place."""
 
     seen = ValueState(list[int])
 
@@ -459,7 +459,7 @@ LOST = (
 
 
 def test_state_that_is_changed_in_place_and_not_stored_ends_a_local_job(tmp_path: Any) -> None:
-    """It would work until a restart."""
+    """The lost changes would show only after a restart."""
     with pytest.raises(JobFailed, match=LOST):
         ran(NUMBERS, PLAIN, keyed(ForgetsToStore))
 
@@ -483,7 +483,7 @@ def test_changes_in_place_are_not_looked_for_when_the_check_is_off() -> None:
 
 
 class OneForAll:
-    """An object that lives longer than a row is stored for each key; `make` is where it comes from."""
+    """Stores an object of `make` for each key; the object may be shared between keys."""
 
     def __init__(self, make: Any, **state: Any) -> None:
         self.seen: Any = ValueState(list[int], **state)
@@ -512,7 +512,7 @@ class Constants:
 
 @pytest.mark.parametrize("options", [{}, {"state_backend": "memory"}, {"wire": True}])
 def test_an_object_that_is_stored_for_two_keys_ends_a_local_job(options: dict[str, Any]) -> None:
-    """It would count the rows of both."""
+    """The shared object would count the rows of both keys."""
     rows = [{"k": key, "n": n} for n, key in enumerate("abab")]
     shared: list[int] = []
     for function in (OneForAll(lambda: shared), OneForAll(list, default_factory=lambda: shared)):
@@ -621,7 +621,7 @@ class HasSettings(CountsInAnAttribute):
 
 
 def test_an_attribute_that_changes_is_said_to_be_no_state() -> None:
-    """All keys share it, and no checkpoint has it."""
+    """All keys share the attribute, and no checkpoint contains the attribute."""
     with pytest.warns(
         UserWarning, match=r"process 'p': 'n' of CountsInAnAttribute changed .* is not state: .*ValueState"
     ):

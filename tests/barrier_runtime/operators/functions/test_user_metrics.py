@@ -1,4 +1,4 @@
-"""`ctx.metrics`: counters and gauges of a keyed function, in the job's status beside the step's own."""
+"""`ctx.metrics`: counters and gauges of a keyed function in the job's status, together with the step's own metrics."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,7 +40,7 @@ def test_a_harness_gives_them_of_all_subtasks() -> None:
 
 
 def test_a_gauge_that_is_no_number_is_not_told_and_the_status_can_be_read() -> None:
-    """JSON has no NaN: with one in it nobody's client could read the job's status, nor could a report be made."""
+    """JSON has no NaN: clients could not parse the job's status, and slots could not report."""
     told = [5.0, float("nan")]
 
     def ratio(key: str, row: Row, ctx: ProcessContext) -> None:

@@ -82,7 +82,7 @@ class Subtasks:
 
 
 def random_events(rng: random.Random, rows: int, keys: int, disorder: int, step: int, null: bool = True) -> list[Event]:
-    """Rows of both sides as they come: each brings event time on by up to `step` ms, and is up to `disorder` behind."""
+    """Rows of both sides: each advances event time by up to `step` ms, and its own time is up to `disorder` behind."""
     at, events = rng.randint(-300, 300), []
     share = rng.choice([0.0, 0.5, 0.5, 0.2, 0.9, 1.0])
     for number in range(rows):
@@ -99,9 +99,11 @@ def random_events(rng: random.Random, rows: int, keys: int, disorder: int, step:
 def play(
     rng: random.Random, subtasks: Subtasks, events: list[Event], disorder: int, restarts: int
 ) -> Iterator[tuple[str, Any]]:
-    """Feed `events` in random cuts, with watermarks between that some rows are behind, and restarts at other
-    parallelisms. Gives what happens: ("fed", (port, row, whether in time)), ("rows", those emitted until now with the
-    watermark before), and at the end ("held", numbers of rows that are left)."""
+    """Feeds `events` in random batches, with watermarks that make some rows late, and restarts at other parallelisms.
+
+    Yields ("fed", (port, row, in time)), ("rows", rows emitted so far and the watermark before them), and at the end
+    ("held", number of rows still held).
+    """
     watermark, greatest = WATERMARK_MIN, [WATERMARK_MIN, WATERMARK_MIN]
     behind = disorder if rng.random() < 0.6 else disorder // 2
     checkpoint = 0

@@ -94,8 +94,9 @@ def check(
 def test_an_as_of_join_equals_pandas(
     seed: int, tolerance: int | None, exact: bool, how: AsOfKind, keys: int, disorder: int, restarts: int
 ) -> None:
-    """Whatever the order, the borders of batches, watermarks, restarts and parallelism; late rows are all the others;
-    nothing is held at the end."""
+    """Holds for any order, batch borders, watermarks, restarts and parallelism; all other rows are late rows;
+    no row is held at the end.
+    """
     if tolerance == 0 and not exact:
         tolerance = 1  # pandas refuses a tolerance of 0 that matches nothing
     check(seed, tolerance, exact, how, keys, disorder, restarts)
@@ -148,7 +149,7 @@ def test_versions_that_nothing_can_need_are_removed_also_for_keys_without_new_ro
     it = Driven(operator(tolerance=20))
     feed(it, 1, right("quiet", 1), right("quiet", 2), right("k", 5), right("k", 8), right("k", 30))
     it.watermark(8)
-    assert held(it) == (0, 3)  # the newest of each key up to 8, and the one that is to come
+    assert held(it) == (0, 3)  # the newest row of each key up to 8, and the row at 30
     it.watermark(22)
     assert held(it) == (0, 2)  # quiet: older than 22 + 1 - 20 = 3
     it.watermark(49)

@@ -1,4 +1,4 @@
-"""By how much the watermark behind a join is behind: so no row of it is late for whatever follows."""
+"""Delay of the watermark after a join: no joined row is late for the next step."""
 
 from datetime import timedelta
 

@@ -28,7 +28,7 @@ def operator(how: JoinKind, lower: int, upper: int, late: bool = True) -> Interv
 
 
 def brute_force(events: list[Event], lower: int, upper: int, how: str) -> list[tuple[Any, Any]]:
-    """(left row, right row), with None in place of a row without a partner."""
+    """Returns pairs (left row, right row); None replaces a missing partner."""
     lefts = [row for port, row in events if port == 0]
     rights = [row for port, row in events if port == 1]
     pairs = [
@@ -66,7 +66,7 @@ def check(seed: int, how: JoinKind, lower: int, upper: int, keys: int, disorder:
     got: list[tuple[Any, ...]] = []
     told_late: list[tuple[int, int]] = []
     delay = max(0, upper, -lower)
-    told = WATERMARK_MIN  # what successors have heard
+    told = WATERMARK_MIN  # greatest watermark sent downstream
     for what, value in play(rng, subtasks, events, disorder, restarts):
         if what == "fed":
             port, row, on_time = value
@@ -104,8 +104,9 @@ def check(seed: int, how: JoinKind, lower: int, upper: int, keys: int, disorder:
 def test_an_interval_join_equals_brute_force(
     seed: int, how: JoinKind, bounds: tuple[int, int], keys: int, disorder: int, restarts: int
 ) -> None:
-    """Whatever the order, the borders of batches, watermarks, restarts and parallelism; late rows are all the others;
-    no row is late for a successor; nothing is held at the end."""
+    """Holds for any order, batch borders, watermarks, restarts and parallelism; all other rows are late rows;
+    no row is late for the next step; no row is held at the end.
+    """
     check(seed, how, *bounds, keys, disorder, restarts)
 
 
@@ -152,7 +153,7 @@ def test_unmatched_row_is_emitted_when_the_watermark_passes_the_last_partner_tim
 
 @pytest.mark.parametrize(("lower", "upper"), [(0, 20), (-10, 5), (5, 20), (-20, -5)])
 def test_a_right_row_is_held_as_long_as_a_left_one_may_need_it(lower: int, upper: int) -> None:
-    it, last = Driven(operator("full", lower, upper)), 100 - lower  # time of its last partner
+    it, last = Driven(operator("full", lower, upper)), 100 - lower  # `last`: time of the row's last partner
     feed(it, 1, right("k", 100, 1), right("alone", 100, 2))
     it.watermark(last - 1)
     assert it.rows == []

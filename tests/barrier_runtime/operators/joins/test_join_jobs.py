@@ -1,4 +1,4 @@
-"""Joins in whole jobs: two sources, self-joins, chains of joins, late rows as streams, and what is refused before."""
+"""Joins in whole jobs: two sources, self-joins, chains of joins, late rows as streams, and refusals at build time."""
 
 import random
 from collections import Counter
@@ -69,7 +69,7 @@ def test_a_stream_is_joined_with_itself_and_the_result_with_a_third() -> None:
     pairs = keyed.join("pairs", keyed, between=(SECOND, SECOND), event_time="at")
     rates = read(flow, "rates", [{"order_id": n, "at": 0, "paid": n} for n in range(10)], PAYMENTS)
     fx = pairs.key_by("id").asof_join("fx", rates.key_by("order_id"), event_time=("at_right", "at"), suffix=("", "_fx"))
-    # The event time of `fx` is the one it joined by: by `at`, a second older, its rows may be late for the window.
+    # `fx` joined by the time in `at_right`. `at` is one second older, so its rows may be late for the window.
     counted = fx.key_by("paid").window("w", Tumbling(5 * SECOND), event_time="at_right")
     counted.aggregate(n=count()).sink("out", out)
     flow.run_local(parallelism=2)
@@ -197,7 +197,7 @@ def test_failed_join_continues_at_another_parallelism_from_unaligned_checkpoint(
                 raise ValueError("enough")
             return {"id": number, "at": number, "amount": number}
 
-        apart = SECOND * total / 1_000  # however long a slot stands still between two splits: no row is late
+        apart = SECOND * total / 1_000  # no row is late, however long a slot pauses between two splits
         flow, out = Dataflow("again"), CollectSink()
         speed = 2_000 if fails else 1_000_000
         left = flow.rate("orders", speed, total, splits=2).map(order, schema=ORDERS).with_watermarks("at", apart)

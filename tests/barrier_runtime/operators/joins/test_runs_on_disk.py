@@ -1,5 +1,6 @@
-"""Joins whose rows do not fit in memory give what their oracles say, as the others do: whatever the order, watermarks,
-restarts and parallelism. What is on disk takes no memory, and leaves no file."""
+"""Joins whose rows do not fit in memory equal their oracles, for any order, watermarks, restarts and parallelism. Rows
+on disk take no memory, and no file is left.
+"""
 
 import contextlib
 import tempfile

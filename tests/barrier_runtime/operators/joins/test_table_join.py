@@ -35,7 +35,7 @@ def newest(how: AsOfKind = "left") -> NewestTableJoinOperator:
 
 
 def with_deletes(rng: random.Random, events: list[Event]) -> list[Event]:
-    """Some changes delete their key; some do not say."""
+    """Marks a random share of the changes as deletes; the other changes have null in `gone`."""
     share = rng.choice([0.0, 0.3, 0.7])
     return [(port, {**row, "gone": rng.random() < share or None} if port else row) for port, row in events]
 
@@ -91,13 +91,13 @@ def check_versioned(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.draws
 def test_many_tables_are_joined_as_they_were() -> None:
-    """Whatever the order, the borders of batches, watermarks, restarts and parallelism."""
+    """Holds for any order, batch borders, watermarks, restarts and parallelism."""
     for seed in some(400):
         check_versioned(seed)
 
 
 def check_newest(seed: int) -> None:
-    """Rows one after the other, in batches of one side, with restores elsewhere."""
+    """Feeds the rows in order, in batches of one side, with restores between."""
     rng = random.Random(seed)
     how: AsOfKind = rng.choice(["left", "inner"])
     events = with_deletes(rng, random_events(rng, rng.choice([5, 200, 500]), rng.choice([1, 5, 60]), 5, 3))

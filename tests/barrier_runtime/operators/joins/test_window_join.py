@@ -28,7 +28,7 @@ def operator(window: WindowAssigner, how: JoinKind, late: bool = True) -> Window
 
 
 def in_windows(window: WindowAssigner, row: Row, watermark: int) -> list[tuple[int, Row]]:
-    """Starts of the row's windows that are not over."""
+    """Returns (start, row) for each window of the row that is not over."""
     _, starts = window.assign(np.array([row["t"]]))
     return [(start, row) for start in starts.tolist() if start + window.size_ms - 1 > watermark]
 
@@ -105,8 +105,9 @@ def check(seed: int, how: JoinKind, window: WindowAssigner, keys: int, disorder:
 def test_a_window_join_equals_brute_force(
     seed: int, how: JoinKind, window: WindowAssigner, keys: int, disorder: int, restarts: int
 ) -> None:
-    """Whatever the order, the borders of batches, watermarks, restarts and parallelism; late rows are all the others;
-    no row is late for a successor; nothing is held at the end."""
+    """Holds for any order, batch borders, watermarks, restarts and parallelism; all other rows are late rows;
+    no row is late for the next step; no row is held at the end.
+    """
     check(seed, how, window, keys, disorder, restarts)
 
 

@@ -1,5 +1,7 @@
-"""The timers of a keyed operator against a plain set of them, with so little memory that most are in the store:
-whatever of them is written, read, dropped, restored at another parallelism or taken back meanwhile."""
+"""Timers of a keyed operator against a plain set, with so little memory that most timers are in the store.
+
+Timers are written, read, dropped, restored at another parallelism and restored from an older checkpoint in any order.
+"""
 
 import random
 import shutil
@@ -51,7 +53,7 @@ class Subtask:
 
 
 class Job:
-    """Timers of all subtasks, and what a plain set of them would have."""
+    """Timers of all subtasks, and a plain set as their model."""
 
     def __init__(self, bench: Bench, groups: int = GROUPS) -> None:
         self.bench = bench
@@ -90,7 +92,7 @@ class Job:
         self.model.discard((at_ms, key))
 
     def fire(self, watermark_ms: int, piece: int = 0) -> list[Fired]:
-        """Up to the watermark, or up to `piece` timers of each subtask; that it is what the set would give."""
+        """Fires all timers up to the watermark, or `piece` timers of each subtask, and compares them with the model."""
         fired = []
         for subtask in self.subtasks:
             mine = [(at, key) for at, key in self.model if self.at(key) is subtask and at <= watermark_ms]
@@ -116,7 +118,7 @@ class Job:
             subtask.backend.snapshots.aborted(self.checkpoint)
 
     def complete(self) -> None:
-        """A checkpoint, from its barrier to its end."""
+        """Takes a whole checkpoint, from the barrier to its completion."""
         from_ms = min(subtask.timers.lowest_ms for subtask in self.subtasks)
         assert all(at >= from_ms for at, _ in self.model)
         self.checkpoint += 1
@@ -129,7 +131,7 @@ class Job:
         self.taken = (snapshots, set(self.model), from_ms)
 
     def check(self) -> None:
-        """What `timers` says of who is where: held, or behind the mark of its key group, where a read finds it."""
+        """Checks where `timers` keeps each timer: in memory, or in the store after the mark of its key group."""
         for subtask in self.subtasks:
             timers, table = subtask.timers, subtask.table
             marks = {group: entry[:2] for entry in timers._heap if entry[2] for group in range(entry[3], entry[4] + 1)}
@@ -218,7 +220,7 @@ def test_timers_fire_as_a_plain_set_of_them_would(
 def test_timers_of_a_long_stream_are_where_they_are_found_whatever_happens_meanwhile(
     kind: Any, seed: int, ahead: tuple[int, int], folder: Path
 ) -> None:
-    """Rows set timers ahead of the watermark, as in most programs, so that those that are far are only written."""
+    """Rows set timers ahead of the watermark, as in most programs, so timers far ahead are only written."""
     drawn, keys = random.Random(seed), [(f"key {number}",) for number in range(40)]
     job, watermark = Job(Bench(folder, kind=kind), groups=4), 0
     for step in range(300):
@@ -315,7 +317,7 @@ def test_memory_holds_the_next_timers_only_whether_they_are_due_together_or_not(
 
 
 class Reads:
-    """What is read of a key-value store: how many entries."""
+    """Counts the entries read from a key-value store."""
 
     def __init__(self, subtask: Subtask) -> None:
         self.count = 0
@@ -435,7 +437,7 @@ def test_the_last_timers_delete_others_and_register_none(folder: Path) -> None:
 
 
 def test_a_mass_that_is_due_at_one_time_is_read_once(folder: Path) -> None:
-    """Also when its timers register others, so that memory is trimmed in the middle of it."""
+    """Also if these timers register others, so that memory is trimmed between them."""
     job = Job(Bench(folder))
     for number in range(2_000):
         job.register((f"key {number:04}",), 10)

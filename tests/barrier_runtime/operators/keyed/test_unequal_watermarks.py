@@ -1,5 +1,6 @@
-"""Rescaling keyed operators from a checkpoint in which event time was not the same everywhere, as in one that is
-unaligned or at least once: each subtask's snapshot has a watermark of its own."""
+"""Rescaling of keyed operators from a checkpoint whose subtasks have different watermarks, as in unaligned and at-
+least-once checkpoints.
+"""
 
 import datetime
 from typing import Any
@@ -72,7 +73,7 @@ def test_a_window_that_fired_before_rescaling_does_not_fire_again_for_a_late_row
 def test_no_window_fires_twice_over_any_changes_of_parallelism_with_any_watermarks(
     parallelisms: list[int], rounds: list[tuple[list[tuple[int, int]], list[int]]]
 ) -> None:
-    """R3: and every row is in a window, or late by the watermark that its own key had seen."""
+    """R3: every row is in a window, or late by the watermark that its own key had seen."""
     slots = Slots(window, parallelisms[0])
     reached = dict.fromkeys(KEYS, WATERMARK_MIN)  # by key
     fed, late, results = 0, 0, []
@@ -111,7 +112,7 @@ def test_id_seen_before_any_watermark_is_kept_from_the_highest_first_watermark()
 
 
 def test_id_that_comes_while_its_subtask_is_behind_is_kept_for_the_whole_horizon() -> None:
-    """R3: event time of its key group had been further than the rescaled subtask is."""
+    """R3: the event time of the id's key group was ahead of the rescaled subtask's."""
     slots = Slots(once, 2)
     slots.feed([{"k": -1}])
     slots.watermarks(100, 100)

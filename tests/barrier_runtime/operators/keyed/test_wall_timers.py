@@ -1,5 +1,6 @@
-"""Wall-clock timers of a keyed function: when they fire and what of them is in a snapshot, by a clock that the test
-holds; the subtask's turns, and a whole job whose source is silent."""
+"""Wall-clock timers of a keyed function: firing and snapshots under a clock of the test, the subtask's turns, and a
+whole job with a silent source.
+"""
 
 import dataclasses
 import time
@@ -35,7 +36,7 @@ FIRED = pa.schema([("k", pa.string()), ("due", pa.int64()), ("n", pa.int64())])
 
 
 class Timed:
-    """A row sets a timer (deletes it, where `due` is negative); the timer says how many rows there were."""
+    """Function whose rows set a timer, or delete a timer if `due` is negative; a timer emits the number of rows."""
 
     n = ValueState(int, default=0)
 
@@ -59,7 +60,7 @@ def due(*pairs: tuple[str, int]) -> list[Row]:
 
 
 def turns(driven: Driven) -> list[tuple[str, int]]:
-    """All that is due, slice by slice."""
+    """Fires all due timers slice by slice; returns (key, due)."""
     while driven.operator.on_wall_clock(driven.batches.append):
         pass
     return [(row["k"], row["due"]) for row in driven.take()]
@@ -242,7 +243,7 @@ class LoopTimers:
         return [at for _, at in self.timers.due_now()] if self.timers.any_due() else []
 
     def ring(self) -> int:
-        """Time goes on to the next wake-up. When that was."""
+        """Advances the clock to the next wake-up and returns its time."""
         self.set.sort(key=lambda each: each[0])
         self.ms, ring = self.set.pop(0)
         ring()
@@ -527,7 +528,7 @@ def test_due_timers_fire_before_event_time_ends_with_the_input_and_others_are_ke
     class Again(Timed):
         def on_wall_timer(self, key: str, due_ms: int, ctx: Any) -> Iterator[Row]:
             yield from super().on_wall_timer(key, due_ms, ctx)
-            ctx.wall_timers.register(due_ms)  # for ever, if it were fired
+            ctx.wall_timers.register(due_ms)  # would fire forever
 
     world = World()
     made = operator(Again)

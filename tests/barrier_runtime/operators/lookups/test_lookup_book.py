@@ -1,5 +1,6 @@
-"""The book of a lookup by interleavings: replies in any order, late, twice, never, and raising; a snapshot at any
-point, restored at another parallelism. Each row has one result; no watermark overtakes a row."""
+"""Interleavings of a lookup's pending requests: replies in any order, late, twice, never and with errors; snapshots at
+any point, restored at another parallelism. Each row has one result; no watermark overtakes a row.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,13 +29,13 @@ def answered(request: Request) -> list[Any]:
 
 
 class Driven:
-    """A book, and what its world knows: the rows that came, the watermarks between them, and what was finished."""
+    """Table of pending requests and its model: rows, the watermarks between them, and finished rows."""
 
     def __init__(self, settings: BookSettings, keys: Sequence[Any] = ()) -> None:
         self.settings = settings
         self.book = Book(settings)
         self.keys: list[Any] = []
-        self.marks: list[tuple[int, int]] = []  # rows before it, watermark
+        self.marks: list[tuple[int, int]] = []  # (number of earlier rows, watermark)
         self.results: dict[int, Any] = {}
         self.order: list[int] = []
         self.open: dict[int, Request] = {}
@@ -89,7 +90,7 @@ class Driven:
             self.advance()
 
     def raise_(self, at: int, error: Exception, for_one: bool) -> None:
-        """For all keys of the request, or its first alone."""
+        """Fails all keys of the request, or only the first key."""
         if self.open:
             request = self.open.pop(sorted(self.open)[at % len(self.open)])
             self.ended.append(request)
@@ -100,7 +101,7 @@ class Driven:
             self.advance()
 
     def late(self, at: int) -> None:
-        """A reply, or an error, of a request that had ended in whatever way."""
+        """Delivers a reply or an error for a request that has already ended."""
         if self.ended:
             request = self.ended[at % len(self.ended)]
             before = self.book.counts.late
@@ -112,7 +113,7 @@ class Driven:
             self.advance()
 
     def settle(self) -> None:
-        """All that is under way is answered in time."""
+        """Answers all open requests before their timeouts."""
         while self.book.held:
             if self.open:
                 self.reply(0)
@@ -187,8 +188,7 @@ def test_each_row_has_one_result_whatever_becomes_of_the_requests(
 def test_what_is_held_is_asked_for_anew_after_a_restore(
     settings: BookSettings, before: list[tuple[Any, ...]], parallelism: int, after: list[tuple[Any, ...]]
 ) -> None:
-    """The rows that are not finished at any moment are all that a restore needs; they come first, and no more than
-    `capacity` are under way."""
+    """A restore needs exactly the unfinished rows; they are looked up first, and at most `capacity` are open."""
     driven = Driven(settings)
     play(driven, before)
     left = [number for number in range(len(driven.keys)) if number not in driven.results]

@@ -1,5 +1,6 @@
-"""Whole jobs with a lookup: coroutines and threads, checkpoints while nothing is replied, restarts, the end; and what
-is refused when the flow is written."""
+"""Whole jobs with a lookup: coroutines and threads, checkpoints without replies, restarts, the end, and refusals at
+build time.
+"""
 
 import asyncio
 import contextlib
@@ -95,7 +96,7 @@ def test_misses_and_errors_are_streams() -> None:
 
 @pytest.mark.parametrize("unaligned", [False, True])
 def test_checkpoints_complete_while_nothing_is_replied_and_the_lookup_is_full(unaligned: bool) -> None:
-    """What stands beside the lookup becomes visible with a checkpoint; nothing is replied before."""
+    """The output of the parallel branch becomes visible with a checkpoint; only then do replies arrive."""
     beside, out = CollectSink(), CollectSink()
     allowed = threading.Event()
 
@@ -130,7 +131,7 @@ def test_checkpoints_complete_while_nothing_is_replied_and_the_lookup_is_full(un
 
 
 class RestartedSystem:
-    """Of the first generation nothing is replied before a checkpoint has all rows in flight, and then none at all."""
+    """Waits in the first generation for a checkpoint with all rows in flight, and then fails every call."""
 
     beside = CollectSink()
     opened = 0
@@ -243,7 +244,7 @@ def cancelled_on_a_thread(keys: list[int]) -> list[Any]:
 
 @pytest.mark.parametrize("fetch", [cancelled, cancelled_on_a_thread])
 def test_a_call_that_is_cancelled_from_elsewhere_has_failed_and_is_not_waited_for(fetch: Any) -> None:
-    """Clients cancel what they give to others, as when a connection is lost."""
+    """Clients cancel awaited calls, for example when a connection is lost."""
     flow, sink = Dataflow("job"), CollectSink()
     _, errors = numbers(flow, 3).lookup(
         "names", fetch, key="user", schema=NAME, timeout=timedelta(hours=1), on_error="side"

@@ -1,4 +1,4 @@
-"""The lookup operator by hand: calls are begun and ended by the test, and time passes when it says so."""
+"""The lookup operator under manual control: the test begins and ends calls and advances time."""
 
 import contextlib
 import random
@@ -31,7 +31,7 @@ BOOK = BookSettings(capacity=4, most_keys=2, most_requests=3, linger_s=0.0, time
 
 
 def profile(user: int) -> dict[str, Any] | None:
-    """Of every third user there is none."""
+    """Returns the profile of a user; every third user has no profile."""
     return {"name": f"user {user}", "age": user * 10} if user % 3 else None
 
 
@@ -40,7 +40,7 @@ def by_list(keys: list[int]) -> Any:
 
 
 class Lines:
-    """Executors whose work is done when the test says so."""
+    """Executors that run their work when the test calls for a run."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
@@ -324,7 +324,7 @@ def test_the_cache_is_asked_before_the_function() -> None:
 
 
 def test_a_hanging_thread_does_not_keep_a_request_that_waited_for_it() -> None:
-    """What was given up before it began is not called."""
+    """A request that timed out before its call began is never called."""
     called: list[Any] = []
 
     def fetch(keys: list[int]) -> Any:
@@ -368,7 +368,7 @@ def test_rows_in_flight_are_restored_once_at_any_parallelism(
                 driven.turn()
         emitted += driven.rows()
         snapshots.append(driven.snapshot())
-        while driven.lines.waiting:  # what comes after the snapshot is not in it
+        while driven.lines.waiting:  # these replies arrive after the snapshot and are not part of the snapshot
             driven.lines.run()
             driven.turn(0.001)
     for subtask in range(after):
@@ -419,16 +419,16 @@ def test_rows_in_flight_that_are_damaged_are_told_with_the_place() -> None:
     for _ in range(500):
         damaged = bytearray(data)
         damaged[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        with contextlib.suppress(Corrupt, InvalidJob):  # the latter: the version is another one
+        with contextlib.suppress(Corrupt, InvalidJob):  # InvalidJob: another version
             decode_held(bytes(damaged), "here")
     with pytest.raises(Corrupt, match=r"op, here: its rows in flight is not readable .*: restore an intact copy"):
         decode_held(data[:100] + bytes(len(data) - 100), "op, here")
 
 
 class Connected:
-    """What it is told, in order."""
+    """Client that records the calls of its methods in order."""
 
-    told: list[str] = []  # of all its objects
+    told: list[str] = []  # shared by all objects
 
     def open(self) -> None:
         self.told.append("open")

@@ -54,7 +54,7 @@ def numbers(first: int, of: int) -> Iterator[Row]:
 
 def checked(row: Row) -> int:
     n: int = row["n"]
-    row["n"] = -1  # what an error tells of is the row as it came
+    row["n"] = -1  # an error shows the original row
     if n % 10 == 3:
         raise ValueError(f"{n} is bad")
     return n
@@ -130,7 +130,7 @@ def test_a_next_without_more_ends_no_batch(made: Callable[[Any], Any], on_error:
 
 @EACH_STEP
 def test_what_is_raised_and_is_no_exception_ends_the_job_as_well(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """asyncio logs what a callback raises: the job went on, and ended well without the rows of that batch."""
+    """asyncio only logs such an error of a callback: the job would finish without the rows of that batch."""
 
     def cancelled(row: Row) -> int:
         raise asyncio.CancelledError("of a client")
@@ -226,7 +226,7 @@ def test_both_outputs_have_the_event_time_that_was_reached(
 
 
 class Careless:
-    """Changes state, registers a timer, emits and yields, and then raises; so does its timer."""
+    """Changes state, registers a timer, emits and yields before raising; its timer does the same."""
 
     n = ValueState(int, default=0)
 
@@ -264,7 +264,7 @@ def test_of_a_failing_call_nothing_goes_out_and_what_it_wrote_to_state_stays() -
 
 
 def test_a_timer_between_two_rows_of_a_batch_is_told_without_a_row() -> None:
-    """Event time told row by row makes it fire there."""
+    """Row-by-row event time makes the timer fire between the two rows."""
 
     class Fires(Careless):
         def process(self, key: str, row: Row, ctx: ProcessContext) -> Iterator[Row]:
@@ -413,7 +413,7 @@ def without_threes(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class Running:
-    """The number of its key's rows so far. What it does to its state before it raises is not kept."""
+    """Counts the rows of a key; state changes before an error are discarded."""
 
     state: ClassVar = {"rows": "int64"}
 

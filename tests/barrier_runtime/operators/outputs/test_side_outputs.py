@@ -1,4 +1,4 @@
-"""A side output beside the main output of its operator: its rows reach their readers, in order, behind no barrier."""
+"""Side outputs next to the main output of an operator: rows reach all readers, in order and before the next barrier."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ SCHEMA = pa.schema([("n", pa.int64()), ("raw", pa.string()), ("error", pa.string
 
 
 def numbers(first: int, of: int) -> Any:
-    """Every third one is bad."""
+    """Yields rows of which every third is bad."""
     for n in range(first, 300, of):
         yield {"n": n, "raw": f"r{n}", "error": f"e{n % 4}" if n % 3 == 0 else None}
 

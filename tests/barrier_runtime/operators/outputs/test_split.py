@@ -1,4 +1,4 @@
-"""`split`: every row goes to the one branch that a function, or an expression, names."""
+"""`split`: every row goes to exactly one branch, which a function or an expression names."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

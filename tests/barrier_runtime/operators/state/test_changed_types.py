@@ -1,5 +1,6 @@
-"""Types of stored values over versions of a program: what stays readable is read, what does not is refused before a run
-begins, and `migrate=` makes new values of old ones."""
+"""Types of stored values over versions of a program: readable values are read, others are refused before the run, and
+`migrate=` converts old values.
+"""
 
 import datetime
 import decimal
@@ -429,7 +430,7 @@ def test_what_is_no_function_is_refused_when_it_is_declared(wrong: Any) -> None:
 
 
 def run(folder: Path, state: Any, key: Any = int, fails: bool = False) -> list[dict[str, Any]]:
-    """What is collected. `fails`: the job ends with a failure once it has completed some checkpoints."""
+    """Returns the collected rows. `fails`: the job fails after some checkpoints."""
     log = folder / "typed" / "log"
 
     class Keeps:

@@ -57,7 +57,7 @@ AT = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
 
 
 def after(state: Any, snapshot: HarnessSnapshot | None = None, rows: tuple[Any, ...] = (), parallelism: int = 1) -> Any:
-    """What is stored for each key after `rows` of (key, what to store), and the snapshot."""
+    """Returns the stored value of each key after `rows` of (key, value to store), and the snapshot."""
 
     class Keeps:
         kept = state
@@ -110,10 +110,10 @@ def test_a_renamed_field_keeps_its_values_over_versions_and_parallelism(kind: st
         Second(2, AT, "", "unknown"),
         Second(3, AT, "y", "z"),
     ]
-    # The next version says only what is new to it: entries of both earlier ones are there.
+    # The next version declares only its own changes, although entries of both earlier versions exist.
     kept, third = after(declare(Third, renamed={"total": "cents", "note": None}), second, parallelism=2)
     assert [content(kept[key]) for key in "abc"] == [Third(AT, 1), Third(AT, 2), Third(AT, 3, "z")]
-    # And one after that has nothing to say.
+    # The version after that declares nothing.
     kept, _ = after(declare(Third), third)
     assert [content(kept[key]).total for key in "abc"] == [1, 2, 3]
 
@@ -133,7 +133,7 @@ def test_without_a_word_it_is_refused() -> None:
 
 
 def test_a_version_that_was_never_checkpointed_is_no_gap() -> None:
-    """The program renames the name that a version in between had; the checkpoint is of the one before."""
+    """The program renames a field of a version that was never checkpointed; the checkpoint is of an older version."""
     _, first = after(ValueState(First), rows=(("a", First(1, AT)),))
     with pytest.raises(InvalidJob, match=r"renamed=\{'amount': 'cents'\}"):
         after(ValueState(Third, renamed={"total": "cents", "note": None}), first)
@@ -236,7 +236,7 @@ def test_a_snapshot_says_the_types_of_its_values() -> None:
 @examples(60)
 @given(steps=st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=5))
 def test_three_fields_go_through_any_renamings(steps: list[tuple[int, bool]]) -> None:
-    """Each version renames one of three fields to a name that was never there, and maybe writes one key again."""
+    """Each version renames one of three fields to a new name, and may write one key again."""
     names = ["f0", "f1", "f2"]
     make = lambda: make_dataclass("Version", [(name, int) for name in names])  # noqa: E731
     kind = make()
@@ -288,13 +288,13 @@ OTHER = make_dataclass("Other", [("total", int), ("note", str, "")])
     ids=["field", "inner field", "strict", "place in an array"],
 )
 def test_a_field_that_was_lost_is_not_read_as_another_one(value: Any, between: Any, now: Any, said: str) -> None:
-    """Entries that were not written again still have it."""
+    """Entries that were not written again still contain the field."""
     _, first = after(ValueState(type(value)), rows=(("a", value),))
     _, second = after(ValueState(between), first)
     _, third = after(ValueState(between), second, parallelism=2)
     with pytest.raises(InvalidJob, match=said):
         after(ValueState(now), third)
-    kept, _ = after(ValueState(type(value)), third)  # what can be read is
+    kept, _ = after(ValueState(type(value)), third)  # the old type can still read the value
     assert kept["a"] == value
 
 

@@ -1,5 +1,7 @@
-"""Every way in which a stored type may change between two versions of a program, on each backend and in columns: it is
-read, or refused before the run begins, with operator, state, path of the field, both types and what to do."""
+"""Every change of a stored type between two versions, on each backend and in columns.
+
+The value is read, or refused before the run begins with operator, state, path of the field, both types and the remedy.
+"""
 
 import enum
 from collections.abc import Callable, Iterator
@@ -92,7 +94,7 @@ def order(**fields: Any) -> type:
 
 
 ID = order(id=int)
-# case: type before, a value of it, type now, the value then
+# case: type before, a value of this type, type now, the value after
 READ: dict[str, tuple[Any, Any, Any, Any]] = {
     "field added with a default": (ID, {"id": 3}, order(id=int, kind=(str, "web")), {"id": 3, "kind": "web"}),
     "field removed": (order(id=int, note=str), {"id": 3, "note": "n"}, ID, {"id": 3}),
@@ -112,7 +114,7 @@ READ: dict[str, tuple[Any, Any, Any, Any]] = {
     "nested field renamed by alias": (Basket, {"lines": [{"price": 3}]}, AliasedBasket, {"lines": [{"price": 3}]}),
     "union gains a member": (order(id=int | str), {"id": "a"}, order(id=int | str | bool), {"id": "a"}),
 }
-# case: type before, a value of it, type now, what is said of path and types
+# case: type before, a value of this type, type now, the error's text on path and types
 REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
     "field added without a default": (
         ID,
@@ -157,7 +159,7 @@ REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
 
 
 def keeping(state: Any) -> Any:
-    """Stores `given` of a row whose n is 0, and tells of each row what is stored."""
+    """Keyed function that stores `given` for a row with n = 0 and returns the stored value of each row."""
 
     class Keeps:
         kept = state
@@ -178,7 +180,7 @@ def in_entries(kind: Any, value: Any) -> Operator:
 
 
 def in_columns(kind: Any, value: Any) -> Operator:
-    """The state of an aggregate of one's own, a cell of a table of columns."""
+    """Operator with the state of a user's own aggregate, in a cell of a column table."""
 
     class Keeps(RowAggregate):
         type, state = pa.string(), kind
@@ -221,7 +223,7 @@ def shown(operator: Operator, world: World, snapshot: Any) -> str:
 
 
 def decided(snapshot: Any, states: dict[str, StateDescription], keys: str = "k: string") -> None:
-    """What the coordinator asks of a checkpoint before it appends FENCE."""
+    """Checks a checkpoint as the coordinator does before appending FENCE."""
     chain = ChainSpec(0, ("p",), ("p",), keys={"p": keys}, states={"p": states})
     manifest = Manifest(
         job="job",
@@ -264,7 +266,7 @@ def test_what_could_not_be_read_is_refused_before_the_run_begins(case: str, make
     state, remedy = ("state 'kept'", REMEDY) if make is in_entries else ("aggregate kept ", "another name")
     with pytest.raises(InvalidJob, match=rf"checkpoint 1, operator 'p', {state}.*{said}.*{remedy}"):
         decided(snapshot, declared(make, now))
-    if make is in_entries:  # asked once more, by who opens it
+    if make is in_entries:  # opening the state raises, too
         with pytest.raises(InvalidJob, match=r"'p'.*'kept'"):
             shown(make(now, None), world, snapshot)
     assert msgspec.json.decode(shown(make(before, None), world, snapshot)) == plain

@@ -1,5 +1,6 @@
-"""`ListState`, `MapState`, `ReducingState` and `AggregatingState` in keyed functions: what they do for their authors,
-over snapshots and restores, and what wrong use is told."""
+"""`ListState`, `MapState`, `ReducingState` and `AggregatingState` in keyed functions: use, snapshots, restores, and
+errors for wrong use.
+"""
 
 import dataclasses
 import datetime
@@ -83,7 +84,7 @@ def operator(function: Any, **states: Any) -> ProcessOperator:
 
 
 def once(do: Callable[[Any], Any], **states: Any) -> Any:
-    """What `do(ctx.state)` gives for one row."""
+    """Returns the result of `do(ctx.state)` for one row."""
     found: list[Any] = []
     Driven(operator(lambda key, row, ctx: found.append(do(ctx.state)), **states)).feed([{"k": 1}])
     return found[0]
@@ -524,7 +525,7 @@ def test_state_is_not_touched_outside_a_keyed_function(use: Callable[[Any], Any]
         except InvalidJob as error:
             told += "is used outside a keyed function" in str(error)
         except AttributeError:
-            pass  # no such method
+            pass  # the kind of state has no such method
     assert told >= 2
 
 

@@ -1,5 +1,6 @@
-"""What `migrate=` makes of an entry is written: however often the entry is read, in whatever kind of state, no entry is
-made new twice, but for those that a crash has taken back."""
+"""Results of `migrate=` are stored: in every kind of state each entry is migrated once, however often it is read,
+except entries that a crash rolled back.
+"""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -46,7 +46,7 @@ def order(number: int) -> Order:
 
 
 def through(written: Any, value: Any, read: Any) -> Any:
-    """What a restored program that declares `read` has of `value`, which one that declares `written` has stored."""
+    """Returns `value` as a restored program that declares `read` reads it after a program with `written` stored it."""
 
     class Function:
         kept = written

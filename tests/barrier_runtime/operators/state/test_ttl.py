@@ -1,5 +1,6 @@
-"""State with a TTL in keyed functions: nothing expired is ever given, whatever was read, restored or rescaled; moves
-between programs with and without; and what is refused."""
+"""State with a TTL in keyed functions: expired values are never returned, after any read, restore or rescaling;
+changes between programs with and without TTL; and refusals.
+"""
 
 import datetime
 from collections.abc import Callable
@@ -51,8 +52,10 @@ class Total:
 
 
 def function(ttl: TTL | None) -> type:
-    """One with all kinds of state. A row of n > 0 writes, one of n == 0 only looks, one below zero appends to the list
-    and changes one entry of the map."""
+    """Returns a function class with all kinds of state.
+
+    A row with n > 0 writes, n = 0 only reads, and n < 0 appends to the list and changes one entry of the map.
+    """
 
     class Everything:
         last = ValueState(int, default=-1, ttl=ttl)
@@ -116,7 +119,7 @@ def operator(made: Any) -> ProcessOperator:
 
 
 class Job:
-    """One subtask on a real store, step by step."""
+    """One subtask on a real store, driven step by step."""
 
     def __init__(self, kind: Kind, made: Any, world: World | None = None, restored: Any = ()) -> None:
         self.world = world or World(kind)
@@ -132,7 +135,7 @@ class Job:
 
     def snapshot(self) -> Any:
         self.checkpoint += 1
-        self.now_s += 3_600.0  # no sweep rests any more
+        self.now_s += 3_600.0  # the pause between two clean-ups is over
         taken = self.driven.snapshot(self.checkpoint)
         self.driven.operator.on_complete(self.checkpoint)
         return taken
@@ -188,17 +191,17 @@ def test_elements_and_entries_expire_one_by_one(kind: Kind) -> None:
 @pytest.mark.parametrize("swept", [False, True], ids=["read", "swept"])
 @pytest.mark.parametrize("late", [0, 1, 2, 3], ids=["first", "second", "third", "last"])
 def test_a_list_loses_the_element_that_expires_first_wherever_it_stands(kind: Kind, swept: bool, late: int) -> None:
-    """In event time a later element may be the older one: rows come out of order."""
+    """In event time a later element may be older, because rows arrive out of order."""
     made = function(TTL(ms(100)))
     job = Job(kind, made)
     for index in range(4):
         job.row(T if index == late else T + 50 + index, -1 - index)
-    job.driven.watermark(T + 110)  # no row to come sees the old element
+    job.driven.watermark(T + 110)  # no later row can see the old element
     live = [-1 - index for index in range(4) if index != late]
     if swept:
         job.stored()
         job.stored()
-    for _ in range(2):  # what the first read removes is not there for the second
+    for _ in range(2):  # the first read removes elements; the second finds them gone
         assert job.row(T + 120) == saw(recent=live)
         job = job.again(kind, made)
     assert job.row(T + 130, -9) == saw(recent=[*live, -9])
@@ -240,8 +243,8 @@ def test_rows_out_of_order_are_judged_by_their_own_times_and_leave_the_latest_wr
     with KeyedHarness(made, key="k", event_time="at") as harness:
         give = lambda at, n=0: harness.push({"k": "a", "at": T + at, "n": n})[0]  # noqa: E731
         assert give(50, 5) == saw(5, [5], 5, 5)
-        assert give(150) == saw()  # expired to this row …
-        assert give(120) == saw(5, [5], 5, 5)  # … and not to this one
+        assert give(150) == saw()  # expired for this row …
+        assert give(120) == saw(5, [5], 5, 5)  # … but not for this earlier row
         assert give(20, 3)["last"] == 3  # an earlier row
         assert give(149)["last"] == 3  # takes no time away
         assert give(150)["last"] == -1
@@ -270,7 +273,7 @@ def test_a_late_row_does_not_see_whether_a_sweep_came_by(kind: Kind) -> None:
             assert job.stored() == 7  # not in the store before this checkpoint
             assert job.stored() == 0
         assert job.row(T + 50) == saw()
-        assert job.row(T + 51, 4) == saw(4, [4], 4, 4)  # what it writes, it reads
+        assert job.row(T + 51, 4) == saw(4, [4], 4, 4)  # reads its own write
         job.close()
 
 
@@ -418,7 +421,7 @@ NONE, SHORT, LONG = None, TTL(ms(100)), TTL(ms(1_000))
     ("before", "after", "seen_until"),
     [
         (NONE, NONE, None),
-        (NONE, SHORT, 60 + 100),  # counted from the restore, where the watermark was at 60
+        (NONE, SHORT, 60 + 100),  # counted from the restore, at watermark 60
         (NONE, LONG, 60 + 1_000),
         (SHORT, NONE, None),
         (SHORT, SHORT, 100),
@@ -439,7 +442,7 @@ def test_a_ttl_may_be_switched_on_off_and_changed_between_checkpoint_and_program
         job = job.again(kind, function(after))
         expired = seen_until is not None and at >= seen_until
         assert job.row(T + at) == (saw() if expired else saw(5, [5], 5, 5))
-        job = job.again(kind, function(after))  # and it does not begin anew
+        job = job.again(kind, function(after))  # a second restore does not restart the TTL
         assert job.row(T + at) == (saw() if expired else saw(5, [5], 5, 5))
         assert job.row(T + at, 6) == (saw(6, [6], 6, 6) if expired else saw(6, [5, 6], 6, 11))
         job.close()
@@ -539,7 +542,7 @@ def test_a_snapshot_says_the_ttl() -> None:
 
 
 def stored_bytes(snapshot: Any) -> int:
-    """Of entries; not of what a database has to say of itself."""
+    """Size of the entries in bytes, without the database's metadata."""
     return sum(ref.size for ref in snapshot.keyed.files if ref.name.endswith((".sst", ".kv")))
 
 
@@ -577,7 +580,7 @@ def test_a_sweep_leaves_what_was_refreshed_in_the_same_step(kind: Kind) -> None:
     for key in "abc":
         job.row(T, 5, key)
     job.snapshot()
-    job.row(T + 99, 6, "b")  # dirty, while the store has the old one
+    job.row(T + 99, 6, "b")  # in memory; the store still has the old value
     job.driven.watermark(T + 100)
     assert job.stored() > 0
     assert job.row(T + 198, key="b")["last"] == 6
@@ -614,7 +617,7 @@ def test_a_sweep_works_in_slices_and_ends_with_its_operator() -> None:
     job.snapshot()
     job.close()
     for call in later:
-        call()  # the database is closed: nothing is asked of it
+        call()  # the database is closed: the call must not use the database
 
 
 def _dirty(backend: Any) -> int:

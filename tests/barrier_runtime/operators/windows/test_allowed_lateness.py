@@ -1,4 +1,4 @@
-"""Windows that are kept for late rows, against a model in plain Python: what they emit, how often, and when they go."""
+"""Windows kept for late rows, against a model in plain Python: results, number of updates, and removal."""
 
 import datetime
 from collections import defaultdict
@@ -124,8 +124,9 @@ def test_state_is_kept_exactly_until_window_end_and_lateness_are_over() -> None:
 def test_late_row_refines_a_fired_window_after_a_restore_at_another_parallelism(
     before: int, after: int, held: int | None
 ) -> None:
-    """Each of 20 keys has one window that was told and is kept: the late row counts with those of before the restore,
-    as the next update; the rest of the lateness is as long as it was."""
+    """Each of 20 keys has one kept window that has fired: the late row counts with the rows before the restore, as the
+    next update, and the remaining lateness is unchanged.
+    """
     keys = [f"k{n}" for n in range(20)]
     with held_in_memory(held):
         slots = Slots(operator, before, tags=[LATE])
@@ -153,11 +154,11 @@ def test_late_row_refines_a_fired_window_after_a_restore_at_another_parallelism(
 @pytest.mark.parametrize("session", [False, True], ids=["window", "session"])
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 def test_a_snapshot_has_no_row_and_no_file_of_windows_whose_lateness_is_over(kind: Kind, session: bool) -> None:
-    """The gap of the session is the size of the window, whose rows are all at its start."""
+    """The session's gap equals the window's size, and all rows are at the start."""
     made = aggregating("w", ["k"], Session(SIZE * MS), "t", {"n": count()}, lateness_ms=LATENESS)
     it = Driven(made if session else operator(), World(kind), name="w", tags=[] if session else [LATE])
     it.feed([row(f"k{n}", 0) for n in range(1_000)], SCHEMA)
-    empty = {"records.kv", "CURRENT"}  # what the store writes without rows, and the list of files of RocksDB
+    empty = {"records.kv", "CURRENT"}  # the store's file without rows, and RocksDB's list of files
 
     def with_rows(checkpoint: int) -> list[str]:
         keyed = it.snapshot(checkpoint).keyed
@@ -176,7 +177,7 @@ def test_a_snapshot_has_no_row_and_no_file_of_windows_whose_lateness_is_over(kin
 
 
 def test_row_of_a_removed_window_still_counts_in_later_kept_or_open_windows() -> None:
-    """[-10, 10) is gone, [0, 20) has fired and is kept."""
+    """[-10, 10) is removed, [0, 20) has fired and is kept."""
     it = driven(SLIDE)
     it.watermark(9 + LATENESS)
     it.feed([row("a", 5), row("b", -5)], SCHEMA)
@@ -247,8 +248,9 @@ def test_another_lateness_is_another_definition_and_none_is_that_of_older_releas
 def test_windows_fire_once_and_again_for_each_late_row_as_a_row_by_row_model(
     slide: int, actions: list[tuple[str, Any]], held: int | None
 ) -> None:
-    """R1: wherever batches end, and over restarts at any parallelism; rows in time and late rows are all rows. So it is
-    where most entries are not in memory, but for the order of keys in a window."""
+    """R1: for any batch borders, and over restarts at any parallelism; rows in time and late rows together are all
+    rows. If most entries are not in memory, only the order of keys within a window differs.
+    """
     with held_in_memory(held):
         run_beside_model(slide, actions, held is None)
 

@@ -1,4 +1,4 @@
-"""Windows of the calendar: each local day, week and month as zoneinfo has them, beside a model of rows."""
+"""Calendar windows: each local day, week and month as in zoneinfo, against a model of rows."""
 
 import datetime
 from typing import Any
@@ -77,7 +77,7 @@ def test_windows_begin_with_the_first_time_of_their_day_in_the_zone() -> None:
 
 @pytest.mark.parametrize("every", ["day", "week", "month"])
 def test_years_beside_a_known_year_have_their_first_and_last_windows(every: Any) -> None:
-    """A calendar reads years when times of them come, with the years beside them; which times come first is nothing."""
+    """A calendar loads years on demand, with their neighbours; the order of the times does not matter."""
     times = [at("2025-12-31T23:30"), at("2023-01-01T00:30"), at("2026-01-01T02:00"), at("2022-12-31T23:30")]
     for time in times:
         known, fresh = Calendar(every, "America/New_York"), Calendar(every, "America/New_York")

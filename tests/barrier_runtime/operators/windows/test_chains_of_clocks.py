@@ -1,5 +1,6 @@
-"""Windows and joins behind windows, by event time and by the wall clock, with early results: in any chain of three each
-row is counted once, and nothing that a step gives is late for the one behind it."""
+"""Windows and joins after windows, in event time and by the wall clock, with early results: in any chain of three
+steps each row is counted once, and no result is late for the next step.
+"""
 
 import datetime
 import random
@@ -18,7 +19,7 @@ BOUND = 12
 WALL: dict[str, Any] = {"clock": "processing"}
 TIMED: dict[str, Any] = {"event_time": "at"}
 
-# step -> (window, how); of early results each tells what has come since the one before it
+# step -> (window, options); each early result contains only the rows since the previous result
 STEPS: dict[str, tuple[Any, dict[str, Any]]] = {
     "tumbling": (Tumbling(10 * MS), TIMED),
     "session": (Session(4 * MS), TIMED),
@@ -65,7 +66,7 @@ def check_each_row_once(ends: dict[str, CollectSink]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", STEPS)
 def test_each_row_is_counted_once_in_any_chain_of_windows(first: str) -> None:
-    """At one parallelism and the other in turn."""
+    """Runs alternate between parallelism 1 and 2."""
     flow, late, steps = Dataflow("chain"), list[Any](), list(STEPS)
     parallelism = 1 + steps.index(first) % 2
     source = flow.from_iterator(
@@ -86,7 +87,7 @@ def test_each_row_is_counted_once_in_any_chain_of_windows(first: str) -> None:
 
 ONE_OF_EACH = pa.schema([("kk", pa.int64()), ("tt", pa.timestamp("ms", "UTC"))])
 EVER = datetime.timedelta(days=36_500)
-JOINS: dict[str, Any] = {  # of rows (k, n, at) with one row per key, so that each comes out once
+JOINS: dict[str, Any] = {  # inputs are rows (k, n, at), joined with one row per key, so each row is emitted once
     "interval": lambda left, name, right: left.join(name, right, between=(-EVER, EVER), event_time=("at", "tt")),
     "window": lambda left, name, right: left.window_join(
         name, right, Tumbling(10 * MS), event_time=("at", "tt"), how="left"

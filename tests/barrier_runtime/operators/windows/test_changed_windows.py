@@ -1,4 +1,4 @@
-"""Windows of another size or offset than those whose state is restored: refused before the run is begun."""
+"""Windows of another size or offset than in the restored state are refused before the run begins."""
 
 from collections import Counter
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ SECOND = timedelta(seconds=1)
 
 
 def run(folder: Path, window: Tumbling, fails: bool = False) -> list[dict[str, Any]]:
-    """What is collected. `fails`: the job ends with a failure once it has completed some checkpoints."""
+    """Returns the collected rows. `fails`: the job fails after some checkpoints."""
     log = folder / "windowed" / "log"
 
     def at(row: dict[str, int]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def run(folder: Path, window: Tumbling, fails: bool = False) -> list[dict[str, A
 def test_changed_size_or_offset_is_refused_before_the_run_and_the_old_continues(
     tmp_path: Path,
 ) -> None:
-    """R5: the state has starts of windows only, so it would be taken for that of the new ones."""
+    """R5: the state contains only starts of windows, so the new windows would adopt the old state."""
     collected = run(tmp_path, Tumbling(SECOND), fails=True)
     records = sorted(path.name for path in (tmp_path / "windowed" / "log").iterdir())
     for other, shown in (

@@ -40,7 +40,7 @@ def rows_of(many: int) -> Rows:
 
 
 def full(rows: Rows, size: int, slide: int | None = None) -> Rows:
-    """Every `slide` rows of a key the last `size` ones."""
+    """Returns the result of the last `size` rows after every `slide` rows of a key."""
     results = []
     for key in {row["k"] for row in rows}:
         values = [row["v"] for row in rows if row["k"] == key]

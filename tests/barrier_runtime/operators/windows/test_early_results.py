@@ -194,7 +194,7 @@ def of_last_results(rows: Rows, accumulate: bool) -> dict[Any, tuple[int, int]]:
 def test_the_last_result_or_all_parts_together_are_what_comes_without_early_results(
     early: Every, rows: list[tuple[dict[str, Any], int]]
 ) -> None:
-    """And of each window exactly one result is not early: the last one."""
+    """Exactly one result of each window is not early: the last."""
     reached = np.cumsum([step for _, step in rows]).astype(np.int64) - 60
     fed = [each for each, _ in rows]
     plainly = Flow(None, fed, reached)
@@ -207,7 +207,7 @@ def test_the_last_result_or_all_parts_together_are_what_comes_without_early_resu
 
 
 class Flow:
-    """What a tumbling window gives of these rows."""
+    """Results of a tumbling window for these rows."""
 
     def __init__(self, early: Every | None, rows: Rows, reached: Any) -> None:
         made = operator(early) if early else aggregating("w", ["k"], window(SIZE), "t", AGGREGATES, SCHEMA)
@@ -241,7 +241,7 @@ def test_the_last_part_may_be_of_no_rows() -> None:
 
 
 def test_results_carry_event_time_that_never_goes_back() -> None:
-    """By rows: what is due at the end of a window comes before later early results of others."""
+    """With row-by-row event time, a result at the end of its window precedes later early results of other windows."""
     it = Driven(operator(Every(rows=2)))
     rows = [row("a", 5), row("b", 25), row("b", 26), row("b", 27)]
     it.feed(rows, SCHEMA, reached=np.array([0, 3, 24, 25]))
@@ -278,7 +278,7 @@ def test_another_interval_or_number_of_rows_goes_on_with_the_state() -> None:
 
 
 class Clocked:
-    """An operator with a steady clock that the test moves, and its wake-ups."""
+    """An operator with a steady clock that the test moves, and a list of its wake-ups."""
 
     def __init__(self, early: Every, world: World | None = None, restored: Any = ()) -> None:
         self.now_s, self.wakes_s = 0.0, []
@@ -358,7 +358,7 @@ def stream(rows: Rows, flow: Dataflow) -> Any:
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_job_tells_early_and_once_more_at_the_end(parallelism: int) -> None:
-    """The end of the input passes all times: it tells early, too."""
+    """The end of the input passes all times, so early results are emitted, too."""
     rows = [{"k": "a", "t": t, "v": 1} for t in (1, 2, 8, 9, 16, 23)]
     flow, results = Dataflow("early"), CollectSink()
     minutes = (

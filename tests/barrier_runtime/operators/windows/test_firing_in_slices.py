@@ -1,5 +1,6 @@
-"""What one watermark brings is done in slices: the same results in the same order as all at once, over snapshots and
-restores between any two slices, also at another parallelism, and none of them long."""
+"""Windows due at one watermark fire in slices: results and order equal those of a single pass, over snapshots and
+restores between any two slices and at other parallelisms; no slice is long.
+"""
 
 import datetime
 from typing import Any
@@ -26,7 +27,7 @@ KINDS = ["tumbling", "sliding", "sliding windows", "lateness", "early", "early b
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few thousand windows are as many slices as a million are."""
+    """Shrinks the slices so that a few thousand windows take as many slices as a million."""
     for name, value in {"FEW": 100, "FEW_TUPLES": 100, "PART": 20, "_CHUNK": 200}.items():
         monkeypatch.setattr(firing, name, value)
 
@@ -56,7 +57,7 @@ def rows(text: bool, many: int = MANY, seed: int = 1) -> pa.RecordBatch:
 
 
 def in_slices(it: Driven, watermark_ms: int, slices: int | None = None) -> bool:
-    """As a subtask does it. `slices`: no more of them; False: it is not there yet."""
+    """Advances the operator slice by slice as a subtask does. `slices`: maximum; returns False if slices remain."""
     done = 0
     while slices is None or done < slices:
         if (going_to_ms := it.operator.going_to_ms) is not None:
@@ -91,7 +92,7 @@ def test_parts_one_behind_the_other_are_what_one_sort_gives(numbers: list[int], 
 def test_keys_of_ints_are_in_order_whether_they_fit_into_one_number_or_not(
     keys: list[tuple[int, int]], least: int, few: int, part: int
 ) -> None:
-    """`least`: numbers that are small enough to be packed are left alone; larger ones are not in every example."""
+    """`least`: above 1, keys contain only numbers that fit into one packed number."""
     keys = [key for key in keys if least == 1 or abs(key[1]) < least]
     first, second = np.array([key[0] for key in keys], np.int64), np.array([key[1] for key in keys], np.int64)
 

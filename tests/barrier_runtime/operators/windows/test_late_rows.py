@@ -1,4 +1,4 @@
-"""Late rows as a stream of their own: in time + late are all rows, whatever the window."""
+"""Late rows as a separate stream: rows in time and late rows together are all rows, for every kind of window."""
 
 import datetime
 from collections import Counter
@@ -66,7 +66,7 @@ def test_rows_in_time_and_late_rows_are_all_rows(
             it = driven(window, world, (snapshot,), kind)
     reached, true = -1_000, []
     for times, watermark in steps:
-        # a time's last window ends where the size after the slide's step that it lies in does
+        # the last window of a time starts at the multiple of `slide` at or before the time
         slide, size = (10, 10) if isinstance(window, Tumbling) else (5, 20)
         true += [t for t in times if t // slide * slide + size - 1 <= reached]
         reached = max(reached, watermark)
@@ -79,7 +79,7 @@ def test_rows_in_time_and_late_rows_are_all_rows(
 @pytest.mark.parametrize("kind", [aggregating, slicing])
 def test_row_late_for_some_of_its_windows_counts_in_the_others_and_is_not_late(kind: Any) -> None:
     it = driven(Sliding(20 * MS, 5 * MS), kind=kind)
-    it.watermark(19)  # [0, 20) is over, and all before it
+    it.watermark(19)  # [0, 20) and all earlier windows are over
     it.feed(rows_at(4, 5, 19), SCHEMA)
     assert [row["t"] for row in late_rows(it)] == [4]
     it.watermark(1_000)

@@ -1,4 +1,4 @@
-"""Triggers of users' own, beside a model that takes row by row; however rows are cut, over restarts."""
+"""Users' own triggers against a row-by-row model, for any batch borders and over restarts."""
 
 import datetime
 from dataclasses import replace
@@ -60,7 +60,7 @@ class Steps(OwnTrigger):
 
 
 class AtTimes(OwnTrigger):
-    """Fires at each third call for a window, and forgets its rows at each second one."""
+    """Trigger that fires at each third call for a window, and purges the window's rows at each second call."""
 
     state = {"calls": 0}
     interval = 7 * MS
@@ -74,7 +74,7 @@ class AtTimes(OwnTrigger):
 
 
 def model(rows: list[dict[str, Any]], size: int, slide: int) -> list[Any]:
-    """What `Steps` gives of rows in the order of time, as (key, start, early, update, total) per window."""
+    """Expected results of `Steps` for rows in time order, as (key, start, early, update, total) per window."""
     found: dict[Any, Any] = {}
     told = []
     for row in rows:

@@ -1,5 +1,8 @@
-"""Windows by the wall clock beside a plain grouping of rows by when they came: by clocks that the test holds, over
-restarts at other parallelism in the middle of firing; the subtask's turns and wake-ups, and a whole job."""
+"""Processing-time windows against a plain grouping of rows by arrival.
+
+The test holds the clocks. Covers restarts at other parallelisms while windows fire, the subtask's turns and wake-ups,
+and a whole job.
+"""
 
 import dataclasses
 import datetime
@@ -71,7 +74,7 @@ def total_of(key: str, window: TimeWindow, table: pa.Table) -> dict[str, Any]:
 
 
 class Clocks(World):
-    """The wall clock is `wall_ms`, the steady one `steady_ms`; wake-ups are noted."""
+    """World with the wall clock `wall_ms`, the steady clock `steady_ms`, and a list of wake-ups."""
 
     steady_ms = 0
 
@@ -89,7 +92,7 @@ class Clocks(World):
         self.wakes += 1
 
     def ring(self) -> int:
-        """Time goes on to the next wake-up. Gives the wall clock then."""
+        """Advances time to the next wake-up; returns the wall clock at the wake-up."""
         self.wake_ups.sort(key=lambda each: each[0])
         at_ms, ring = self.wake_ups.pop(0)
         self.wall_ms, self.steady_ms = self.wall_ms + at_ms - self.steady_ms, at_ms
@@ -98,7 +101,7 @@ class Clocks(World):
 
 
 def turns(driven: Driven, most: int = 1_000_000) -> None:
-    """What the subtask does when it is woken: `most` slices of what is due."""
+    """Runs at most `most` slices of due work, as a woken subtask does."""
     for _ in range(most):
         going_to_ms = driven.operator.going_to_ms
         if going_to_ms is not None:
@@ -108,7 +111,7 @@ def turns(driven: Driven, most: int = 1_000_000) -> None:
 
 
 def results(driven: Driven) -> list[Result]:
-    """Of windows that are over; of `top` each row is of one, and all are its sum."""
+    """Returns the results of windows that are over; `top` emits one row per input row, so these are summed."""
     told = [row for row in driven.take() if not row.get("early")]
     assert not any(row.get("retracted") for row in told), "no two sessions become one"
     found = [
@@ -146,7 +149,7 @@ def started(window: Window, wall_ms: int, world: Clocks | None = None, restored:
 
 
 class Job:
-    """Subtasks side by side, whose clocks are the same."""
+    """Subtasks with equal clocks."""
 
     def __init__(
         self,
@@ -195,7 +198,7 @@ class Job:
 
 
 def grouped(window: Window, came: list[tuple[str, int, int]]) -> list[Result]:
-    """Windows of rows (key, value, when it came)."""
+    """Groups rows (key, value, arrival time) into windows."""
     sums: dict[tuple[str, int, int], int] = defaultdict(int)
     if isinstance(window, Session):
         open_: dict[str, list[int]] = {}  # first, last, sum
@@ -232,7 +235,9 @@ def actions(clock: Any) -> Any:
 def run(
     window: Window, todo: list[tuple[str, Any]], held: int | None, form: Form
 ) -> tuple[list[tuple[str, int, int]], list[Result]]:
-    """Rows with when they came by the wall clock, each of another power of two; and what came of them."""
+    """Returns the rows with their arrival times by the wall clock, and the results; each value is a different power of
+    two.
+    """
     with (
         held_in_memory(held),
         patch.object(operator_module, "SLICE_STEPS", 1),
@@ -255,7 +260,7 @@ def run_in_small_slices(
             job.feed([(key, value) for key, value, _ in new])
         elif action == "clock":
             job.clock(argument, abs(argument))
-            furthest_ms += abs(argument) if job.wall_ms < furthest_ms else 0  # time goes on, however slowly
+            furthest_ms += abs(argument) if job.wall_ms < furthest_ms else 0  # time advances, however slowly
         elif action == "turns":
             job.turns(argument)
             assert argument < 10 or not any(is_over(driven, job.wall_ms) for driven in job.driven)
@@ -304,7 +309,7 @@ WINDOWS = pytest.mark.parametrize("window", [TUMBLING, SLIDING, SESSION], ids=["
 def test_row_is_in_the_windows_of_its_arrival_over_restarts_at_any_parallelism(
     window: Window, todo: list[tuple[str, Any]], held: int | None, form: Form
 ) -> None:
-    """Also in the last result of windows that tell early ones, and of all their rows."""
+    """Also in the last result of windows with early results, and in results that list all rows."""
     came, out = run(window, todo, held, of_window(form, window))
     assert sorted(out) == grouped(window, came)
 
@@ -345,7 +350,7 @@ def test_windows_are_told_when_the_clock_reaches_their_end_without_any_input(win
     expected = {
         TUMBLING: [(1_020, "a", 1_000, 1_020, 1)],
         SLIDING: [(1_010, "a", 990, 1_010, 1), (1_020, "a", 1_000, 1_020, 1)],
-        SESSION: [(1_019, "a", 1_003, 1_018, 1)],  # a row at its end would still belong to it
+        SESSION: [(1_019, "a", 1_003, 1_018, 1)],  # a row at the session's end would still belong to the session
     }
     assert told == expected[window]
 
@@ -401,7 +406,7 @@ def test_a_session_goes_on_with_a_row_at_its_end_and_not_a_millisecond_later() -
 
 @WINDOWS
 def test_event_time_from_upstream_is_nothing_but_its_end(window: Window) -> None:
-    """Also where it is told row by row."""
+    """Also if event time arrives row by row."""
     driven = started(window, 1_003)
     driven.watermark(10**15)
     driven.feed(rows(("a", 1), ("b", 2)), SCHEMA, reached=np.array([10**15, 10**16]))
@@ -432,7 +437,9 @@ def test_what_was_over_while_the_job_was_down_is_told_at_once_and_once(window: W
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_clock_that_was_set_back_while_the_job_was_down_makes_no_row_late(parallelism: int) -> None:
-    """And no window that was told is begun again. At 2 the clocks of both were apart; one has what both had then."""
+    """No window that has fired begins anew. At parallelism 2 the subtasks' clocks differ; the restored subtask has the
+    state of both.
+    """
     job = Job(TUMBLING, parallelism, 1_000)
     keys = "abcdefgh"
     job.feed([(key, 1) for key in keys])

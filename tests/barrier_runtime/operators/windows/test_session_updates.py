@@ -1,5 +1,6 @@
-"""Sessions that are told early and again for late rows, against a model that takes row by row: any order, cuts into
-batches, restores at other parallelism, retractions of what is no session any more."""
+"""Sessions with early results and updates for late rows, against a row-by-row model: any order, batch borders,
+restores at other parallelisms, and retractions of merged sessions.
+"""
 
 import datetime
 import random
@@ -50,7 +51,7 @@ class Held:
     updates: int = 0
     told: int = 0  # rows in the last result
     told_last: int = 0
-    over: bool = False  # told so, and no row came since
+    over: bool = False  # fired as over, and no row arrived since
 
     @property
     def since(self) -> int:
@@ -152,12 +153,12 @@ def test_sessions_tell_what_a_row_by_row_model_does_over_restarts_at_any_paralle
 
 
 def beside_model(early: Every | None, lateness: int, actions: list[tuple[str, Any]], in_any_order: bool) -> None:
-    """`in_any_order`: of aggregates to which the order of rows is nothing, whose sessions are found another way."""
+    """`in_any_order`: uses aggregates that ignore the order of rows, whose sessions are found by another algorithm."""
     model, aggregates = Model(early, lateness, GAP), IN_ANY_ORDER if in_any_order else AGGREGATES
     slots = Slots(lambda: operator(early, lateness, GAP, aggregates), 1, tags=[LATE])
     slots, got, late, alone = driven_beside(model, slots, actions, SCHEMA)
     left_out = AGGREGATES.keys() - aggregates.keys()
-    if early is None and not lateness:  # each session emits one result, which says nothing of updates
+    if early is None and not lateness:  # a single result per session, without the columns of updates
         left_out |= {"update", "retracted"}
     model.out = [{name: value for name, value in each.items() if name not in left_out} for each in model.out]
     if not alone:  # then the order of each key
@@ -261,10 +262,11 @@ def test_results_of_sessions_that_merge_are_retracted_before_the_merged_result()
 def test_row_between_two_sessions_joins_them_after_a_restore_at_other_parallelism(
     before: int, after: int, lateness: int
 ) -> None:
-    """What was told of the second one is retracted; the one that is left has the rows of both and ends where the second
-    one did, once."""
+    """The second session's result is retracted; the merged session has the rows of both and ends once, where the
+    second session ended.
+    """
     keys = [f"k{n}" for n in range(20)]
-    early = None if lateness else Every(rows=1_000)  # so that sessions without a lateness say what they told, too
+    early = None if lateness else Every(rows=1_000)  # adds the columns of updates for sessions without lateness, too
     slots = Slots(lambda: operator(early, lateness), before, tags=[LATE])
     slots.feed([row(k, t, v) for k in keys for t, v in ((0, 1), (3, 2), (20, 4))], SCHEMA)
     reached = 40 if lateness else 5
@@ -273,7 +275,7 @@ def test_row_between_two_sessions_joins_them_after_a_restore_at_other_parallelis
     assert sorted(told(slots.take())) == (both if lateness else [])
     slots = slots.rescaled(1, after)
     slots.feed([row(k, 11, 8) for k in keys], SCHEMA)
-    one = (0, 30, 1 if lateness else 0, False, 4, 15, 1, 8, 20)  # the last row to come is the one between
+    one = (0, 30, 1 if lateness else 0, False, 4, 15, 1, 8, 20)  # the row between the sessions arrives last
     names = ("total", "first_v", "last_v", "newest")
     if lateness:
         rows = slots.take()
@@ -300,7 +302,7 @@ def test_row_between_two_sessions_joins_them_after_a_restore_at_other_parallelis
 
 @pytest.mark.slow
 def test_the_rows_that_are_not_retracted_are_the_sessions() -> None:
-    """A table by key and start, in which retractions delete, has what sorting gives."""
+    """A table by key and start, from which retractions delete, equals the sessions of the sorted rows."""
     rng = random.Random(3)
     rows = [row(rng.choice("ab"), rng.randrange(3_000), n) for n in range(300)]
     for early, lateness in ((Every(rows=2), 5_000), (Every(50 * MS), 5_000), (None, 5_000)):

@@ -56,7 +56,9 @@ def row(k: str | None, t: int, v: int | None = 1, x: float | None = 0.5) -> dict
 
 
 class Model:
-    """The same, one row at a time. A session is a list of rows, by who came first in the session that began first."""
+    """Row-by-row reference model. A session is a list of rows in arrival order; on a merge the earlier session's rows
+    are first.
+    """
 
     def __init__(self, gap: int = GAP) -> None:
         self.gap = gap
@@ -189,7 +191,7 @@ class Slots:
 def test_rows_in_time_give_sessions_of_their_sorted_times_and_others_are_late(
     seed: int, gap: int, keys: int, disorder: int, parallelisms: list[int]
 ) -> None:
-    """R1: whatever the order among rows in time, the borders of batches, and the parallelism; and none is lost."""
+    """R1: for any order of rows in time, batch borders and parallelism; no row is lost."""
     rng = random.Random(seed)
     rows: Rows = []
     at_ms, planted = -500, 0
@@ -261,7 +263,7 @@ def test_session_includes_a_row_exactly_at_the_gap_and_excludes_a_millisecond_la
 
 
 def test_a_session_is_over_when_no_row_in_time_can_touch_it_any_more() -> None:
-    """R1: at a watermark of last + gap - 1 the row at last + gap may still come, and joins it."""
+    """R1: at the watermark last + gap - 1, a row at last + gap is still in time and joins the session."""
     it = driven()
     it.feed([row("a", 0)], SCHEMA)
     it.watermark(GAP - 1)
@@ -275,7 +277,7 @@ def test_a_session_is_over_when_no_row_in_time_can_touch_it_any_more() -> None:
 
 @EITHER
 def test_session_over_inside_a_batch_is_emitted_before_a_row_that_would_extend(aggregates: Any) -> None:
-    """R1: as if each row came in a batch of its own."""
+    """R1: the same result as with each row in a batch of its own."""
     it = driven(operator(aggregates=aggregates))
     it.feed([row("a", 0), row("b", 13), row("a", 5)], SCHEMA, reached=np.array([-1, 12, 12]))
     assert spans(it) == [(0, GAP, 1)]
@@ -410,8 +412,9 @@ def test_integer_keys_are_taken_for_tuples_from_the_first_null_on() -> None:
 @examples(150)
 @given(st.lists(ACTION, max_size=12), st.sampled_from(["one by one", "in rounds", "in any order"]))
 def test_sessions_equal_a_row_by_row_model_bit_for_bit_whatever_comes(actions: list[tuple[str, Any]], how: str) -> None:
-    """Sums of floats of such sizes show in which order rows were added and sessions merged. `how`: sessions that become
-    one are found; in any order where aggregates allow it."""
+    """Float sums of these magnitudes reveal the order in which rows were added and sessions merged. `how`: the
+    algorithm that merges sessions; "in any order" uses aggregates that ignore the order.
+    """
     with patch.object(assignment, "_FEW", 1 if how == "in rounds" else 1_000):
         beside_model(actions, IN_ANY_ORDER if how == "in any order" else AGGREGATES)
 

@@ -1,5 +1,6 @@
-"""Sliding windows that keep one entry per slice: the same results and late rows as windows that keep one per window,
-whatever the rows, watermarks, restarts and parallelism; and what was stored as windows goes on as windows."""
+"""Sliding windows with one entry per slice: results and late rows equal those of windows with one entry per window,
+for any rows, watermarks, restarts and parallelism; state stored per window stays per window.
+"""
 
 import dataclasses
 import datetime
@@ -69,7 +70,7 @@ _ACTIONS = st.lists(
 def test_slices_give_the_windows_and_late_rows_that_entries_per_window_give(
     actions: list[tuple[str, Any]], by_row: bool, held: int | None
 ) -> None:
-    """`by_row`: event time is told for each row, too."""
+    """`by_row`: rows carry event time, too."""
     with pytest.MonkeyPatch.context() as patch, held_in_memory(held):
         for name in ("FEW", "FEW_TUPLES", "PART"):
             patch.setattr(firing, name, 2)
@@ -107,7 +108,7 @@ def test_a_row_of_a_slice_of_which_windows_have_gone_out_counts_in_the_others() 
     """FLINK-21305: the slice began before the watermark, and two of its windows are over."""
     it = Driven(sliced())
     it.feed(rows((1, 25)), SCHEMA)
-    it.watermark(42)  # [-7, 33) and [3, 43) have gone out
+    it.watermark(42)  # [-7, 33) and [3, 43) have fired
     assert starts_and_counts(it) == [(-7, 1), (3, 1)]
     it.feed(rows((1, 24), (2, 24), (1, 12)), SCHEMA)
     assert it.world.metrics.counts == {"late_rows": 1.0}
@@ -155,7 +156,7 @@ def test_an_entry_is_a_slice_and_is_gone_once_its_last_window_is_over() -> None:
 
 
 def test_numbers_of_keys_are_used_again() -> None:
-    """However many keys come and go, the arrays of one window are as long as a window has keys."""
+    """However many keys appear and disappear, the arrays stay as short as the number of keys in a window."""
     it = Driven(sliced())
     for number in range(60):
         it.feed(rows(*[(number * 100 + k, number * 10) for k in range(100)]), SCHEMA)
@@ -228,7 +229,7 @@ def stored(made: Any, world: World) -> Any:
 
 
 def test_state_of_windows_goes_on_as_windows() -> None:
-    """An older release wrote it."""
+    """State of an older release."""
     world = World()
     it = Driven(sliced(), world, (stored(windowed(), world),))
     again = it.snapshot(2)
@@ -288,7 +289,7 @@ def test_a_release_that_takes_entries_for_windows_refuses_slices(monkeypatch: py
     world = World()
     snapshot = stored(sliced(), world)
     assert snapshot.keyed.described["windows"].layout == 3
-    monkeypatch.setattr(keyed_backend, "_IN_SLICES", 2)  # what it knows
+    monkeypatch.setattr(keyed_backend, "_IN_SLICES", 2)  # the greatest layout an older release reads
     with pytest.raises(InvalidJob, match=r"columns 'windows' of op were written by a newer release \(layout 3"):
         Driven(windowed(), world, (snapshot,))
 

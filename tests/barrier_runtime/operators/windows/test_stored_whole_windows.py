@@ -24,7 +24,7 @@ Rows = list[dict[str, Any]]
 
 
 def run(folder: Path, fails: bool = False, parallelism: int = 2) -> tuple[Rows, Rows]:
-    """What `apply` and `top` gave. `fails`: the job ends with a failure once it has completed some checkpoints."""
+    """Returns the results of `apply` and `top`. `fails`: the job fails after some checkpoints."""
     log = folder / "whole" / "log"
 
     def at(row: dict[str, int]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Functions of whole windows and the top rows of windows, against a model that sorts all rows: over restarts at other
-parallelism, wherever batches end, also of windows larger than what memory may hold."""
+parallelisms, for any batch borders, and with windows larger than memory.
+"""
 
 import datetime
 from collections import defaultdict
@@ -117,7 +118,7 @@ ACTIONS = st.lists(
 def test_windows_have_what_sorting_all_rows_gives_over_restarts_at_any_parallelism(
     window: WindowAssigner, form: str, actions: list[tuple[str, Any]], tails: list[int]
 ) -> None:
-    """`tails`: bytes of rows that may wait in the entry of a window, of one incarnation after the other."""
+    """`tails`: maximum bytes of rows in the entry of a window, one value per incarnation."""
     slots, model = Slots(lambda: operator(window, form), 1, tags=[LATE]), Model(window, form)
     found: Rows = []
     late: Rows = []
@@ -163,7 +164,7 @@ def test_what_is_held_is_in_the_snapshot_and_what_came_after_it_is_not(form: str
 
 
 def test_many_windows_are_given_in_slices_and_in_the_order_of_window_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator_module, "SLICE_STEPS", 1)  # a quick machine would do them in one
+    monkeypatch.setattr(operator_module, "SLICE_STEPS", 1)  # a fast machine would finish all windows in one slice
     it = Driven(operator(WINDOWS[0], "table"), tags=[LATE])
     rows = [{"k": f"{number:03}", "t": number % 40, "v": 1, "s": ""} for number in reversed(range(300))]
     it.feed(rows, SCHEMA)
@@ -261,7 +262,7 @@ def test_what_goes_wrong_in_a_function_is_told_with_its_key(function: Any, said:
 
 @pytest.mark.parametrize("form", [len, str, pa.Table.to_pandas])
 def test_what_is_no_result_of_a_window_is_told_with_what_would_be(form: Any) -> None:
-    """A frame is iterated by its names, a text by its letters."""
+    """Iterating a DataFrame gives its column names, and iterating a string its letters."""
     it = Driven(applying("w", ["k"], WINDOWS[0], "t", lambda k, w, t: form(t), SCHEMA, OUT))
     it.feed([{"k": "a", "t": 1, "v": 1, "s": ""}], SCHEMA)
     with pytest.raises(UserCodeError, match=r"returned (int|str|DataFrame): return a pyarrow\.Table"):
@@ -313,7 +314,7 @@ def test_a_job_applies_functions_and_ranks(parallelism: int) -> None:
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
 @pytest.mark.parametrize("largest", [True, False])
 def test_nan_is_the_greatest_number_of_a_ranking_however_its_rows_are_cut(kind: pa.DataType, largest: bool) -> None:
-    """As in Spark; of equal rows the older one is first, 0.0 and -0.0 are equal, null is nothing and last."""
+    """As in Spark; among equal rows the older is first, 0.0 equals -0.0, and null is last."""
     nan, inf = float("nan"), float("inf")
     values = [1.0, nan, None, -0.0, inf, 0.0, -nan, -inf, None, nan]
     rank = {True: [1, 6, 9, 4, 0, 3, 5, 7, 2, 8], False: [7, 3, 5, 0, 4, 1, 6, 9, 2, 8]}[largest]

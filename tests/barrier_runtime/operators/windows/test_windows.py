@@ -55,7 +55,7 @@ def row(a: str | None, b: int | None, t: int, v: int | None = None, x: float | N
 
 
 class Model:
-    """The same, one row at a time."""
+    """Row-by-row reference model."""
 
     def __init__(self, slide: int = SIZE) -> None:
         self.slide = slide
@@ -125,7 +125,7 @@ def test_windows_equal_a_row_by_row_model_whatever_the_order_lateness_and_restar
 
 
 def run_beside_model(actions: list[tuple[str, Any]], slide: int, ordered: bool) -> None:
-    """`ordered`: the results of a window come by key."""
+    """`ordered`: the results of a window are in key order."""
     ms = datetime.timedelta(milliseconds=1)
     window = WINDOW if slide == SIZE else Sliding(SIZE * ms, slide * ms, OFFSET % slide * ms)
     world, model = World(), Model(slide)
@@ -211,7 +211,7 @@ def test_a_row_of_a_window_that_fired_is_late_also_after_a_recovery() -> None:
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 @pytest.mark.parametrize("key", [int, str])
 def test_few_windows_of_many_that_fired_before_a_barrier_do_not_come_back_at_restore(kind: Kind, key: Any) -> None:
-    """R3: the snapshot is a delta then, and names what is gone."""
+    """R3: the snapshot is then a delta that names the removed windows."""
     world = World(kind)
     made = aggregating("w", ["k"], WINDOW, "t", {"n": count()})
     driven = Driven(made, world, name="w")

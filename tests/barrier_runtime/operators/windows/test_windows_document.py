@@ -1,4 +1,4 @@
-"""docs/windows.md: its tables name every kind of window, and of early results, there is."""
+"""The tables of docs/windows.md name every kind of window and of early results."""
 
 import re
 from pathlib import Path

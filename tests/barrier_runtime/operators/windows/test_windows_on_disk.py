@@ -1,5 +1,6 @@
-"""Windows whose entries do not fit in memory: nothing is missing and nothing comes twice, over snapshots, restores in
-the middle of firing and at another parallelism; and memory holds as many entries as it may."""
+"""Windows whose entries do not fit in memory: no result is missing or duplicated, over snapshots, restores while
+windows fire and other parallelisms; memory holds at most the configured number of entries.
+"""
 
 import datetime
 from collections.abc import Iterator
@@ -23,18 +24,18 @@ MS = datetime.timedelta(milliseconds=1)
 MANY, HELD = 1_800, 200
 AGGREGATES = {"n": count(), "total": sum_("v"), "v1": first("v")}
 KINDS = ["tumbling", "sliding", "sliding windows", "lateness"]
-# of one class of operator: where a row has several windows, or windows stay, it does all that it does for tumbling ones
+# rows with several windows and kept windows use all code paths of tumbling windows, and more
 HARDER = KINDS[1:]
 MOSTLY_SLOW = ["tumbling", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """So that a few thousand windows are as a hundred million."""
+    """Shrinks limits so that a few thousand windows behave like a hundred million."""
     for name, value in {"FEW": 100, "FEW_TUPLES": 100, "PART": 20, "_CHUNK": 200}.items():
         monkeypatch.setattr(firing, name, value)
     monkeypatch.setattr(column_table, "_MOST_REMOVED", 10)
-    for module in (operator_module, aggregate):  # slices end by what they have done, however slow the machine is
+    for module in (operator_module, aggregate):  # the amount of work, not the machine's speed, ends slices
         monkeypatch.setattr(module, "SLICE_S", 600.0)
     with held_in_memory(HELD):
         yield
@@ -155,13 +156,13 @@ def test_a_slice_has_few_key_groups_and_rows_of_a_key_stay_in_their_order(monkey
 
 
 def test_what_was_deleted_since_its_neighbours_were_read_does_not_come_back() -> None:
-    """Half of one window is in memory and goes out first, before its other half is read."""
+    """Half of a window is in memory and fires before its other half is read."""
     it = Driven(operator("tumbling"), World("rocksdb"), name="w")
     keys = np.arange(4_000)
     for start in range(0, len(keys), 100):
         some = keys[start : start + 100]
         it.feed(pa.RecordBatch.from_pydict({"k": some, "t": some * 0, "v": some}))
-    it.snapshot(1)  # what is in memory now is on disk, too
+    it.snapshot(1)  # entries in memory are now on disk, too
     it.watermark(WATERMARK_MAX)
     assert sorted(each["k"] for each in it.take()) == keys.tolist()
 
@@ -211,7 +212,7 @@ def test_what_is_on_disk_goes_along_to_another_parallelism(kind: str) -> None:
 
 @pytest.mark.slow
 def test_subtask_that_was_ahead_continues_at_other_parallelism_with_disk_windows() -> None:
-    """What is over by the event time of its key group is asked for in parts, of which that in memory may be empty."""
+    """Windows that are over by the event time of their key group are read in parts; the part in memory may be empty."""
     slots = Slots(lambda: operator("tumbling"), 2)
     for batch in batches():
         slots.feed(batch.to_pylist())
