@@ -1,5 +1,6 @@
-"""Whole jobs with several named inputs: rules that change while rows come, over crashes, with barriers that overtake
-rows, and at other numbers of slots."""
+"""Whole jobs with several named inputs: rules that change while rows arrive, over crashes, with unaligned barriers,
+and at other parallelisms.
+"""
 
 import datetime
 import hashlib
@@ -36,7 +37,7 @@ SEEN = pa.schema([("key", pa.int64()), ("number", pa.int64()), ("rules", pa.int6
 
 def ruled(crash: FailingUpload, out: Path, switch: Any = "row") -> Dataflow:
     class Ruled:
-        """Each rule changes the digest of all before it, so that rows tell in which order they were applied."""
+        """Each rule changes the digest of all earlier rules, so rows reveal the order in which rules were applied."""
 
         number = ValueState(int, default=0)
         ballast = ValueState(str, default="")
@@ -69,8 +70,10 @@ def ruled(crash: FailingUpload, out: Path, switch: Any = "row") -> Dataflow:
 def test_rules_are_applied_in_one_order_over_crashes_and_every_change_of_parallelism(
     tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R2, T8: 1→5→2→3→1, unaligned: barriers overtake the rows by key, and no row for all is ever in flight. At
-    barriers: they overtake none, and all rows of a checkpoint, of whatever subtask, are under as many rules."""
+    """R2, T8: 1→5→2→3→1, unaligned: barriers overtake rows by key, and no broadcast row is ever in flight. If rules
+    become valid at barriers, barriers overtake no rows, and all rows of a checkpoint, in every subtask, see equally
+    many rules.
+    """
     monkeypatch.setattr("barrier_runtime.launch.local.wire_by_default", switch == "row")
     url = f"memory://{uuid.uuid4().hex}"
     store = open_store(url)
@@ -108,7 +111,9 @@ def test_rules_are_applied_in_one_order_over_crashes_and_every_change_of_paralle
 
 
 def test_barriers_overtake_rows_by_key_and_wait_for_rows_for_all(tmp_path: Path) -> None:
-    """Whichever way an unaligned barrier comes, the copies of broadcast state are taken at one point of their order."""
+    """However an unaligned barrier arrives, all copies of broadcast state are captured at the same point of the rules'
+    order.
+    """
     graph = compile_plan(ruled(FailingUpload(MemoryStore(), 2), tmp_path).plan, 3)
     plane: Any = None  # nothing is connected
     wiring = Wiring(graph, 1, 0, plane, lambda: None, 1 << 20, LocalOutput)
@@ -157,7 +162,7 @@ def test_a_large_state_that_does_not_change_is_uploaded_once() -> None:
 
 
 class Random:
-    """Subtasks write what the others do not."""
+    """Broadcast function whose subtasks write different values."""
 
     rules = BroadcastState(int, int)
 
@@ -223,7 +228,7 @@ def test_a_watermark_is_the_least_of_all_inputs_and_idle_ones_are_left_out() -> 
 
 
 class Priced:
-    """Prices wait for a barrier; timers of orders tell the price that is valid then."""
+    """Prices become valid at a barrier; timers of orders emit the valid price."""
 
     price = BroadcastState(int, int)
 
@@ -240,7 +245,7 @@ class Priced:
 @pytest.mark.filterwarnings("ignore::UserWarning")  # threads of this process are no part of a flow on Spark
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_rules_that_wait_are_valid_before_the_timers_of_a_drain_and_behind_it(parallelism: int, tmp_path: Path) -> None:
-    """No barrier comes before the sources end early. The next run has another parallelism, and its rule is there."""
+    """No barrier arrives before the sources end early. The next run has another parallelism and still has the rule."""
     done, came, all_came = threading.Event(), list[int](), threading.Event()
 
     def passed(row: Row) -> Row:

@@ -1,5 +1,6 @@
-"""A job that is struck where it hurts: in an operator, in a snapshot, in an operator again and in its recovery, and at
-its last row. In one process, with real checkpoints; counted is what the sink has made visible."""
+"""A job with five failures: in an operator, a snapshot, an operator again, its recovery, and at its last row. Runs in
+one process with real checkpoints; the test counts the rows visible in the sink.
+"""
 
 import hashlib
 import threading
@@ -15,11 +16,11 @@ from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.open import open_store
 
 ROWS = 3_600
-KEYS = 360  # a multiple of every parallelism: a key's rows come from one split, so that their order is defined
+KEYS = 360  # a multiple of every parallelism: the rows of a key are in one split, so their order is defined
 
 
 class Strikes:
-    """One failure after the other, each after a recovery and not before so many different rows have come."""
+    """Raises one failure after another, each after a recovery and after a given number of distinct rows."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.struck: list[str] = []
@@ -32,7 +33,7 @@ class Strikes:
             ("map at the last row", ROWS),
         ]
         self._seen: set[int] = set()
-        self._recovered = True  # since the last one
+        self._recovered = True  # since the last failure
         self._lock = threading.Lock()
 
     def on_row(self, value: int) -> None:
@@ -62,7 +63,7 @@ class Strikes:
 
 
 def job(strikes, parallelism, rate, pause_s):
-    """`pause_s`: what the last operator takes for a row; with a high rate rows pile up before it."""
+    """`pause_s`: time of the last operator per row; at a high rate, rows queue up before this operator."""
 
     class Numbered:
         """Rows of a key, numbered. Carries enough state that snapshots are uploaded."""
@@ -120,7 +121,7 @@ def struck(parallelism, rate, pause_s, **options):
     flow, sink = job(strikes, parallelism, rate, pause_s)
     result = flow.run_local(parallelism=parallelism, checkpoint_interval=0.05, checkpoints=url, **options)
     assert len(strikes.struck) == 5
-    assert len(result.status.recoveries) == len(strikes.struck)  # the one in the recovery is waited for in its slot
+    assert len(result.status.recoveries) == len(strikes.struck)  # the slot itself waits for the failed recovery
     rows = sink.rows()
     values = [row["value"] for row in rows]
     assert sorted(set(values)) == list(range(ROWS)), "lost"

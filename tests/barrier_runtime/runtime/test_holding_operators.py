@@ -1,5 +1,4 @@
-"""A subtask whose first operator holds rows until it is told to give them: what then waits (watermarks, idleness, the
-end) and what does not (barriers, triggers)."""
+"""Subtask whose first operator holds rows back: watermarks, idleness and the end wait; barriers and triggers do not."""
 
 import pytest
 from subtask_bench import Bench, barrier, rows
@@ -11,14 +10,14 @@ from barrier_runtime.runtime.alignment.tracker import BarrierTracker
 
 
 class Holding(Operator):
-    """Has room for `room` batches, gives the oldest when `allowed` to, and has those that it holds in its snapshot."""
+    """Holds `room` batches, emits the oldest `allowed` ones, and includes held batches in its snapshot."""
 
     holds_watermarks = True
     takes_rows_before_barriers = True
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self.held: list[Batch | int] = []  # watermarks between
+        self.held: list[Batch | int] = []  # batches, and the watermarks between them
         self.allowed = 0
         self.reached = WATERMARK_MIN
 
@@ -119,7 +118,7 @@ def test_the_end_waits_for_what_is_held_and_triggers_are_answered_meanwhile() ->
 
 
 def test_a_trigger_heard_before_the_end_is_answered_though_rows_are_held() -> None:
-    """Upstream had ended before the trigger came, so no barrier comes."""
+    """Upstream had ended before the trigger, so no barrier arrives."""
     bench = HoldingBench(room=2, inputs=1)
     bench.subtask.on_trigger(barrier(1))
     bench.feed((0, rows(4)), (0, EndOfInput()))
@@ -164,7 +163,7 @@ def test_only_rows_before_a_barrier_that_is_there_are_taken_without_room() -> No
 
 
 def test_what_was_taken_without_room_gives_no_credit_until_there_is_room() -> None:
-    """So however many barriers come, no more is held than the channel's window."""
+    """However many barriers arrive, at most the channel's window is held."""
     bench = HoldingBench(inputs=1)
     channel = bench.inputs[0]
     for checkpoint in range(1, 6):
@@ -173,7 +172,7 @@ def test_what_was_taken_without_room_gives_no_credit_until_there_is_room() -> No
         bench.queue((0, barrier(checkpoint)))
         bench.work()
         assert bench.captured.calls[-1][0] == barrier(checkpoint)
-        assert len(bench.operator.held) <= 5  # four fill the window, and there was room for one
+        assert len(bench.operator.held) <= 5  # four fill the window; one more had room
     assert not channel.credit
     bench.allow(len(bench.operator.held))
     assert not bench.operator.held
@@ -181,7 +180,7 @@ def test_what_was_taken_without_room_gives_no_credit_until_there_is_room() -> No
 
 
 def test_a_barrier_that_was_overtaken_lets_no_rows_in() -> None:
-    """An unaligned checkpoint has the rows of the queue in flight; its barrier, which is still there, means nothing."""
+    """The in-flight rows of an unaligned checkpoint are those of the queue; its barrier in the queue has no effect."""
     bench = HoldingBench(inputs=1)
     bench.queue((0, rows(1)), (0, rows(2)), (0, barrier(1, 0)))
     assert bench.in_flight == {1: {0: [1, 2]}}

@@ -1,4 +1,6 @@
-"""Jobs that remember much, over real sockets: what was decided can be deployed, at any parallelism, in any outage."""
+"""Jobs with large state over real sockets: every decided checkpoint can be deployed, at any parallelism, in any
+outage.
+"""
 
 import hashlib
 import json
@@ -41,7 +43,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 class Numbers:
-    """A row every 10 ms from split "live-<subtask>"; all other splits end at once, with one row each."""
+    """Emits a row every 10 ms from split "live-<subtask>"; all other splits end at once, with one row each."""
 
     schema = SCHEMA
     exactly_once = True
@@ -95,7 +97,7 @@ class NumbersReader:
 
 
 class Waiting(Numbers):
-    """Files that nobody has begun to read."""
+    """Files of which none has been started."""
 
     def splits(self, parallelism: int) -> list[Split]:
         return [Split(each) for each in self.ids]
@@ -127,7 +129,7 @@ def manifest_bytes(job: TcpJob) -> bytes:
 
 @pytest.mark.slow
 async def test_a_job_with_17_megabytes_of_finished_splits_goes_on_after_a_failure(tmp_path: Path) -> None:
-    """R4: what is decided can be deployed, whatever its size."""
+    """R4: a decided checkpoint can be deployed, whatever its size."""
     ids = [f"done-{number}-{'x' * 850_000}" for number in range(20)]
     options = {"parallelism": 2, "checkpoint_interval": 0.2, "checkpoints": str(tmp_path)}
     async with TcpJob(to_nowhere(Discovered(ids)), tmp_path, **options) as job:
@@ -144,7 +146,9 @@ async def test_a_job_with_17_megabytes_of_finished_splits_goes_on_after_a_failur
 
 
 class Held(Numbers):
-    """Two splits with a row every 10 ms, and `ids`: one row each, then nothing, and a position of 850,000 bytes."""
+    """Two splits with a row every 10 ms, and `ids`: splits with one row and a position of 850,000 bytes that never
+    end.
+    """
 
     def splits(self, parallelism: int) -> list[Split]:
         return [Split(each) for each in ("live-0", "live-1", *self.ids)]
@@ -326,7 +330,7 @@ async def test_slots_that_read_the_manifest_themselves_restore_at_any_parallelis
 async def test_too_large_ack_declines_its_checkpoint_with_operator_size_and_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R4: it is no internal error, and no checkpoint is decided that could not be restored."""
+    """R4: the error is no internal error, and no checkpoint is decided that could not be restored."""
     monkeypatch.setattr(codec, "MAX_ACK_BYTES", 1_000)
     ids = [f"done-{number}" for number in range(40)]
     options = {"checkpoint_interval": 0.1, "checkpoints": str(tmp_path), "restart": "none"}
@@ -344,14 +348,14 @@ async def test_too_large_ack_declines_its_checkpoint_with_operator_size_and_reme
 
 
 class LateStore:
-    """A store whose uploads of snapshot files take longer than a checkpoint may, while `late` is set."""
+    """Store whose uploads of snapshot files exceed the checkpoint timeout while `late` is set."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self.late = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_store":  # of a copy that is being made
+        if name == "_store":  # while a copy is being made
             raise AttributeError(name)
         return getattr(self._store, name)
 
@@ -364,10 +368,10 @@ class LateStore:
 @pytest.mark.slow
 @pytest.mark.usefixtures("manifests_are_objects")
 async def test_uploads_of_checkpoints_that_expired_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1, S9: nor while the generation that made them goes on for weeks."""
+    """S1, S9: also while the generation that uploaded them runs for weeks."""
     monkeypatch.setattr(retaining, "SWEEP_EVERY_MS", 0)
     monkeypatch.setattr(Retention.sweep, "__defaults__", (None, 0))  # objects are old at once
-    monkeypatch.setattr(Thresholds.__init__, "__defaults__", (0, 1 << 20, 4_096))  # also what is small is uploaded
+    monkeypatch.setattr(Thresholds.__init__, "__defaults__", (0, 1 << 20, 4_096))  # small values are uploaded, too
     options = {
         "parallelism": 2,
         "checkpoint_interval": 0.05,
@@ -396,7 +400,7 @@ async def test_uploads_of_checkpoints_that_expired_do_not_stay(tmp_path: Path, m
                 data = get_or_none(job.store, info.key)
                 named |= set() if data is None else own_files(decode_manifest(info.key, data), job.paths.data_prefix)
             there = {info.key for info in job.store.list(job.paths.data_prefix)}
-            return len(there - named) <= 2  # of the checkpoint that is under way
+            return len(there - named) <= 2  # files of the running checkpoint
 
         await job.until(settled)
         assert job.generations == 1

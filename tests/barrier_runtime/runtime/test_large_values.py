@@ -1,4 +1,4 @@
-"""Values of a snapshot that are too large for its manifest: objects of their own, which no operator ever sees."""
+"""Snapshot values too large for the manifest become objects of their own, invisible to operators."""
 
 import threading
 
@@ -16,7 +16,7 @@ LARGE = b"x" * 5_000
 
 
 class Runs(Totals):
-    """A set that grows by immutable runs; each is uploaded once, as `Capture` says."""
+    """A set that grows by immutable runs; each run is uploaded once, as `Capture` describes."""
 
     def __init__(self):
         super().__init__()
@@ -46,7 +46,7 @@ def data_objects(bench):
 
 
 async def test_a_large_value_is_an_object_and_comes_back_as_a_value(tmp_path):
-    """The manifest stays small whatever an operator remembers."""
+    """The manifest stays small, however large the operator's state."""
     bench = Bench(tmp_path, make_operator=Runs)
     await bench.running(5)
     bench.operators[0].runs = {"run-0": LARGE, "run-1": b"short"}
@@ -84,7 +84,7 @@ async def test_what_a_decided_checkpoint_stored_is_not_uploaded_again(tmp_path):
 
 
 async def test_what_an_undecided_checkpoint_stored_is_uploaded_again(tmp_path):
-    """Its files may be deleted."""
+    """The files of an undecided checkpoint may be deleted."""
     bench = Bench(tmp_path, make_operator=Runs)
     await bench.running(5)
     (operator,) = bench.operators
@@ -100,7 +100,7 @@ async def test_what_an_undecided_checkpoint_stored_is_uploaded_again(tmp_path):
 
 
 async def test_an_operator_hears_also_that_nothing_of_it_is_stored_any_more(tmp_path):
-    """What it heard before may be deleted from now on."""
+    """Objects named to the operator before may be deleted from then on."""
     bench = Bench(tmp_path, make_operator=Runs)
     await bench.running(5)
     (operator,) = bench.operators

@@ -1,4 +1,4 @@
-"""What a subtask's time is counted as, and what a snapshot says came to it since the one before."""
+"""Accounting of a subtask's time, and the input counts between two snapshots."""
 
 import asyncio
 
@@ -48,7 +48,7 @@ def test_longest_of_many_long_steps_is_reported_and_short_steps_are_not_kept() -
 
 
 class SteppedClock:
-    """A step of the subtask takes as long as the test says."""
+    """Clock under which a step of the subtask takes a time chosen by the test."""
 
     now = 10.0
 
@@ -78,7 +78,7 @@ async def test_a_slow_step_is_busy_time_of_its_subtask_and_a_full_receiver_is_bl
     scheduler = Scheduler(loop, lambda: False, lambda _, error: errors.append(error), clock)
     bench.inputs[0].push(rows(1), 8)
     scheduler.start([bench.subtask])
-    while not bench.subtask.chain.load.blocked:  # its receiver has no room for more than a byte
+    while not bench.subtask.chain.load.blocked:  # the receiver has room for one byte only
         await asyncio.sleep(0)
     assert bench.subtask.chain.load.busy_s == 0.25
     assert scheduler.long_steps.longest_since(0.0) == (0.25, 0)

@@ -1,4 +1,4 @@
-"""What a slot fetches of a checkpoint before its job moves: what it does not have, once, and of its key groups."""
+"""Prefetching before a job moves: a slot fetches the missing files of its key groups, once."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ MAX_PARALLELISM = 16
 
 @pytest.fixture
 def order(tmp_path: Path) -> Prefetch:
-    """Of a checkpoint of two slots whose files are objects, for three slots."""
+    """Prefetch order for three slots, from a checkpoint of two slots whose files are objects."""
     flow = Dataflow("job")
     rows = flow.rate("rows", 1e6, 20_000, keys=2_000)
     rows.key_by("key").aggregate("lists", values=collect_list("value", limit=1_000)).sink("out", CollectSink())
@@ -55,7 +55,7 @@ def test_files_are_fetched_once_and_a_restore_has_them(tmp_path: Path, order: Pr
     assert isinstance(store, LocalStore)
     for ref in wanted[1]:
         assert ref.key is not None
-        store.delete([ref.key])  # whoever wanted to read it now would fail
+        store.delete([ref.key])  # any later read fails
     plan = plan_restore("lists", 1, 3, MAX_PARALLELISM, snapshots)
     site = RestoreSite("lists", store, copies, tmp_path / "incarnation", SlotMemory(1 << 24))
     site.directory.mkdir()
@@ -75,7 +75,7 @@ def test_a_restore_waits_for_files_that_are_coming_and_does_not_fetch_them_too(t
     for ref in wanted.values():
         download_verified(store, ref, folder / ref.sha256)
         assert ref.key is not None
-    store.delete([ref.key for ref in wanted.values() if ref.key is not None])  # whoever reads it now fails
+    store.delete([ref.key for ref in wanted.values() if ref.key is not None])  # any later read fails
     plan = plan_restore("lists", 0, 3, MAX_PARALLELISM, snapshots)
     site = RestoreSite("lists", store, copies, tmp_path / "incarnation", SlotMemory(1 << 24))
     site.directory.mkdir()
@@ -109,7 +109,7 @@ def test_a_part_of_a_file_does_not_stay_on_a_full_disk(
 
 
 def test_what_is_gone_is_left_to_the_restore(tmp_path: Path, order: Prefetch) -> None:
-    """A newer checkpoint is complete, and this one was dropped."""
+    """A newer checkpoint has completed, and this checkpoint was dropped."""
     store, paths, copies, folder = open_store(str(tmp_path / "store")), Paths("job"), LocalCopies(), tmp_path / "ahead"
     for ref in wanted_files(snapshots_in(store, paths, order.manifest, order.checkpoint), 0, 3, MAX_PARALLELISM):
         assert ref.key is not None

@@ -1,4 +1,4 @@
-"""A job that crashes in mid-snapshot and goes on with another number of slots, up and down, again and again."""
+"""A job that repeatedly crashes during a snapshot and continues at another parallelism, up and down."""
 
 import hashlib
 import itertools
@@ -17,7 +17,7 @@ from barrier_runtime.state.store.open import open_store
 from tests.integration.harness import visible_files
 from tests.newest_checkpoint import newest_manifest
 
-SPLITS, KEYS = 6, 600  # a key's rows come from one split, so that their order is defined
+SPLITS, KEYS = 6, 600  # the rows of a key are in one split, so their order is defined
 PARALLELISMS = (1, 2, 3, 5, 3, 1)
 
 
@@ -60,7 +60,7 @@ def test_visible_rows_equal_checkpointed_rows_over_crashes_and_every_rescaling(
     for parallelism in PARALLELISMS:
         options = {"parallelism": parallelism, "checkpoints": url, "checkpoint_interval": 0.05, "restart_attempts": 0}
         options |= {"unaligned": unaligned}
-        with pytest.raises(JobFailed, match="/data/"):  # endless input: it ends by the upload that fails
+        with pytest.raises(JobFailed, match="/data/"):  # the input is endless; the failing upload ends the run
             numbered(FailingUpload(store, 1), tmp_path / "out", rate).run_local(**options)
         in_flight += rows_in_flight(store)
         rows = visible(tmp_path / "out")

@@ -35,8 +35,9 @@ print(flow.run_local(parallelism=1, checkpoint_interval=3_600.0).records)
 
 @pytest.mark.slow
 def test_a_source_goes_on_although_nothing_but_its_own_timer_ever_wakes_the_slot(tmp_path):
-    """uvloop, which slots on Spark use, fires timers a little early. With no checkpoint for an hour nobody else would
-    wake the slot; while a coordinator is away nobody does."""
+    """uvloop, which slots on Spark use, fires timers slightly early. Without a checkpoint for an hour, or while the
+    coordinator is away, no other event wakes the slot.
+    """
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, str(tmp_path / "out")],
         capture_output=True,
@@ -49,7 +50,7 @@ def test_a_source_goes_on_although_nothing_but_its_own_timer_ever_wakes_the_slot
 
 
 class HandClock:
-    """Time passes only when somebody says so. Also all that a subtask asks of its host here."""
+    """Clock that advances only on command. Also serves as the subtask's host."""
 
     now = 100.0
 
@@ -105,14 +106,15 @@ def slices_per_pass(batch_s, slice_s, batches=200):
 
 
 def test_work_between_passes_gets_a_slice_of_short_and_a_share_of_long_passes():
-    """A slice must not delay the rows of an idle slot by more than itself; and in a busy slot, whose passes are long,
-    a snapshot must not take for ever."""
+    """A slice must not delay the rows of an idle slot by more than its own length; and in a busy slot, whose passes
+    are long, a snapshot must still finish.
+    """
     assert set(slices_per_pass(batch_s=0.000001, slice_s=0.0003)) == {1}
     assert set(slices_per_pass(batch_s=0.030, slice_s=0.00101)) == {15}
 
 
 def test_pass_moves_rows_from_source_to_sink_of_the_slot_and_leaves_no_work():
-    """One turn of the loop, not one for each subtask on the way."""
+    """One turn of the loop, not one turn per subtask."""
     clock, passes, errors = HandClock(), [], []
     source = GeneratedRows("ticks", 1_000, 3, None, 1)
     clock.source_ns = clock.now_ns
@@ -134,11 +136,11 @@ def test_pass_moves_rows_from_source_to_sink_of_the_slot_and_leaves_no_work():
         while not arrived and not errors:
             await asyncio.sleep(0)
         scheduler.stop()
-        assert last.steps == 1  # nobody is asked again where it is known that nothing is left
+        assert last.steps == 1  # a subtask known to have no work gets no second step
 
     asyncio.run(run())
     assert not errors
-    assert passes == [0, 1]  # what is done between passes, before and after the only one
+    assert passes == [0, 1]  # work between passes, before and after the only pass
 
 
 class Stepped(Subtask):
@@ -150,8 +152,9 @@ class Stepped(Subtask):
 
 
 def test_what_a_pass_leaves_is_done_without_another_wake():
-    """Rows that a subtask gave to one that had its turn before, and those of a channel that was unblocked behind the
-    pass: whoever brought them will not come again."""
+    """Covers rows passed to a subtask that already had its turn, and rows of a channel unblocked after the pass: their
+    senders do not wake the slot again.
+    """
     clock, arrived, errors, unblocked = HandClock(), [], [], []
 
     async def run(unblock):
@@ -190,7 +193,7 @@ def test_what_a_pass_leaves_is_done_without_another_wake():
 
 
 class HandTimer:
-    """Nothing else happens until it rings: time goes there at once."""
+    """Timer whose setting advances time at once to the due time; nothing else happens before."""
 
     def __init__(self, clock, loop, ring):
         self.clock, self.loop, self.ring = clock, loop, ring
@@ -204,8 +207,9 @@ class HandTimer:
 
 
 def batches_of(rows_per_second, pass_s, target_s, batches=60):
-    """Rows per batch of a source with a schedule in a slot whose passes take `pass_s`, and how long after it was due
-    the first row of each was polled; once the slot knows its passes."""
+    """Returns the rows per batch of a scheduled source in a slot whose passes take `pass_s`, and the wait of each
+    batch's first row after its due time, once the slot knows its passes.
+    """
     clock, sizes, waits, errors = HandClock(), [], [], []
     clock.timer = lambda loop, ring: HandTimer(clock, loop, ring)
     clock.source_ns = clock.now_ns
@@ -240,13 +244,13 @@ def test_scheduled_rows_wait_for_others_a_pass_long_and_never_beyond_the_target(
     assert set(sizes) <= {40, 41}  # the slot rests three quarters of the time
     assert wait_s < 0.0415
     sizes, wait_s = batches_of(1_000, pass_s=0.010, target_s=0.100)
-    assert set(sizes) <= {50, 51}  # who allows more wants the slot to rest more
+    assert set(sizes) <= {50, 51}  # a larger target makes the slot wait longer
     assert wait_s < 0.0515
     sizes, wait_s = batches_of(1_000, pass_s=0.010, target_s=0.015)
     assert set(sizes) <= {15, 16}
     assert wait_s < 0.0165
     sizes, _ = batches_of(1_000, pass_s=0.010, target_s=0.005)
-    assert set(sizes) <= {9, 10, 11}  # what came while the last pass ran is late already
+    assert set(sizes) <= {9, 10, 11}  # rows that arrived during the last pass are already late
     sizes, wait_s = batches_of(1_000, pass_s=0.010, target_s=0.0)
     assert set(sizes) <= {9, 10, 11}
     sizes, wait_s = batches_of(1_000, pass_s=0.00001, target_s=0.001)
@@ -255,13 +259,14 @@ def test_scheduled_rows_wait_for_others_a_pass_long_and_never_beyond_the_target(
 
 
 def rows_polled_when_others_come(after_s):
-    """A source whose rows would rest for 40 ms; `after_s` after the first of them was due, rows of another slot come.
-    How many rows the source has given by then."""
+    """Returns the number of rows polled from a source whose rows may wait 40 ms, when rows of another slot arrive
+    `after_s` after the first due row.
+    """
     clock, calls, sizes, errors = HandClock(), [], [], []
 
     class HandRung(HandTimer):
         def set(self, delay_s):
-            """It rings when the test says so."""
+            """Does nothing: the test rings the timer."""
 
     clock.timer = lambda loop, ring: HandRung(clock, loop, ring)
     clock.source_ns = clock.now_ns
@@ -302,13 +307,13 @@ def rows_polled_when_others_come(after_s):
 
 
 def test_rows_that_waited_half_of_the_time_join_rows_that_come_from_elsewhere():
-    """One pass for both; and not for a row that was due just now, or two slots would wake each other for ever."""
+    """One pass serves both. A row that is just due does not join, or two slots would wake each other forever."""
     assert rows_polled_when_others_come(after_s=0.022) == 23
     assert rows_polled_when_others_come(after_s=0.018) == 0
 
 
 class WakesInAPass:
-    """Has a row for the second poll, and says so while it is asked for the first time: no later wake tells of it."""
+    """Has a row for the second poll, and wakes the slot during the first poll; no later wake-up follows."""
 
     finished = False
 
@@ -332,12 +337,12 @@ class WakesInAPass:
 
 
 def test_a_wake_within_a_pass_that_finds_nothing_leads_to_another_pass():
-    """The slot sleeps for as long as its sources say; whoever woke it in the middle of a pass will not do so again."""
+    """The slot sleeps as long as its sources allow; a wake-up during a pass is not repeated."""
     clock, batches, errors = HandClock(), [], []
 
     class NeverRings(HandTimer):
         def set(self, delay_s):
-            """What the slot does by itself is looked at here."""
+            """Does nothing: only the slot's own passes count."""
 
     clock.timer = lambda loop, ring: NeverRings(clock, loop, ring)
     clock.source_ns = clock.now_ns
@@ -364,7 +369,7 @@ def test_a_wake_within_a_pass_that_finds_nothing_leads_to_another_pass():
 
 
 def test_work_between_passes_that_a_pass_brings_is_begun_before_the_slot_sleeps():
-    """As a snapshot that is captured in a pass: an idle slot has no other pass that would drain it."""
+    """For example a snapshot captured in a pass: an idle slot has no other pass that would drain it."""
     clock, waiting, drained, errors = HandClock(), [], [], []
 
     def between():

@@ -1,4 +1,4 @@
-"""A slot as interleavings of what the coordinator says: the real slot, operators, sinks and channels, no sockets."""
+"""Interleavings of the coordinator's messages: the real slot, operators, sinks and channels, without sockets."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ from barrier_runtime.state.snapshots.snapshot import FileRef
 
 
 def words(link):
-    """What was said, without heartbeats."""
+    """Returns the names of the sent messages, without heartbeats."""
     return [type(message).__name__ for message in link.said if not isinstance(message, Heartbeat)]
 
 
@@ -65,7 +65,7 @@ async def test_a_slot_tells_of_what_it_has_fetched_for_the_next_move_only(tmp_pa
 
 
 async def test_a_generation_that_has_ended_leaves_no_folder(tmp_path):
-    """But those with local copies that the next one restores from."""
+    """Except folders with local copies for the next restore."""
     bench = Bench(tmp_path)
     folders = lambda: {path.name.partition("-")[0] for path in (tmp_path / "0").iterdir()}  # noqa: E731
     snapshots = ()
@@ -237,7 +237,7 @@ async def test_copies_of_another_checkpoint_are_deleted_beside_the_loop(tmp_path
 
 
 async def test_slot_reports_its_last_figures_before_acknowledging_the_final_checkpoint(tmp_path):
-    """The job may end with that answer, and no heartbeat comes any more."""
+    """The job may end with this acknowledgement, and no heartbeat follows."""
     bench = Bench(tmp_path)
     await bench.running(5)
     bench.feed.rows[0] += [1, 2, 3]
@@ -335,7 +335,7 @@ async def test_a_job_without_any_row_takes_its_final_checkpoint_and_commits_it(t
 
 
 async def test_a_checkpoint_triggered_while_its_input_ends_is_answered_by_everyone(tmp_path):
-    """C18: the trigger meets a source that has ended, one that has not, and subtasks between the two."""
+    """C18: the trigger meets an ended source, a running source, and subtasks between the two."""
     bench = Bench(tmp_path, parallelism=2)
     bench.feed.ended = [True, False]
     await bench.running(5)
@@ -389,7 +389,7 @@ class Gated(Totals):
 
 
 async def test_an_operator_that_is_halted_while_it_opens_is_closed_after_it_has_opened(tmp_path):
-    """Else what it opened (a database, its LOCK, its memory) would stay for the life of the process."""
+    """Otherwise the opened resources (a database, its LOCK, its memory) would stay until the process exits."""
     made = iter([Gated(), Totals()])
     bench = Bench(tmp_path, make_operator=made.__next__)
     bench.deploy(5)
@@ -407,7 +407,7 @@ async def test_an_operator_that_is_halted_while_it_opens_is_closed_after_it_has_
 
 async def test_a_generation_halted_while_it_waits_for_its_peers_is_left_behind(tmp_path):
     bench = Bench(tmp_path, parallelism=2)
-    bench.slots[0].handle(bench.deployment(5))  # the other one is not told: its channels never come
+    bench.slots[0].handle(bench.deployment(5))  # the other slot gets no deployment, so its channels never connect
     await bench.until(lambda: bench.operators and bench.operators[0].life)
     bench.tell(CancelGeneration(6, 0))
     await bench.running(6)
@@ -433,7 +433,7 @@ async def test_a_failure_to_open_is_said_and_the_next_generation_may_succeed(tmp
 
 @pytest.mark.slow
 async def test_the_memory_of_a_dropped_generation_comes_back(tmp_path):
-    """Its objects refer to each other in circles, and start-up objects are kept from the collector."""
+    """The generation's objects refer to each other in cycles, and start-up objects are frozen for the collector."""
     seen = []
 
     def make():
@@ -538,7 +538,7 @@ async def test_an_acknowledgement_of_a_dropped_generation_is_never_said_again(tm
 
 
 async def test_a_barrier_that_came_through_the_channels_alone_is_known_at_the_registration(tmp_path):
-    """F10: the only process that heard the trigger may be gone, and its id must not be used again."""
+    """F10: the only process that received the trigger may be dead, and the id must not be used again."""
     bench = Bench(tmp_path, parallelism=2)
     await bench.running(5)
     bench.slots[0].handle(Trigger(5, 7, 0))
@@ -553,7 +553,7 @@ async def test_a_barrier_that_came_through_the_channels_alone_is_known_at_the_re
 
 
 class Failing(Totals):
-    """Raises where the test says."""
+    """Operator that raises at a place chosen by the test."""
 
     at = ""
 
@@ -599,7 +599,7 @@ async def test_whatever_an_operator_raises_wherever_it_is_called_fails_the_gener
 
 
 class OnAFullDisk(Totals):
-    """Keyed state whose store can't be written."""
+    """Operator whose keyed state cannot be written."""
 
     def open(self, context):
         super().open(context)
@@ -620,7 +620,7 @@ class OnAFullDisk(Totals):
 
 
 async def test_a_full_disk_while_frozen_state_is_drained_fails_the_generation(tmp_path):
-    """O7: nothing but the slot itself can know; a heart that beats on would hide it."""
+    """O7: only the slot knows of the error; continued heartbeats would hide it."""
     bench = Bench(tmp_path, make_operator=OnAFullDisk)
     bench.feed.rows[0] += [1, 2, 3]
     await bench.running(5)
@@ -643,7 +643,7 @@ async def test_an_order_that_meets_a_bug_fails_the_generation(tmp_path):
 
 
 async def test_the_cause_of_a_failure_is_said_before_the_peers_can_see_its_effect(tmp_path):
-    """Else they report a broken connection first, and the user's error is lost behind a restart."""
+    """Otherwise peers report a broken connection first, and a restart hides the user's error."""
     order = []
 
     class Watched(LocalDataPlane):
@@ -674,7 +674,7 @@ async def test_the_cause_of_a_failure_is_said_before_the_peers_can_see_its_effec
 
 
 async def test_commit_running_in_a_dropped_generation_meets_its_repetition_in_the_next(tmp_path):
-    """T3, T10, Z11: decided rows are visible once, whoever is first."""
+    """T3, T10, Z11: decided rows become visible once, whichever commit is first."""
     bench = Bench(tmp_path, make_operator=sink_operator)
     publish, entered, go_on = bench.output.publish, threading.Event(), threading.Event()
 
@@ -704,7 +704,7 @@ async def test_commit_running_in_a_dropped_generation_meets_its_repetition_in_th
 
 @pytest.mark.parametrize("what", ["publish", pytest.param("put_if_absent", marks=pytest.mark.slow)])
 async def test_endless_commit_keeps_only_its_sink_of_the_dropped_generation_in_memory(tmp_path, what):
-    """Z11: also the global committer's; state and channels of the dropped generation are gone."""
+    """Z11: also for the global committer; the state and channels of the dropped generation are freed."""
     dropped = []
 
     def make():
@@ -748,7 +748,7 @@ async def test_endless_commit_keeps_only_its_sink_of_the_dropped_generation_in_m
 
 
 async def test_what_an_operator_was_restored_from_is_let_go_of_once_it_is_open(tmp_path):
-    """A value may be of many MB, and stands in memory a second time once the operator has read it."""
+    """A value may have many MB, and the operator's state is a second copy."""
     bench = Bench(tmp_path)
     await bench.running(5)
     restored = await bench.checkpoint(1, 5)
@@ -781,7 +781,7 @@ async def test_rows_of_an_aborted_checkpoint_ride_with_the_next_one(tmp_path):
 
 
 async def test_a_generation_that_starts_over_from_before_a_checkpoint_shows_its_rows_once(tmp_path):
-    """T15: what the older generation had staged but nobody decided is swept."""
+    """T15: undecided staged rows of the older generation are cleaned up."""
     bench = Bench(tmp_path, make_operator=sink_operator)
     bench.feed.rows[0] += [1, 2]
     await bench.running(5)
@@ -814,7 +814,7 @@ async def test_shutdown_lets_go_of_everything_and_says_how_the_job_ended(tmp_pat
 
 
 class Held(Totals):
-    """Its snapshot ends when the test says so; on an abort it looks whether the snapshot is still wanted."""
+    """Operator whose snapshot ends on the test's command; on an abort, records whether the snapshot is still wanted."""
 
     def __init__(self):
         super().__init__()
@@ -831,7 +831,7 @@ class Held(Totals):
 
 
 async def test_operators_hear_of_an_abort_before_the_rest_of_the_snapshot_is_called_off(tmp_path):
-    """U4, U3: nobody acknowledges it later."""
+    """U4, U3: the aborted checkpoint is not acknowledged later."""
     bench = Bench(tmp_path, make_operator=Held)
     await bench.running(5)
     (operator,) = bench.operators
@@ -856,7 +856,7 @@ async def test_rows_in_flight_are_acknowledged_with_the_snapshot_and_come_first_
     await bench.running(5)
     targets = [slot._execution.subtasks[1] for slot in bench.slots]
     for target in targets:
-        target.inputs[0].blocked = True  # nobody takes what slot 0 sends
+        target.inputs[0].blocked = True  # the rows of slot 0 stay in the channel
     for rows in bench.feed.rows:
         rows += range(9)
     await bench.until(lambda: sum(each.total for each in bench.operators) == 18)
@@ -882,7 +882,7 @@ async def test_a_slot_reads_no_further_ahead_than_it_was_told_and_tells_how_far_
     link, told = bench.links[0], lambda: [each.sources for each in bench.links[0].got(EventTimeReached)]
     await bench.until(lambda: {"numbers": HeldBack("0", 99)} in told())
     assert told()[0] == {"numbers": HeldBack("0", None)}, "before its first row"
-    bench.tell(LowestEventTime(4, 500), LowestEventTime(5, 98))  # the first one is of an older generation
+    bench.tell(LowestEventTime(4, 500), LowestEventTime(5, 98))  # the first message is of an older generation
     await bench.until(lambda: {"numbers": HeldBack("0", 110)} in told())
     assert bench.operators[0].total == 3
     link.said.clear()

@@ -1,4 +1,4 @@
-"""One subtask's snapshot: which of its operators' parts are made by threads, and what is reported."""
+"""Snapshot of one subtask: the parts that threads produce, and the report."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ SMALL = 10  # bytes
 
 
 async def reported(captures: dict[str, Capture]) -> tuple[list[OperatorSnapshot], dict[str, str]]:
-    """What is reported, and the thread that stored the values of an operator, by one of its values."""
+    """Returns the reported snapshots, and the storing thread per value."""
     pool = Workers(asyncio.get_running_loop())
     end: asyncio.Future[tuple[OperatorSnapshot, ...]] = asyncio.get_running_loop().create_future()
     threads: dict[str, str] = {}
@@ -37,7 +37,7 @@ async def reported(captures: dict[str, Capture]) -> tuple[list[OperatorSnapshot]
             lambda run, operators, times: end.set_result(operators),
             lambda run, error: end.set_exception(error),
         )
-        assert not end.done()  # whoever made it puts it on its list first
+        assert not end.done()  # the caller adds the run to its list first
         return list(await end), threads
     finally:
         pool.close()

@@ -1,4 +1,4 @@
-"""A subtask as interleavings: elements on its channels, orders of the coordinator, what it emits and captures."""
+"""Interleavings of a subtask: channel elements and coordinator orders against emitted elements and snapshots."""
 
 import numpy as np
 import pyarrow as pa
@@ -154,7 +154,7 @@ class Slow(Operator):
 
 
 def test_a_step_ends_after_some_time_though_more_elements_wait():
-    """Others, and the sockets, are to get their turn: of a slow function a few large batches are a long time."""
+    """Other subtasks and the sockets need their turn: a slow function takes long for a few large batches."""
     slow = Slow()
     slow.bench = bench = Bench(inputs=1, operator=slow)
     for value in range(4):
@@ -166,7 +166,7 @@ def test_a_step_ends_after_some_time_though_more_elements_wait():
 
 
 def test_event_time_inside_a_batch_goes_as_far_as_the_other_channels_let_it():
-    """R3: what one channel tells row by row is no more than a watermark of all would say."""
+    """R3: event time per row on one channel never exceeds the watermark over all channels."""
     bench = Bench()
     batch = Batch(rows(1, 2, 3).rows, 0, np.array([11, 20, 30]))
 
@@ -174,7 +174,7 @@ def test_event_time_inside_a_batch_goes_as_far_as_the_other_channels_let_it():
         told = bench.subtask._as_far_as_all(batch, 0).reached
         return None if told is None else told.tolist()
 
-    assert reached() is None  # nothing is known of the other one
+    assert reached() is None  # the other channel has no watermark yet
     bench.feed((0, Watermark(10)), (1, Watermark(5)))
     assert reached() is None
     bench.feed((1, Watermark(25)))
@@ -182,7 +182,7 @@ def test_event_time_inside_a_batch_goes_as_far_as_the_other_channels_let_it():
     bench.feed((1, Idle()))
     assert reached() == [11, 20, 30]
     bench.feed((0, Watermark(30)))
-    assert reached() is None  # the watermark has said it
+    assert reached() is None  # the watermark already covers the rows
 
 
 # ---------------------------------------------------------------- small batches together
@@ -195,7 +195,7 @@ def few(*values):
 
 
 class Batches(Summing):
-    """Also remembers the rows of each call, and its port."""
+    """Also records the rows and the port of each call."""
 
     def __init__(self):
         super().__init__()
@@ -238,7 +238,7 @@ def test_batches_not_small_or_of_another_port_or_columns_are_processed_alone():
 
 
 def test_a_slow_operator_gets_no_more_rows_at_once_than_its_chunk():
-    """Its chunk is what it processes in 20 ms. It would hold up barriers for longer."""
+    """The chunk is the amount processed in 20 ms. A larger one would delay barriers longer."""
     slow = Slow()
     slow.bench = bench = Bench(inputs=1, operator=slow)
     bench.inputs[0].chunk.bytes = 3 * SMALL_ROW_BYTES + 10
@@ -262,7 +262,7 @@ _STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["few", "few", "f
 @examples(150)
 @given(_STEPS)
 def test_whatever_is_processed_together_barriers_cut_where_they_stand(steps):
-    """Each barrier's snapshot holds all rows before it and none after it, and rows of a channel keep their order."""
+    """Each barrier's snapshot contains all earlier rows and no later ones, and rows of a channel keep their order."""
     bench, came, barriers = Bench(), ([], []), [0, 0]
     before = {}  # (channel, checkpoint) -> sum of the rows before its barrier
     for number, (channel, kind) in enumerate(steps):

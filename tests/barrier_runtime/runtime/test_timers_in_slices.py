@@ -1,5 +1,6 @@
-"""Event time that is due to make many timers fire: in slices, between which barriers are taken and rows are not. The
-clock stands still, so a slice is a thousand timers."""
+"""Event time that makes many timers due: timers fire in slices; between slices barriers are taken, and rows are not.
+The clock stands still, so a slice has a thousand timers.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ DUE = 10
 
 
 class Timed:
-    """A row sets a timer, and is given on as "row"; so is the timer, with its key."""
+    """Each row sets a timer and is emitted as "row"; each timer emits its key."""
 
     def process(self, key: str, row: Row, ctx: Any) -> Row:
         ctx.timers.register(row["at"])
@@ -52,7 +53,7 @@ def due(number: int) -> list[str]:
 
 
 def opened(number: int, inputs: int = 1, **options: Any) -> tuple[World, Bench]:
-    """A subtask with so many timers that are due at once."""
+    """Returns a subtask with `number` timers due at once."""
     world = World()
     operator = made(world)
     bench = Bench(operator=operator, inputs=inputs, **options)
@@ -148,7 +149,7 @@ def test_rows_after_an_event_time_jump_in_a_batch_wait_and_join_unaligned_snapsh
 
 
 def held_up(bench: Bench, *, overtakes_timers: bool = True) -> list[str]:
-    """Rows "b" and "c" wait for timers, "d" in the queue, and behind it a barrier. The keys that came out before."""
+    """Rows "b" and "c" wait for timers, and row "d" and a barrier are queued. Returns the keys emitted so far."""
     bench.queue((0, batch(("a", 900), ("b", 901), ("c", 902), reached=[1, DUE, DUE])))
     bench.subtask.step()
     bench.queue((0, batch(("d", 903))), (0, barrier(1)))
@@ -182,7 +183,7 @@ def test_aligned_barrier_waits_a_little_for_timers_and_then_overtakes_waiting_ro
 
 
 def test_rows_that_were_overtaken_meet_the_timers_between_them_after_a_restore_too() -> None:
-    """What they set for 20 is due before the row at which event time is 25."""
+    """Timers that the rows set for 20 are due before the row at which event time is 25."""
     world, bench = opened(5_500)
     bench.queue((0, batch(("a", 900), ("b", 20), ("c", 902), reached=[1, DUE, 15])))
     bench.subtask.step()
@@ -220,7 +221,7 @@ def test_event_time_of_rows_in_flight_is_no_further_than_the_other_channels_had_
 
 @pytest.mark.parametrize("wanted", [None, "another checkpoint", "one that has no rows in flight"])
 def test_a_barrier_overtakes_timers_only_if_its_own_checkpoint_may(wanted: str | None) -> None:
-    """What a job stops with, and savepoints, have no rows in flight."""
+    """Final checkpoints of a stop and savepoints have no rows in flight."""
     _, bench = opened(3_500)
     held_up(bench, overtakes_timers=wanted is None)
     if wanted == "another checkpoint":
@@ -309,7 +310,7 @@ def test_trigger_before_the_end_is_answered_when_the_last_timers_begin_to_fire()
 
 
 def test_after_rescaling_event_time_goes_on_to_where_all_were_going() -> None:
-    """One subtask was on its way to 10, the other to 7."""
+    """One subtask was advancing to 10, the other to 7."""
     worlds = World(subtask=0, parallelism=2), World(subtask=1, parallelism=2)
     worlds[1].store = worlds[0].store
     taken, fired, early, late = [], [], [], []

@@ -1,4 +1,4 @@
-"""Alignment as interleavings: what arrives on which channel, and exactly what the subtask must do about it."""
+"""Interleavings of alignment: arrivals on the channels, and the exact effects that the subtask must carry out."""
 
 import pytest
 from hypothesis import given
@@ -72,7 +72,7 @@ def test_a_channel_is_blocked_from_its_barrier_until_the_last_one_arrives():
 
 
 def test_the_snapshot_comes_before_the_unblocking():
-    """A3: nothing that was held back may be read before the state is captured."""
+    """A3: rows held back may be read only after the state is captured."""
     aligner = Aligner(2, TOKEN)
     effects = play(aligner, (0, barrier(1)), (1, barrier(1)))
     kinds = [type(e) for e in effects]
@@ -224,7 +224,7 @@ def test_at_least_once_counts_an_end_as_barrier():
 @examples(300)
 @given(st.data())
 def test_any_interleaving_of_barriers_takes_each_once_in_order_and_ends_unblocked(data):
-    """A3, A8: every channel delivers 1..n in its own order of events; blocked channels are not read."""
+    """A3, A8: every channel delivers barriers 1..n in its own order of events; blocked channels are not read."""
     channels = data.draw(st.integers(1, 5))
     last = data.draw(st.integers(1, 5))
     ends_after = [data.draw(st.integers(0, last)) for _ in range(channels)]
@@ -242,7 +242,7 @@ def test_any_interleaving_of_barriers_takes_each_once_in_order_and_ends_unblocke
 
 @pytest.mark.parametrize("kind", [Aligner, BarrierTracker])
 def test_an_order_to_abort_a_newer_checkpoint_leaves_an_older_one_alone(kind):
-    """C3: two are under way, the second one is declined elsewhere before the first one's barriers came here."""
+    """C3: two checkpoints run; the second is declined elsewhere before the first one's barriers arrive here."""
     aligner = kind(2, TOKEN)
     assert aligner.on_order_to_abort(2) == []
     effects = play(aligner, (0, barrier(1)), (1, barrier(1)), (0, barrier(2)), (1, barrier(2)))

@@ -1,4 +1,6 @@
-"""Unaligned checkpoints as interleavings: what a subtask captures, records and forwards when barriers overtake rows."""
+"""Interleavings of unaligned checkpoints: the rows that a subtask captures, records and forwards when barriers
+overtake rows.
+"""
 
 import pytest
 from hypothesis import given
@@ -41,7 +43,7 @@ def snapshots(effects):
 
 
 def test_in_flight_rows_are_exactly_those_before_their_own_channels_barrier():
-    """U1: rows 1 to 3 are taken before the first barrier, 4, 5, 6 and 10 are in flight, all others come after."""
+    """U1: rows 1 to 3 precede the first barrier, rows 4, 5, 6 and 10 are in flight, and all other rows follow."""
     bench = Bench(inputs=3)
     bench.feed((0, rows(1)), (1, rows(2)), (2, rows(3)))
     bench.queue((2, rows(4)), (0, rows(5)), (1, rows(6)), (0, at_once(1)), (0, rows(7)), (1, at_once(1)))
@@ -95,7 +97,7 @@ def test_rows_of_two_inputs_are_kept_apart_and_take_turns():
 
 
 def test_an_end_closes_what_is_recorded_on_its_channel():
-    """U11: upstream had ended and answered by itself; no barrier comes behind its rows."""
+    """U11: upstream had ended and acknowledged by itself; no barrier follows its rows."""
     bench = Bench()
     bench.queue((1, rows(2)), (1, EndOfInput()), (0, rows(1)), (0, at_once(1)))
     assert bench.in_flight == {1: {0: [1, 2]}}
@@ -142,7 +144,7 @@ def test_a_recording_that_is_given_up_is_void_and_the_next_one_works(given_up):
 
 
 def test_a_checkpoint_that_was_given_up_begins_nothing_when_its_barrier_comes():
-    """U3: nobody may begin to write for it any more."""
+    """U3: no write may begin for the aborted checkpoint."""
     bench = Bench()
     bench.subtask.on_abort(1)
     bench.queue((0, rows(1)), (0, at_once(1)), (1, at_once(1)))
@@ -173,7 +175,7 @@ def test_a_cancel_that_comes_first_makes_the_later_barriers_harmless():
 
 @pytest.mark.parametrize("stale", [Barrier(1, TOKEN - 1, 0, 0), at_once(3), CancelBarrier(3, TOKEN)])
 def test_an_obsolete_barrier_that_nobody_cancelled_yet_changes_nothing(stale):
-    """U11: of an older generation, or of a checkpoint that is done."""
+    """U11: a barrier of an older generation, or of a completed checkpoint."""
     aligner = Aligner(2, TOKEN)
     play(aligner, (0, at_once(3)))
     assert aligner.on_arrival(0, stale, 0) == []
@@ -182,7 +184,7 @@ def test_an_obsolete_barrier_that_nobody_cancelled_yet_changes_nothing(stale):
 
 
 def test_barriers_of_several_checkpoints_in_an_unusual_order_take_each_at_most_once():
-    """U11: an older one that is still on its way behind a newer one is ignored."""
+    """U11: an older barrier that arrives after a newer one is ignored."""
     aligner = Aligner(3, TOKEN)
     effects = play(aligner, (0, at_once(1)), (1, at_once(2)), (0, at_once(2)), (2, at_once(1)), (2, at_once(2)))
     assert snapshots(effects) == [1, 2]
@@ -207,7 +209,7 @@ def test_aligned_and_unaligned_checkpoints_alternate():
 
 
 def test_a_checkpoint_that_is_aligned_for_too_long_is_taken_with_what_is_in_flight():
-    """U6: exactly one snapshot, what was overtaken follows."""
+    """U6: exactly one snapshot is taken, and the overtaken rows are recorded."""
     bench = Bench(room=1)
     bench.subtask.on_trigger(timed(1))
     bench.feed((0, timed(1)))
@@ -309,7 +311,7 @@ def test_what_must_be_aligned_is_waited_for_and_the_rest_is_recorded_then():
     bench.queue((0, rows(1)), (0, at_once(1)), (1, rows(2)), (1, at_once(1)))
     assert bench.captured_totals() == []
     assert bench.in_flight == {}
-    bench.inputs[0].blocked = True  # nobody takes row 1
+    bench.inputs[0].blocked = True  # row 1 stays in its channel
     bench.work()
     assert bench.captured_totals() == [(1, 2)]
     assert bench.in_flight == {1: {0: [1]}}
@@ -373,7 +375,7 @@ def test_state_and_in_flight_rows_are_together_what_came_before_the_barriers(dat
         queue.append(EndOfInput())
     while any(queues) or bench.subtask.step() or bench.emitted():
         taken = bench.captured.calls[-1][0].id if bench.captured.calls else 0
-        next_one = taken + (bench.subtask._aligner.recording is None)  # triggered when the last one is over
+        next_one = taken + (bench.subtask._aligner.recording is None)  # the last checkpoint has ended
         ready = [at for at, queue in enumerate(queues) if queue and getattr(queue[0], "id", 0) <= next_one]
         action = data.draw(st.sampled_from(["come", "come", "work", "send", "time"]))
         if action == "come" and ready:

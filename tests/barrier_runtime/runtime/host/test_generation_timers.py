@@ -1,4 +1,4 @@
-"""What may wait waits while the job is about to move to other slots, and not for ever."""
+"""Deferrable work waits while the job is about to move to other slots, but only for a bounded time."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def test_what_may_wait_goes_on_once_no_move_is_near_and_sources_read() -> None:
         timers.call_when_settled(0.01, work)
 
     def later(seconds: float) -> int:
-        """How often it went on meanwhile."""
+        """Advances time and returns how often the work ran."""
         nonlocal now_s
         before, until_s = done, now_s + seconds
         while due and min(at for at, _ in due) <= until_s:

@@ -68,7 +68,7 @@ print(seen() is None, len(gc.get_objects()) < 1_000)
 
 
 def test_tuple_filled_by_another_thread_during_a_count_is_filled_to_its_end() -> None:
-    """A list of all objects refers to it, and CPython makes such a tuple longer only while nobody else does."""
+    """A list of all objects refers to the tuple, and CPython grows a tuple only if nothing else refers to the tuple."""
     said = said_by("""
 import sys, threading
 sys.setswitchinterval(1e-5)

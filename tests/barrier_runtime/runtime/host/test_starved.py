@@ -1,4 +1,4 @@
-"""How long a thread waited for a processor: each hears of itself, also after a fork, and its file is closed with it."""
+"""Time that a thread waits for a processor: each thread reads its own value, also after a fork, and closes its file."""
 
 import gc
 import os

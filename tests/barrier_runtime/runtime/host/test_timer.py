@@ -22,11 +22,13 @@ def loop(request):
 
 
 def timers_open() -> set[str]:
-    """Descriptors of the kernel's timers in this process. Others, and those of what earlier tests left, come and go
-    beside a test, so a test asks for its own."""
+    """Returns this process's open descriptors of kernel timers.
+
+    Other descriptors, also of earlier tests, open and close during a test, so a test looks for its own.
+    """
     found = set()
     for descriptor in os.listdir("/dev/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the listing's own descriptor, or one closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the listing's own descriptor, or a descriptor closed meanwhile
             if "timerfd" in os.readlink(f"/dev/fd/{descriptor}"):
                 found.add(descriptor)
     return found

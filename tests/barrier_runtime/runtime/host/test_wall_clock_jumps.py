@@ -1,4 +1,4 @@
-"""A wall clock that is set while sources read: nobody falls silent, nothing bursts, no watermark stands still."""
+"""Setting the wall clock while sources read causes no silence, no burst and no stalled watermark."""
 
 import msgspec
 import pyarrow as pa
@@ -13,7 +13,7 @@ HOUR_S = 3600
 
 
 class HandClocks:
-    """Time passes when the test says so; the wall clock can be set."""
+    """Clocks that advance on the test's command; the wall clock can be set."""
 
     timer = LoopTimer
 
@@ -45,7 +45,7 @@ class Watching(Totals):
 
 
 async def pass_until(bench, clock, condition, step_s=0.01):
-    """Time passes in steps, each when the slot has had its turns."""
+    """Advances time in steps, after the slot's turns, until `condition` holds."""
 
     def stepped():
         if not condition():

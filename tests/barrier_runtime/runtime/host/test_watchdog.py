@@ -1,4 +1,4 @@
-"""Whoever has no owner any more leaves: real processes, real signals, the exit status as the witness."""
+"""Processes without an owner exit: real processes and signals, checked by exit status."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def test_a_slot_whose_coordinator_is_silent_for_the_whole_lease_leaves_and_tidie
 
 
 def test_a_slot_leaves_also_when_nobody_reads_what_it_says():
-    """Z9: its standard error is a pipe to the executor, and that was killed."""
+    """Z9: standard error is a pipe to the executor, which was killed."""
     reading, writing = os.pipe()
     process = worker(lease=3600.0, silent_s="3601.0 * (os.read(0, 1) == b'!')", stdin=subprocess.PIPE, stderr=writing)
     os.close(writing)
@@ -64,11 +64,11 @@ def test_a_slot_with_a_coordinator_is_left_alone():
 
 
 def test_a_slot_that_was_stopped_for_longer_than_its_lease_leaves_when_it_goes_on(tmp_path):
-    """Z8: its clock goes on while it is stopped; here a file says that an hour has passed."""
+    """Z8: the clock advances while the slot is stopped; here a file makes an hour pass."""
     passed = tmp_path / "an hour has passed"
     process = worker(silent_s=f"3600.0 * os.path.exists({str(passed)!r})")
     os.kill(process.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # until then its threads may go on
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # before the stop its threads may still run
     passed.touch()
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.2)
@@ -90,7 +90,7 @@ def test_a_slot_whose_executor_closed_its_connection_leaves():
 
 
 def test_a_slot_whose_parent_is_gone_leaves():
-    """Z9: SIGKILL of the process that forked it."""
+    """Z9: SIGKILL of the parent process."""
     code = code_of()
     parent = subprocess.Popen(
         [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"],
@@ -101,4 +101,4 @@ def test_a_slot_whose_parent_is_gone_leaves():
     parent.kill()
     parent.wait(60)
     assert parent.stdout.readline() == "tidied\n"
-    assert parent.stdout.read() == ""  # the pipe is closed: the orphan is gone too
+    assert parent.stdout.read() == ""  # the pipe is closed, so the orphan has exited, too

@@ -1,4 +1,4 @@
-"""The pool for blocking work: results come back on the loop; once it is closed nothing begins any more."""
+"""Thread pool for blocking work: results return on the loop; a closed pool starts no work."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ from barrier_runtime.runtime.host.workers import Workers
 
 
 async def test_work_handed_in_after_closing_is_dropped_without_a_word():
-    """A generation that is still being closed when its slot leaves asks for it, from a timer nobody waits for."""
+    """A generation that is closing while its slot exits submits such work from a timer."""
     ran = []
     workers = Workers(asyncio.get_running_loop())
     first = asyncio.Event()

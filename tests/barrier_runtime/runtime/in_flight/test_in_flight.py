@@ -25,7 +25,7 @@ def batch(keys, emit_ns=1, at=0):
 
 
 class Stored:
-    """What subtasks of operator "count" had in flight, in a store."""
+    """In-flight rows of operator "count", stored by its subtasks."""
 
     def __init__(self, parallelism, inline_bytes=0):
         self.store = MemoryStore()
@@ -81,7 +81,7 @@ def test_rows_keep_what_event_time_was_reached_at_each_of_them():
 
 @pytest.mark.parametrize("edges", [HASH, ROUND_ROBIN])
 def test_at_another_parallelism_event_time_is_told_by_those_who_are_behind(edges):
-    """A subtask may get rows of one that was far ahead, and then some of one that was behind."""
+    """A subtask may get rows of a subtask that was far ahead, followed by rows of another that was behind."""
     stored = Stored(2)
     for subtask in range(2):
         stored.write(subtask, {0: [timed([1, 2, 3], [5 * subtask] * 3)]})
@@ -195,7 +195,7 @@ def test_damage_is_noticed():
 
 
 def test_rows_of_two_inputs_go_by_the_keys_of_their_own_input_at_another_parallelism():
-    """A join: the columns that are keys have other names, and mean other things, on each side."""
+    """A join: the key columns of the two sides have different names and meanings."""
     left = pa.RecordBatch.from_pydict({"k": list(range(40)), "other": [0] * 40})
     right = pa.RecordBatch.from_pydict({"other": list(range(40)), "k": [0] * 40})
     edges = {0: Edge(0, 0, 2, "hash", ("k",), 0), 1: Edge(1, 1, 2, "hash", ("other",), 1)}

@@ -1,4 +1,4 @@
-"""The slot's link between several daemons: it stays with the one that serves, and leaves one that is gone or silent."""
+"""The slot's link among several daemons: stays with the leader, and leaves a dead or silent daemon."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ class Daemon:
 
 
 class SlotEnd:
-    """A slot as its link sees it."""
+    """A slot as seen by its link."""
 
     def __init__(self, *addresses):
         self.heard = []
@@ -103,7 +103,7 @@ async def test_the_link_goes_to_the_standby_when_the_leader_is_gone_and_stays_th
 
 
 async def test_redirecting_standby_is_asked_with_pauses_and_does_not_count_as_coordinator(store):
-    """Z9: a slot that no coordinator serves must leave in the end, so only a serving one counts as contact."""
+    """Z9: a slot without a coordinator must exit in the end, so only a leader counts as contact."""
     standby = Daemon(store, "b")
     await standby.server.start()
     changing = asyncio.create_task(keep_changing(store))
@@ -138,7 +138,7 @@ async def keep_changing(store):
 
 
 async def test_a_leader_that_keeps_the_connection_but_says_nothing_is_left(monkeypatch, store):
-    """Z8: a stopped process keeps its connections open for ever."""
+    """Z8: a stopped process keeps its connections open."""
     monkeypatch.setattr(control_link, "_SILENT_S", 0.2)
 
     async def mute(reader, writer):

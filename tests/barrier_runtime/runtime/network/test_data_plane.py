@@ -1,4 +1,4 @@
-"""The mesh between slots over real loopback sockets: who may connect, what arrives, what happens when it breaks."""
+"""The mesh between slots over real loopback sockets: authentication, delivery, broken connections."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def channel(token=3):
 
 
 class Receiver:
-    """The downstream slot's plane with one expected channel."""
+    """The data plane of the downstream slot, with one expected channel."""
 
     def __init__(self, window=1 << 20):
         self.plane = TcpDataPlane(SECRET, "job", "run")
@@ -91,7 +91,9 @@ async def test_a_connection_of_a_newer_generation_waits_until_this_slot_has_hear
 
 
 async def test_a_connection_that_breaks_while_it_waits_fails_the_generation_it_waited_for():
-    """Nobody else may ever say so: the other end of a connection that a firewall forgot hears nothing of it."""
+    """The broken connection may be the only sign: if a firewall dropped the connection, the other
+    end notices nothing.
+    """
     receiver = Receiver()
     peer = await receiver.listen()
     receiver.expect(token=2)
@@ -131,7 +133,7 @@ async def test_a_broken_connection_of_a_generation_that_never_came_is_forgotten(
 
 
 async def test_a_peer_that_does_not_hear_the_proof_is_given_up_in_time(monkeypatch):
-    """The connection breaks in the middle of the handshake, and this end is never told."""
+    """The connection breaks during the handshake, and this end is not notified."""
     monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", 0.3)
     receiver = Receiver()
     peer = await receiver.listen()
@@ -234,7 +236,7 @@ async def test_a_slow_reader_stops_the_writer_and_lets_it_go_on_later():
             await asyncio.sleep(0)
 
     await fill()
-    assert (sent - 1) * 80_000 < 256 * 1024  # the window, and what was sent last
+    assert (sent - 1) * 80_000 < 256 * 1024  # the window, and the last batch sent
     received = 0
 
     def drained():
@@ -250,7 +252,7 @@ async def test_a_slow_reader_stops_the_writer_and_lets_it_go_on_later():
 
 
 async def test_a_barrier_comes_through_while_nobody_takes_the_rows_before_it():
-    """U1: what is in flight is bounded by the window, and nothing of it waits in a socket that is not read."""
+    """U1: the window bounds the rows in flight, and none of them wait in a socket that is not read."""
     receiver = Receiver(window=256 * 1024)
     peer = await receiver.listen()
     receiver.expect()

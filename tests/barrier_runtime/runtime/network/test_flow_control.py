@@ -1,4 +1,4 @@
-"""How much may be in flight on a channel: it follows what its reader takes, within bounds, and keeps rows in order."""
+"""Window of a channel: follows the reader's speed, within bounds, and keeps rows in order."""
 
 from functools import partial
 
@@ -134,7 +134,7 @@ def test_one_slow_moment_is_made_up_for_and_control_elements_say_nothing():
 
 
 def test_what_a_thread_waits_for_a_processor_makes_no_chunk_smaller():
-    """On a machine that is busy with other things every piece takes long, however small it is."""
+    """On a busy machine every chunk takes long, however small."""
     channel, _ = full_of_rows(1_000_000)
     sizes = []
     while len(sizes) < 50:

@@ -1,4 +1,4 @@
-"""Frames of a data connection: what goes in comes out; whatever is wrong with the bytes closes the connection."""
+"""Frames of a data connection: every element survives the round trip; invalid bytes close the connection."""
 
 import pickle
 
@@ -77,7 +77,7 @@ def test_a_large_batch_is_cut_into_frames_and_keeps_its_order():
 
 @pytest.mark.slow
 def test_a_batch_whose_large_rows_stand_together_is_cut_until_every_frame_fits():
-    """12 rows of 8 MiB and 20,000 of a byte: the mean says nothing about where the bytes are."""
+    """12 rows of 8 MiB and 20,000 rows of one byte: the mean size does not locate the large rows."""
     large = [b"x" * 8 * 1024 * 1024] * 12
     batch = pa.record_batch({"v": pa.array([*[b"a"] * 10_000, *large, *[b"b"] * 10_000])})
     elements = FrameReader().feed(wire(FrameWriter(), Batch(batch, 3)))
@@ -104,7 +104,7 @@ def test_a_schema_that_changes_is_refused_and_names_both():
 def test_a_flipped_bit_anywhere_after_the_length_is_noticed():
     """B3"""
     data = wire(FrameWriter(), Watermark(12345))
-    for position in range(4, VERSION_AT + 1):  # what comes behind it in the header is reserved
+    for position in range(4, VERSION_AT + 1):  # the rest of the header is reserved
         flipped = bytearray(data)
         flipped[position] ^= 1
         with pytest.raises(FrameError):
@@ -116,7 +116,7 @@ def test_a_flipped_bit_anywhere_after_the_length_is_noticed():
 
 
 def test_frames_of_a_later_release_are_refused_with_the_remedy():
-    """B6: whatever else they say."""
+    """B6: whatever the rest of the frame contains."""
     data = bytearray(wire(FrameWriter(), Watermark(12345)))
     data[VERSION_AT] = FRAME_VERSION + 1
     with pytest.raises(
@@ -132,7 +132,7 @@ def test_frames_of_before_there_were_versions_are_read():
 
 
 def test_a_length_over_the_cap_is_refused_from_the_header_alone():
-    """B3: before anything is allocated for it."""
+    """B3: before any allocation."""
     header = bytearray(wire(FrameWriter(), Watermark(1))[:HEADER_SIZE])
     header[0:4] = (MAX_PAYLOAD + 1).to_bytes(4, "big")
     with pytest.raises(FrameError, match="cap"):
@@ -157,7 +157,7 @@ def test_a_gap_and_a_repetition_in_the_sequence_are_refused():
 def test_rows_before_their_schema_and_unknown_kinds_are_refused():
     writer = FrameWriter()
     chunks = writer.encode(Batch(rows(1), 0))
-    only_rows = b"".join(bytes(chunk) for chunk in chunks[1:])  # the first one is the schema
+    only_rows = b"".join(bytes(chunk) for chunk in chunks[1:])  # without the first chunk, the schema
     with pytest.raises(FrameError):
         FrameReader().feed(only_rows)
 

@@ -30,7 +30,7 @@ async def listening(receiver):
 
 
 async def test_a_peer_that_restores_for_longer_than_a_handshake_may_take_is_waited_for(monkeypatch):
-    """Else a generation with one large download would be given up by the quick slots, again and again."""
+    """Otherwise the faster slots would fail a generation with one large download again and again."""
     monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", 0.05)
     receiver, sender = plane(), plane()
     peer = await listening(receiver)
@@ -73,7 +73,7 @@ async def test_a_peer_that_dies_while_it_is_waited_for_is_reported(monkeypatch):
 
 
 async def test_a_connection_whose_deployment_was_cancelled_is_closed():
-    """It must not be admitted later, into a generation that its own end has left."""
+    """A later admission would connect a slot to a generation that the slot has already left."""
     receiver, sender = plane(), plane()
     peer = await listening(receiver)
     connecting = asyncio.ensure_future(sender.connect(peer, ChannelId(3, 0, 0, 1), lambda: None))
@@ -101,7 +101,7 @@ async def test_more_connections_than_a_small_job_has_may_wait_for_a_slow_slot():
 
 
 async def test_a_coordinator_that_stays_out_of_reach_is_named_in_the_log_once(monkeypatch, caplog):
-    """Who looks for a slot that never came is sent to the executors' logs."""
+    """The error for a missing slot refers the user to the executors' logs."""
     monkeypatch.setattr(control_link, "_LASTING_S", 0.0)
     refused = []
 

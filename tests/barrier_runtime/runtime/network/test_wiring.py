@@ -1,4 +1,4 @@
-"""What the inputs of a chain know of each other when they are made."""
+"""Relations among the inputs of a new chain."""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Jobs whose sink or source meets an error that a person must mend: the job ends at once, or keeps what is decided."""
+"""Jobs whose sink or source meets an error that an operator must fix: the job fails at once, or keeps its decided
+rows.
+"""
 
 import threading
 import traceback
@@ -14,8 +16,10 @@ from barrier_runtime.connectors.source import Polled, Split
 
 
 class OneCallFails(TwoPhaseCommitSink):
-    """Raises in the call `failing`, as long as `broken` is set; `rows` are what was committed, and -1 for each `open`.
-    A job makes copies of its sinks, which share these."""
+    """Sink that raises in the call `failing` while `broken` is set.
+
+    `rows` contains the committed rows, and -1 for each `open`. The job's copies of the sink share `rows` and `broken`.
+    """
 
     rows: ClassVar[list[int]] = []
     broken = threading.Event()
@@ -98,7 +102,7 @@ def test_decided_rows_are_kept_until_a_person_has_mended_the_target(tmp_path: Pa
 
 
 class Unreadable:
-    """A source of a user's own, whose library finds the second batch damaged."""
+    """User-defined source whose library finds the second batch damaged."""
 
     exactly_once = True
     schema = pa.schema({"x": pa.int64()})

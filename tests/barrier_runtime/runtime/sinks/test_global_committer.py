@@ -1,4 +1,4 @@
-"""The global committer of a sink: its table, the driver of a part, and the parts put together (I5, I6)."""
+"""Global committer of a sink: its table, the driver of a part, and the combined parts (I5, I6)."""
 
 import pytest
 from sink_harness import Subtask, numbers_in, numbers_in_commit_log
@@ -55,7 +55,7 @@ def test_only_the_newest_wish_is_remembered_while_one_is_under_way() -> None:
 
 
 def test_a_failure_is_tried_for_ever_with_the_newest_wish() -> None:
-    """T4, T10: nothing is dropped, however often it fails."""
+    """T4, T10: no committable is dropped, however often the commit fails."""
     driver = GlobalCommitDriver(Backoff(first=0.1, most=0.3))
     driver.wanted(1, ONE)
     assert driver.failed("down", now=5.0) == [ReportFailing(1, 1, "down"), RetryAt(5.1)]
@@ -83,7 +83,7 @@ def part() -> SinkDriver:
 
 
 def test_a_part_stays_listed_until_the_whole_is_visible() -> None:
-    """A snapshot that left it out would lose it: its own commit alone shows nothing."""
+    """A snapshot without the part would lose the part: a part's own commit makes nothing visible."""
     driver = part()
     driver.barrier(1)
     driver.precommitted(1, b"a")
@@ -98,7 +98,7 @@ def test_a_part_stays_listed_until_the_whole_is_visible() -> None:
 
 
 def test_what_was_visible_before_the_part_was_committed_again_is_not_listed() -> None:
-    """After a restore: the word that all is visible comes before the repeated commit ends."""
+    """After a restore: the visibility notice arrives before the repeated commit ends."""
     driver = SinkDriver("job", 0, part_of_whole=True)
     driver.recover(4, (entry(3), entry(4)))
     assert [len(each.entries) for each in driver.pending] == [2]
@@ -124,7 +124,7 @@ def jsonl() -> JsonlSink:
 
 
 def test_two_subtasks_become_visible_together(store: MemoryStore) -> None:
-    """I6: a reader of the commit log never sees one subtask's rows of a checkpoint without the other's."""
+    """I6: a reader of the commit log never sees the rows of one subtask without those of the other."""
     parts = [Subtask(jsonl, store, subtask=index, parallelism=2) for index in range(2)]
     parts[0].write([1])
     parts[1].write([2])

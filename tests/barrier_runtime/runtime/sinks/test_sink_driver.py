@@ -23,7 +23,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
 
 
 def driver(restored: int = 0, entries: tuple[PendingEntry, ...] = (), *, together: bool = False) -> SinkDriver:
-    """Past its recovery."""
+    """Returns a driver after its recovery."""
     made = SinkDriver("job 'j', sink 's', subtask 0", 0, together=together)
     made.recover(restored, entries)
     made.committed(restored)
@@ -207,7 +207,7 @@ def test_a_retry_that_nothing_waits_for_has_no_effect() -> None:
 
 
 def behind(*decided: int) -> SinkDriver:
-    """One that may commit several at once; `decided` were decided while checkpoint 1 was being committed."""
+    """Returns a driver that may commit several at once; `decided` were decided during the commit of checkpoint 1."""
     made = sealed(driver(together=True), 1, *decided)
     assert made.complete(1) == [Commit(1, data(1))], "one alone is committed as ever"
     for checkpoint in decided:
@@ -325,7 +325,7 @@ def test_parts_of_a_whole_are_committed_at_once_and_stay_listed() -> None:
 
 
 def test_parts_with_nothing_to_commit_are_reported_at_once_and_stay_listed() -> None:
-    """The recovery is carried out all the same: it drops what nobody has decided."""
+    """The recovery still runs: it drops undecided transactions."""
     made = SinkDriver("part", 0, part_of_whole=True, only_globally=True)
     assert made.recover(0, ()) == [Recover(0, ())]
     sealed(made, 1, 2)
@@ -400,7 +400,7 @@ def test_answers_out_of_the_table_are_bugs_that_stop() -> None:
         lambda: made.precommitted(1, data(1)),  # twice
         lambda: made.precommitted(9, data(9)),
         lambda: made.barrier(1),
-        lambda: made.complete(2),  # its barrier never came
+        lambda: made.complete(2),  # no barrier 2 arrived
         lambda: made.recover(1, ()),
         lambda: made.commit_failed(1, "?", 0.0),
     ):
@@ -490,7 +490,7 @@ def test_many_entries_are_packed_and_come_back_as_they_were() -> None:
 
 @pytest.mark.parametrize("wrong", [b"", b"\x80\x04K\x01.", b"{}", b'{"version":1,"checkpoint":1,"entries":[[1,2]]}'])
 def test_bytes_that_are_no_pending_set_are_refused_undecoded(wrong: bytes) -> None:
-    """B4: the second one is a pickle."""
+    """B4: the second value is a pickle."""
     with pytest.raises(Corrupt, match=r"^here: .*not readable"):
         decode_pending(wrong, "here")
 

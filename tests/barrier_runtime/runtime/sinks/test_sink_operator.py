@@ -1,4 +1,4 @@
-"""The sink operator: what runs where, what is reported, and the two small sinks of local runs."""
+"""The sink operator: threads of its calls, its reports, and the two small sinks of local runs."""
 
 import copy
 import pickle
@@ -44,7 +44,7 @@ def test_a_commit_that_hangs_delays_neither_barriers_nor_pre_commits(store: Memo
     subtask = Subtask(jsonl, store)
     subtask.write([1])
     subtask.barrier(1)()
-    subtask.operator.on_complete(1)  # its commit stays in the executor
+    subtask.operator.on_complete(1)  # the commit stays in the executor
     for checkpoint in (2, 3):
         subtask.write([checkpoint])
         snapshot = subtask.barrier(checkpoint)()
@@ -124,7 +124,7 @@ def test_a_commit_that_hangs_does_not_hold_staging_up() -> None:
     subtask = Subtask(lambda: JsonlSink("memory://target", max_bytes_in_memory=1), MemoryStore())
     subtask.write([1])
     subtask.barrier(1)()
-    subtask.operator.on_complete(1)  # its commit stays in the executor
+    subtask.operator.on_complete(1)  # the commit stays in the executor
     subtask.write([2])
     subtask.write([3])
     assert not subtask.operator.has_room
@@ -169,7 +169,7 @@ def test_collected_rows_survive_generations_exactly_once() -> None:
     sink = CollectSink()
     job = Job(lambda: copy.deepcopy(sink), rows=6)
     job.run(MemoryStore())
-    job.run(MemoryStore())  # restores the last checkpoint, commits it again
+    job.run(MemoryStore())  # restores the last checkpoint and commits again
     assert [row["n"] for row in sink.rows()] == list(range(6))
 
 
@@ -187,7 +187,7 @@ def test_collecting_what_was_aborted_is_a_hard_error() -> None:
 
 
 def test_new_collecting_sink_gets_rows_that_an_earlier_sink_decided_but_never_showed() -> None:
-    """T4: once, whichever of them shows it, and however often it is committed."""
+    """T4: once, whichever sink shows the rows, and however often they are committed."""
     earlier, later = CollectSink(), CollectSink()
     committables = []
     for number in (1, 2):
@@ -201,7 +201,7 @@ def test_new_collecting_sink_gets_rows_that_an_earlier_sink_decided_but_never_sh
 
 
 def test_what_another_process_collected_has_gone_with_it() -> None:
-    """T4: also what a release before it said whose it is."""
+    """T4: also for the format of an older release, which did not name the owner."""
     sink = CollectSink()
     for committable in (b'{"version":1,"number":1}', b'{"version":2,"number":1,"ledger":"of another process"}'):
         sink.commit(committable)
@@ -241,8 +241,9 @@ def test_a_function_that_raises_is_shown_with_its_traceback_and_the_record() -> 
 
 
 def test_recovery_commits_the_oldest_checkpoint_first_whichever_subtask_wrote_it() -> None:
-    """C14: after rescaling, one subtask finishes what several wrote. A target that keeps one mark (Kafka's) would take
-    an older one behind a newer one for done, or go back to it."""
+    """C14: after rescaling, one subtask finishes the transactions of several. A target that keeps a single mark, such
+    as Kafka, would take an older transaction after a newer one for done, or move its mark backwards.
+    """
     order: list[bytes] = []
 
     class Recording(JsonlSink):
@@ -269,7 +270,7 @@ def test_recovery_commits_the_oldest_checkpoint_first_whichever_subtask_wrote_it
 
 
 class Kept(JsonlSink):
-    """Has a `write` of its own above a class with `write_few`: it is to see every row."""
+    """Overrides `write` of a class with `write_few`; `write` must see every row."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

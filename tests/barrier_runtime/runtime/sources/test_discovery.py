@@ -1,4 +1,4 @@
-"""Sources whose splits become more: who reads them, what a snapshot keeps, who hears of decided checkpoints."""
+"""Sources that discover splits: assignment, snapshots, and notification of decided checkpoints."""
 
 import contextlib
 import random
@@ -42,14 +42,14 @@ class Position(msgspec.Struct):
 
 
 class Shelf:
-    """What there is to read: rows per split. Splits may be put up at any time and have an end or not."""
+    """Rows per split. Splits may be added at any time, with or without an end."""
 
     def __init__(self) -> None:
         self.rows: dict[str, int] = {}
         self.endless: set[str] = set()
-        self.trouble: list[Exception] = []  # of the next looks
+        self.trouble: list[Exception] = []  # errors of the next listings
         self.unreadable: set[str] = set()
-        self.heard: list[tuple[str, str, int]] = []  # by readers: split, what, checkpoint
+        self.heard: list[tuple[str, str, int]] = []  # calls to readers: split, call, checkpoint
         self.closed: list[str] = []
 
     def put(self, split: str, rows: int, *, endless: bool = False) -> None:
@@ -100,7 +100,7 @@ class ListeningReader(ShelfReader):
 
 
 class ShelfSource:
-    """`listed`: whether `splits` names what is there at the start."""
+    """Source over a `Shelf`. `discovers`: the source finds splits that appear later."""
 
     exactly_once = True
     schema = SCHEMA
@@ -179,7 +179,7 @@ def test_a_source_that_looks_for_splits_never_ends_and_is_idle_without_any() -> 
     driver = started(Shelf())
     assert (driver.finished, driver.idle, driver.watermark()) == (False, True, None)
     driver.poll(5_000_000)
-    assert driver.next_due_ns() == 15_000_000  # it looks again in 10 ms, not at once
+    assert driver.next_due_ns() == 15_000_000  # the next listing is in 10 ms, not at once
     driver.close()
 
 
@@ -269,7 +269,7 @@ def test_a_split_found_after_the_checkpoint_is_found_again() -> None:
 
 
 def test_what_is_listed_but_newer_than_the_checkpoint_is_left_to_discovery() -> None:
-    """A source may read splits that came later from their beginning, and others from where it was told to."""
+    """A source may read later splits from their beginning, and others from a given position."""
     shelf, world = shelf_of(a=1), World()
     snapshot = snapshot_of(started(shelf, world), world)
     shelf.put("b", 1)
@@ -298,7 +298,7 @@ def test_of_a_split_that_ended_only_its_name_is_kept() -> None:
 
 
 def test_a_snapshot_of_a_source_that_did_not_discover_is_taken_on() -> None:
-    """Also one from before there was discovery: it has neither payloads nor names of ended splits."""
+    """Also for a snapshot from before discovery existed, without payloads and names of ended splits."""
     splits = {
         "a": {"rows": 5, "greatest_ms": 0, "finished": True, "position": None},
         "b": {"rows": 4, "greatest_ms": 0, "finished": False, "position": {"row": 4}},
@@ -337,7 +337,7 @@ def test_a_split_that_neither_is_listed_nor_can_be_made_again_is_named(monkeypat
 
 
 class StagedShelf:
-    """Rows that were put there before the job started."""
+    """Source over rows that were added before the job started."""
 
     exactly_once, schema = True, SCHEMA
 
@@ -383,7 +383,7 @@ def test_without_the_snapshots_of_all_subtasks_nothing_is_restored() -> None:
 @examples(150)
 @given(st.integers(0, 2**32))
 def test_every_row_of_every_split_is_read_once_over_crashes_and_rescaling(seed: int) -> None:
-    """R1, for splits that appear: what is decided is what was read up to the last checkpoint of all subtasks."""
+    """R1, for discovered splits: the decided rows are those read up to the last checkpoint of all subtasks."""
     chance = random.Random(seed)
     shelf = Shelf()
     decided: list[tuple[str, int]] = []
@@ -460,14 +460,14 @@ def test_a_source_without_splits_is_accepted_when_it_looks_for_some() -> None:
 
 @pytest.mark.usefixtures("both_ways", "manifests_are_objects")
 def test_in_a_job_readers_hear_of_decided_checkpoints_only() -> None:
-    """The first checkpoint cannot be written and is given up; a later one covers it."""
+    """The first checkpoint cannot be written and is aborted; a later checkpoint covers its rows."""
     url = f"memory://{uuid.uuid4().hex}"
     store = open_store(url)
     shelf = Shelf()
     shelf.put("a", 5, endless=True)
 
     class Ending(ListeningReader):
-        """At its end when it has heard of two decisions."""
+        """Ends after two notifications of decided checkpoints."""
 
         def snapshotted(self, checkpoint: int) -> None:
             if not shelf.heard:

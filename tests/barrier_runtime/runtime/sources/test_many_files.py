@@ -1,4 +1,4 @@
-"""Very many splits: what a subtask does, keeps and stores for each, and that none is read twice or left out."""
+"""Very many splits: work, memory and stored bytes per split; no split is read twice or skipped."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 
 SCHEMA = pa.schema([("split", pa.string())])
-SMALL = 4_096  # bytes of a value that stands in the manifest
+SMALL = 4_096  # maximum bytes of a value within the manifest
 
 
 class Many:
@@ -47,7 +47,7 @@ class Many:
 
 
 class Appearing(Many):
-    """The same, found while it is read."""
+    """The same splits, discovered while the job runs."""
 
     finds_again = True
 
@@ -103,7 +103,7 @@ def read(driver: SourceDriver, count: int) -> list[str]:
 
 
 def stored(capture: Capture) -> dict[str, FileRef]:
-    """Which values became objects when the checkpoint was decided; the driver hears of it."""
+    """Returns the values that became objects when the checkpoint was decided, and notifies the driver."""
     large = {name: FileRef(name, len(data), "", name) for name, data in capture.values.items() if len(data) > SMALL}
     objects = {**large, **capture.stored}
     assert capture.on_stored is not None
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_many_finished_splits_writes_what_is_new(source_class: t
 
 
 def whole(driver: SourceDriver, world: World) -> OperatorSnapshot:
-    """A snapshot with every value in it, as an operator sees it at a restore."""
+    """Returns a snapshot with all values, as an operator gets at a restore."""
     return snapshot_of(driver, world)
 
 

@@ -1,4 +1,4 @@
-"""`max_drift`: splits that are ahead of the slowest one of the job are not read until it has come closer."""
+"""`max_drift`: splits ahead of the job's slowest split pause until the slowest split catches up."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -26,8 +26,9 @@ DRIFT_MS = 50
 
 
 class Numbers:
-    """`rows` rows per split; event time rises by `step_ms[split]` per row. All of them are there, but for the split
-    `silent`, which has one row and never ends."""
+    """`rows` rows per split; event time rises by `step_ms[split]` per row. All rows are available at once, except that
+    the split `silent` has one row and never ends.
+    """
 
     schema = SCHEMA
     exactly_once = True
@@ -86,7 +87,7 @@ class SilentReader(NumbersReader):
 
 
 def drivers(source: Numbers, subtasks: int, **options: Any) -> list[SourceDriver]:
-    """One per subtask, which wait for each other."""
+    """Returns one driver per subtask; the drivers wait for each other."""
     spec = spec_of(source, event_time="t", **options)
     made = [opened(spec, World(subtask=subtask, parallelism=subtasks)) for subtask in range(subtasks)]
     for driver in made:
@@ -95,7 +96,7 @@ def drivers(source: Numbers, subtasks: int, **options: Any) -> list[SourceDriver
 
 
 def told(driver: SourceDriver) -> dict[str, HeldBack]:
-    """What a slot tells of it."""
+    """Returns the slot's report on the driver."""
     return {} if driver.finished else {"src": HeldBack(*driver.least_far(), driver.idle)}
 
 
@@ -209,7 +210,7 @@ def test_however_slots_poll_and_tell_none_is_ahead_by_more_and_all_come_to_their
 
     for subtask, polls, most in order:
         poll(subtask, most) if polls else tell(subtask)
-    for _ in range(len(steps) * rows * 2 + subtasks):  # in turns: somebody always gets on
+    for _ in range(len(steps) * rows * 2 + subtasks):  # in turns: some driver always advances
         for subtask in range(subtasks):
             tell(subtask)
             poll(subtask, 1)
@@ -218,7 +219,7 @@ def test_however_slots_poll_and_tell_none_is_ahead_by_more_and_all_come_to_their
 
 @pytest.mark.slow
 def test_a_join_holds_what_the_drift_brings_of_the_fast_side_and_no_more() -> None:
-    """3.14: at most 1.2 times the rows of one drift, while a fast stream catches up beside one that crawls."""
+    """3.14: at most 1.2 times the rows of one drift, while a fast stream catches up with a slow stream."""
     side = Side(("split",), "t", SCHEMA)
     join = IntervalJoinOperator("j", side, side, (timedelta(0), timedelta(0)))
     driven = Driven(join)
@@ -229,7 +230,7 @@ def test_a_join_holds_what_the_drift_brings_of_the_fast_side_and_no_more() -> No
         job.told(1, told(slow))
         for port, driver in enumerate((fast, slow)):
             driver.lowest_in_job(job.lowest_ms(2))
-            for _ in range(1_000 if driver is fast else 1):  # it gives all that it may
+            for _ in range(1_000 if driver is fast else 1):  # the fast driver emits all allowed rows
                 if driver.finished or (batch := driver.poll(0, 5)) is None:
                     break
                 driven.feed(batch.rows, port=port)

@@ -1,4 +1,4 @@
-"""Readers that ask a store first are prepared by threads, ahead of their turn: the loop waits for none of them."""
+"""Threads prepare readers that query a store first, before their turn, so the loop never waits for a reader."""
 
 import threading
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Far:
-    """Splits of three rows in a store whose answers come when `answers` is set."""
+    """Splits of three rows in a store that answers once `answers` is set."""
 
     exactly_once = True
     schema = SCHEMA
@@ -153,7 +153,7 @@ def test_a_snapshot_tells_where_splits_were_that_are_being_prepared() -> None:
 
 
 def test_a_split_that_was_restored_far_on_lets_those_before_it_go_first() -> None:
-    """The new ones are more than are prepared ahead, and all of them are behind it in event time."""
+    """More new splits than are prepared ahead exist, and all are behind the restored split in event time."""
     few, world = Far(1), World()
     few.answers.set()
     spec: dict[str, Any] = {"event_time": "at", "max_out_of_orderness_ms": 0}

@@ -79,7 +79,7 @@ def test_the_watermark_is_the_lowest_of_the_unfinished_splits_minus_the_bound() 
     driver = opened(spec_of(numbers(20, (10, 1)), 2, event_time="t", max_out_of_orderness_ms=5), World())
     assert driver.watermark() is None
     driver.poll(0, 10)
-    assert driver.watermark() is None  # split 1 has said nothing yet
+    assert driver.watermark() is None  # split 1 has no row yet
     driver.poll(0, 10)
     assert driver.watermark() == 9 - 5 - 1
     drained(driver)
@@ -109,7 +109,7 @@ def test_null_event_times_are_ignored_and_untimed_sources_have_no_watermark() ->
 
 def test_a_split_that_is_silent_for_long_is_not_waited_for() -> None:
     class Silent(GeneratedRows):
-        """Split 1's first row never comes."""
+        """Source whose split 1 never yields its first row."""
 
         def reader(self, split: Any) -> Any:
             made = super().reader(split)
@@ -130,7 +130,7 @@ def test_a_split_that_is_silent_for_long_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize(("interval_ms", "told"), [(0, list(range(-1, 99))), (10, [*range(-1, 99, 10), 98])])
 def test_operators_that_do_not_wait_for_watermarks_hear_of_few(interval_ms: int, told: list[int]) -> None:
-    """A row per millisecond: of the first one at once, and of the last one before the end."""
+    """One row per millisecond: the first row's watermark is emitted at once, and the last row's before the end."""
     source = GeneratedRows("src", 1_000, 100, None, 1)
     spec = spec_of(source, 1, event_time="intended_at")
     driver = opened(dataclasses.replace(spec, watermark_interval_ms=interval_ms), World())
@@ -222,7 +222,7 @@ def test_a_split_that_is_gone_before_it_was_read_to_its_end_is_an_error() -> Non
 
 @pytest.mark.parametrize("read", [2, 3])
 def test_changed_number_of_shares_is_refused_if_earlier_shares_were_read_to_the_end(read: int) -> None:
-    """They are the same rows. One that was never asked for rows is in no snapshot."""
+    """Shares divide the same rows. A share that was never polled is in no snapshot."""
     world = World()
     before = IteratedRows("src", lambda i, n: iter([{"n": i}]), SCHEMA, True, 3)
     driver = opened(spec_of(before), world)
@@ -239,7 +239,7 @@ def test_changed_number_of_shares_is_refused_if_earlier_shares_were_read_to_the_
 
 def test_files_that_were_read_to_their_end_may_be_gone_and_others_may_have_come() -> None:
     class Files(IteratedRows):
-        """Splits that are no shares."""
+        """Source whose splits are not shares."""
 
     def listed(*names: str) -> Any:
         spec = spec_of(Files("src", lambda i, n: iter([{"n": i}]), SCHEMA, True, 1))
@@ -333,7 +333,7 @@ def test_next_due_says_when_to_come_back() -> None:
 
 
 def test_rows_of_a_schedule_are_due_for_a_poll_when_they_have_waited_for_others() -> None:
-    """Whoever is asked all the same gives what is due: how long rows wait is for the slot to say."""
+    """A poll returns all due rows: the slot decides how long rows wait."""
     driver = opened(spec_of(GeneratedRows("src", 100_000, None, None, None)), World())
     assert driver.poll(SECOND_NS) is not None
     assert driver.next_due_ns() == SECOND_NS + 10_000
@@ -369,7 +369,7 @@ def test_a_rate_of_nothing_is_refused(arguments: tuple[Any, ...]) -> None:
 
 
 class Backlog:
-    """A source of two splits whose rows (event times in ms) are put there by the test."""
+    """A source of two splits to which the test adds rows (event times in ms)."""
 
     exactly_once = True
     schema = pa.schema({"t": pa.int64()})
@@ -411,7 +411,7 @@ class Fetching(Backlog):
 
 
 class FetchingReader(BacklogReader):
-    """Knows whether rows are there and looks again soon when there are none, like those that fetch on a thread."""
+    """Knows whether rows are available and polls again soon if none are, like readers that fetch on a thread."""
 
     asked_ns = 0
 
@@ -435,7 +435,7 @@ def test_rows_that_are_there_are_given_whatever_the_clock_did_since_the_last_one
 
 
 def test_a_split_whose_rows_wait_for_their_turn_is_not_idle() -> None:
-    """The other one is behind in event time and goes first for longer than the timeout."""
+    """The other split is behind in event time and is read first for longer than the timeout."""
     source = Backlog()
     driver = opened(spec_of(source, 2, event_time="t", idle_timeout_ms=1_000), World())
     source.waiting["a"] += [[10_000], [10_001]]
@@ -464,7 +464,7 @@ def test_a_source_whose_splits_are_all_silent_is_idle_until_rows_come() -> None:
 
 
 def test_a_source_that_is_asked_only_when_it_is_due_is_idle_too() -> None:
-    """Its rows are an hour away, and nothing else asks it."""
+    """Its rows are due in an hour, and no other split causes a poll."""
 
     class Hourly(BacklogReader):
         def next_due_ns(self) -> int | None:
@@ -489,7 +489,7 @@ def test_a_source_that_is_asked_only_when_it_is_due_is_idle_too() -> None:
 
 
 def test_what_was_not_asked_for_long_has_not_been_silent_for_long() -> None:
-    """Back-pressure, or a stalled process: the first answer after it says nothing of the time between."""
+    """After back-pressure or a stalled process, the first poll says nothing about the time before."""
     source = Backlog()
     driver = opened(spec_of(source, 2, event_time="t", idle_timeout_ms=1_000), World())
     for now_ns in (0, 400_000_000, 60_000_000_000):

@@ -61,7 +61,7 @@ def test_the_first_of_several_chunks_wakes_and_trouble_does() -> None:
 
 @pytest.mark.parametrize("seed", seeds(60))
 def test_a_loop_that_sleeps_unless_it_is_woken_takes_every_row(seed: int) -> None:
-    """Thread and loop take turns at any line. The loop sleeps when it found nothing and was not woken since."""
+    """Thread and loop alternate at any line. The loop sleeps if its queue was empty and no wake-up arrived since."""
     stepper, chance, woken = Stepper(seed, [partition_queue]), random.Random(seed), [True]
     taken: list[int] = []
 
@@ -97,7 +97,7 @@ def test_a_reader_of_kafka_is_not_asked_meanwhile_but_wakes_its_slot() -> None:
             return self
 
         def poll(self) -> None:
-            """Its thread is well."""
+            """Raises nothing: the thread runs without error."""
 
     pool = Pool()
     reader = KafkaReader("src", KafkaSplit("t", 0, 0), pool)  # type: ignore[arg-type]
@@ -133,11 +133,11 @@ def test_listing_wakes_after_a_find_or_a_failure_and_the_driver_polls_seldom() -
     listing = ListingThread(list_splits, names(), 0.0, "waking")
     woken = threading.Semaphore(0)
     listing.wake_by(woken.release)
-    assert woken.acquire(timeout=30)  # what had been found before this was asked for is not missed
+    assert woken.acquire(timeout=30)  # splits found before `wake_by` also wake
     turns.release()
     assert woken.acquire(timeout=30)
     assert [split.id for split in listing.found()] == ["a"]
-    turns.release()  # nothing new: nobody is woken
+    turns.release()  # nothing new: no wake-up
     turns.release()
     assert woken.acquire(timeout=30)
     with pytest.raises(InvalidJob, match="no such folder"):
@@ -146,7 +146,7 @@ def test_listing_wakes_after_a_find_or_a_failure_and_the_driver_polls_seldom() -
 
 
 class Rows:
-    """Of one thread: a slot that asks it by the clock would wait for an hour."""
+    """Rows of one thread; a slot that polls by the clock would wait for an hour."""
 
     exactly_once = True
     schema = SCHEMA
@@ -196,10 +196,10 @@ class RowsReader:
         return b"{}"
 
     def seek(self, position: bytes) -> None:
-        """It is never restored here."""
+        """Never called: this test restores no reader."""
 
     def close(self) -> None:
-        """The thread has ended with its last row."""
+        """Does nothing: the thread ends with its last row."""
 
 
 def test_every_row_of_a_waking_source_comes_through_though_none_is_due_for_an_hour() -> None:
