@@ -1,4 +1,4 @@
-"""A workbench for tests of keyed backends: opens them, takes their checkpoints, restores them, on real disks."""
+"""Bench for tests of keyed backends: opens, checkpoints and restores backends on real disks."""
 
 import itertools
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from barrier_runtime.state.values.table import StateTable
 
 @dataclass
 class Bench:
-    """One slot's surroundings. `copies` can be replaced to forget all local copies, as a fresh slot would."""
+    """Environment of one slot. Replacing `copies` drops all local copies, as on a fresh slot."""
 
     directory: Path
     kind: str = "rocksdb"
@@ -61,7 +61,7 @@ class Bench:
 
 
 def values(backend: KeyedBackend, name: str = "value") -> StateTable:
-    """A table of values of any msgpack type, keyed by one field."""
+    """Returns a table of values of any msgpack type, keyed by one field."""
     return backend.table(name, msgspec.msgpack.encode, msgspec.msgpack.decode, 1)
 
 
@@ -71,7 +71,7 @@ def drain(backend: KeyedBackend) -> None:
 
 
 def checkpoint(backend: KeyedBackend, number: int) -> KeyedSnapshot:
-    """Freeze, drain and write; neither completed nor aborted."""
+    """Captures, drains and writes a checkpoint, without completing or aborting the checkpoint."""
     backend.snapshots.freeze(number)
     drain(backend)
     snapshot = backend.snapshots.write(number)

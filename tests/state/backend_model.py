@@ -1,5 +1,7 @@
-"""What tests of keyed state against a model share: the runtime's part of a random program. Freezes, drains, snapshots
-that complete or are aborted, crashes, and restores that may go by way of another parallelism."""
+"""Base of model tests of keyed state: the runtime's actions in a random program.
+
+Actions are captures, drains, completed and aborted snapshots, crashes, and restores, also through another
+parallelism."""
 
 import copy
 import shutil
@@ -17,14 +19,14 @@ from tests.state.backend_bench import Bench, drain, of_operator
 
 
 class RuntimeModel(RuleBasedStateMachine):
-    """A subclass has the rules of what operators do, and says what the state has to be."""
+    """State machine with the runtime's rules. A subclass adds the operators' rules and the expected state."""
 
     kind: str = "memory"
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="backend-model-"))
-        self.bench = Bench(self.directory, self.kind, cache_bytes=1)  # the smallest caches there can be
+        self.bench = Bench(self.directory, self.kind, cache_bytes=1)  # the smallest caches
         self.checkpoint = 0
         self.completed: tuple[KeyedSnapshot, Any] | None = None
         self.in_flight: dict[int, Any] = {}
@@ -32,21 +34,21 @@ class RuntimeModel(RuleBasedStateMachine):
         self.backend: KeyedBackend
 
     def open_tables(self) -> None:
-        """`backend` is new."""
+        """Opens the tables of a new `backend`."""
         raise NotImplementedError
 
     def expected(self) -> Any:
-        """All that the state has to be."""
+        """Returns the complete expected state."""
         raise NotImplementedError
 
     def expect(self, state: Any) -> None:
-        """It is what it was again."""
+        """Resets the expected state to `state`."""
         raise NotImplementedError
 
     def everything_agrees(self) -> None:
         raise NotImplementedError
 
-    # ---- what the runtime does
+    # ---- actions of the runtime
 
     @precondition(lambda self: len(self.in_flight) < 3)
     @rule()
@@ -90,7 +92,7 @@ class RuntimeModel(RuleBasedStateMachine):
     @precondition(lambda self: self.completed is not None)
     @rule(keep_copies=st.booleans(), through=st.sampled_from([1, 2, 3]))
     def crash_and_restore(self, keep_copies: bool, through: int) -> None:
-        """Roll back to the last completed checkpoint, maybe on a fresh slot, maybe by way of another parallelism."""
+        """Restores the last completed checkpoint; a fresh slot and another parallelism on the way are optional."""
         self.backend.close()
         if not keep_copies:
             self.bench.copies = LocalCopies()

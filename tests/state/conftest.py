@@ -1,4 +1,4 @@
-"""Fixtures of the state tests: a workbench per backend kind, and each object store behind one name."""
+"""Fixtures of the state tests: a bench per backend kind, and all object stores as one parametrised fixture."""
 
 import sys
 from collections.abc import Callable, Iterator

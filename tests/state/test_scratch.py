@@ -1,4 +1,4 @@
-"""Folders that processes work in: of the living ones each keeps its own, and a killed one's goes."""
+"""Scratch folders of processes: a living process keeps its folder, a killed process's folder is removed."""
 
 import os
 import signal

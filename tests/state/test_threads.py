@@ -1,4 +1,4 @@
-"""Threads for what blocks: bounded, used again, and what their work raised comes out."""
+"""Threads for blocking work: bounded, reused, exceptions reach the caller."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ from barrier_runtime.state.threads import Threads
 
 
 def test_who_waits_for_an_answer_before_the_next_call_has_one_thread() -> None:
-    """It is free before the answer is there: there is no moment in which another one would be started."""
+    """A thread is free before its answer is delivered, so the next call never starts another thread."""
     threads = Threads(math.inf, "some")
     assert len({threads.submit(threading.get_ident).result(60) for _ in range(2_000)}) == 1
     threads.close()

@@ -1,4 +1,4 @@
-"""A thread that rows wait for gets short time slices where the kernel has them, and nothing else changes."""
+"""Threads of the data path get short time slices if the kernel supports them; nothing else changes."""
 
 import ctypes
 import json
@@ -16,7 +16,7 @@ _GET = {"x86_64": 315, "aarch64": 275}  # sched_getattr
 
 
 def attributes():
-    """(nice, slice in ns) of the calling thread."""
+    """Returns (nice, slice in ns) of the calling thread."""
     buffer = ctypes.create_string_buffer(48)
     assert ctypes.CDLL(None).syscall(_GET[platform.machine()], 0, buffer, 48, 0) == 0
     found = struct.unpack("=IIQiIQQQ", buffer.raw)
@@ -36,7 +36,7 @@ needs_short_slices = pytest.mark.skipif(
 @needs_short_slices
 @pytest.mark.parametrize("also_started", [False, True])
 def test_caller_and_requested_threads_have_short_slices_and_none_becomes_less_nice(also_started):
-    """In a process of its own: it is for good."""
+    """Runs in a process of its own: the change is permanent."""
     program = (
         "import json, os, threading\n"
         "from test_time_slice import attributes, ask_for_short_slices\n"

@@ -1,4 +1,4 @@
-"""What is stored under a version number: known versions are read, others and damage are refused with the remedy."""
+"""Stored data with version numbers: known versions are read, others and damage are refused with a remedy."""
 
 import pickle
 from pathlib import Path

@@ -1,7 +1,6 @@
-"""Keyed state against a plain dict: random puts, gets, deletes, freezes, drains, aborts, crashes and rescalings.
+"""Keyed state against a dict: random puts, gets, deletes, captures, drains, aborts, crashes and rescalings.
 
-Whatever the interleaving, a table says what the dict says, and a snapshot restores to the dict as it was at its
-barrier.
+For every interleaving, a table has the content of the dict, and a snapshot restores the dict's content at the barrier.
 """
 
 from typing import Any
@@ -41,7 +40,7 @@ class KeyedBackendModel(RuntimeModel):
     def expect(self, state: Any) -> None:
         self.values, self.counts = state
 
-    # ---- what operators do
+    # ---- actions of operators
 
     @rule(key=KEYS, value=st.lists(st.integers(0, 9), max_size=3))
     def put(self, key: int, value: list[int]) -> None:
@@ -87,7 +86,7 @@ class KeyedBackendModel(RuntimeModel):
 
     @rule(numbers=st.lists(KEYS, min_size=1, max_size=4, unique=True))
     def count_texts(self, numbers: list[int]) -> None:
-        """Keys that are no ints change how all are held and written."""
+        """Counts text keys: one such key changes the representation of all keys, in memory and stored."""
         self.count([f"text {number}" for number in numbers], False)
 
     @rule(key=KEYS | KEYS.map("text {}".format))
@@ -99,7 +98,7 @@ class KeyedBackendModel(RuntimeModel):
     @rule()
     def everything_agrees(self) -> None:
         assert {key[0]: value for key, value in self.table.scan()} == self.values
-        if not self.evictable:  # else it would bring everything into memory
+        if not self.evictable:  # counting would load evicted rows into memory
             self._counts_agree()
 
     def _counts_agree(self) -> None:

@@ -1,4 +1,4 @@
-"""The first checkpoint behind a restore names what it restored, where the incarnation has the very same files."""
+"""The first checkpoint after a restore references restored files that the incarnation still has unchanged."""
 
 import random
 
@@ -20,12 +20,12 @@ LARGE = 400
 
 
 def places(snapshot: KeyedSnapshot) -> dict[str, FileRef]:
-    """Of the files that never change, by name."""
+    """Returns references to immutable files, by name."""
     return {ref.name: ref for ref in snapshot.files if is_immutable(ref.name)}
 
 
 def taken(backend: KeyedBackend, number: int, subtask: int = 0, parallelism: int = 1) -> OperatorSnapshot:
-    """Of a checkpoint that is decided."""
+    """Returns the snapshot of a completed checkpoint."""
     snapshot = of_operator(checkpoint(backend, number), subtask, parallelism)
     backend.snapshots.completed(number)
     return snapshot
@@ -45,7 +45,7 @@ def large(backend: KeyedBackend, owns: int | None = None, parallelism: int = 1) 
 
 
 def content(bench: Bench, snapshot: OperatorSnapshot) -> dict[int, bytes]:
-    """As a fresh slot finds it in the store."""
+    """Returns the entries that a fresh slot restores from the store."""
     bench.copies = LocalCopies()
     backend = bench.open([snapshot], snapshot.subtask, snapshot.parallelism)
     found = {key[0]: value for key, value in values(backend).scan()}
@@ -82,7 +82,7 @@ def test_it_uploads_what_is_new_alone_and_restores(rocksdb_bench: Bench, fresh: 
 
 
 def test_names_that_come_again_for_other_bytes_are_uploaded(rocksdb_bench: Bench) -> None:
-    """Back to checkpoint 1, while there are files of 2 and 3; then forth again from what was made of it."""
+    """Restores checkpoint 1 while files of 2 and 3 exist, then restores the checkpoints of this branch."""
     backend = rocksdb_bench.open()
     large(backend)
     first = taken(backend, 1)
@@ -110,7 +110,7 @@ def test_names_that_come_again_for_other_bytes_are_uploaded(rocksdb_bench: Bench
 def test_at_another_parallelism_it_names_files_of_the_snapshot_that_was_opened(
     rocksdb_bench: Bench, sizes: tuple[int, ...]
 ) -> None:
-    """Each checkpoint restores from the store alone, with what its owners changed and deleted since."""
+    """Each checkpoint restores from the store alone, with all changes and deletions since the checkpoint before."""
     bench, number, restored = rocksdb_bench, 0, []
     expected: dict[int, bytes] = {}
     for parallelism in sizes:
@@ -145,7 +145,7 @@ def test_at_another_parallelism_it_names_files_of_the_snapshot_that_was_opened(
 
 
 def test_segments_that_are_written_anew_are_no_stored_ones(rocksdb_bench: Bench) -> None:
-    """At 3 the middle subtask opens the database of the third of 4; its segments are new, under old names."""
+    """At parallelism 3 the middle subtask opens the third of 4 databases; its segments are new, with old names."""
     groups = {group: key for key in reversed(range(20_000)) if (group := key_group((key,), MAX)) < MAX}
     snapshots = []
     for subtask in range(4):
@@ -178,7 +178,7 @@ def test_segments_that_are_written_anew_are_no_stored_ones(rocksdb_bench: Bench)
 
 
 def test_files_of_a_fresh_database_are_uploaded_whatever_their_names_and_sizes(rocksdb_bench: Bench) -> None:
-    """A quarter of the range stays, so entries are copied; all of them, and one is changed."""
+    """A quarter of the range stays, so all entries are copied; then one entry changes."""
     keys = [key for key in range(2_000) if key_group((key,), MAX) < MAX // 4]
     noise = {key: random.Random(key).randbytes(100) for key in keys}
     backend = rocksdb_bench.open()

@@ -1,4 +1,4 @@
-"""Snapshots of a keyed backend: interleavings of freeze, drain, write, complete, abort, restore and rescale."""
+"""Snapshots of a keyed backend: interleavings of capture, drain, write, complete, abort, restore and rescale."""
 
 import pickle
 import random
@@ -34,11 +34,11 @@ def fill(backend: KeyedBackend, count: int, size: int = 300) -> None:
 
 
 def gone(bench: Bench) -> None:
-    """As on a fresh slot: no local copies."""
+    """Drops all local copies, as on a fresh slot."""
     bench.copies = LocalCopies()
 
 
-# ---------------------------------------------------------------- there and back
+# ---------------------------------------------------------------- snapshot and restore
 
 
 def test_state_comes_back_from_the_object_store_and_from_local_copies(bench: Bench) -> None:
@@ -107,7 +107,7 @@ def test_files_above_the_parts_of_a_transfer_are_byte_identical_after_a_restore(
 ) -> None:
     """S12"""
     rocksdb_bench.store = LocalStore(tmp_path / "objects")
-    rocksdb_bench.memory = SlotMemory(64 << 20)  # one flush for all
+    rocksdb_bench.memory = SlotMemory(64 << 20)  # enough for a single flush
     random_bytes = random.Random(1)
     backend = rocksdb_bench.open()
     table = values(backend)
@@ -130,7 +130,7 @@ def test_tiny_state_travels_inside_the_manifest_and_puts_nothing(rocksdb_bench: 
     assert values(rocksdb_bench.open([of_operator(snapshot)])).get(("a",)) == 1
 
 
-# ---------------------------------------------------------------- what is uploaded, and what is reused
+# ---------------------------------------------------------------- uploaded and reused files
 
 
 def test_only_what_a_completed_checkpoint_holds_is_reused(rocksdb_bench: Bench) -> None:
@@ -260,7 +260,7 @@ def test_a_pickle_where_state_is_expected_is_refused_undecoded(bench: Bench) -> 
         bench.open([of_operator(snapshot)])
 
 
-# ---------------------------------------------------------------- barriers that meet
+# ---------------------------------------------------------------- overlapping barriers
 
 
 def test_a_barrier_before_the_last_one_was_drained_finishes_that_first(bench: Bench) -> None:
@@ -287,7 +287,7 @@ def test_leftovers_of_an_aborted_checkpoint_are_part_of_the_next(bench: Bench, c
         table.put((number,), "one")
     backend.snapshots.freeze(1)
     backend.snapshots.drain(100)
-    table.get((5,))  # moved to the encoded ones
+    table.get((5,))  # moves to the encoded entries
     backend.snapshots.aborted(1)
     for number in range(changed):
         table.put((number,), "two")
@@ -310,7 +310,7 @@ def test_a_snapshot_nobody_wants_any_more_is_dropped_with_a_named_outcome(bench:
     with pytest.raises(SnapshotDropped, match="never frozen"):
         backend.snapshots.write(2)
     backend.snapshots.freeze(3)
-    backend.snapshots.completed(4)  # a newer one subsumed it
+    backend.snapshots.completed(4)  # a newer checkpoint subsumed checkpoint 3
     drain(backend)
     with pytest.raises(SnapshotDropped):
         backend.snapshots.write(3)
@@ -350,7 +350,7 @@ def test_writing_before_draining_or_freezing_twice_are_broken_laws(bench: Bench)
 
 
 def test_while_a_worker_links_the_loop_reads_freezes_and_waits_with_writing(bench: Bench) -> None:
-    """The worker is held inside the link phase; the loop goes on with everything but writes to the store."""
+    """While the worker is held in the link stage, the loop can do everything except write to the store."""
     backend = bench.open()
     table = values(backend)
     table.put(("a",), "one")
@@ -483,7 +483,7 @@ def test_closing_leaves_no_database_behind(rocksdb_bench: Bench) -> None:
 
 @pytest.mark.parametrize("sizes", [(1, 2, 3), (3, 2, 1), (2, 5, 3), (1, 10, 1)])
 def test_counters_continue_over_every_rescaling(bench: Bench, sizes: tuple[int, ...]) -> None:
-    """R1, R2: ten key groups, one hundred keys; each key counts on, exists once, and lives where its group does"""
+    """R1, R2: ten key groups, one hundred keys; each key counts on, exists once, and is with its group's owner"""
     from barrier_runtime.state.keys.key_groups import key_group
 
     restored = []

@@ -1,4 +1,4 @@
-"""Restores at another parallelism open the snapshot of which at least half stays, and free it of foreign key groups."""
+"""Restores at another parallelism open a snapshot of which at least half stays, and remove foreign key groups."""
 
 import sys
 from functools import cache
@@ -37,7 +37,7 @@ def content(backend: KeyedBackend) -> dict[int, Any]:
 
 
 def snapshots(bench: Bench, parallelism: int, number: int, restored: Any = (), write: Any = put) -> Any:
-    """Of all subtasks, each of which writes its keys with their parallelism as the value."""
+    """Returns snapshots of all subtasks; each subtask writes its keys with the parallelism as the value."""
     taken = []
     for subtask in range(parallelism):
         backend = bench.open(restored, subtask, parallelism)
@@ -66,7 +66,7 @@ def test_which_snapshot_is_opened_is_that_of_which_most_stays_and_at_least_half(
 
 
 def first_of(plan: RestorePlan, kind: str) -> int | None:
-    """Whose database is opened as the first."""
+    """Returns the subtask whose database is opened first; None if none is opened."""
     databases = [each for part in plan.parts for each in stored_databases(part, KeyRanges())]
     first = opened_databases(plan, kind, databases, sys.maxsize).opened.get(0)
     return None if first is None else first.part.subtask
@@ -86,7 +86,7 @@ def test_no_entry_is_copied_where_one_snapshot_has_all(bench: Bench, monkeypatch
 
 
 def test_what_its_owner_has_deleted_does_not_come_back_from_a_neighbours_files(bench: Bench) -> None:
-    """Each of two subtasks has opened the files of one: what it does not own must be gone from them."""
+    """Both subtasks have opened the files of one: foreign entries must be removed from these files."""
     taken = snapshots(bench, 2, 1)
 
     def removed(backend: KeyedBackend, keys: list[int], _: str) -> None:
@@ -110,7 +110,7 @@ def test_what_its_owner_has_deleted_does_not_come_back_from_a_neighbours_files(b
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 4, 3, 2), (1, 2, 1, 3), (3, 5, 2, 4)])
 def test_columns_keep_their_deltas_over_rescalings(bench: Bench, sizes: tuple[int, ...]) -> None:
-    """Rows that changed and were removed since the last base, at each parallelism; and compared with entries."""
+    """Rows are changed and removed after the last base at each parallelism, and compared with the expected entries."""
     expected: dict[int, int] = {}
     restored: Any = ()
     random = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""Databases of several snapshots are opened beside each other at a rescale, and become one while the job runs."""
+"""Side-by-side databases: a rescale opens the databases of several snapshots, and the running job merges them."""
 
 import random
 from collections.abc import Callable
@@ -28,7 +28,7 @@ GROUPS = [key_group((key,), MAX) for key in range(KEYS)]
 
 @pytest.fixture(params=["rocksdb", "lsm"])
 def beside(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench where a database with anything in it is opened rather than copied."""
+    """A bench that opens every non-empty database instead of copying its entries."""
     compacts = random.Random(1)
     monkeypatch.setitem(restoring.BACKENDS, "lsm", LsmBackend(lambda: compacts.random() < 0.3))
     monkeypatch.setattr(restoring.BACKENDS["rocksdb"], "copied_bytes", 0)
@@ -61,7 +61,7 @@ def mine(keyed: KeyedBackend | KeyedSnapshot, state: dict[int, int]) -> dict[int
 
 
 class Job:
-    """All subtasks of an operator, and what their state is to be."""
+    """All subtasks of an operator, and their expected state."""
 
     def __init__(self, bench: Bench, seed: int) -> None:
         self.bench = bench
@@ -74,7 +74,7 @@ class Job:
         self.seen: set[str] = set()
 
     def start(self, parallelism: int) -> None:
-        """Of the last checkpoint; what came since is lost."""
+        """Restores the last checkpoint; later changes are lost."""
         for backend in self.backends:
             backend.close()
         if self.random.random() < 0.5:
@@ -149,8 +149,9 @@ class Job:
 
 @pytest.mark.slow
 def test_whatever_happens_between_rescales_the_state_is_that_of_a_dict(beside: Bench) -> None:
-    """Writes, deletions, moves, checkpoints that are decided or not, kills and restores at any parallelism, between
-    any two moves; each compared, and the stored state read as a table reads it."""
+    """Between any two moves: writes, deletions, decided and aborted checkpoints, kills, restores at any parallelism.
+
+    Every state is compared, and the stored state is read as by a table."""
     seen: set[str] = set()
     for seed in range(3 if beside.kind == "rocksdb" else 8):
         job = Job(beside, seed)
@@ -188,8 +189,9 @@ def check_as_table(bench: Bench, snapshot: OperatorSnapshot, state: dict[int, in
 def test_a_composite_names_the_stored_files_again_and_so_does_its_restore(
     rocksdb_bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4 -> 3 and a restart: of databases that come of other subtasks' snapshots no SST is uploaded again, until entries
-    move; and nothing but the first database is named when they have."""
+    """4 -> 3 and a restart: SSTs of other subtasks' databases are not uploaded again until entries move.
+
+    After the moves a checkpoint names the first database only."""
     bench = rocksdb_bench
     monkeypatch.setattr(restoring.BACKENDS["rocksdb"], "copied_bytes", 0)
     noise = {key: random.Random(key).randbytes(4_000) for key in range(KEYS)}
@@ -229,7 +231,7 @@ def test_a_composite_names_the_stored_files_again_and_so_does_its_restore(
 
 @pytest.mark.slow
 def test_compressible_entries_are_not_copied_in_the_pause_for_their_small_size(tmp_path: Path) -> None:
-    """30,000 of them are few bytes of files, and some 80 ms with the interpreter held."""
+    """30,000 such entries take few bytes in files, but copying them holds the interpreter for some 80 ms."""
     bench = Bench(tmp_path)
     taken = []
     for subtask in range(2):
@@ -246,8 +248,9 @@ def test_compressible_entries_are_not_copied_in_the_pause_for_their_small_size(t
 
 
 def test_entries_deleted_after_a_move_stay_deleted_when_boundaries_change_again(beside: Bench) -> None:
-    """2 -> 1 -> 2: some of the second's entries move into the first, are deleted there and checkpointed; what is left
-    moves back into the second, which had them all."""
+    """2 -> 1 -> 2: entries of the second database move into the first, are deleted there and checkpointed.
+
+    The rest moves back into the second database, which had held all of them."""
     state = {key: key for key in range(KEYS)}
     taken = []
     for subtask in range(2):
@@ -277,8 +280,9 @@ def test_entries_deleted_after_a_move_stay_deleted_when_boundaries_change_again(
 
 @pytest.mark.parametrize("steps", [0, 3, 1_000])
 def test_databases_of_one_key_group_each_some_of_which_hold_nothing(beside: Bench, steps: int) -> None:
-    """4 -> 1 -> 2 -> 4 of four key groups, at any step of the merging: of one all keys were deleted again, of one there
-    never was a key."""
+    """4 -> 1 -> 2 -> 4 with four key groups, after any number of merge steps.
+
+    All keys of one group were deleted, another group never had a key."""
     groups = {key: key_group((key,), 4) for key in range(40)}
     state = {key: key for key, group in groups.items() if group in (0, 3)}
     snapshots: list[OperatorSnapshot] = []

@@ -1,4 +1,4 @@
-"""One state of few key groups is read from pieces of RocksDB's files: the same entries, a small part of the bytes."""
+"""Reads of one state of few key groups from parts of RocksDB's files: equal entries, few bytes."""
 
 import random
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ GROUPS, STATES = 128, {"one": 1, "two": 2, "three": 3}
 
 
 class CountedStore(MemoryStore):
-    """Counts the bytes that are read."""
+    """Store that counts the bytes of its reads."""
 
     read = 0
 
@@ -64,8 +64,9 @@ def all_of(keyed: KeyedSnapshot, store: MemoryStore, folder: Path, only: KeyGrou
 def test_any_key_groups_give_what_the_whole_files_give(
     seed: int, in_parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several runs of files, with entries that were written again, deleted one by one, and deleted by group.
-    `in_parts`: indexes of all but the first have two levels."""
+    """Several sorted runs, with entries overwritten, deleted one by one, and deleted by group.
+
+    `in_parts`: indexes of all files but the first have two levels."""
     monkeypatch.setattr(stored_part, "_WHOLE_BYTES", 0)
     monkeypatch.setattr(stored_part, "_TAIL_BYTES", (60, 1_000, 8_000)[seed])
     monkeypatch.setattr(rocksdb, "_WHOLE_FILTERS", NO_WHOLE_FILTERS if in_parts else 1)
@@ -96,7 +97,7 @@ def test_any_key_groups_give_what_the_whole_files_give(
 def large(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[KeyedSnapshot, CountedStore]:
-    """Three runs of files of some megabytes; indexes of all but the first may have two levels."""
+    """Three sorted runs of some megabytes; indexes of all but the first may have two levels."""
     rng, folder, store = random.Random(1), tmp_path_factory.mktemp("large"), CountedStore()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rocksdb, "_WHOLE_FILTERS", NO_WHOLE_FILTERS if request.param == "in parts" else 1)
@@ -129,7 +130,7 @@ def test_one_key_is_found_among_those_that_begin_like_it(
 
 
 def test_a_key_that_was_deleted_with_many_behind_it_costs_a_second_look(tmp_path: Path) -> None:
-    """The search for the key behind the group goes on past blocks that were not fetched."""
+    """The search for the first key after the group continues in blocks that were not fetched."""
     kv = RocksDbKv(tmp_path / "db", SlotMemory(16 << 20))
     keys = [Shard.prefix(group, 1) + bytes([n]) for group in range(GROUPS) for n in range(50)]
     rng = random.Random(2)
@@ -144,7 +145,7 @@ def test_a_key_that_was_deleted_with_many_behind_it_costs_a_second_look(tmp_path
     assert store.read > keyed.full_bytes
 
 
-# RocksDB leaves a part of 4 kB as it is: it would hardly become smaller.
+# RocksDB does not compress a part of 4 kB: the part would hardly become smaller.
 @pytest.mark.parametrize(
     ("large", "what"),
     [("in parts", "footer"), ("in parts", "version"), ("whole", "compression")],
@@ -164,8 +165,9 @@ def test_files_of_a_layout_that_is_not_known_are_fetched_whole(
 
 @pytest.mark.parametrize("moved", [0, 3_300])
 def test_of_several_databases_only_the_blocks_are_fetched_that_have_the_key_group(moved: int, tmp_path: Path) -> None:
-    """Two side by side, of which nothing, or half of a key group and what comes before it, has moved into the first:
-    each group is in the database that has it, and what has moved is not met where it was."""
+    """Two databases side by side; nothing, or all entries up to half of a key group, has moved into the first.
+
+    Each group is read from the database that holds it, and moved entries are not found at their old place."""
     rng, memory = random.Random(3), SlotMemory(16 << 20)
     stores = [RocksDbKv(tmp_path / "db", memory), RocksDbKv(tmp_path / "beside", memory)]
     middle = Shard.prefix(GROUPS // 2, 0)

@@ -1,4 +1,4 @@
-"""Columns of state: row ids, snapshots, removal, eviction; compared with plain dicts."""
+"""Column tables against dicts: row ids, snapshots, removal, eviction."""
 
 import numpy as np
 import pytest
@@ -113,7 +113,7 @@ def test_removed_rows_are_gone_from_the_next_snapshot_and_their_slots_are_used_a
 
 @pytest.mark.parametrize("as_text", [False, True])
 def test_a_delta_says_which_rows_are_gone(bench: Bench, as_text: bool) -> None:
-    """R3: so few of many that the snapshot is no base, in which what it does not name is gone anyway."""
+    """R3: few rows of many are removed, so the snapshot is a delta; a base would just omit the removed rows."""
     keys = [(f"key-{number}" if as_text else number,) for number in range(1_000)]
     backend = bench.open()
     table = dense(backend)
@@ -125,7 +125,7 @@ def test_a_delta_says_which_rows_are_gone(bench: Bench, as_text: bool) -> None:
     drain(backend)
     second = backend.snapshots.write(2)
     backend.snapshots.completed(2)
-    count(table, keys[10:15])  # back again, as new ones
+    count(table, keys[10:15])  # added again, as new rows
     third = checkpoint(backend, 3)
     assert sorted(content(dense(bench.open([of_operator(second)])))) == sorted(keys[20:])
     restored = content(dense(bench.open([of_operator(third)])))
@@ -234,7 +234,7 @@ def test_a_removal_that_waits_to_be_written_is_not_read_back_from_the_store(benc
 
 
 def test_large_batches_find_the_same_slots_as_small_ones(bench: Bench) -> None:
-    """The vectorised index against the dict: growing, with repeats, removals, extremes and keys that collide."""
+    """The vectorised index against a dict: growth, repeats, removals, extreme values and collisions."""
     table = dense(bench.open())
     random = np.random.default_rng(3)
     expected: dict[int, int] = {}
@@ -297,7 +297,7 @@ def test_entries_that_an_older_release_stored_by_key_are_found_by_the_last_field
     table = by_last(restored)
     assert table.lasts(0).tolist() == [0, 1, 2]
     assert sorted(key for row_ids in table.entries_of(1) for key in table.keys_of(row_ids)) == sorted(keys[1::3])
-    again = by_last(bench.open([of_operator(checkpoint(restored, 2))]))  # is not made anew twice
+    again = by_last(bench.open([of_operator(checkpoint(restored, 2))]))  # migrated once only
     assert content(again) == dict.fromkeys(keys, (1, 0.5, -1))
     assert again.lasts(2).tolist() == [0, 1, 2]
 
@@ -307,7 +307,7 @@ def test_entries_that_an_older_release_stored_by_key_are_found_by_the_last_field
 def test_a_table_whose_windows_have_been_in_the_store_goes_back_to_segments(
     bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows come and go, with too many entries for memory in the middle; some of the snapshots are restored."""
+    """Windows open and close, with more entries than memory allows in between; some snapshots are restored."""
     random, limit = np.random.default_rng(seed), [10**9]
     monkeypatch.setattr(ColumnTable, "_entry_limit", property(lambda self: limit[0]))
     text = seed % 2 == 1
@@ -333,8 +333,8 @@ def test_a_table_whose_windows_have_been_in_the_store_goes_back_to_segments(
         assert found == over
         expected = {key: number for key, number in expected.items() if key not in over}
         if random.random() < 0.2:
-            count(table, [("again" if text else 1_000, step)])  # as a late row of a window that is kept: its key comes
-            table.remove(table.row_ids([("again" if text else 1_000, step)]))  # below those that were removed
+            count(table, [("again" if text else 1_000, step)])  # as a late row of a kept window: its key sorts
+            table.remove(table.row_ids([("again" if text else 1_000, step)]))  # before the removed keys
             table.none_of(step)
         snapshot = checkpoint(backend, step + 1)
         in_store = any(True for _ in backend._shard.scan_state(backend._states["windows"]))

@@ -1,4 +1,4 @@
-"""Dense tables whose keys are several ints: (key, window start) and the like, in snapshots, rescaled and written."""
+"""Dense tables with keys of several ints, such as (key, window start): snapshots, rescaling, writes."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_the_slots_made_by_a_call_are_known_and_no_others(bench: Bench) -> None:
 
 @pytest.mark.parametrize("key_width", [1, 2])
 def test_state_moves_with_its_key_groups_when_the_parallelism_changes(bench: Bench, key_width: int) -> None:
-    """The namespace, what is behind `key_width`, plays no part in where an entry lives."""
+    """The namespace, the fields after `key_width`, does not affect an entry's key group."""
     backend = bench.open()
     count(windows(backend, key_width), *some_rows(3))
     whole = of_operator(checkpoint(backend, 1))
@@ -88,7 +88,7 @@ def test_next_snapshot_lacks_removed_windows_and_has_returned_windows(bench: Ben
 
 
 def test_an_entry_made_again_is_written_though_nobody_changed_it(bench: Bench) -> None:
-    """What the store has of it is what was removed."""
+    """The store still holds the removed entry."""
     backend = bench.open()
     table = windows(backend)
     count(table, np.array([7]), np.array([0]))
@@ -127,7 +127,7 @@ def test_entries_are_written_in_the_order_of_their_keys_in_the_store(bench: Benc
     table = windows(bench.open(), evictable=True)
     keys = np.random.default_rng(6).permutation(20_000)
     count(table, keys, keys * 0)
-    count(table, keys[:2_000], keys[:2_000] * 0)  # by now some were evicted
+    count(table, keys[:2_000], keys[:2_000] * 0)  # evicts some entries
     table.freeze()
     written = []
     while table.frozen_entries:

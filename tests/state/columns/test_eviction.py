@@ -1,4 +1,4 @@
-"""Which entries leave memory next: each once, old ones before new ones, wherever the hand stands."""
+"""Order of eviction: each entry once, old entries before new entries, at any position of the clock hand."""
 
 import numpy as np
 import pytest

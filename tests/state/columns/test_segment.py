@@ -1,4 +1,4 @@
-"""Segments as bytes, several merged into one, and their rows by key group; against plain dicts."""
+"""Segments against dicts: encoding, merges, rows by key group."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""When segments are merged: few files, and no row written often."""
+"""Plan of merges of segments: few files, few rewrites of a row."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Dense tables in segments: through many checkpoints, merges, disk trouble, eviction and rescaling."""
+"""Dense tables in segments: many checkpoints, merges, disk errors, eviction and rescaling."""
 
 import resource
 import signal
@@ -175,7 +175,7 @@ def test_a_state_of_columns_is_not_taken_for_one_of_values(bench: Bench) -> None
 @pytest.mark.parametrize("changed", [5, 900])
 @pytest.mark.parametrize("moment", [1, 10, 26])
 def test_what_is_written_while_files_are_merged_counts_after_them(tmp_path: Path, changed: int, moment: int) -> None:
-    """A delta or a new base comes at any step of a merge."""
+    """A delta or a new base is written at any step of a merge."""
     shard = Shard(MemoryKv(), "op", 0, 128, 0, 127)
     table = ColumnTable("dense", 0, shard, {"count": ("i8", 0), "high": ("f8", -1.0)}, 1, False, 1 << 20, (), False)
     log = SegmentLog(tmp_path / "segments", 128)
@@ -212,7 +212,7 @@ def test_what_is_written_while_files_are_merged_counts_after_them(tmp_path: Path
 def test_a_merge_that_comes_while_a_segment_is_written_waits_for_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is being written has its number already: a merge would come after it in a restore, with older values."""
+    """The segment being written has its number: a merge would get a later number, and restore older values."""
     shard = Shard(MemoryKv(), "op", 0, 128, 0, 127)
     specs = {"count": ("i8", 0), "high": ("f8", -1.0)}
     table = ColumnTable("dense", 0, shard, specs, 1, False, 1 << 20, (), False)
@@ -224,7 +224,7 @@ def test_a_merge_that_comes_while_a_segment_is_written_waits_for_the_next(
         log.write(table.take_segments())
 
     freeze(np.arange(1_000))
-    for start in range(24):  # as many as are merged
+    for start in range(24):  # enough for a merge
         freeze(np.arange(start, start + 5))
     write = segment_set._written
 

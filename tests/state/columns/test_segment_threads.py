@@ -1,4 +1,4 @@
-"""Loop and worker of a keyed backend, interleaved line by line: segments, links and uploads under true threads."""
+"""Loop and worker of a keyed backend on real threads, interleaved line by line: segments, links, uploads."""
 
 import contextlib
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def content(table: ColumnTable) -> dict[object, int]:
 
 
 class Run:
-    """A loop that takes checkpoint after checkpoint and a worker that writes them, as a slot has them."""
+    """A loop that takes checkpoints and a worker that writes them, as in a slot."""
 
     def __init__(self, bench: Bench, stepper: Stepper, seed: int) -> None:
         self._bench = bench
@@ -72,7 +72,7 @@ class Run:
         while not self._over:
             self._stepper.wait_until(lambda: bool(self._queue) or self._over)
             if self._queue:
-                with contextlib.suppress(SnapshotDropped):  # a later one was completed meanwhile
+                with contextlib.suppress(SnapshotDropped):  # a later checkpoint has completed
                     self._written.append((self._queue[0], self._backend.snapshots.write(self._queue[0])))
                     self._backend.snapshots.clean_up()
                 self._queue.pop(0)
@@ -102,7 +102,7 @@ class Run:
                 self._now.pop(key, None)
 
     def _settle(self) -> None:
-        """What was written is decided, or sometimes not."""
+        """Completes the written checkpoints, and aborts a quarter of them."""
         while self._written:
             number, snapshot = self._written.pop(0)
             if self._random.random() < 0.25:
@@ -126,7 +126,7 @@ def stepped(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Stepper]:
 def test_snapshots_restore_the_state_at_their_barrier_however_threads_interleave(
     seed: int, tmp_path: Path, stepped: Callable[[int], Stepper]
 ) -> None:
-    """A merge during a write, a link during a merge, an upload during the next freeze."""
+    """Covers a merge during a write, a link during a merge, an upload during the next capture."""
     stepper = stepped(seed)
     run = Run(Bench(tmp_path, kind="memory"), stepper, seed)
     try:

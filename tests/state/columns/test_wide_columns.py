@@ -1,4 +1,4 @@
-"""Cells of bytes beside columns of numbers: in segments, in entries, evicted, removed; compared with plain dicts."""
+"""Columns of bytes next to columns of numbers, against dicts: segments, entries, eviction, removal."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""Beside a set, whatever the numbers and their order."""
+"""Distinct ints against a set, for any numbers in any order."""
 
 import numpy as np
 import pytest

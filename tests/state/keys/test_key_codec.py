@@ -1,4 +1,4 @@
-"""Keys as bytes: back again exactly, and in the order of the values."""
+"""Encoded keys: exact round trips, and bytes in the order of the values."""
 
 import datetime as dt
 import math
@@ -31,7 +31,7 @@ _key = st.lists(st.one_of(FIELDS), max_size=4).map(tuple)
 
 
 def _rank(field: Any) -> tuple[int, Any]:
-    """The documented order between kinds, then the value's own order."""
+    """Returns the documented rank of the field's type, then the value."""
     kinds = [type(None), bool, int, float, str, bytes, dt.date, dt.datetime]
     position = kinds.index(type(field)) + (0.5 if isinstance(field, dt.datetime) and field.tzinfo else 0)
     return (position, 0 if field is None else field)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""The hash that decides where state lives: fixed for ever, and the same for one key and for whole columns."""
+"""The hash of key groups: fixed for ever, and equal for single keys and columns."""
 
 import datetime as dt
 from decimal import Decimal
@@ -26,7 +26,7 @@ from tests.drawn import examples
 
 UTC = dt.timezone.utc
 
-# Written down once. If one of these changes, state of earlier versions is read by the wrong subtask.
+# Fixed values: if one of them changes, the wrong subtask reads state of earlier versions.
 HASHES: list[tuple[Any, int]] = [
     (None, 0x9E3779B97F4A7C15),
     (0, 0xE220A8397B1DCDAF),
@@ -124,7 +124,7 @@ def test_one_key_and_whole_columns_always_agree(columns: list[pa.Array], max_par
     rows = list(zip(*[column.to_pylist() for column in columns], strict=True))
     expected = [key_group(row, max_parallelism) for row in rows]
     assert key_groups_of(columns, max_parallelism).tolist() == expected
-    many = [pa.concat_arrays([column] * 60) for column in columns]  # other ways are taken for more rows
+    many = [pa.concat_arrays([column] * 60) for column in columns]  # large batches use other code
     assert key_groups_of(many, max_parallelism).tolist() == expected * 60
     if rows:
         assert key_groups_of_keys([(*row, "namespace") for row in rows], len(columns), max_parallelism) == expected

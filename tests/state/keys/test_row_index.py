@@ -1,4 +1,4 @@
-"""Slot numbers of keys against a plain dict, for keys of ints (a hash table in numpy) and for any others."""
+"""Row ids of keys against a dict, for int keys (a hash table in numpy) and for all other keys."""
 
 import contextlib
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def test_a_key_keeps_its_slot_until_it_is_removed_and_no_two_share_one(
 
 @contextlib.contextmanager
 def replaced_slowly(known: int | None) -> Iterator[None]:
-    """Hash tables begin with eight places, and get to know of so many row ids at once. None: as in production."""
+    """Makes hash tables start with eight places and learn `known` row ids per call; None: as in production."""
     if known is None:
         yield
         return
@@ -98,8 +98,8 @@ def many_keys_come_and_go(fields: int) -> None:
 
 @pytest.mark.slow
 def test_a_large_table_is_replaced_in_parts_before_it_is_full() -> None:
-    """However many keys come, a call puts no more row ids into a table than the keys that it brings ask for; nor does
-    it where as many keys go as come."""
+    """A call moves only as many row ids into the next table as its own keys require, in growing tables and in tables
+    with as many removed as added keys."""
     settled = [0]
     settle = row_index._Places.settle
 
@@ -122,7 +122,7 @@ def test_a_large_table_is_replaced_in_parts_before_it_is_full() -> None:
 
 
 def test_keys_that_all_want_one_place_are_told_apart() -> None:
-    """The first place is the product with an odd number, shifted: keys that differ in the lowest bits of it collide."""
+    """A key's first place is the shifted product with an odd number: keys that differ in its low bits collide."""
     inverse = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
     colliding = [(number * inverse + (1 << 63)) % (1 << 64) - (1 << 63) for number in range(300)]
     keys = IntKeys(1)

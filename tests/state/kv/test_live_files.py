@@ -1,4 +1,4 @@
-"""Files that a MANIFEST of RocksDB names: as RocksDB itself says, however far the log is read at once."""
+"""Files named by a MANIFEST of RocksDB: equal to RocksDB's own list, for any size of reads."""
 
 import shutil
 from pathlib import Path
@@ -45,7 +45,7 @@ ENTRIES = [
 
 
 def log_of(entries: list[bytes]) -> tuple[bytes, list[int]]:
-    """And where each entry ends."""
+    """Returns the log of the entries, and the end of each entry."""
     log, ends = b"", []
     for entry in entries:
         begun = False

@@ -1,4 +1,4 @@
-"""RocksDB behind its one doorway: raw mode whatever lies in the folder, one owner per folder, memory within a bound."""
+"""RocksDB behind `RocksDbKv`: raw mode for any folder content, one owner per folder, bounded memory."""
 
 import json
 import os
@@ -84,7 +84,7 @@ def test_a_scan_gives_the_range_in_order_also_when_much_is_written_meanwhile(tmp
 def test_memory_heavy_filters_are_written_in_parts_beside_files_with_whole_filters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With files of before, after it is opened again, and after all were merged."""
+    """Checked with older files, after reopening, and after a merge of all files."""
     monkeypatch.setattr(rocksdb, "_WHOLE_FILTERS", (16 << 20) // 10_000)  # 8,000 keys
 
     def in_parts() -> list[bool]:
@@ -118,7 +118,7 @@ def test_memory_heavy_filters_are_written_in_parts_beside_files_with_whole_filte
 
 @pytest.mark.slow
 def test_a_scan_that_is_not_read_to_its_end_keeps_no_file_that_was_replaced(tmp_path: Path) -> None:
-    """`deduplicate` reads its state bit by bit for as long as ids are remembered, while the state is rewritten."""
+    """`deduplicate` reads its state in small parts for as long as ids are remembered, while the state is rewritten."""
     kv = RocksDbKv(tmp_path / "db", MEMORY)
     keys = [number.to_bytes(4, "big") for number in range(40_000)]
 
@@ -152,7 +152,7 @@ def test_a_folder_has_one_owner_and_the_second_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB; its folder is called as Spark calls its own, with "lock" in it."""
+    """A file system of 4 MiB; like Spark's folders, its folder has "lock" in the name."""
     disk = tmp_path / "blockmgr-1"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
@@ -173,9 +173,9 @@ def test_on_a_full_disk_the_remedy_is_named_and_closing_is_still_possible(small_
         kv.flush()
     kv.close()
     (small_disk / "filler").unlink()
-    again = RocksDbKv(small_disk / "db", MEMORY)  # nothing holds it any more
+    again = RocksDbKv(small_disk / "db", MEMORY)  # the folder has no owner
     again.write([(b"k", b"v")])
-    again.flush()  # waits for the process's one flushing thread, which rests for a second after an error
+    again.flush()  # waits for the process's flushing thread, which pauses for a second after an error
     again.close()
 
 
@@ -191,7 +191,7 @@ def test_a_damaged_database_is_corrupt_and_named(tmp_path: Path) -> None:
 
 
 def test_a_scan_does_not_end_at_a_damaged_block_as_if_that_were_all(tmp_path: Path) -> None:
-    """rocksdict ends an iteration there without a word."""
+    """rocksdict ends an iteration at a damaged block without an error."""
     kv = RocksDbKv(tmp_path / "db", MEMORY)
     kv.write([(number.to_bytes(4, "big"), number.to_bytes(8, "big") * 100) for number in range(5_000)])
     kv.flush()
@@ -291,7 +291,7 @@ def test_all_databases_of_a_slot_share_one_bound(tmp_path: Path) -> None:
     assert cache.get_usage() > 0
     for kv in stores:
         assert kv.memory_bytes() > 0
-    # Memtables over the bound are flushed behind the writes: with little more written, memory comes down to it.
+    # Memtables over the bound are flushed in the background: after few more writes, memory is within the bound.
     deadline = time.monotonic() + 60
     while cache.get_usage() > memory.total_bytes and time.monotonic() < deadline:
         for number, kv in enumerate(stores):
@@ -321,7 +321,7 @@ print(len(found), len(set(map(id, found))))
 
 
 def test_databases_of_chains_that_are_opened_side_by_side_share_that_bound() -> None:
-    """In a process that has not imported rocksdict: whoever asks first waits for it, and others come meanwhile."""
+    """Runs in a process without rocksdict: the first caller waits for the import while other callers arrive."""
     root = Path(__file__).resolve().parents[3]
     said = subprocess.run([sys.executable, "-c", _SIDE_BY_SIDE], cwd=root, capture_output=True, text=True, timeout=60)
     assert said.stdout == "4 1\n", said.stderr
@@ -342,12 +342,12 @@ def test_no_compaction_begins_while_they_are_held_and_what_waits_begins_then(tmp
         time.sleep(0.01)
     MEMORY.hold_compactions(True)
     RocksDbKv(tmp_path / "other", MEMORY).close()
-    kv.compact()  # an opened database has let it begin
+    kv.compact()  # compactions are permitted since the open
     kv.close()
 
 
 def test_a_database_is_closed_also_while_a_compaction_of_it_is_held(tmp_path: Path) -> None:
-    """RocksDB waits for it: the checkpoint of a move, which closes what its merge has emptied, took two minutes."""
+    """RocksDB's close waits for the compaction, so a checkpoint that closes merged databases would take minutes."""
     kv = RocksDbKv(tmp_path / "db", MEMORY)
     MEMORY.hold_compactions(True)
     try:
@@ -365,8 +365,9 @@ def test_a_database_is_closed_also_while_a_compaction_of_it_is_held(tmp_path: Pa
 
 
 def test_neither_writes_nor_flushes_wait_for_compactions_however_many_runs_exist(tmp_path: Path) -> None:
-    """From some number of runs on RocksDB would slow writers down, and lets flushes wait so that it need not: a
-    checkpoint of much state took minutes, and while compactions were held it never ended."""
+    """By default RocksDB slows writers down above some number of runs, and delays flushes to avoid that.
+
+    A checkpoint of large state would then take minutes, and would never end while compactions are held."""
     kv = RocksDbKv(tmp_path / "db", MEMORY)
     MEMORY.hold_compactions(True)
 

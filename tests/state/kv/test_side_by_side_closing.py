@@ -1,5 +1,6 @@
-"""What side-by-side databases leave: folders of a checkpoint that failed, and databases that are to be closed while
-compactions are held, because the job is about to move."""
+"""Cleanup of side-by-side databases: folders of failed checkpoints, and closes while compactions are held.
+
+Compactions are held when the job is about to move."""
 
 import errno
 import os
@@ -15,7 +16,7 @@ from barrier_runtime.state.kv.side_by_side import Database, SideBySide
 
 
 def test_a_flush_while_compactions_are_held_leaves_what_is_empty_for_a_later_one(tmp_path: Path) -> None:
-    """Its close would wait for a compaction that does not begin, or let all others begin, in the last checkpoint."""
+    """A close in the last checkpoint would wait for a held compaction, or would start all held compactions."""
     memory = SlotMemory(64 << 20)
     other = RocksDbKv(tmp_path / "1", memory)
     for number in range(rocksdb._RUNS + 5):
@@ -60,7 +61,7 @@ def test_a_checkpoint_that_fails_leaves_no_folder_that_its_owner_does_not_know(t
 
 @pytest.mark.slow
 def test_a_database_is_closed_while_the_compaction_of_another_goes_on(tmp_path: Path) -> None:
-    """One thread merges for all: a flush that closed what a merge had emptied, so a checkpoint, took as long."""
+    """One thread compacts for all databases: a checkpoint must not wait for the compaction of another database."""
     memory = SlotMemory(64 << 20)
     large, small = RocksDbKv(tmp_path / "large", memory), RocksDbKv(tmp_path / "small", memory)
     memory.hold_compactions(True)

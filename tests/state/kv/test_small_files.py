@@ -1,4 +1,4 @@
-"""What a database syncs often is in memory, leaves nothing there, and is on the disk where there is no room."""
+"""Often synced files of a database are in memory, are removed from there, and are on disk if memory is full."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ signal.pause()
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In place of /dev/shm, for this test alone."""
+    """A folder that replaces /dev/shm in one test."""
     folder = tmp_path / "memory"
     folder.mkdir()
     monkeypatch.setattr(small_files, "MEMORY", folder)
@@ -65,7 +65,7 @@ def test_the_folder_has_tables_alone_and_a_checkpoint_has_all(tmp_path: Path, me
 def test_checkpoint_waits_while_files_in_two_folders_change(
     tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RocksDB itself makes no checkpoint of such a database."""
+    """RocksDB itself cannot checkpoint a database with files in two folders."""
     kv, read, attempts = RocksDbKv(tmp_path / "db", MEMORY, once=True), LiveFiles.read, []
     kv.write([(b"1", b"v")])
 
@@ -118,7 +118,7 @@ def test_where_memory_is_full_when_they_are_copied_they_stay_on_the_disk(
 
 
 def test_a_link_among_the_folders_in_memory_leads_nowhere(tmp_path: Path, memory: Path) -> None:
-    """Everyone may write there."""
+    """Every user may write to the folder in memory."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     os.utime(elsewhere, (1_000, 1_000))

@@ -1,4 +1,4 @@
-"""Where the blocks of a range are in real files of RocksDB: the index may have one level or two."""
+"""Positions of a range's blocks in real files of RocksDB, with indexes of one and two levels."""
 
 import random
 from bisect import bisect_left
@@ -69,7 +69,7 @@ def test_an_index_of_two_levels_names_the_blocks_that_one_of_one_level_names(
 
 
 def test_parts_that_do_not_end_at_the_index_are_no_layout_that_is_known(tmp_path: Path) -> None:
-    """As those of a file that has something between the parts and the block that names them."""
+    """Such a file has unknown bytes between the parts and the block that names the parts."""
     file = file_of(tmp_path / "db", [number.to_bytes(4, "big") for number in range(2_000)], 2)
     _, top = index_in(file)
     with pytest.raises(UnknownLayout, match="do not end where it begins"):

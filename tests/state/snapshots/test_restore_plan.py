@@ -1,4 +1,4 @@
-"""Who restores what: from p to q subtasks, without a snapshot or file touched."""
+"""Plans of restores from p to q subtasks, without reading a snapshot or file."""
 
 import itertools
 
@@ -109,7 +109,7 @@ def test_state_ids_of_merged_snapshots_are_renumbered_only_where_they_clash() ->
 
 
 def test_undated_entries_count_from_the_earlier_restore_when_subtasks_are_merged() -> None:
-    """So what was expired in one of them stays so."""
+    """An entry that was expired in one subtask stays expired."""
     known = [StateDescription("list", ttl=StoredTtl(50, since_ms=since_ms)) for since_ms in (120, 100, None)]
     for order in itertools.permutations([*known, StateDescription("list")]):
         merging = [

@@ -1,4 +1,4 @@
-"""Which files are uploaded: interleavings of checkpoints, completions, aborts and restores, as lists of file names."""
+"""Plans of uploads for interleavings of checkpoints, completions, aborts and restores, as lists of files."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bytes that are not what was written are never returned; the message names the object and both hashes."""
+"""Changed bytes are never returned; the error names the object and both hashes."""
 
 import hashlib
 from pathlib import Path

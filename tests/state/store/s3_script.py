@@ -1,16 +1,17 @@
-"""An S3 server on loopback that answers what it is told, and keeps what it was asked."""
+"""An S3 server on loopback with scripted answers that records its requests."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Script:
-    """Answers in order, with an error's code or a body; the last one is repeated. `None` closes the connection without
-    an answer."""
+    """Answers in order, each with a status and an error code or body; the last answer repeats.
+
+    `None` closes the connection without an answer."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, str] | None] = [(200, "")]
-        self.headers: dict[str, str] = {}  # of each answer, beside the usual ones
+        self.headers: dict[str, str] = {}  # added to every answer
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         script = self
 
@@ -45,7 +46,7 @@ class Script:
             do_PUT = do_GET = do_HEAD = do_POST = do_DELETE = answer
 
             def log_message(self, format: str, *args: object) -> None:
-                """Quiet."""
+                """Logs nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)

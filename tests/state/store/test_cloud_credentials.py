@@ -1,4 +1,4 @@
-"""What a person is told who has no credentials, or lost them for a moment."""
+"""Errors for missing and temporarily unavailable credentials."""
 
 import http.server
 import os
@@ -33,7 +33,7 @@ def no_token(*_: Any, **__: Any) -> Any:
 
 
 def test_a_machine_without_identity_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the client itself says it: the service that would give it a token does not answer."""
+    """The error is the client's own: the service that issues tokens does not answer."""
     monkeypatch.setenv("AZURE_MSI_ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(InvalidJob, match="found no credentials: set AZURE_STORAGE_ACCOUNT_KEY"):
         open_store(PLACES["abfss"]).get("a")
@@ -54,7 +54,7 @@ def test_no_credentials_is_the_answer_of_the_first_request_whatever_it_is(
 
 
 def test_an_identity_that_is_away_for_a_moment_is_waited_for_and_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens are renewed while a job runs: one that was had shows that there are credentials."""
+    """Tokens are renewed while a job runs: an earlier token proves that credentials exist."""
     store = open_store(PLACES["gs"])
     monkeypatch.setattr(obstore, "put", lambda *_, **__: None)
     assert store.put_if_absent("a", b"x") is PutOutcome.CREATED
@@ -78,7 +78,7 @@ def test_without_aws_credentials_the_variables_are_named(
 
 
 def test_a_gateway_of_google_cloud_storage_is_asked_without_credentials() -> None:
-    """`endpoint=`, which the client takes from the file of a service account."""
+    """The client takes `endpoint=` from the file of a service account."""
     asked = []
 
     class Nothing(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Whole jobs whose checkpoints and files are in Azure Blob and Google Cloud Storage (emulators of them)."""
+"""Jobs with checkpoints and files in emulators of Azure Blob and Google Cloud Storage."""
 
 import inspect
 import json
@@ -28,7 +28,7 @@ def test_a_job_keeps_its_checkpoints_and_files_there(cloud: Cloud) -> None:
         flow.run_local(parallelism=2, checkpoints=checkpoints, checkpoint_interval=0.1)
 
     run()
-    run()  # nothing is left to read: it goes on from the last checkpoint, and writes nothing again
+    run()  # restores the last checkpoint, with no input left, and writes no row again
     store = open_store(target)
 
     def rows_seen() -> int:
@@ -44,7 +44,7 @@ def test_a_job_keeps_its_checkpoints_and_files_there(cloud: Cloud) -> None:
 
 @pytest.mark.slow
 def test_a_job_outlives_a_stop_of_the_server(cloud: Cloud) -> None:
-    """Its checkpoints and its files are there. Requests are cut off and refused while rows come."""
+    """Checkpoints and files are on the server. Requests are cut off and refused while the job runs."""
     checkpoints, target = cloud.new_url(), cloud.new_url()
     store, rows = open_store(target), 1_000
     flow = Dataflow("clouds-away")
@@ -79,7 +79,7 @@ _PROGRAM += f"{inspect.getsource(killed)}\nkilled(*sys.argv[1:])\n"
 
 @pytest.mark.slow
 def test_a_job_that_is_killed_goes_on_from_its_checkpoint_there(cloud: Cloud) -> None:
-    """With SIGKILL, after rows have become visible: each row once, and counts go on from the state."""
+    """SIGKILL after rows have become visible: each row is visible once, and counts continue from the state."""
     checkpoints, target = cloud.new_url(), cloud.new_url()
     store = open_store(target)
 

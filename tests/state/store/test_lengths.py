@@ -1,4 +1,4 @@
-"""Names that are too long for a store are known before anything is decided."""
+"""Names that are too long for a store are refused before any decision."""
 
 from pathlib import Path
 

@@ -119,7 +119,7 @@ def test_two_stores_on_one_folder_see_each_others_objects(tmp_path: Path) -> Non
 
 
 def test_an_object_is_as_old_as_its_put_whatever_the_age_of_the_file_that_it_is(tmp_path: Path) -> None:
-    """Retention deletes what is older than all that an open checkpoint uploads."""
+    """Retention deletes objects that are older than all uploads of open checkpoints."""
     store = LocalStore(tmp_path / "objects")
     file = tmp_path / "file"
     file.write_bytes(b"bytes")
@@ -131,7 +131,7 @@ def test_an_object_is_as_old_as_its_put_whatever_the_age_of_the_file_that_it_is(
 
 
 def test_a_file_that_is_put_twice_under_one_name_has_no_other_name_in_the_folder(tmp_path: Path) -> None:
-    """As when nobody knows what became of the first put."""
+    """Such a retry follows a put with an unknown outcome."""
     store = LocalStore(tmp_path / "objects")
     file = tmp_path / "file"
     file.write_bytes(b"bytes")

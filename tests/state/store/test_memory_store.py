@@ -1,4 +1,4 @@
-"""The faults of the in-memory twin: each does exactly what it says, once, and in the order injected."""
+"""Faults of the in-memory store: each has exactly its documented effect, once, in the order of injection."""
 
 import hashlib
 

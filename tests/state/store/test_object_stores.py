@@ -50,7 +50,7 @@ def test_a_replaced_object_is_not_read_as_the_version_that_was_listed(any_store:
     (after,) = any_store.list("a/")
     assert any_store.get_version("a/b", after.etag, 3, 4) == b"6543"
     any_store.delete(["a/b"])
-    with pytest.raises((ObjectNotFound, ObjectChanged)):  # an emulator of Azure looks at the condition first
+    with pytest.raises((ObjectNotFound, ObjectChanged)):  # an emulator of Azure checks the condition first
         any_store.get_version("a/b", after.etag, 3, 4)
 
 
@@ -125,7 +125,7 @@ def test_publish_makes_the_staged_object_visible_once_however_often_it_is_called
     assert any_store.get("out/part-1") == b"rows"
     assert [info.key for info in any_store.list("_staging/")] == []
     any_store.publish("_staging/1", "out/part-1", sha256)
-    any_store.put("_staging/1", b"rows")  # a crash between making it visible and dropping the staged object
+    any_store.put("_staging/1", b"rows")  # a crash between publishing and deleting the staged object
     any_store.publish("_staging/1", "out/part-1", sha256)
     assert any_store.get("out/part-1") == b"rows"
     assert [info.key for info in any_store.list("_staging/")] == []
@@ -143,7 +143,7 @@ def test_publish_never_replaces_other_content(any_store: ObjectStore) -> None:
 
 @pytest.mark.parametrize("dropped", [True, False])
 def test_a_first_publish_that_others_have_overtaken_is_success(any_store: ObjectStore, dropped: bool) -> None:
-    """A successor's recovery may publish first; it may have died before it dropped the staged object."""
+    """A successor's recovery may publish first, and may die before deleting the staged object."""
     sha256 = hashlib.sha256(b"rows").hexdigest()
     any_store.put("_staging/1", b"rows")
     any_store.publish("_staging/1", "out/part-1", sha256)
@@ -185,7 +185,7 @@ def test_the_url_of_a_store_opens_the_same_objects_and_carries_no_secret(any_sto
 
 @pytest.mark.slow
 def test_an_object_is_copied_from_another_store_whole(any_store: ObjectStore, tmp_path: Path) -> None:
-    """By the store itself where it can: from one of its own kind; otherwise through a file."""
+    """A store copies from a store of its own kind if possible; otherwise the copy passes through a file."""
     others = (MemoryStore(), LocalStore(tmp_path / "other"), any_store)
     content = bytes(range(256)) * 40_000
     for number, other in enumerate(others):

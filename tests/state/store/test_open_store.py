@@ -1,4 +1,4 @@
-"""URLs: which store they open, and what is said about those that open none."""
+"""URLs of stores: the store that each opens, and errors for invalid URLs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Keys: what `Paths` builds, and what `check_key` refuses."""
+"""Keys built by `Paths` and refused by `check_key`."""
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_keys_tell_what_they_were_built_from_and_foreign_keys_tell_nothing() -> 
     ],
 )
 def test_what_lies_beside_ours_is_not_taken_for_ours(key: str) -> None:
-    """S10: a name that is only similar is never swept."""
+    """S10: an object with a similar name is never deleted."""
     paths = Paths("a")
     assert paths.checkpoint_of(key) is None
     assert paths.data_token(key) is None

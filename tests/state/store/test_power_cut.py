@@ -1,4 +1,4 @@
-"""The folder store at a power cut, at every moment: what it acknowledged is there, whole."""
+"""The folder store after a power cut at any moment: acknowledged objects exist, complete."""
 
 import hashlib
 import os
@@ -14,11 +14,11 @@ from tests.power_cut import Disk, Names
 
 ROWS, OTHER = b"rows" * 5_000, b"other"
 SHA256 = hashlib.sha256(ROWS).hexdigest()
-Act = Callable[[LocalStore], str]  # one request until it is acknowledged; the key that must be there
+Act = Callable[[LocalStore], str]  # sends one request until acknowledged; returns the key that must exist
 
 
 class Killed(BaseException):
-    """The process is gone. No `except Exception` sees it."""
+    """Death of the process; no `except Exception` catches a BaseException."""
 
 
 def put(store: LocalStore) -> str:
@@ -71,7 +71,7 @@ def act(request: pytest.FixtureRequest, tmp_path: Path) -> Act:
 
 
 def moments(act: Act, folder: Path) -> list[str]:
-    """What the disk is told to do during it, in a fresh store."""
+    """Returns the operations of the disk during `act`, in a fresh store."""
     folder.mkdir()
     seen: list[str] = []
     disk = Disk(folder)
@@ -85,7 +85,7 @@ def moments(act: Act, folder: Path) -> list[str]:
 def test_what_was_acknowledged_is_there_after_a_cut_and_nothing_is_there_in_part(
     act: Act, names: Names, tmp_path: Path
 ) -> None:
-    """O12: also the names of all folders that lead to it, the store's own among them."""
+    """O12: includes the names of all parent folders, and the store's own folder."""
     count = len(moments(act, tmp_path / "count"))
     assert count > 4
     for cut in range(count):
@@ -96,7 +96,7 @@ def test_what_was_acknowledged_is_there_after_a_cut_and_nothing_is_there_in_part
 
 
 def cut_at(act: Act, moment: int | None, folder: Path, names: Names) -> tuple[str, dict[str, bytes]]:
-    """The key that was acknowledged in the end, and what a cut at that moment left; None: after it was acknowledged."""
+    """Returns the acknowledged key, and the objects left by a cut at `moment`; None cuts after the acknowledgement."""
     (folder / "disk").mkdir(parents=True)
     disk, kept = Disk(folder / "disk"), folder / "kept"
     with disk.plugged_in():
@@ -110,7 +110,7 @@ def cut_at(act: Act, moment: int | None, folder: Path, names: Names) -> tuple[st
 
 
 def test_request_repeated_after_a_failed_sync_is_durable_once_acknowledged(act: Act, tmp_path: Path) -> None:
-    """O12: the first attempt gave the name, but nobody knows whether the disk has it."""
+    """O12: the first attempt has written the name, but the name may not be durable."""
     failing = 0
     while True:
         failing += 1
@@ -129,7 +129,7 @@ def test_request_repeated_after_a_failed_sync_is_durable_once_acknowledged(act: 
 
 
 def test_process_that_dies_anytime_leaves_nothing_a_repeat_mistakes_for_durable(act: Act, tmp_path: Path) -> None:
-    """O12: a folder or a name that somebody has made, and did not come to sync."""
+    """O12: a dead process may leave a folder or a name that was never synced."""
     count = len(moments(act, tmp_path / "count"))
     for death in range(count):
         folder = tmp_path / f"{death}"
@@ -149,13 +149,13 @@ def die() -> None:
 
 
 def test_who_hears_that_an_object_exists_may_rely_on_it(tmp_path: Path) -> None:
-    """O12: its writer died between giving it its name and syncing that."""
+    """O12: the writer died between writing the object's name and syncing the folder."""
     (tmp_path / "disk").mkdir()
     disk = Disk(tmp_path / "disk")
     with disk.plugged_in():
         writer, reader = LocalStore(tmp_path / "disk"), LocalStore(tmp_path / "disk")
         writer.put("log/0", b"")
-        disk.fail_sync = {disk.syncs + 2}  # that of the folder
+        disk.fail_sync = {disk.syncs + 2}  # the folder's sync
         assert writer.put_if_absent("log/1", ROWS) is PutOutcome.UNKNOWN
         assert reader.put_if_absent("log/1", OTHER) is PutOutcome.EXISTS
         disk.kept(tmp_path / "kept")
@@ -163,7 +163,7 @@ def test_who_hears_that_an_object_exists_may_rely_on_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_costs_its_syncs_once(tmp_path: Path) -> None:
-    """Of a thousand objects in one folder each costs two: its bytes, its name."""
+    """Each further object in a folder costs two syncs: its bytes and its name."""
     (tmp_path / "disk").mkdir()
     disk = Disk(tmp_path / "disk")
     with disk.plugged_in():

@@ -1,4 +1,4 @@
-"""A store that refuses every write, and one that lies over it: what is written goes to the scratch alone."""
+"""A store that refuses writes, and an overlay store whose writes go to a scratch store only."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What obstore must do as boto3 does it: endpoints, regions, credentials, keys, answers in part."""
+"""Equal behaviour of obstore and boto3: endpoints, regions, credentials, keys, partial answers."""
 
 import os
 from collections.abc import Callable
@@ -22,7 +22,7 @@ QUICK = RetryBudget(first_wait_s=0.001, longest_wait_s=0.001)
 
 @pytest.fixture
 def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No setting of AWS comes from this machine. Path of the profiles' file."""
+    """Removes this machine's AWS settings; the path of an empty profiles file."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -173,7 +173,7 @@ def test_credentials_that_stay_expired_are_for_a_person(script: Script, operatio
 
 
 def test_credentials_that_are_away_for_a_moment_are_waited_for(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renewal fails: the role's service does not answer, and botocore says so."""
+    """The renewal fails because the role's service does not answer."""
     store = ObstoreS3Store("bucket", "away", script.endpoint, QUICK)
     store.put("first", b"x")
 
@@ -272,7 +272,7 @@ def test_a_certificate_that_is_not_trusted_names_the_remedy() -> None:
 def test_an_upload_in_parts_that_fails_is_aborted(script: Script) -> None:
     begun = "<InitiateMultipartUploadResult><UploadId>U1</UploadId></InitiateMultipartUploadResult>"
     store, large = ObstoreS3Store("bucket", "jobs", script.endpoint, RetryBudget(attempts=1)), bytes(17 << 20)
-    if not store._aborts_uploads:  # obstore for Python 3.10: boto3 sends the object whole
+    if not store._aborts_uploads:  # obstore for Python 3.10: boto3 sends the object in one put
         store.put("big", large)
         assert [(method, path) for method, path, _ in script.requests] == [("PUT", "/bucket/jobs/big")]
         return

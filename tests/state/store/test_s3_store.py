@@ -1,5 +1,4 @@
-"""S3's many ways to fail, by both clients, against a server on loopback that answers what it is told, and against a
-real one."""
+"""Failures of S3 with both clients, against a scripted server on loopback and against a real server."""
 
 import hashlib
 import re
@@ -232,7 +231,7 @@ def test_another_store_of_the_process_does_not_reread_service_descriptions(
 def test_a_publish_that_another_process_finishes_first_is_success(
     s3_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T10: a commit of an old generation comes between two looks of the new one's recovery."""
+    """T10: a commit of an old generation happens between two reads of the new generation's recovery."""
     store, other = open_store(s3_url("race")), open_store(s3_url("race"))
     store.put("staged", b"rows")
     sha256 = hashlib.sha256(b"rows").hexdigest()

@@ -1,4 +1,4 @@
-"""The start-up probe: passes every store that keeps its promise, refuses the others with the reason."""
+"""The probe at the start: accepts stores with correct conditional puts, refuses others with the reason."""
 
 from pathlib import Path
 
@@ -64,7 +64,7 @@ DAY_MS = 24 * 3_600_000
 
 
 def requests_of(store: MemoryStore, now_ms: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many conditional puts a start at `now_ms` makes."""
+    """Returns the number of conditional puts of a start at `now_ms`."""
     asked: list[str] = []
     put = store.put_if_absent
     monkeypatch.setattr(store, "put_if_absent", lambda key, data: asked.append(key) or put(key, data))

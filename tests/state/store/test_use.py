@@ -1,4 +1,4 @@
-"""What stores count of their own requests, as S3 would bill them."""
+"""Stores' counts of their requests, as S3 bills requests."""
 
 from pathlib import Path
 

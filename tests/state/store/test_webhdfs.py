@@ -1,5 +1,6 @@
-"""What the store makes of answers that `tests/ends/test_hdfs.py` cannot get from a name node when it wants them: lost
-ones, and those of a name node on standby, of one that only starts, and of a gateway."""
+"""Answers that `tests/ends/test_hdfs.py` cannot provoke from a real name node.
+
+These are lost answers, and answers of a standby name node, of a starting name node, and of a gateway."""
 
 import json
 import threading
@@ -20,7 +21,7 @@ Answer = tuple[int, bytes]
 
 
 class Node(ThreadingHTTPServer):
-    """Answers what `answers` has for an operation, in turn and the last for ever; CUT: nothing, the connection ends."""
+    """Server with scripted answers per operation; the last answer repeats, CUT ends the connection."""
 
     daemon_threads = True
 
@@ -116,7 +117,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"DATA": [refused("IOException", "no data node is left")]}, PutOutcome.UNKNOWN),
         ({"CREATE": [STARTS]}, PutOutcome.UNKNOWN),
         ({"RENAME": [refused("FileAlreadyExistsException")], "DELETE": [(200, b"")]}, PutOutcome.EXISTS),
-        # What took the name may not be in the journal, and then never be there.
+        # The file that has the name may not be in the journal, and may then vanish.
         ({"RENAME": [refused("FileAlreadyExistsException")], "DELETE": [CUT]}, PutOutcome.UNKNOWN),
         ({"RENAME": [refused("FileAlreadyExistsException")], "DELETE": [(500, b"")]}, PutOutcome.UNKNOWN),
     ],
@@ -150,14 +151,14 @@ def test_the_active_name_node_is_found_and_asked_first_from_then_on(node: Callab
     assert one.asked == ["LISTSTATUS"]
     assert store.url == f"webhdfs://{one.place},{other.place}/folder"
     one.shutdown()
-    one.server_close()  # its port refuses connections: nothing was asked, so the other one may be
+    one.server_close()  # its port refuses connections: no request was sent, so the other node may be used
     assert store_of(one, other).put_if_absent("log/1", b"mine") is PutOutcome.CREATED
 
 
 def test_a_name_node_on_standby_that_sends_to_a_data_node_is_left_for_the_other(
     node: Callable[..., Node], tmp_path: Path
 ) -> None:
-    """As it does for what is to be created: the data node is refused then."""
+    """A standby name node does so for creates; the data node's request to the name node is then refused."""
     standby = [refused("StandbyException", "Operation category WRITE is not supported in state standby")]
     one, other = (
         node(DATA=standby, OPEN=[(307, b"")]),
@@ -179,7 +180,7 @@ def test_what_was_sent_to_one_name_node_is_not_sent_to_the_other(node: Callable[
 
 
 def test_a_gateway_that_knows_no_options_of_a_rename_is_refused(node: Callable[..., Node]) -> None:
-    """HttpFS answers true or false, and takes a rename for the old one, which moves a file *into* a folder."""
+    """HttpFS answers true or false, and executes the old rename, which moves a file *into* a folder."""
     with pytest.raises(InvalidJob, match="use the HTTP address of the name node itself"):
         store_of(node(RENAME=[(200, b'{"boolean":false}')])).put_if_absent("log/1", b"mine")
 

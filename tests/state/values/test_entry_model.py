@@ -1,8 +1,7 @@
-"""Many entries per key against plain dicts and lists: random programs of handles, with freezes, drains, aborts, crashes
-and rescalings, on both key-value stores, with the smallest caches.
+"""Many entries per key against dicts and lists, on both key-value stores, with the smallest caches.
 
-Whatever the interleaving, lists and maps of state say what a list and a dict say, maps in the order of their keys, also
-while they change under an iteration.
+Random programs mix state handles with captures, drains, aborts, crashes and rescalings. For every interleaving, state
+lists and maps equal a list and a dict; maps iterate in the order of their keys, also while they change.
 """
 
 import random
@@ -113,7 +112,7 @@ class EntryModel(RuntimeModel):
 
     @rule(key=KEYS, seed=st.integers(0, 10**6), jump=st.sampled_from([1, 40]))
     def change_while_iterating(self, key: int, seed: int, jump: int) -> None:
-        """Each step goes to the next greater key that is there at that moment."""
+        """Changes the map during an iteration, which always continues at the next greater present key."""
         self.at(key)
         drawn, model = random.Random(seed), self.maps[key]
         last = -(10**6)

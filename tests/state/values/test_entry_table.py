@@ -1,4 +1,4 @@
-"""Many entries per key in one table: what is stored under which bytes, what a change costs, what is not touched."""
+"""Many entries per key in one table: stored bytes, costs of changes, untouched neighbours."""
 
 import itertools
 import random
@@ -34,7 +34,7 @@ def delete_all(table: EntryTable, key: str) -> None:
 
 
 def test_entry_is_stored_after_the_users_key_and_the_entry_count_after_entries(bench: Bench) -> None:
-    """The stored layout: it must never change."""
+    """The stored layout must never change."""
     backend = bench.open()
     table = entries(backend)
     table.set_number(("k",), 2)
@@ -51,8 +51,8 @@ def test_entry_is_stored_after_the_users_key_and_the_entry_count_after_entries(b
 
 
 def test_an_element_at_the_index_of_one_that_went_is_not_that_one(bench: Bench) -> None:
-    """Elements leave the cache when they are written; one that had been read was still among the older ones there."""
-    bench.cache_bytes = 40_000  # a read is among the older ones after 64 more
+    """A written element leaves the cache, also if an earlier read has put the element among the older ones."""
+    bench.cache_bytes = 40_000  # a read element is among the older ones after 64 more reads
     backend = bench.open()
     table = entries(backend)
     put_all(table, "k", 1)
@@ -91,7 +91,7 @@ def test_a_hundred_appends_to_a_long_list_upload_about_their_own_bytes(rocksdb_b
 
 @pytest.mark.slow
 def test_a_change_of_a_million_entries_uploads_what_changed(rocksdb_bench: Bench) -> None:
-    """A hundred appends of a kilobyte upload at most three times as much, one entry of a map ten kilobytes."""
+    """A hundred appends of 1 kB upload at most three times their size, a change of a map entry at most 10 kB."""
     backend, many = rocksdb_bench.open(), 1_000_000
     items, by_key = entries(backend, "list"), entries(backend, "map", MAP)
     for table in (items, by_key):
@@ -117,7 +117,7 @@ def test_a_change_of_a_million_entries_uploads_what_changed(rocksdb_bench: Bench
 
 @pytest.mark.slow
 def test_a_walk_does_not_read_through_what_neighbours_have_deleted(rocksdb_bench: Bench) -> None:
-    """By the number of entries that the store is asked for, between two keys with many deleted entries each."""
+    """Counts the entries that are read from the store, between two keys with many deleted entries each."""
     backend = rocksdb_bench.open(max_parallelism=1)
     table = entries(backend)
     for key, count in (("a", 20_000), ("b", 3), ("c", 20_000), ("d", 1)):

@@ -1,4 +1,4 @@
-"""A table of values over a real key-value store: what is read, when it is written, what a frozen value is safe from."""
+"""A table of values over a real key-value store: reads, writes, isolation of captured values."""
 
 import tracemalloc
 
@@ -131,7 +131,7 @@ def test_a_key_of_another_subtask_is_a_broken_law_that_names_key_and_ranges(benc
 
 @pytest.mark.slow
 def test_a_small_cache_spills_what_is_dirty_and_forgets_nothing(bench: Bench) -> None:
-    """More entries than the cache may hold, blind puts and reads mixed, with checkpoints between."""
+    """Mixes puts and reads of more entries than the cache may hold, with checkpoints in between."""
     bench.cache_bytes = 200_000
     backend = bench.open()
     table = values(backend)
@@ -150,7 +150,7 @@ def test_a_small_cache_spills_what_is_dirty_and_forgets_nothing(bench: Bench) ->
 
 @pytest.mark.slow
 def test_a_few_large_values_do_not_fill_memory_before_their_size_is_known(rocksdb_bench: Bench) -> None:
-    """Of small ones thousands are held; of these there is room for sixteen."""
+    """The cache holds thousands of small values, but only sixteen of these."""
     rocksdb_bench.cache_bytes = 16 * _MIB
     backend = rocksdb_bench.open()
     table = values(backend)
@@ -171,17 +171,17 @@ def test_tables_that_need_little_leave_their_part_of_the_cache_to_others(bench: 
     bench.cache_bytes = 90 * _MIB
     backend = bench.open()
     table = values(backend)
-    for name in ("@timers", "@wall_timers"):  # which every function has
+    for name in ("@timers", "@wall_timers"):  # every function has these tables
         backend.timer_table(name, 1)
     number = 0
-    while not table.frozen_entries:  # until it writes some behind: a quarter of its part is waiting
+    while not table.frozen_entries:  # until the table spills: a quarter of its memory waits to be written
         table.put((number,), number)
         number += 1
     assert 4 * table.memory_bytes() > 0.5 * bench.cache_bytes
 
 
 def test_nothing_is_spilled_between_the_barrier_and_the_links(bench: Bench) -> None:
-    """The store must hold the state at the barrier and nothing younger when its files are linked."""
+    """When its files are linked, the store must hold exactly the state at the barrier."""
     bench.cache_bytes = 100_000
     backend = bench.open()
     table = values(backend)

@@ -1,4 +1,4 @@
-"""How timers are stored: their bytes, however many keys have come before."""
+"""Stored timers: their bytes, for any number of earlier keys."""
 
 import tempfile
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_timer_is_stored_by_group_state_time_and_key(
 
 
 def test_what_waits_is_bounded_whatever_memory_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who fires timers looks at all that wait, so they may not be very many."""
+    """Firing timers scans all waiting timers, so their number is bounded."""
     monkeypatch.setattr(timer_table, "_MOST_WAITING", 1_000)
     bench = Bench(tmp_path, kind="memory", cache_bytes=1 << 30)
     backend = bench.open()
@@ -76,7 +76,7 @@ STEP = st.one_of(
 @given(st.lists(STEP, max_size=25))
 @examples(150)
 def test_timers_in_lists_are_younger_than_all_others(steps: list[tuple[str, int]]) -> None:
-    """Against a set, whatever is asked of the table first and whenever the lists are written from."""
+    """Compared with a set, for any order of calls and any moment of writing the lists."""
     with tempfile.TemporaryDirectory() as folder:
         backend = Bench(Path(folder), kind="memory").open()
         table = backend.timer_table("@timers", 1)
@@ -123,7 +123,7 @@ def test_what_is_in_lists_waits_as_all_that_is_not_written(tmp_path: Path) -> No
 
 
 def test_timers_in_lists_are_written_while_others_wait(tmp_path: Path) -> None:
-    """Else a few timers that are due soon would make all others as dear as they are."""
+    """Otherwise a few timers that are due soon would make all others as expensive."""
     backend = Bench(tmp_path, kind="memory").open()
     table = backend.timer_table("@timers", 1)
     table.delete((1, ("key",)))

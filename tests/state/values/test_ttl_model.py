@@ -1,8 +1,8 @@
-"""State with a TTL against plain dicts of (time, value): random rows in and out of order, watermarks, sweeps in slices,
-freezes, drains, aborts, crashes, rescalings and changes of the TTL, on both key-value stores, with the smallest caches.
+"""State with a TTL against dicts of (time, value), on both key-value stores, with the smallest caches.
 
-Whatever the interleaving, a row sees exactly what was written or (where that counts) read less than the TTL before its
-own time; and sweeps are never seen.
+Random programs mix rows in and out of order, watermarks, partial cleanups, captures, drains, aborts, crashes,
+rescalings and changes of the TTL. For every interleaving, a row sees exactly the values written, or read if reads
+refresh the state, less than the TTL before its own time. Cleanups are never visible.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ from tests.state.backend_model import RuntimeModel
 KEYS = st.integers(0, 3)
 ENTRIES = st.integers(-5, 40)
 NUMBERS = st.integers(-9, 9)
-AFTER_MS = st.sampled_from([-30, -1, 0, 1, 5, 30, 99, 100, 101])  # of a row, behind the watermark
+AFTER_MS = st.sampled_from([-30, -1, 0, 1, 5, 30, 99, 100, 101])  # row time minus watermark
 TTLS_MS = (20, 50, 100)
 
 Held = tuple[int, Any]
@@ -66,7 +66,7 @@ class TtlModel(RuntimeModel):
     # ---- time
 
     def at(self, key: int, after_ms: int) -> None:
-        """A row of `key`; forget in the model what no row can see any more."""
+        """Starts a row of `key`, and drops from the model all values that no row can see."""
         self.current.key = (key,)
         self.step.timestamp, self.step.watermark = self.watermark_ms + after_ms, self.watermark_ms
         self.now_ms = max(self.watermark_ms, self.watermark_ms + after_ms)
@@ -78,7 +78,7 @@ class TtlModel(RuntimeModel):
         return max(self.now_ms, before[0] if before is not None else self.now_ms), value
 
     def read(self, held: Any, name: Any) -> Any:
-        """What a state that is refreshed by reads gives for `held[name]`."""
+        """Returns the expected read of `held[name]` in a state that reads refresh."""
         found = held.get(name)
         if not self.live(found):
             return None
@@ -94,7 +94,7 @@ class TtlModel(RuntimeModel):
         for key, elements in self.lists.items():
             self.lists[key] = [each for each in elements if each[0] + self.ttl_ms > self.watermark_ms]
 
-    # ---- what a function does
+    # ---- actions of a function
 
     @rule(key=KEYS, after=AFTER_MS, value=NUMBERS)
     def write_value(self, key: int, after: int, value: int) -> None:
@@ -182,7 +182,7 @@ class TtlModel(RuntimeModel):
         assert list(self.counts.items()) == expected
         assert number == len(expected)
 
-    # ---- sweeps
+    # ---- cleanups
 
     @rule(rest=st.booleans())
     def begin_a_sweep(self, rest: bool) -> None:
@@ -199,7 +199,7 @@ class TtlModel(RuntimeModel):
     @precondition(lambda self: self.completed is not None)
     @rule(ttl_ms=st.sampled_from(TTLS_MS), through=st.sampled_from([1, 2]))
     def another_program(self, ttl_ms: int, through: int) -> None:
-        """With a shorter TTL: a longer one may miss what a sweep has taken already."""
+        """Restores with a shorter TTL: with a longer TTL, values that a cleanup has removed would be missing."""
         self.ttl_ms = min(self.ttl_ms, ttl_ms)
         self.crash_and_restore(True, through)
 
