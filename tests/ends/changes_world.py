@@ -1,4 +1,4 @@
-"""What the tests of PostgreSQL's changes share: tables of their own, sources staged by hand, and readers of them."""
+"""Parts shared by the tests of PostgreSQL's changes: private tables, sources staged by hand, and their readers."""
 
 import contextlib
 import time
@@ -14,7 +14,7 @@ from tests.waiting import until
 
 
 class ChangedTables:
-    """Tables of one test, an administrator's session, and the sources that read them."""
+    """Tables of a single test, an administrator's session, and the sources that read the tables."""
 
     def __init__(self, url: str, storage: Path) -> None:
         self.url = url
@@ -74,7 +74,7 @@ class ChangedTables:
 
 @contextlib.contextmanager
 def reading(source: PostgresChanges, position: bytes | None = None) -> Iterator[ChangesReader]:
-    """A reader of its own; gone, with its session, at the end."""
+    """A private reader; the end closes the reader and its session."""
     reader = source.reader(source.splits(1)[0])
     if position is not None:
         reader.seek(position)
@@ -88,7 +88,7 @@ def reading(source: PostgresChanges, position: bytes | None = None) -> Iterator[
 
 
 def rows_from(reader: ChangesReader, count: int, most: int | None = None) -> list[dict[str, Any]]:
-    """`most`: rows of one poll."""
+    """The next `count` rows. `most`: maximum rows per poll."""
     rows: list[dict[str, Any]] = []
 
     def enough() -> bool:

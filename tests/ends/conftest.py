@@ -1,4 +1,4 @@
-"""Real servers, one of each per test session; of S3 a bucket per test, and no other endpoint that its clients know."""
+"""Real servers, one of each kind per test session; for S3 a bucket per test and clients without other endpoints."""
 
 import uuid
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def s3_process() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3(s3_process: S3Server) -> Iterator[S3Server]:
-    if not s3_process.running:  # a test has killed it, and failed before it started it again
+    if not s3_process.running:  # a test killed the server, and failed before the restart
         s3_process.start()
     s3_process.bucket = f"test-{uuid.uuid4().hex[:12]}"
     with known_to_clients(s3_process):
@@ -70,7 +70,7 @@ def tables(postgres: PostgresServer, tmp_path: Path) -> Iterator[ChangedTables]:
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    """Its sinks ask brokers of a busy machine longer than a slot does, which tries again instead."""
+    """Starts jobs whose sinks wait longer for brokers of a busy machine than in production, where a slot retries."""
     monkeypatch.setattr(kafka_client, "ANSWER_S", 60.0)
     with new_job() as job:
         yield job

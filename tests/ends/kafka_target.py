@@ -1,4 +1,4 @@
-"""A topic as its readers see it, and Kafka sinks driven by hand, one generation after the other."""
+"""A topic as readers see it, and Kafka sinks driven by hand, a generation after the other."""
 
 import json
 import time
@@ -21,7 +21,7 @@ _SILENT_S = 20.0  # then a client that ought to read on is replaced
 
 
 class Topic:
-    """`read`: the rows of all partitions that were committed, each partition in its order. Keeps what it has read."""
+    """A topic's reader. `read`: the committed rows of all partitions, each in its order. Keeps all rows read."""
 
     def __init__(self, kafka: KafkaServer, partitions: int = 2, **config: object) -> None:
         self.decode: Callable[[Any], Any] = json.loads
@@ -34,7 +34,7 @@ class Topic:
         self._consumer = self._opened()
 
     def read(self) -> list[dict[str, Any]]:
-        """Everything committed. A broker ends a transaction a moment after it said so: waits for that."""
+        """All committed rows. A broker ends a transaction a moment after the confirmation: waits for that end."""
         deadline = time.monotonic() + 120
         while self.has_open_transactions():
             assert time.monotonic() < deadline, f"there is an open transaction on {self.name}"
@@ -44,14 +44,14 @@ class Topic:
         return self._known.committed() != self._known.written()
 
     def read_stable(self) -> list[dict[str, Any]]:
-        """What readers see now: up to the first open transaction."""
+        """The rows visible to readers now: up to the first open transaction."""
         committed = self._known.committed()
         stable = [committed[number] for number in range(len(self.messages))]
         deadline = time.monotonic() + 120
         patience = time.monotonic() + _SILENT_S
         while any(end < wanted for end, wanted in zip(self._ends, stable, strict=True)):
             assert time.monotonic() < deadline, f"{self.name} cannot be read up to {stable}, only to {self._ends}"
-            if time.monotonic() > patience:  # a client may hang after its broker was killed
+            if time.monotonic() > patience:  # a client may hang after a kill of the broker
                 self._consumer.close()
                 self._consumer, patience = self._opened(), time.monotonic() + _SILENT_S
             for message in self._consumer.consume(500, timeout=0.05):
@@ -66,7 +66,7 @@ class Topic:
         self._consumer.close()
 
     def _opened(self) -> Consumer:
-        """A client that reads on behind what is there."""
+        """A client that reads from the first unread offset on."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self._bootstrap,
@@ -94,7 +94,7 @@ def new_topic(kafka: KafkaServer, partitions: int = 2, **config: object) -> Iter
 
 
 class Job:
-    """One job's sink subtasks, opened by hand. Sinks that are not closed by then are closed at the end."""
+    """One job's sink subtasks, opened by hand. The end closes all open sinks."""
 
     def __init__(self, lineage: str = "line") -> None:
         self.name = f"job-{uuid.uuid4().hex[:8]}"
@@ -133,7 +133,7 @@ def kafka_sink(kafka: KafkaServer, topic: Topic, **settings: Any) -> KafkaSink:
 
 
 def written(sink: Any, rows: Sequence[dict[str, Any]]) -> Any:
-    """A transaction with these rows, one batch each, staged early where the sink wishes so."""
+    """A transaction with these rows, a batch each, staged early if the sink requests staging."""
     transaction = sink.begin_transaction()
     for row in rows:
         sink.write(transaction, pa.RecordBatch.from_pylist([row]))
@@ -148,7 +148,7 @@ def sealed(sink: Any, checkpoint: int, numbers: Sequence[int]) -> Any:
 
 
 def commit_until(sink: Any, committables: Sequence[Any], patience_s: float = 60) -> None:
-    """As the runtime does: each again until it succeeds, oldest first."""
+    """Commits as the runtime does: retries each checkpoint until success, oldest first."""
     deadline = time.monotonic() + patience_s
     for committable in committables:
         while True:

@@ -13,7 +13,9 @@ from examples.servers.base import free_port
 
 
 class Certificates:
-    """An authority `ca`, the broker's key and certificate in one file, and another authority that signed nothing."""
+    """An authority `ca`, the broker's key and certificate in one file, and another authority that signed no
+    certificate.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.ca, self.other_ca, self.broker = (str(folder / name) for name in ("ca.pem", "other.pem", "broker.pem"))
@@ -38,7 +40,7 @@ def _openssl(*arguments: str) -> None:
 
 
 class CutHandshakes:
-    """Stands before the broker. While `cut` is set connections end in the middle of the handshake: `met` counts."""
+    """A proxy before the broker. While `cut` is set, connections end within the handshake: `met` counts them."""
 
     def __init__(self) -> None:
         self.cut = False
@@ -98,7 +100,7 @@ def _end(each: socket.socket) -> None:
 
 @contextlib.contextmanager
 def tls_server(certificates: Certificates, network: CutHandshakes) -> Iterator[KafkaServer]:
-    """Its clients come through `network`; `bootstrap` is a listener without TLS, for the test itself."""
+    """A server whose clients connect through `network`; `bootstrap` is a listener without TLS, for the test itself."""
     server = KafkaServer({})
     network.server_port = free_port()
     controller = server._controller_port

@@ -113,7 +113,7 @@ def reading(
 
 @contextlib.contextmanager
 def prepared(reader: KafkaReader, position: bytes | None = None) -> Iterator[KafkaReader]:
-    """It fetches, from `position` on if there is one."""
+    """A reader that fetches, from `position` on if given."""
     try:
         if position is not None:
             reader.seek(position)

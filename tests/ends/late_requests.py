@@ -1,4 +1,6 @@
-"""A network that keeps a request back: its sender loses the connection, the server gets it when the test says so."""
+"""A network that delays a request: the sender loses the connection, the server gets the request when the test delivers
+it.
+"""
 
 import contextlib
 import queue
@@ -8,8 +10,9 @@ from typing import Self
 
 
 class LateRequests:
-    """Stands before a server. `keep_next(mark)`: the next request that contains these bytes is kept, and its connection
-    cut; `deliver()` hands it over at last and returns the server's answer."""
+    """A proxy before a server. `keep_next(mark)`: keeps the next request that contains these bytes, and cuts the
+    connection; `deliver()` sends the kept request and returns the server's answer.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._server = (host, port)

@@ -1,4 +1,4 @@
-"""What the tests of the PostgreSQL sink share: tables of their own, and sinks opened by hand."""
+"""Parts shared by the tests of the PostgreSQL sink: private tables, and sinks opened by hand."""
 
 import uuid
 from collections.abc import Sequence

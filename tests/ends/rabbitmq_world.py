@@ -1,5 +1,6 @@
-"""What tests of the RabbitMQ source share: queues of their own, publishers that know what the broker has taken, and a
-wire that can be cut."""
+"""Parts shared by tests of the RabbitMQ source: private queues, publishers that know which messages the broker has
+taken, and a wire that can be cut.
+"""
 
 import contextlib
 import socket
@@ -16,17 +17,17 @@ from tests.waiting import until
 
 
 def address(server: RabbitServer, port: int | None = None) -> str:
-    """The server's URL as a job gives it: without credentials. `port`: of somebody in between."""
+    """The server's URL as a job passes the URL: without credentials. `port`: of a proxy."""
     return f"amqp://127.0.0.1:{port or server.port}/%2F"
 
 
 def connected(server: RabbitServer) -> pika.BlockingConnection:
-    """It waits longer for a busy broker than the library by itself."""
+    """A connection that waits longer for a busy broker than the library's default."""
     return pika.BlockingConnection(pika.URLParameters(f"{server.url}?socket_timeout=60&stack_timeout=60"))
 
 
 class Queue:
-    """A durable queue, its publisher (with confirms), and what the broker says of it."""
+    """A durable queue, a publisher (with confirms), and the broker's figures of the queue."""
 
     def __init__(self, server: RabbitServer, dead_letters: str = "") -> None:
         self.name = f"queue-{uuid.uuid4().hex[:8]}"
@@ -40,14 +41,14 @@ class Queue:
         """Made anew when the broker was away."""
         if self._channel is not None and self._channel.is_open:
             with contextlib.suppress(pika.exceptions.AMQPError):
-                self._channel.connection.process_data_events()  # it may have been closed meanwhile
+                self._channel.connection.process_data_events()  # the connection may have been closed meanwhile
         if self._channel is None or not self._channel.is_open:
             self._channel = connected(self._server).channel()
             self._channel.confirm_delivery()
         return self._channel
 
     def publish(self, body: bytes, **properties: Any) -> None:
-        """Returns when the broker has it on disk; raises when that is not known."""
+        """Returns when the broker has the message on disk; raises when the outcome is unknown."""
         self.channel.basic_publish("", self.name, body, pika.BasicProperties(delivery_mode=2, **properties))
 
     def publish_numbers(self, first: int, last: int) -> None:
@@ -55,7 +56,7 @@ class Queue:
             self.publish(b'{"value":%d}' % number, message_id=f"m-{number}", timestamp=1_700_000_000 + number)
 
     def left(self) -> int:
-        """Messages nobody has acknowledged, once no consumer holds any."""
+        """Unacknowledged messages, once no consumer is left."""
 
         def is_free() -> bool:
             return bool(self.channel.queue_declare(self.name, passive=True).method.consumer_count == 0)
@@ -79,8 +80,9 @@ def queue_of(server: RabbitServer, dead_letters: str = "") -> Iterator[Queue]:
 
 
 class Feeder:
-    """Publishes 0, 1, 2, … on a thread, at a rate, through all outages: what was not confirmed is published again, so
-    that the queue may hold a message twice."""
+    """Publishes 0, 1, 2, … on a thread, at a rate, through all outages. Unconfirmed messages are published again, so
+    the queue may hold a message twice.
+    """
 
     def __init__(self, queue: Queue, per_second: float) -> None:
         self.confirmed = 0
@@ -114,7 +116,9 @@ class Feeder:
 
 
 class Wire:
-    """A TCP port that leads to another one. `cut` breaks all its connections; while `severed` it refuses new ones."""
+    """A TCP port that forwards to another port. `cut` breaks all connections; while `severed` the wire refuses new
+    connections.
+    """
 
     def __init__(self, target_port: int) -> None:
         self._target = ("127.0.0.1", target_port)

@@ -10,7 +10,7 @@ _READ = 1 << 16
 
 
 class Waits(Protocol):
-    """Counts the waits of one connection. Each method is called by a thread of its own."""
+    """Counts the waits of one connection. Each method has its own calling thread."""
 
     def sent(self, data: bytes) -> int:
         """How many waits began with these bytes of the client."""
@@ -22,7 +22,7 @@ class Waits(Protocol):
 
 
 class Turns:
-    """For clients that send a request in one piece and wait: a wait ends with the first bytes after a request."""
+    """Counts waits of clients that send a request in one piece: a wait ends with the first bytes after a request."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -37,8 +37,10 @@ class Turns:
 
 
 class PostgresWaits:
-    """Of PostgreSQL's protocol: the server is ready for the next query, or for the rows of a COPY. A client may send
-    several requests that are answered together, and more while it waits. The connection has no TLS."""
+    """Counts waits of PostgreSQL's protocol: a wait ends when the server is ready for the next query, or for the rows
+    of a COPY. A client may send several requests that are answered together, and further requests while waiting. The
+    connection has no TLS.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
@@ -60,7 +62,7 @@ class PostgresWaits:
 
 
 class CountingProxy:
-    """Passes bytes between its own `port` and that of a server. `waits`: of all connections, since `reset`."""
+    """Passes bytes between `port` and a server's port. `waits`: waits of all connections, since `reset`."""
 
     def __init__(self, target: int, make_waits: Callable[[], Waits]) -> None:
         self._target = target
@@ -109,7 +111,7 @@ class CountingProxy:
             end.close()
 
     def _pass(self, source: socket.socket, target: socket.socket, note: Callable[[bytes], int]) -> None:
-        with contextlib.suppress(OSError):  # one end is gone, and so the other
+        with contextlib.suppress(OSError):  # one end has closed, and so closes the other
             while data := source.recv(_READ):
                 waits = note(data)
                 with self._counting:

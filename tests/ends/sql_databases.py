@@ -1,4 +1,4 @@
-"""What tests of SQL sinks share: a database of each kind with tables of the test's own, and sinks opened by hand."""
+"""Parts shared by tests of SQL sinks: a database of each kind with private tables, and sinks opened by hand."""
 
 import contextlib
 import sqlite3
@@ -118,7 +118,7 @@ def no_store(url: str) -> ObjectStore:
 
 @dataclass
 class Job:
-    """Sinks of one job."""
+    """Sinks of a single job."""
 
     database: Database
     name: str = field(default_factory=new_name)

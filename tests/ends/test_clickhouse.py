@@ -1,4 +1,4 @@
-"""The ClickHouse sink against a real server: certified, fenced by versions, its server killed, and what is refused."""
+"""The ClickHouse sink against a real server: certified, fenced by versions, the server killed; refused input."""
 
 import datetime
 import decimal
@@ -66,7 +66,7 @@ def test_the_sink_holds_what_it_declares_wherever_it_crashes(
 def test_what_a_zombie_writes_never_covers_newer_rows(
     clickhouse: ClickHouseServer, database: Client, table: str, job: Job
 ) -> None:
-    """It may write: its versions are lower, in whatever order the rows arrive. One that opens late is fenced."""
+    """A zombie may write: its rows have lower versions, in whatever order they arrive. A late zombie is fenced."""
     zombie, successor = job.open(sink_of(clickhouse, table)), job.open(sink_of(clickhouse, table), token=2)
     successor.pre_commit(written(successor, [{"id": 1, "value": 7}]), 2)
     zombie.pre_commit(written(zombie, [{"id": 1, "value": 5}]), 1)
@@ -278,7 +278,7 @@ def test_only_a_deterministic_sink_is_called_exactly_once() -> None:
 def test_rows_are_inserted_with_three_waits_two_of_which_are_the_librarys(
     clickhouse: ClickHouseServer, database: Client, table: str, job: Job
 ) -> None:
-    """Is the server there? What are the columns' types? Here are the rows."""
+    """The waits are: server check, types of the columns, rows."""
     with counting_proxy(clickhouse.port) as proxy:
         sink = job.open(sink_of(clickhouse, table, proxy.port))
         sink.upsert(pa.record_batch({"id": [1], "key": ["a"], "value": [1]}))

@@ -1,5 +1,6 @@
-"""`compact=` of Delta and Iceberg sinks: small files become large ones and no row is lost, doubled or told again, with
-every other writer, crash and zombie between any two of its steps."""
+"""`compact=` of Delta and Iceberg sinks: small files become large files and no row is lost, doubled or emitted again,
+with every other writer, crash and zombie between any two steps of a compaction.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ def rows_of(*numbers: int, part: str = "a") -> pa.RecordBatch:
 
 
 class World:
-    """A table, and its sink in one generation after the other. `compaction`: the one of the newest sink."""
+    """A table, and the table's sink in successive generations. `compaction`: the newest sink's."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +52,7 @@ class World:
         self.start()
 
     def start(self) -> None:
-        """A new generation, as behind a crash: what the old one had in memory is gone."""
+        """A new generation, as after a crash: the old generation's memory is lost."""
         self.token += 1
         self.sink = self.opened(self.token)
         self.compaction = self.sink._compactor._table
@@ -63,7 +64,7 @@ class World:
 
     def staged(self, sink: Any, numbers: Sequence[int], part: str) -> bytes:
         """The next checkpoint, of these rows."""
-        sink._compactor = None  # the sink compacts nothing by itself: the test makes the moves
+        sink._compactor = None  # the sink does not compact by itself: the test takes the steps
         self.checkpoint += 1
         transaction = sink.begin_transaction()
         sink.write(transaction, rows_of(*numbers, part=part))
@@ -72,14 +73,14 @@ class World:
         return committable
 
     def commit(self, *numbers: int, part: str = "a", sink: Any = None) -> bytes:
-        """A checkpoint of these rows, in one commit."""
+        """Commits a checkpoint of these rows, in one commit."""
         sink = sink or self.sink
         committable = self.staged(sink, numbers, part)
         sink.commit_globally(self.checkpoint, [committable])
         return committable
 
     def many(self, first: int = 0, count: int = MANY, part: str = "a", sink: Any = None) -> None:
-        """Checkpoints of a row each, in one commit: a file each."""
+        """Commits checkpoints of a row each together: a file each."""
         sink = sink or self.sink
         decided = [self.staged(sink, [number], part) for number in range(first, first + count)]
         sink.commit_globally(self.checkpoint, decided)
@@ -254,7 +255,7 @@ STEPS = ["look", "write"]  # behind which somebody else moves
 
 
 def compacted_with(world: Any, behind: str, move: Any) -> int:
-    """One turn, with a move of somebody else behind one of its steps."""
+    """A turn of the compaction, with another party's move after one of the steps."""
     compaction = world.compaction
     plan = compaction.look()
     assert plan is not None
@@ -432,7 +433,7 @@ def test_a_wrong_size_is_refused(world: Any) -> None:
 
 
 class LosesAnswers:
-    """A store that answers nothing to the next put of a log record, which it does or does not write."""
+    """A store without an answer to the next put of a log record, which the store does or does not write."""
 
     def __init__(self, store: ObjectStore, writes: bool) -> None:
         self._store = store
@@ -534,7 +535,7 @@ def test_replaced_files_stay_for_a_tag_that_needs_them(tmp_path: Path) -> None:
 
 
 def test_a_commit_that_meets_a_compaction_is_tried_again_at_once(tmp_path: Path) -> None:
-    """The compaction lands between the look of the sink at the table and its commit."""
+    """The compaction is committed between the sink's look at the table and the sink's commit."""
     world = IcebergWorld(tmp_path / "table")
     world.many()
     plan = world.compaction.look()

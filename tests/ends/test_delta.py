@@ -1,4 +1,4 @@
-"""Delta tables on a local folder and on S3: one commit per checkpoint, whoever makes it and however often."""
+"""Delta tables on a local folder and on S3: one commit per checkpoint, whichever process commits and however often."""
 
 import datetime
 import decimal
@@ -50,7 +50,7 @@ STORES: dict[str, ObjectStore] = {}
 
 
 def store_of(url: str) -> ObjectStore:
-    """One per URL: making a client of S3 takes longer than using it."""
+    """A store per URL: opening a client of S3 takes longer than the requests."""
     if url not in STORES:
         STORES[url] = open_store(url)
     return STORES[url]
@@ -70,7 +70,7 @@ def opened(
     job: str = "job",
     checkpoints: str = "memory",
 ) -> DeltaSink:
-    """`checkpoints`: name of the job's store; another one is another log."""
+    """An open sink. `checkpoints`: name of the job's store; another name is another log."""
     sink.open(SinkContext(job, "out", token, subtask, parallelism, store_of, MemoryStore(checkpoints), lineage))
     return sink
 
@@ -105,7 +105,7 @@ def there(url: str) -> bool:
 
 
 def outside_the_log(url: str) -> list[str]:
-    """Data files and staged ones that the table does not know."""
+    """Data files and staged files that the table does not list."""
     known = {path.rsplit("/", 1)[-1] for path in table(url).file_uris()} if there(url) else set()
     return [
         info.key for info in store_of(url).list("") if not info.key.startswith("_delta_log/") and info.key not in known
@@ -194,7 +194,7 @@ def test_small_files_of_many_checkpoints_become_one(url: str) -> None:
 def test_a_successor_keeps_what_is_decided_and_joins_it_after_a_crash(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process dies when the larger file is written and the table does not know it."""
+    """The process dies after the larger file is written and before the table lists the file."""
     first = held(url)
     decided = [pre_committed(first, checkpoint, [checkpoint]) for checkpoint in (1, 2, 3)]
     pre_committed(first, 4, [4])  # never decided
@@ -252,7 +252,7 @@ def test_the_rows_of_all_subtasks_become_visible_in_one_version(url: str) -> Non
 
 
 def test_a_commit_that_is_repeated_shows_nothing_twice(url: str) -> None:
-    """T6, T11: also by a successor, also together with what is new, also after a compaction."""
+    """T6, T11: also by a successor, also together with new checkpoints, also after a compaction."""
     first = opened(DeltaSink(url))
     one = committed(first, 1, [1])
     first.commit_globally(1, [one])
@@ -325,7 +325,7 @@ def test_what_was_never_decided_is_swept_and_the_table_is_left_alone(url: str) -
 
 
 def test_vacuum_after_a_compaction_takes_files_a_restored_checkpoint_still_lists(folder: str) -> None:
-    """T4: they were visible, the table knows it; what is not in the table is missed."""
+    """T4: these files were visible, so the table knows them; a missing file outside the table is noticed."""
     sink = opened(DeltaSink(folder))
     seen = committed(sink, 1, [1])
     decided = pre_committed(sink, 2, [2])
@@ -375,7 +375,7 @@ def test_commit_after_abort_is_an_error_and_abort_after_commit_changes_nothing(
 def test_a_zombie_that_read_the_table_before_its_successor_committed_loses(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T12, Z11: both have looked and found checkpoint 1 not committed; then both commit it."""
+    """T12, Z11: both sinks have read that checkpoint 1 is not committed; then both commit the checkpoint."""
     zombie = opened(DeltaSink(url))
     zombie.commit_globally(1, [committed(zombie, 1, [0])])
     one = pre_committed(zombie, 2, [1])
@@ -426,7 +426,7 @@ def test_a_successor_that_loses_against_the_zombie_commits_only_what_is_left(
 
 
 def test_an_answer_that_was_lost_is_looked_up_in_the_table(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T10: the commit was made, and nobody was told."""
+    """T10: the commit succeeded, and the sink got no answer."""
     sink = opened(DeltaSink(url))
     append = DeltaLog._append
     calls = 0
@@ -472,8 +472,9 @@ def _commit_in_a_process(places: Sequence[tuple[str, bytes]], start: Any, done: 
 
 
 def test_four_processes_that_commit_at_once_make_one_table_and_one_commit(folder: str, s3: S3Server) -> None:
-    """T12: none of them finds a table; delta-rs's own creation would let two of them in. Starting the processes is what
-    takes long, so each commits into four tables in a folder and four on S3."""
+    """T12: no process finds a table; delta-rs's own creation would admit two of them. The start of the processes takes
+    longest, so each process commits into four tables in a folder and four on S3.
+    """
     spawn = multiprocessing.get_context("spawn")
     places = []
     for url in (f"{where}/{number}" for where in (folder, s3.url) for number in range(4)):

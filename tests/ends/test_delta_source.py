@@ -1,4 +1,4 @@
-"""Delta tables as a source: a version, then what is appended, from any position on."""
+"""Delta tables as a source: a version, then the appended rows, from any position on."""
 
 import datetime
 import json
@@ -156,7 +156,7 @@ def write(folder: str, *rows: tuple[Any, ...], feed: bool = True, **options: Any
 
 
 def merged(folder: str, *rows: tuple[Any, ...]) -> None:
-    """Rows whose value is None are deleted, others are put in the place of theirs."""
+    """Merges rows by key: rows whose value is None are deleted, others replace the row of their key."""
     source = pa.table({"k": [k for k, _ in rows], "v": pa.array([v for _, v in rows], pa.string())})
     merge = DeltaTable(folder).merge(source, "t.k = s.k", source_alias="s", target_alias="t")
     merge.when_matched_delete("s.v is null").when_matched_update_all().when_not_matched_insert_all().execute()
@@ -166,8 +166,9 @@ def merged(folder: str, *rows: tuple[Any, ...]) -> None:
 def test_by_a_key_changes_of_a_table_with_a_change_feed_are_upserts(
     folder: str, partition_by: list[str] | None
 ) -> None:
-    """As a table elsewhere that is kept by them has the same rows, whoever changes it, and each row that did not change
-    is told once."""
+    """A table elsewhere, maintained by these upserts, has the same rows, whichever client changes the table, and each
+    unchanged row is read once.
+    """
     write(folder, (1, "a"), (2, "b"), (3, "c"), partition_by=partition_by)
     with reading(source(folder, key="k")) as reader:
         assert sorted(changed(reader, 3)) == [(1, "a", False), (2, "b", False), (3, "c", False)]

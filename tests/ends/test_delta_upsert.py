@@ -108,7 +108,7 @@ def test_the_sink_is_certified(local: World, partition_by: str | None) -> None:
     assert certificate.crashes > 20
 
 
-# ---------------------------------------------------------------- what a checkpoint does
+# ---------------------------------------------------------------- effects of a checkpoint
 
 
 def test_the_last_row_of_a_key_stays_and_a_deletion_removes_it(world: World) -> None:
@@ -124,7 +124,7 @@ def test_the_last_row_of_a_key_stays_and_a_deletion_removes_it(world: World) -> 
 
 
 def test_rows_of_all_subtasks_are_merged_at_once_and_what_is_repeated_does_nothing(world: World) -> None:
-    """Also by a successor whose staged rows are gone, and by one that has more to commit."""
+    """Also by a successor whose staged rows are gone, and by a successor with more checkpoints to commit."""
     sinks = [world.open(subtask=subtask, parallelism=2) for subtask in range(2)]
     one = [staged(sink, 1, [(subtask, "x"), (9, f"{subtask}")]) for subtask, sink in enumerate(sinks)]
     sinks[0].commit_globally(1, one)
@@ -154,7 +154,9 @@ def test_checkpoints_that_were_decided_meanwhile_are_one_merge(local: World) -> 
 
 
 def test_a_zombie_whose_successor_has_merged_loses(local: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has looked before, and merges on top of what it saw. Newer rows of the key have come since."""
+    """The zombie has read the table before, and merges on top of that version. Newer rows of the key have arrived
+    since.
+    """
     zombie, successor = local.open(token=1), local.open(token=2)
     zombie.commit_globally(1, [staged(zombie, 1, [(1, "first")])])
     old, new = staged(zombie, 2, [(1, "second"), (2, "x")]), staged(successor, 3, [(1, "third")])
@@ -201,7 +203,7 @@ def test_two_jobs_that_merge_into_one_table_at_once_lose_nothing(local: World) -
 
 
 def test_a_killed_process_leaves_a_table_that_its_successor_goes_on_with(local: World) -> None:
-    """Killed at any moment of its merges; what is not committed then is committed by the next one."""
+    """The process is killed at any moment of the merges; the successor commits the uncommitted rest."""
     rows = {number: str(number) for number in range(40)}
     sink = local.open()
     committables = [staged(sink, 1 + number, [(number, "old"), (number, text)]) for number, text in rows.items()]
@@ -307,8 +309,8 @@ def test_a_table_whose_rows_must_not_change_is_refused(local: World) -> None:
 
 
 def test_what_is_visible_survives_a_power_cut(local: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """delta-rs leaves its files to the file system; each that a version adds is synced before it counts as
-    committed.
+    """delta-rs leaves its files to the file system; each file that a version adds is synced before the version counts
+    as committed.
     """
     synced: list[str] = []
     real = delta_table._synced

@@ -1,5 +1,6 @@
-"""HDFS by its REST interface: the contract of stores, and files as sources, as they are tried on other stores; what
-only HDFS has; and a whole job through kills of its program and of the name node."""
+"""HDFS by its REST interface: the contract of stores, and files as sources, tested as on other stores; the
+peculiarities of HDFS; and a whole job through kills of its program and of the name node.
+"""
 
 import json
 import subprocess
@@ -44,7 +45,7 @@ from tests.state.store.test_object_stores import (
 @pytest.fixture
 def hdfs_url(hdfs: HdfsServer, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
     monkeypatch.setenv("HADOOP_USER_NAME", "root")
-    if not hdfs.running:  # a test has stopped it, and failed before it started it again
+    if not hdfs.running:  # a test stopped the server, and failed before the restart
         hdfs.start()
     return hdfs.new_url
 
@@ -60,7 +61,7 @@ def cloud(hdfs: HdfsServer, hdfs_url: Callable[[], str]) -> Cloud:
 
 
 def test_what_is_numbered_is_in_folders_that_no_caller_sees(hdfs_url: Callable[[], str]) -> None:
-    """HDFS takes a million names in a folder, and a log has one per checkpoint."""
+    """HDFS takes a million names in a folder, and a log has a name per checkpoint."""
     store = WebHdfsStore(*place_of(hdfs_url()))
     keys = [f"log/{number:020d}.json" for number in (1, 99_999, 100_000, 12_345_678)]
     for key in keys:
@@ -129,8 +130,9 @@ flow.run_local(
 def test_a_job_goes_on_through_kills_of_its_program_and_of_the_name_node(
     hdfs: HdfsServer, hdfs_url: Callable[[], str]
 ) -> None:
-    """Checkpoints and files are there. Each row once, and counts go on from the state; and so it is when small files
-    have become a large one."""
+    """Checkpoints and files are on HDFS. Each row appears once, and counts continue from the state; the same holds
+    after small files have been compacted into a large file.
+    """
     checkpoints, target = hdfs_url(), hdfs_url()
     store, command = open_store(target), [sys.executable, "-c", _PROGRAM, checkpoints, target]
 

@@ -1,4 +1,4 @@
-"""Iceberg tables in an SQL catalog: one snapshot per checkpoint, whoever makes it and however often."""
+"""Iceberg tables in an SQL catalog: one snapshot per checkpoint, whichever process commits and however often."""
 
 import json
 from collections.abc import Sequence
@@ -103,7 +103,7 @@ def test_expired_snapshots_are_not_forgotten(properties: dict[str, str], sink: I
 def test_a_zombie_that_looked_before_its_successor_appended_appends_nothing(
     properties: dict[str, str],
 ) -> None:
-    """The client library would append to what it finds then."""
+    """The client library alone would append to the newest snapshot."""
     zombie, successor = (IcebergTable(NAME, "default", properties, "here") for _ in range(2))
     rows = pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
     written = zombie.write([rows], SCHEMA)
@@ -363,7 +363,7 @@ def test_decided_files_that_are_gone_are_an_error_and_not_a_broken_table(
 
 
 def test_rows_that_an_earlier_release_has_staged_are_appended(properties: dict[str, str]) -> None:
-    """It staged the rows themselves."""
+    """The earlier release staged the rows themselves."""
     store = MemoryStore()
     rows = pa.RecordBatch.from_pydict({"n": [1, 2]}, schema=SCHEMA)
 

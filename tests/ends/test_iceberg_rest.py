@@ -100,7 +100,7 @@ def test_a_job_goes_on_through_kills_of_the_catalog(iceberg_rest: IcebergRestSer
 
 @pytest.mark.slow
 def test_the_sink_is_certified(iceberg_rest: IcebergRestServer, name: str) -> None:
-    """After what somebody else lists and commits; `test_iceberg.py` has all scenarios, on a catalog in SQLite."""
+    """Certified after foreign listings and commits; `test_iceberg.py` has all scenarios, on a catalog in SQLite."""
 
     def drop() -> None:
         catalog = load_catalog("reader", **iceberg_rest.properties)

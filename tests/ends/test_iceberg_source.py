@@ -1,4 +1,4 @@
-"""Iceberg tables as a source: a snapshot, then what is appended, from any position on."""
+"""Iceberg tables as a source: a snapshot, then the appended rows, from any position on."""
 
 import contextlib
 import datetime
@@ -60,7 +60,7 @@ def reading(rows: TableRows, position: bytes | None = None) -> Iterator[TableRea
 
 
 def keep(kept: dict[int, str], row: dict[str, Any]) -> None:
-    """`kept`: a table as its upserts make it, column `v` by `k`."""
+    """Applies an upsert to `kept`, a table: column `v` by `k`."""
     if row["deleted"]:
         kept.pop(row["k"], None)
     else:
@@ -106,7 +106,7 @@ def test_a_reader_goes_on_exactly_behind_any_row(properties: dict[str, str], cat
         append(catalog, 6, 7)
         append(catalog, 8)
         whole += taken(reader, 3)
-    # From the first snapshot on, as its position tells it.
+    # Reads from the first snapshot on, by the snapshot's position.
     cut: list[int] = []
     position = json.dumps({"snapshot": catalog.load_table(NAME).snapshots()[1].snapshot_id}).encode()
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""A marker that is gone: what the exactly-once Kafka sink asks a person, and how far it takes the answer."""
+"""A lost marker: the decision that the exactly-once Kafka sink requests from a person, and the reach of the answer."""
 
 import pytest
 from confluent_kafka import KafkaError
@@ -59,7 +59,7 @@ def test_a_person_may_say_that_the_rows_are_not_there(kafka: KafkaServer, topic:
 def test_the_answer_says_how_far_of_several_checkpoints_the_rows_are_there(
     kafka: KafkaServer, topic: Topic, job: Job, last_there: int
 ) -> None:
-    """T4: of different generations, too; what is said to be there is not written, all else is."""
+    """T4: of different generations, too; rows that the answer declares present are not written, all others are."""
     first, second = (job.open(kafka_sink(kafka, topic), token=token) for token in (1, 2))
     decided = [sealed(first, 1, [1]), sealed(second, 2, [2]), sealed(second, 3, [3])]
     second.close()
@@ -74,7 +74,9 @@ def test_the_answer_says_how_far_of_several_checkpoints_the_rows_are_there(
 def test_an_answer_that_stays_in_the_program_is_good_for_that_loss_only(
     kafka: KafkaServer, topic: Topic, job: Job
 ) -> None:
-    """T4, T6: the same checkpoint is pending when the marker is lost a second time; meanwhile its rows were written."""
+    """T4, T6: the same checkpoint is pending when the marker is lost a second time; its rows were written between the
+    losses.
+    """
     sink = job.open(kafka_sink(kafka, topic))
     committable = sealed(sink, 1, [1])
     sink.close()
@@ -99,7 +101,7 @@ def test_a_marker_that_is_gone_is_missed_where_no_list_shows_that_there_was_one(
     sink = job.open(kafka_sink(kafka, topic))
     committable = sealed(sink, 1, [1])
     job.store.inject(Fault.FAIL_BEFORE, "delete", "/staged/")
-    with pytest.raises(Unavailable):  # it dies before it deletes what it has written
+    with pytest.raises(Unavailable):  # the sink dies before the deletion of the written rows
         sink.commit(committable)
     sink.close()
     delete_markers(kafka, job)
@@ -130,7 +132,9 @@ def test_an_answer_is_good_for_one_loss_where_no_list_shows_that_it_was_used(
 def test_an_answer_that_nothing_depended_on_is_used_for_no_later_loss(
     kafka: KafkaServer, topic: Topic, job: Job
 ) -> None:
-    """T4: it was asked for, and then the job began with nothing in doubt: the next marker has a name of its own."""
+    """T4: the sink requested the answer, and then the job began with no commit in doubt: the next marker has a new
+    name.
+    """
     sink = job.open(kafka_sink(kafka, topic))
     sink.close()
     delete_markers(kafka, job)
@@ -146,7 +150,7 @@ def test_an_answer_that_nothing_depended_on_is_used_for_no_later_loss(
 
 
 def test_a_zombie_begins_no_marker_after_a_later_generation(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """Z1: its note would give the next loss a name that was used before."""
+    """Z1: the zombie's note would give the next loss a name that was used before."""
     job.open(kafka_sink(kafka, topic), token=2).close()
     delete_markers(kafka, job)
     zombie = kafka_sink(kafka, topic)
@@ -219,7 +223,7 @@ def test_a_marker_of_an_earlier_build_gets_a_note_that_needs_no_list(
 
 
 def test_each_subtask_asks_for_itself(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """R2: two subtasks lost their markers; one had written, the other had not; a single one finishes for both."""
+    """R2: two subtasks lost their markers; one had written, the other had not; a single subtask finishes for both."""
     sinks = [job.open(kafka_sink(kafka, topic), subtask=number, parallelism=2) for number in range(2)]
     decided = [sealed(sink, 1, [number]) for number, sink in enumerate(sinks)]
     sinks[0].commit(decided[0])
@@ -248,7 +252,7 @@ def test_an_answer_beyond_what_was_decided_is_refused(kafka: KafkaServer, topic:
 def test_an_answer_outlives_brokers_that_fail_before_it_is_in_the_marker(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The recovery is repeated in the same process, and nobody is asked again."""
+    """The recovery is repeated in the same process, without another question to the person."""
     sink = job.open(kafka_sink(kafka, topic))
     committable = sealed(sink, 1, [1])
     sink.commit(committable)

@@ -70,7 +70,7 @@ def test_a_producer_looks_for_its_coordinator_over_a_connection_that_is_there(
 
 
 def test_rows_are_visible_after_the_commit_and_not_before(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """T2: pre-commit leaves rows in the job's store and nothing in the topic, not even a transaction."""
+    """T2: pre-commit leaves rows in the job's store and no record in the topic, not even a transaction."""
     sink = job.open(kafka_sink(kafka, topic))
     committable = sealed(sink, 1, [1, 2, 3])
     assert topic.read() == []
@@ -79,7 +79,7 @@ def test_rows_are_visible_after_the_commit_and_not_before(kafka: KafkaServer, to
 
 
 def test_a_commit_that_is_repeated_shows_nothing_twice(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """T6, T10: by the same process, by its successor, and after a newer one."""
+    """T6, T10: by the same process, by its successor, and after a newer checkpoint."""
     sink = job.open(kafka_sink(kafka, topic))
     first, second = sealed(sink, 1, [1]), sealed(sink, 2, [2])
     for committable in (first, first, second, first):
@@ -91,7 +91,9 @@ def test_a_commit_that_is_repeated_shows_nothing_twice(kafka: KafkaServer, topic
 def test_a_successor_ends_the_transaction_that_a_dead_process_left_open(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T3, T9, T12: readers are not held up by it, its rows are written once, and what it still sends is refused."""
+    """T3, T9, T12: the dead process's transaction does not hold up readers, its rows are written once, and its late
+    requests are refused.
+    """
     zombie = job.open(kafka_sink(kafka, topic))
     committable = sealed(zombie, 1, [1, 2])
 
@@ -101,7 +103,9 @@ def test_a_successor_ends_the_transaction_that_a_dead_process_left_open(
 
     with monkeypatch.context() as patch:
         patch.setattr(kafka_transactions.MarkedProducer, "commit", held_up)
-        patch.setattr(kafka_transactions.MarkedProducer, "abandon", lambda self: None)  # the dead do nothing
+        patch.setattr(
+            kafka_transactions.MarkedProducer, "abandon", lambda self: None
+        )  # dead processes send no requests
         with pytest.raises(Unavailable, match="sent, not committed"):
             zombie.commit(committable)
     assert topic.has_open_transactions()
@@ -115,13 +119,15 @@ def test_a_successor_ends_the_transaction_that_a_dead_process_left_open(
 
 
 def test_a_zombie_that_commits_beside_its_successor_stops(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """Z1, Z11: once its successor has written, it is told who writes now, shows nothing, and disturbs nobody again."""
+    """Z1, Z11: once the successor has written, the zombie's error names the successor; the zombie shows no row and
+    disturbs no process again.
+    """
     zombie = job.open(kafka_sink(kafka, topic))
     first = sealed(zombie, 1, [1])
     successor = job.open(kafka_sink(kafka, topic), token=2, recover=[first])
     second = sealed(successor, 2, [2])
     successor.commit(second)
-    with pytest.raises(Unavailable):  # its producer was refused: it looks with the next attempt
+    with pytest.raises(Unavailable):  # the producer was refused: the next attempt looks again
         zombie.commit(first)
     for _ in range(3):
         with pytest.raises(Fenced):
@@ -129,7 +135,7 @@ def test_a_zombie_that_commits_beside_its_successor_stops(kafka: KafkaServer, to
     with pytest.raises(Fenced, match="generation 2 writes to topic"):
         zombie.commit(first)
     third = sealed(successor, 3, [3])
-    with pytest.raises(Unavailable):  # refused once, by the zombie's one attempt
+    with pytest.raises(Unavailable):  # refused once, by the zombie's only attempt
         successor.commit(third)
     successor.commit(third)
     with pytest.raises(Fenced):
@@ -141,7 +147,7 @@ def test_a_zombie_that_commits_beside_its_successor_stops(kafka: KafkaServer, to
 def test_a_transaction_whose_answer_was_lost_is_looked_up(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T10, O3: the commit was done and the process heard an error: the repeat reads the marker and writes nothing."""
+    """T10, O3: the commit succeeded and the process got an error: the retry finds the marker, writes nothing."""
     sink = job.open(kafka_sink(kafka, topic))
     commit = kafka_transactions.MarkedProducer._commit
 
@@ -160,7 +166,7 @@ def test_a_transaction_whose_answer_was_lost_is_looked_up(
 
 
 def test_a_new_life_of_a_job_writes_from_its_first_checkpoint_on(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """T14: the topic has seen checkpoint 100 of another lineage; 1 of this one is not taken for done."""
+    """T14: the topic has seen checkpoint 100 of another lineage; checkpoint 1 of this lineage counts as new."""
     sink = job.open(kafka_sink(kafka, topic))
     sink.commit(sealed(sink, 100, [1]))
     job.lineage, job.store = "another", MemoryStore()
@@ -185,7 +191,7 @@ def test_after_rescaling_others_finish_what_a_subtask_had_decided(kafka: KafkaSe
 def test_large_transaction_is_written_in_short_parts_and_continued_after_a_break(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T10: the rows' second object cannot be read; what the first one held is there, in order, and comes once."""
+    """T10: the rows' second object is unreadable; the rows of the first object are in the topic, in order, and once."""
     monkeypatch.setattr(kafka_transactions, "_CHUNK_BYTES", 2_000)
     monkeypatch.setattr(KafkaWriteAhead, "delivers_from_memory", False)
     sink = job.open(kafka_sink(kafka, topic, max_bytes_in_memory=100_000))
@@ -223,7 +229,7 @@ def test_a_transaction_that_cannot_go_on_holds_no_reader_up(
 def test_no_transaction_is_open_while_brokers_are_away_longer_than_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """T4: `transaction.max.timeout.ms` is 2 s, the outage 5 s: what was decided before it is written after it."""
+    """T4: `transaction.max.timeout.ms` is 2 s, the outage 5 s: rows decided before the outage are written after it."""
     with (
         kafka_server(transaction_max_timeout_ms=2_000) as kafka,
         new_topic(kafka) as topic,
@@ -248,8 +254,9 @@ def test_no_transaction_is_open_while_brokers_are_away_longer_than_its_limit(
 
 
 def test_a_subtask_that_starts_while_the_brokers_are_away_goes_on_staging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T4: it knows the topic's limits from its predecessor, by no list; the rows are written when the brokers are
-    back."""
+    """T4: the subtask knows the topic's limits from its predecessor, without a metadata request; the rows are written
+    when the brokers are back.
+    """
     with kafka_server() as kafka, new_topic(kafka) as topic, new_job() as job:
         job.store.inject(Fault.STALE_LIST, "list", times=None)
         sink = job.open(kafka_sink(kafka, topic))
@@ -259,7 +266,7 @@ def test_a_subtask_that_starts_while_the_brokers_are_away_goes_on_staging(monkey
         with monkeypatch.context() as patch:
             patch.setattr(kafka_client, "ANSWER_S", 2.0)
             with pytest.raises(Unavailable):
-                job.open(successor, token=2, recover=[decided])  # opened; the recovery is what failed
+                job.open(successor, token=2, recover=[decided])  # the sink is open; only the recovery failed
         later = sealed(successor, 2, [2])
         kafka.start()
         deadline = time.monotonic() + 60
@@ -274,7 +281,7 @@ def test_a_subtask_that_starts_while_the_brokers_are_away_goes_on_staging(monkey
 
 
 def test_a_sink_that_is_closed_takes_the_producer_from_nobody(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """Z1: a commit that was still queued when its generation ended, in a process that lives on."""
+    """Z1: the commit was still queued when its generation ended, in a process that continues to live."""
     sink = job.open(kafka_sink(kafka, topic))
     committable = sealed(sink, 1, [1])
     sink.close()
@@ -288,7 +295,7 @@ def test_a_sink_that_is_closed_takes_the_producer_from_nobody(kafka: KafkaServer
 def test_a_marker_that_gets_old_is_written_again_without_rows(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that writes nothing for longer than offsets.retention.minutes keeps its marker."""
+    """A job that writes no row for longer than offsets.retention.minutes keeps its marker."""
     sink = job.open(kafka_sink(kafka, topic))
     assert sealed(sink, 1, []) is None
     monkeypatch.setattr(kafka_target, "_REFRESH_S", 0)

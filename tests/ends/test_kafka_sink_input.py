@@ -1,5 +1,4 @@
-"""What the Kafka sink makes of rows and of settings: formats, sizes, order, and a clear refusal before anything is
-decided."""
+"""The Kafka sink's handling of rows and settings: formats, sizes, order, and a clear refusal before the decision."""
 
 import json
 import threading
@@ -109,7 +108,7 @@ def test_a_registry_that_is_down_fails_the_checkpoint_until_it_answers(
 def test_a_row_that_the_serialiser_refuses_fails_the_checkpoint_and_is_shown(
     kafka: KafkaServer, topic: Topic, job: Job
 ) -> None:
-    """After the decision it would have been tried for ever."""
+    """After the decision the sink would retry for ever."""
 
     def refuse(row: Any, context: Any) -> bytes:
         raise ValueError("no such field")
@@ -130,7 +129,7 @@ def test_a_row_that_is_too_large_for_the_topic_is_refused_before_the_decision(ka
 
 
 def test_rows_just_below_the_topics_limit_are_written(kafka: KafkaServer, job: Job) -> None:
-    """Also many of them, in one transaction: batches keep to the limit, too."""
+    """Also many such rows, in one transaction: batches keep to the limit, too."""
     with new_topic(kafka, max_message_bytes=20_000) as topic:
         sink = job.open(kafka_sink(kafka, topic, value="text", key="n"))
         rows = [{"n": number, "text": "x" * (19_700 - number * 97 % 19_000)} for number in range(300)]
@@ -213,7 +212,7 @@ def test_arguments_that_make_no_sink_are_refused(arguments: dict[str, Any]) -> N
 
 
 def test_a_wrong_password_is_said_to_be_one_and_is_not_shown(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """J6: against a broker that asks for one."""
+    """J6: against a broker that requires a password."""
     with server_with_passwords() as (kafka, place), new_topic(kafka) as topic:
         config = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "writer"}
         right = KafkaSink(place, topic.name, config={**config, "sasl.password": "hunter2"})
@@ -278,7 +277,7 @@ def test_at_least_once_rows_are_sent_before_the_checkpoint(kafka: KafkaServer, t
 
 
 def test_at_least_once_is_certified_as_such(kafka: KafkaServer, topic: Topic) -> None:
-    """R1: doubled rows are allowed, lost ones are not."""
+    """R1: doubled rows are allowed, lost rows are not."""
     from barrier_runtime.testing import certify
 
     certificate = certify(
@@ -304,7 +303,7 @@ def others(kafka: KafkaServer) -> Iterator[list[Topic]]:
 def test_rows_go_to_the_topic_that_they_name(
     kafka: KafkaServer, topic: Topic, job: Job, others: list[Topic], guarantee: Any
 ) -> None:
-    """Null: the sink's own. A topic that no row names is not asked about."""
+    """Null means the sink's own topic. The sink requests no metadata of a topic that no row names."""
     sink = job.open(kafka_sink(kafka, topic, key="n", topic_column="to", value="n", guarantee=guarantee))
     names = [others[0].name, None, others[1].name, others[0].name]
     transaction = sink.begin_transaction()
@@ -318,7 +317,7 @@ def test_rows_go_to_the_topic_that_they_name(
 def test_rows_of_all_topics_are_seen_once_whoever_commits_them(
     kafka: KafkaServer, topic: Topic, job: Job, others: list[Topic]
 ) -> None:
-    """The marker is on the sink's own topic, also when no row goes there."""
+    """The marker is on the sink's own topic, even if no row belongs to that topic."""
     first = job.open(kafka_sink(kafka, topic, topic_column="to", value="n"), token=1)
     rows = [{"n": n, "to": others[n % 2].name} for n in range(10)]
     committable = first.pre_commit(written(first, rows), 1)

@@ -1,4 +1,4 @@
-"""Rows that a topic's own settings refuse: the Kafka sink says so when it opens or stages, not after the decision."""
+"""Rows that a topic's own settings refuse: the Kafka sink refuses on opening or staging, not after the decision."""
 
 import time
 from typing import Any
@@ -77,7 +77,7 @@ def test_a_row_of_the_future_is_refused_where_the_topic_refuses_it(
 
 
 def test_rows_within_the_topics_limit_are_written_with_their_time(kafka: KafkaServer, job: Job) -> None:
-    """The limit of an hour is what brokers have by themselves, and none to the past."""
+    """The limit of an hour into the future is the brokers' default; the default for the past is unlimited."""
     with new_topic(kafka, partitions=1) as topic:
         sink = job.open(kafka_sink(kafka, topic, timestamp="at"))
         times = [1, now_ms() - 365 * 24 * HOUR_MS, now_ms() + HOUR_MS // 2, None]
@@ -140,7 +140,7 @@ def test_the_names_of_headers_count_as_bytes_of_a_row(kafka: KafkaServer, job: J
             staged(sink, {"n": 1, "text": "x" * 6_000})
 
 
-# ---------------------------------------------------------------- what changes later
+# ---------------------------------------------------------------- later changes
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_the_names_of_headers_count_as_bytes_of_a_row(kafka: KafkaServer, job: J
 def test_setting_changed_after_the_decision_needs_a_person_and_loses_nothing(
     kafka: KafkaServer, job: Job, setting: str, value: str, row: dict[str, Any], error: str
 ) -> None:
-    """T4: the error names what refuses the row; once the setting is put right the commit succeeds."""
+    """T4: the error names the setting that refuses the row; once the setting is corrected the commit succeeds."""
     with new_topic(kafka) as topic:
         sink = job.open(kafka_sink(kafka, topic, key="k", timestamp="at"))
         committable = staged(sink, row)

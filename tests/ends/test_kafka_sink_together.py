@@ -1,4 +1,4 @@
-"""Checkpoints that were decided while the exactly-once Kafka sink was busy: written as one, as safe as one by one."""
+"""Checkpoints that were decided while the exactly-once Kafka sink was busy: written together, as safe as one by one."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,9 @@ def topic(kafka: KafkaServer) -> Iterator[Topic]:
 
 
 def transactions_on(kafka: KafkaServer, topic: Topic) -> int:
-    """Each leaves a record of its own behind its rows, which takes an offset and which no reader is given."""
+    """Number of transactions. Each leaves a control record after its rows, which takes an offset and which readers
+    never get.
+    """
     rows = len(topic.read())
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "counting"})
     try:
@@ -54,7 +56,7 @@ def test_at_least_once_there_is_nothing_to_commit_and_so_nothing_to_gain(
 
 
 def test_what_was_committed_together_is_not_written_again(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """T6, T10: alone or together, with older and newer ones, by this process or its successor."""
+    """T6, T10: alone or together, with older and newer checkpoints, by this process or its successor."""
     sink = job.open(kafka_sink(kafka, topic))
     first, second, third, fourth = (sealed(sink, number, [number]) for number in range(1, 5))
     sink.commit(first)
@@ -92,7 +94,9 @@ def test_after_rescaling_each_origin_is_written_with_a_marker_of_its_own(
 def test_a_large_lot_goes_on_where_its_last_transaction_ended(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T10: transactions end within checkpoints, and the last object cannot be read: what is there comes once."""
+    """T10: transactions end within checkpoints, and the last object is unreadable: the rows already in the topic appear
+    once.
+    """
     monkeypatch.setattr(kafka_transactions, "_CHUNK_BYTES", 2_000)
     monkeypatch.setattr(KafkaWriteAhead, "delivers_from_memory", False)
     sink = job.open(kafka_sink(kafka, topic, max_bytes_in_memory=100_000))
@@ -163,7 +167,7 @@ def test_a_zombie_that_writes_a_lot_beside_its_successor_shows_nothing(
     zombie = job.open(kafka_sink(kafka, topic))
     decided = [sealed(zombie, number, [number]) for number in (1, 2, 3)]
     job.open(kafka_sink(kafka, topic), token=2, recover=decided)
-    with pytest.raises(Unavailable):  # its producer was refused: it looks with the next attempt
+    with pytest.raises(Unavailable):  # the producer was refused: the next attempt looks again
         zombie.commit_together(decided)
     with pytest.raises(Fenced):
         zombie.commit_together(decided)
@@ -174,7 +178,7 @@ def test_a_zombie_that_writes_a_lot_beside_its_successor_shows_nothing(
 def test_a_marker_that_is_gone_after_a_lot_asks_how_far_its_rows_are_there(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T4: the lot may be there as a whole, so the answer may name its last checkpoint."""
+    """T4: the lot may be in the topic as a whole, so the answer may name the lot's last checkpoint."""
     sink = job.open(kafka_sink(kafka, topic))
     decided = [sealed(sink, number, [number]) for number in (1, 2, 3)]
     lose_the_next_answer(monkeypatch, sink, decided)

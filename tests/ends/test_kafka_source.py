@@ -1,4 +1,4 @@
-"""The Kafka source on a real broker: every committed record once, in order, from wherever it is told to begin."""
+"""The Kafka source on a real broker: every committed record once, in order, from any start position."""
 
 import datetime
 import json
@@ -25,7 +25,7 @@ def numbers(first: int, last: int) -> list[str]:
 
 
 def test_a_position_leads_to_the_very_next_record_wherever_a_batch_was_cut(kafka: KafkaServer) -> None:
-    """U12: what was read after the position was taken is read again, nothing else is."""
+    """U12: records read after the position was taken are read again, no others."""
     topic = Topic(kafka)
     topic.write(numbers(0, 500))
     source = source_of(kafka, topic.name, until="latest")
@@ -64,7 +64,9 @@ def test_rows_carry_key_value_and_what_the_broker_says_of_them(kafka: KafkaServe
 
 
 def test_transactions_that_were_given_up_are_not_read_and_do_not_stop_the_reader(kafka: KafkaServer) -> None:
-    """The last one leaves offsets without records at the end: the position goes beyond them, and the split ends."""
+    """The last aborted transaction leaves offsets without records at the end: the position goes beyond these offsets,
+    and the split ends.
+    """
     topic = Topic(kafka)
     topic.write_transactions((numbers(0, 5), True), (["no"] * 5, False), (numbers(5, 10), True), (["no"] * 5, False))
     source = source_of(kafka, topic.name, until="latest")
@@ -107,7 +109,7 @@ def test_each_start_begins_where_it_says(kafka: KafkaServer) -> None:
 
 
 def test_latest_is_looked_up_once_and_kept_over_restarts(kafka: KafkaServer) -> None:
-    """The first snapshot holds it, although no record had come: later starts do not look again."""
+    """The first snapshot holds the position, although no record had arrived: later starts do not look again."""
     topic = Topic(kafka)
     topic.write(["before"])
     source = source_of(kafka, topic.name, start="latest")
@@ -184,7 +186,7 @@ def test_readers_of_one_source_share_a_consumer_and_leave_no_thread(kafka: Kafka
         reader.prepare()
     assert [values(rows_from(reader, 10)) for reader in readers] == [numbers(0, 10)] * 4
     assert len(fetching_threads()) == 1
-    again = source.reader(splits[0])  # as of a new generation, before the old one is closed
+    again = source.reader(splits[0])  # as in a new generation, before the old generation is closed
     again.prepare()
     assert values(rows_from(again, 10)) == numbers(0, 10)
     assert len(fetching_threads()) == 2

@@ -58,7 +58,7 @@ def test_good_rows_and_dead_letters_go_their_own_ways(kafka: KafkaServer, tmp_pa
 
 
 def test_rows_that_came_behind_a_checkpoint_are_told_before_a_start(kafka: KafkaServer, tmp_path: Path) -> None:
-    """1.9: `explain --restore` says how much there is to be read."""
+    """1.9: `explain --restore` prints how many rows are waiting."""
     topic, out = Topic(kafka, partitions=2), CollectSink()
     for partition in range(2):
         topic.write([json.dumps({"n": n}) for n in range(50)], partition)
@@ -102,7 +102,7 @@ def test_debeziums_events_are_upserts_of_a_table(kafka: KafkaServer, tmp_path: P
 
 
 def test_event_time_is_kept_per_partition(kafka: KafkaServer, tmp_path: Path) -> None:
-    """One partition is an hour ahead of the other: nothing of the other is late for that."""
+    """One partition is an hour ahead of the other: this makes no row of the other partition late."""
     topic = Topic(kafka, partitions=2)
     begin = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
     for partition in range(2):
@@ -122,7 +122,7 @@ def test_event_time_is_kept_per_partition(kafka: KafkaServer, tmp_path: Path) ->
 def test_a_job_whose_client_goes_silent_goes_on_by_itself_and_writes_every_row_once(
     kafka: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of the topic: after its first record, however many came together."""
+    """In the middle of the topic: after the first record, however many arrived together."""
     topic = Topic(kafka, partitions=2)
     for partition in range(2):
         topic.write((f"{n:050}" for n in range(1_000)), partition)

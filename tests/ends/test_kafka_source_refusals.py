@@ -1,4 +1,4 @@
-"""What the Kafka source refuses, on a real broker: records that are gone, and what can be seen before it starts."""
+"""Refusals of the Kafka source on a real broker: lost records, and faults that are visible before the start."""
 
 import logging
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def test_records_deleted_under_a_reader_that_is_behind_stop_it_after_what_it_had
 def test_a_loss_is_warned_of_while_it_comes_near(
     kafka: KafkaServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Retention catches up with a reader that stands still, offset by offset."""
+    """Retention catches up with a stalled reader, offset by offset."""
     monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._POLL_S", 0.02)
     topic = Topic(kafka)
     topic.write("x" * 1000 for _ in range(3_000))
@@ -129,7 +129,7 @@ def test_a_broker_that_does_not_answer_is_waited_for_and_then_named(monkeypatch:
 
 
 class _Nobody:
-    """A port on which nobody listens."""
+    """A port without a listener."""
 
     def __init__(self) -> None:
         self.bootstrap = f"127.0.0.1:{free_port()}"
@@ -147,7 +147,7 @@ def test_settings_that_the_client_does_not_know_or_must_not_have_are_refused(kaf
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[KafkaServer]:
-    """Its listener SECURE wants a user and password."""
+    """A broker whose listener SECURE requires user and password."""
     server = KafkaServer({})
     try:
         secure = free_port()
@@ -174,7 +174,7 @@ class _Secured:
 
 
 def secured_source(guarded: KafkaServer, topic: str, *passwords: str) -> KafkaTopics:
-    """Each client gets the next of the passwords, and the last one for ever."""
+    """A source whose clients take the passwords in turn, and the last password from then on."""
     left = list(passwords)
 
     def config() -> dict[str, str]:

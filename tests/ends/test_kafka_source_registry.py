@@ -78,7 +78,7 @@ def test_an_avro_record_of_an_unknown_schema_stops_at_its_place(kafka: KafkaServ
 
 
 def test_a_registry_that_is_down_is_waited_for(kafka: KafkaServer, registry: Registry) -> None:
-    """Its absence is no fault of the records: none may become a dead letter."""
+    """An absent registry is no fault of the records: no record may become a dead letter."""
     topic = Topic(kafka)
     topic.write(avro(topic, registry, {"shop": "a", "amount": 1.5, "at": NOON}))
     flow_source = source_of(

@@ -1,4 +1,6 @@
-"""A topic that was deleted and made again, on a real broker: no row of it is taken for one of the topic before it."""
+"""A topic that was deleted and recreated, on a real broker: the source takes no row of the new topic for a row of the
+old.
+"""
 
 import contextlib
 import datetime
@@ -39,7 +41,7 @@ def test_a_topic_that_was_made_again_is_not_taken_for_the_old_one(kafka: KafkaSe
 
 @pytest.mark.parametrize("with_id", [True, False], ids=["of now", "of a snapshot without ids"])
 def test_a_topic_that_was_made_again_while_the_job_restarted_gives_no_row(kafka: KafkaServer, with_id: bool) -> None:
-    """The program goes on with the splits that it listed at its start, and there is a record at the old offset."""
+    """The program keeps the splits listed at its start, and the new topic has a record at the old offset."""
     topic = Topic(kafka)
     topic.write(["old"] * 5)
     source = source_of(kafka, topic.name)
@@ -58,7 +60,9 @@ def test_a_topic_that_was_made_again_while_the_job_restarted_gives_no_row(kafka:
 
 
 def test_a_topic_that_is_made_again_under_a_reader_gives_it_no_row(kafka: KafkaServer) -> None:
-    """At once, and with more records than it has read: the client itself would read on. Without `discover=`."""
+    """Immediately, and with more records than the reader has read: the client itself would read on. Without
+    `discover=`.
+    """
     topic = Topic(kafka)
     topic.write(["old"] * 100)
     source = source_of(kafka, topic.name)
@@ -66,7 +70,7 @@ def test_a_topic_that_is_made_again_under_a_reader_gives_it_no_row(kafka: KafkaS
         rows_from(reader, 100)
         topic.delete()
         Topic(kafka, name=topic.name).write(["new"] * 200)
-        # A reader that asks while the new topic has no record yet is told another sentence of the same meaning.
+        # If the new topic has no record yet, the reader gets another error text of the same meaning.
         with pytest.raises(InvalidJob, match=r"offset 100 .*made again|made again .*offset 100"):
             rows_from(reader, 1)
 
@@ -74,7 +78,7 @@ def test_a_topic_that_is_made_again_under_a_reader_gives_it_no_row(kafka: KafkaS
 def test_rows_wait_until_the_brokers_say_which_topic_they_are_of(
     kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every other question about it has no answer: what came is fetched again, so every row comes once."""
+    """Half of the queries of the topic's id, at random, get no answer: rows are fetched again, and appear once."""
     ask, draw = TopicIds._ask, random.Random(1)
     answers: list[bool] = []
 
@@ -105,7 +109,7 @@ class _Unanswered(Future[Any]):
 
 
 def judged(kafka: KafkaServer, topic: Topic, said: list[str] | None = None) -> tuple[TopicIds, PartitionQueue]:
-    """A feed of the topic as it is now, and ids that know it."""
+    """A feed of the current topic, and ids that know the topic."""
     say = [].append if said is None else said.append
     source = source_of(kafka, topic.name)
     split = msgspec.json.decode(source.splits(1)[0].payload, type=KafkaSplit)
@@ -137,7 +141,7 @@ def test_rows_wait_for_no_answer_while_the_last_one_is_good(
 
 
 def test_an_answer_that_was_asked_for_ahead_is_heard(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while the last one would still be good."""
+    """Also while the previous answer is still valid."""
     monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._AHEAD_S", 0.0)
     monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._TRUSTED_S", 1_000.0)
     topic = Topic(kafka)

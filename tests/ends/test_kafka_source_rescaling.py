@@ -23,7 +23,7 @@ class SequentialExecutor:
 
 
 class Subtasks:
-    """All subtasks of one source in one generation, each as a slot would have it."""
+    """All subtasks of a source in one generation, each as in a slot."""
 
     def __init__(
         self, kafka: KafkaServer, topic: Topic, parallelism: int, restored: tuple[OperatorSnapshot, ...], folder: Path
@@ -94,8 +94,9 @@ class Subtasks:
 def test_every_record_is_read_once_over_rescalings_new_partitions_and_a_void_read(
     kafka: KafkaServer, tmp_path: Path
 ) -> None:
-    """R1, R2: 2 → 3 → 1 subtasks. The job begins at the latest record; what is made later is read from its beginning,
-    although a restart lists it and would begin at the latest, too."""
+    """R1, R2: 2 → 3 → 1 subtasks. The job begins at the latest record; partitions made later are read from their
+    beginning, although a restart lists them and would otherwise begin at the latest record.
+    """
     topic = Topic(kafka, partitions=3)
     for partition in range(3):
         topic.write(["before the job"] * 5, partition)
@@ -111,7 +112,7 @@ def test_every_record_is_read_once_over_rescalings_new_partitions_and_a_void_rea
             subtasks = Subtasks(kafka, topic, parallelism, restored, tmp_path)
         counted += subtasks.read(written - len(counted) - 15)
         restored = subtasks.snapshots(partitions)
-        subtasks.read(5)  # after the checkpoint: it will be read again
+        subtasks.read(5)  # after the checkpoint: read again later
         subtasks.close()
         topic.grow(partitions + 1)
     last = Subtasks(kafka, topic, 2, restored, tmp_path)

@@ -1,4 +1,4 @@
-"""A client that goes silent, behind the fetcher's back, is replaced; whoever has nothing to read is not."""
+"""A client that goes silent, unknown to the fetcher, is replaced; a client without rows to read is kept."""
 
 import contextlib
 import logging
@@ -29,7 +29,7 @@ SHORT = StallTimeouts(quiet=0.4, still=0.8, answer=1.0)
 
 
 class World:
-    """A topic, and the readers of one pool."""
+    """A topic, and the readers of a single pool."""
 
     def __init__(self, kafka: KafkaServer, partitions: int = 1, limit_bytes: int = 1 << 20) -> None:
         self.topic = Topic(kafka, partitions)
@@ -45,7 +45,7 @@ class World:
         return prepared(KafkaReader("source 'src'", self._splits[partition], self.pool), position)
 
     def silence(self, reader: KafkaReader, partition: int = 0) -> None:
-        """The client fetches no more of it, and the fetcher does not know."""
+        """The client stops fetching the partition, unknown to the fetcher."""
         assert reader._fetcher is not None
         place = TopicPartition(self.topic.name, partition)
         silent = threading.Event()
@@ -80,7 +80,7 @@ def values(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def replaced(reader: KafkaReader) -> list[float]:
-    """Filled with the number of clients of the reader that were replaced, as its metric counts them."""
+    """Collects the number of replaced clients of the reader, as the reader's metric counts them."""
     counted: list[float] = []
     reader.count_by(lambda metric, amount: counted.append(amount) if metric is CLIENTS_REPLACED else None)
     return counted
@@ -89,7 +89,7 @@ def replaced(reader: KafkaReader) -> list[float]:
 def test_a_client_that_goes_silent_is_replaced_and_nothing_is_lost_or_doubled(
     kafka: KafkaServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other partition has nothing to read: it is not blamed, and the new client reads it, too."""
+    """The other partition is empty: it is not blamed, and the new client reads both."""
     world = World(kafka, partitions=2)
     world.topic.write(numbers(0, 10))
     with world.reading(0) as reader, world.reading(1) as other, caplog.at_level(logging.WARNING, LOG):
@@ -109,7 +109,7 @@ def test_a_client_that_goes_silent_is_replaced_and_nothing_is_lost_or_doubled(
 
 
 def test_a_full_queue_is_still_full_for_the_next_client(kafka: KafkaServer) -> None:
-    """Its rows wait while the client of both partitions is replaced; none comes twice."""
+    """The queue's rows wait while the client of both partitions is replaced; no row appears twice."""
     world = World(kafka, partitions=2, limit_bytes=1)
     text = [f"{number:0100000}" for number in range(30)]
     world.topic.write(text, 1)
@@ -125,7 +125,7 @@ def test_a_full_queue_is_still_full_for_the_next_client(kafka: KafkaServer) -> N
 
 
 def test_a_client_that_goes_silent_in_an_outage_is_replaced_after_it(kafka: KafkaServer, questions: list[Any]) -> None:
-    """While no broker answers nobody is blamed."""
+    """While no broker answers, no client is blamed."""
     world = World(kafka)
     world.topic.write(numbers(0, 10))
     with world.reading() as reader:
@@ -165,7 +165,7 @@ def test_a_broker_that_stands_still_is_no_silence_of_the_client(kafka: KafkaServ
 
 
 def test_who_has_nothing_to_read_is_not_silent(kafka: KafkaServer, questions: list[Any]) -> None:
-    """An empty partition, one that ends in transactions that were given up, and one with a transaction still open."""
+    """An empty partition, a partition that ends in aborted transactions, and a partition with an open transaction."""
     world = World(kafka, partitions=2)
 
     def asked_again() -> None:
@@ -191,7 +191,7 @@ def test_who_has_nothing_to_read_is_not_silent(kafka: KafkaServer, questions: li
 def test_a_thread_that_hangs_in_the_client_is_said_to_and_goes_on_after_it(
     kafka: KafkaServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it was held up for is no silence of the client."""
+    """The time of the thread's delay does not count as silence of the client."""
     monkeypatch.setattr("barrier_runtime.connectors.kafka.source.fetcher._HANGS_S", 0.5)
     world = World(kafka)
     world.topic.write(numbers(0, 10))
@@ -205,7 +205,7 @@ def test_a_thread_that_hangs_in_the_client_is_said_to_and_goes_on_after_it(
             answered.wait()
 
         reader._fetcher._orders.put(hang)
-        assert asked.wait(60)  # else the rows come with what is being fetched
+        assert asked.wait(60)  # else the fetch under way may return them
         world.topic.write(numbers(10, 20))
 
         def said() -> bool:

@@ -1,6 +1,7 @@
-"""The product's own clients of a broker that is killed, started again and stops for 5 to 60 seconds at any moment.
+"""The product's own clients of a broker that is killed, started again and stopped for 5 to 60 seconds at any moment.
 
-`BARRIER_STALLS=50 pytest tests/ends/test_kafka_stalls.py` for many rounds; with few it only shows that the world works.
+`BARRIER_STALLS=50 pytest tests/ends/test_kafka_stalls.py` runs many rounds; a few rounds only show that the test world
+works.
 """
 
 import os
@@ -34,8 +35,9 @@ _STEP_S = 0.1
 
 
 class Copy(threading.Thread):
-    """From topic to topic as a job does it: source readers, a checkpoint after the other, an exactly-once sink. Readers
-    that are to be replaced go on from the last checkpoint. `commits` and `listings` count what succeeded."""
+    """Copies a topic to another topic as a job does: source readers, successive checkpoints, an exactly-once sink.
+    Replaced readers continue from the last checkpoint. `commits` and `listings` count successes.
+    """
 
     def __init__(self, kafka: KafkaServer, source: str, target: Topic) -> None:
         super().__init__(name="copy")
@@ -99,7 +101,7 @@ class Copy(threading.Thread):
                         sink.write(transaction, rows.select(["value"]).cast(pa.schema([("value", pa.string())])))
                 time.sleep(0.005)
             self._positions = [reader.position() for reader in self._readers]
-        except Unavailable as error:  # what came since the last checkpoint is dropped, as with a generation
+        except Unavailable as error:  # rows after the last checkpoint are dropped, as with a generation
             self.replaced.append(str(error))
             self._open_readers()
             return
@@ -121,7 +123,7 @@ class Copy(threading.Thread):
 
 
 class PartitionQueue(threading.Thread):
-    """Numbers, one after the other, all of which reach the topic."""
+    """Successive numbers, all of which reach the topic."""
 
     def __init__(self, kafka: KafkaServer, topic: str) -> None:
         super().__init__(name="feed")

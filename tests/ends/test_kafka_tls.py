@@ -50,7 +50,7 @@ def test_a_sink_goes_on_after_handshakes_that_were_cut_off(
     job: Job,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """T4: they are what a client meets when a broker restarts; for some time each commit fails, and none is refused."""
+    """T4: clients meet such handshakes when a broker restarts; for a time each commit fails, and none is refused."""
     with new_topic(secure) as topic:
         sink = job.open(KafkaSink(network.place, topic.name, config=settings(certificates.ca)))
         sink.commit(sealed(sink, 1, [1]))

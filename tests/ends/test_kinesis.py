@@ -15,8 +15,8 @@ from tests.waiting import until
 
 @pytest.mark.slow
 def test_a_job_outlives_kills_of_the_server(s3: S3Server, tmp_path: Path) -> None:
-    """Nothing is lost and nothing comes twice, also of records that came between two kills."""
-    world = KinesisWorld(s3.endpoint, 2)  # moto serves it beside S3
+    """No record is lost or doubled, also of records that arrive between two kills."""
+    world = KinesisWorld(s3.endpoint, 2)  # moto serves Kinesis and S3
     folder = tmp_path / "out"
 
     def visible() -> list[int]:

@@ -1,5 +1,6 @@
-"""The example `orders_to_iceberg` in one process: its result against SQL on the source, and its comparison against
-results that are wrong."""
+"""The example `orders_to_iceberg` in one process: the result against SQL on the source, and the example's comparison
+against wrong results.
+"""
 
 from pathlib import Path
 

@@ -44,8 +44,9 @@ CUSTOMER_EVENT = {
 
 
 def run_page(page: str, places: Mapping[str, str]) -> dict[str, Any]:
-    """Runs the programs of `page`, each of whose `places` is put in once at least; what is below `__main__`, too.
-    Returns their names."""
+    """Runs the programs of `page`, including code below `__main__`; each of the `places` occurs at least once. Returns
+    the names of the programs.
+    """
     programs = "\n".join(code for code, _ in PROGRAM.findall((ROOT / "docs" / page).read_text(encoding="utf-8")))
     for printed, real in places.items():
         assert printed in programs, f"{page} does not have {printed}"
@@ -195,7 +196,7 @@ def test_changes(postgres: PostgresServer, kafka: KafkaServer, capsys: pytest.Ca
 
 
 def test_kinesis(s3: S3Server, capsys: pytest.CaptureFixture[str]) -> None:
-    clicks = KinesisWorld(s3.endpoint, 2)  # moto serves it beside S3
+    clicks = KinesisWorld(s3.endpoint, 2)  # moto serves Kinesis and S3
     clicks.put([json.dumps({"user": n, "page": "checkout" if n % 2 else "home"}).encode() for n in range(10)])
     names = run_page(
         "kinesis.md",

@@ -1,4 +1,6 @@
-"""What a person has to correct is said before anything is processed, or with the first rows: what, where, how."""
+"""Mistakes that a person has to correct are reported before processing, or with the first rows: the fault, the place,
+the remedy.
+"""
 
 import datetime
 import uuid
@@ -156,7 +158,7 @@ def test_a_job_with_such_a_sink_fails_with_that_reason_and_writes_nothing(
 def test_a_standby_and_a_server_that_forgets_are_no_place_to_stage(
     postgres: PostgresServer, connection: psycopg.Connection[Any]
 ) -> None:
-    """`synchronous_commit = off` confirms what a crash forgets: the sink's sessions do not inherit it."""
+    """`synchronous_commit = off` confirms writes that a crash forgets: sessions of the sink do not inherit this."""
     table, job = new_table(connection), new_job()
     connection.execute("alter role barrier set synchronous_commit = off")
     try:
@@ -174,7 +176,7 @@ def test_a_standby_and_a_server_that_forgets_are_no_place_to_stage(
 def test_a_server_that_stops_answering_is_given_up_after_a_while(
     connection: psycopg.Connection[Any], postgres: PostgresServer
 ) -> None:
-    """A lock that is never released holds nobody up for ever."""
+    """A lock that is never released does not hold up the sink for ever."""
     table, job = new_table(connection), new_job()
     sink = opened(postgres.url, table, job, statement_timeout=0.2)
     transaction = sink.begin_transaction()

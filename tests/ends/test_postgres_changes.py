@@ -1,4 +1,4 @@
-"""Changes of tables from a real PostgreSQL server: nothing left out, nothing twice, nothing confirmed too early."""
+"""Changes of tables from a real PostgreSQL server: no change is left out, doubled, or confirmed too early."""
 
 import datetime
 import decimal
@@ -23,7 +23,7 @@ def row(id: int, v: str | None) -> dict[str, Any]:
     return {"id": id, "v": v}
 
 
-# ---------------------------------------------------------------- what comes
+# ---------------------------------------------------------------- rows of changes
 
 
 def test_the_rows_that_are_there_come_first_then_every_change(tables: ChangedTables) -> None:
@@ -323,7 +323,7 @@ def test_a_driver_that_died_leaves_no_slot_and_a_staging_that_stands_is_used_aga
     source, later, last = (tables.source(table, staged=False) for _ in range(3))
     source.stage("job-dies", tables.storage, fresh=False)
     (current,) = Path(tables.storage).rglob("current.json")
-    current.unlink()  # it died before that was written
+    current.unlink()  # the job died before this write
     later.stage("job-dies", tables.storage, fresh=False)
     last.stage("job-dies", tables.storage, fresh=False)
     slots = tables.connection.execute("select slot_name from pg_replication_slots where slot_name like 'barrier%'")
@@ -433,7 +433,7 @@ def test_names_as_they_are_written_partitions_and_domains(tables: ChangedTables)
 
 
 def test_a_job_goes_on_at_another_parallelism(tables: ChangedTables) -> None:
-    """Its first run ends by a fault, behind a checkpoint in the snapshot or in the log."""
+    """The first run ends by a fault, after a checkpoint in the snapshot or in the log."""
     table = tables.table()
     tables.execute(f"insert into {table} select n, 'x' from generate_series(1, 400) n")
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""What would leave changes of PostgreSQL tables out, or give them to the wrong row, without a word: it is refused."""
+"""Cases in which changes of PostgreSQL tables would silently be left out, or assigned to the wrong row, are refused."""
 
 import uuid
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def test_a_table_that_is_renamed_ends_the_job(tables: ChangedTables) -> None:
 
 
 def test_a_table_that_was_dropped_and_made_again_ends_the_job(tables: ChangedTables) -> None:
-    """The publication does not have it any more."""
+    """The publication no longer contains the table."""
     table = tables.table()
     source = tables.source(table)
     tables.execute(f"drop table {table}", f"create table {table} (id int primary key, v text)")
@@ -68,7 +68,7 @@ def test_a_publication_of_some_rows_or_columns_is_refused(tables: ChangedTables,
 
 
 def test_a_table_from_which_others_inherit_is_refused(tables: ChangedTables) -> None:
-    """It shows their rows, and the log has their changes under their names."""
+    """The table shows the children's rows, and the log has the children's changes under the children's names."""
     table = tables.table()
     tables.execute(f"create table {table}_heir () inherits ({table})")
     with pytest.raises(InvalidJob, match=rf"other tables inherit from public\.{table}"):
@@ -78,7 +78,7 @@ def test_a_table_from_which_others_inherit_is_refused(tables: ChangedTables) -> 
 
 
 def test_a_deferrable_key_identifies_no_row(tables: ChangedTables) -> None:
-    """The server refuses updates of such a table, and with the whole row in its log keys can be swapped."""
+    """The server refuses updates of such a table, and with whole rows in the log keys can be swapped."""
     table = tables.table("id int primary key deferrable, v text")
     with pytest.raises(InvalidJob, match="nothing that identifies its rows"):
         tables.source(table)
@@ -104,7 +104,7 @@ def test_a_key_that_is_gone_ends_the_job(tables: ChangedTables, form: str) -> No
 
 
 def test_a_large_key_that_did_not_change_is_that_of_the_row(tables: ChangedTables) -> None:
-    """It is stored out of line, so the log has it as the old key alone."""
+    """The key is stored out of line, so the log has the value only as the old key."""
     table = tables.table("id text primary key, v text")
     key = "".join(uuid.uuid4().hex for _ in range(70))  # 2,240 bytes, which an index takes and no compression shortens
     tables.execute(f"alter table {table} alter id set storage external")

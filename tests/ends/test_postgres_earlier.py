@@ -41,7 +41,7 @@ def digest(*parts: str) -> str:
 
 
 class EarlierDatabase:
-    """A database of its own, with a table of numbers, as an earlier release left it."""
+    """A private database, with a table of numbers, as an earlier release left the table."""
 
     def __init__(self, server: PostgresServer, columns: str) -> None:
         name = f"earlier_{new_job().replace('-', '_')}"

@@ -18,7 +18,7 @@ PATIENCE_S = 60
 
 
 class Holders:
-    """By a connection that is kept until it breaks. Counts for the test what was answered, and what failed."""
+    """Looks up holders by a connection that is kept until a failure. Counts answers and failures for the test."""
 
     answered = 0
     failed = 0
@@ -55,7 +55,7 @@ def holders(postgres: PostgresServer) -> Iterator[Holders]:
         table = new_table(connection)
         connection.execute(f"insert into {table} select n, 'holder ' || n from generate_series(0, {ROWS}, 2) n")
     yield Holders(postgres.url, table)
-    postgres.start()  # if a test has failed before it did
+    postgres.start()  # if a test failed before its own close
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute(f"drop table {table}")
 
@@ -101,7 +101,7 @@ def test_rows_are_completed_from_postgres_though_it_is_killed_and_started_again(
 
 
 def test_a_lookup_is_opened_when_its_server_answers(postgres: PostgresServer, holders: Holders) -> None:
-    """The job waits for a server that is away when it starts, as for those of its sinks."""
+    """The job waits for a server that is away at the start, as sinks do."""
     postgres.kill()
     starter = threading.Timer(0.5, postgres.start)
     flow, sink = Dataflow("job"), CollectSink()

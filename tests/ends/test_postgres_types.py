@@ -1,4 +1,4 @@
-"""Every kind of value goes through a real server and comes back as it was, nulls and extremes included."""
+"""Every kind of value passes through a real server unchanged, nulls and extremes included."""
 
 import datetime
 import json
@@ -20,7 +20,7 @@ AT = datetime.datetime(2024, 2, 29, 12, 34, 56, 789_012)
 ID = uuid.uuid4()
 WAYS = ("insert", "upsert")
 
-# PostgreSQL's type, Arrow's, values, and what comes back where it is something else
+# PostgreSQL's type, Arrow's type, values, and the returned values where they differ
 VALUES: list[tuple[str, pa.DataType, list[Any], list[Any] | None]] = [
     ("smallint", pa.int16(), [-(2**15), 2**15 - 1, None], None),
     ("integer", pa.int32(), [-(2**31), 2**31 - 1, None], None),

@@ -1,4 +1,4 @@
-"""The RabbitMQ source against a real broker: nothing acknowledged too early, nothing lost, redeliveries dropped."""
+"""The RabbitMQ source against a real broker: no message acknowledged too early or lost; redeliveries dropped."""
 
 import contextlib
 import datetime
@@ -41,7 +41,7 @@ def source_of(url: str, queue: str, **options: Any) -> RabbitMQQueue:
 
 @contextlib.contextmanager
 def reading(url: str, queue: str, **options: Any) -> Iterator[RabbitReader]:
-    """A reader of its own; gone, with its connection, at the end."""
+    """A private reader; the end closes the reader and its connection."""
     source = source_of(url, queue, **options)
     reader = source.reader(source.splits(1)[0])
     reader.prepare()
@@ -81,7 +81,7 @@ def complete(reader: RabbitReader, checkpoint: int) -> None:
 def test_message_is_acknowledged_only_once_its_covering_checkpoint_is_complete(
     rabbitmq: RabbitServer, queue: Queue
 ) -> None:
-    """U12: what was only snapshotted comes again."""
+    """U12: messages that were only snapshotted are delivered again."""
     queue.publish_numbers(0, 10)
     with reading(address(rabbitmq), queue.name) as reader:
         assert values(rows_from(reader, 6)) == list(range(6))
@@ -112,7 +112,7 @@ def test_a_checkpoint_that_was_given_up_is_covered_by_the_next_one(rabbitmq: Rab
 
 
 def test_acknowledgements_ordered_before_the_end_reach_the_broker(rabbitmq: RabbitServer, queue: Queue) -> None:
-    """`close` comes right behind the last checkpoint."""
+    """`close` follows the last checkpoint at once."""
     for _ in range(5):
         queue.publish_numbers(0, 20)
         with reading(address(rabbitmq), queue.name) as reader:
@@ -156,7 +156,9 @@ def test_two_consumers_share_a_queue(rabbitmq: RabbitServer, queue: Queue) -> No
 def test_unacknowledged_messages_return_on_reconnect_and_old_tags_acknowledge_none(
     rabbitmq: RabbitServer, queue: Queue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Tags begin at 1 on every connection: one of the old connection must not acknowledge a message of the new."""
+    """Tags begin at 1 on every connection: a tag of the old connection must not acknowledge a message of the new
+    connection.
+    """
     queue.publish_numbers(0, 10)
     with contextlib.closing(Wire(rabbitmq.port)) as wire, caplog.at_level(logging.WARNING):
         with reading(address(rabbitmq, wire.port), queue.name) as reader:
@@ -176,8 +178,9 @@ def test_unacknowledged_messages_return_on_reconnect_and_old_tags_acknowledge_no
 def test_a_reader_and_a_job_read_on_when_the_broker_is_back(
     rabbitmq: RabbitServer, queue: Queue, tmp_path: Path
 ) -> None:
-    """After a stop, and in a job after a kill: no slot fails for that. The stop comes first: definitions reach the
-    broker's disk seconds later, and a SIGKILL would lose the queue itself."""
+    """After a stop, and in a job after a kill: no slot fails during the outage. The stop is first: definitions reach
+    the broker's disk seconds later, and a SIGKILL would lose the queue itself.
+    """
     queue.publish_numbers(0, 10)
     with reading(address(rabbitmq), queue.name, until_idle=SECOND) as reader:
         rows_from(reader, 5)
@@ -237,7 +240,7 @@ def test_a_queue_that_is_deleted_ends_the_job_with_its_name(rabbitmq: RabbitServ
             rows_from(reader, 1)
 
 
-# ---------------------------------------------------------------- what a row is
+# ---------------------------------------------------------------- contents of a row
 
 
 def test_a_row_has_the_body_and_what_the_broker_says_of_the_message(rabbitmq: RabbitServer, queue: Queue) -> None:
@@ -383,7 +386,7 @@ def test_a_broker_that_is_down_is_named_before_anything_is_processed() -> None:
 
 
 def test_wrong_credentials_are_refused_and_not_shown(rabbitmq: RabbitServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """J6: the user's name is, so that one knows whose password it is."""
+    """J6: the error shows the user's name, to identify the account."""
     monkeypatch.setenv("RABBITMQ_USERNAME", "orders-reader")
     monkeypatch.setenv("RABBITMQ_PASSWORD", "hush-hush")
     kind, text = refusal_of(address(rabbitmq), "orders")
@@ -432,7 +435,7 @@ def test_a_queue_that_another_connection_has_for_itself_is_named(rabbitmq: Rabbi
 
 
 def test_an_exactly_once_sink_needs_the_deduplication(rabbitmq: RabbitServer, queue: Queue, tmp_path: Path) -> None:
-    """Without it a redelivered message would be written twice."""
+    """Without deduplication a redelivered message would be written twice."""
     bare = flow_of(address(rabbitmq), queue.name, JsonlSink(str(tmp_path)), deduplicate=None)
     with pytest.raises(InvalidJob, match="'messages' has no stable positions"):
         compile_plan(bare.plan, 2)

@@ -1,4 +1,6 @@
-"""The Redis upsert sink against a real server: certified where the declaration holds, and wrong where it is a lie."""
+"""The Redis upsert sink against a real server: certified if the declaration holds, and wrong if the declaration is
+false.
+"""
 
 import json
 import math
@@ -75,8 +77,9 @@ def test_a_replay_of_deterministic_rows_leaves_what_one_run_would_leave(
 def test_a_stale_row_stays_for_ever_when_the_declaration_is_a_lie(
     redis: RedisServer, database: client.Redis, prefix: str, job: Job
 ) -> None:
-    """The key comes from chance: the replay writes other keys, and nobody will ever overwrite the first ones. This is
-    the example of docs/upserts.md."""
+    """The key is random: the replay writes other keys, and no later row overwrites the first keys. This is the example
+    of docs/upserts.md.
+    """
     replayed(redis, job, prefix, lambda number: {"key": f"user-{number}-{random.random()}", "score": number * 2})
     found = hashes(database, prefix)
     assert len(found) == 20
@@ -106,7 +109,7 @@ def test_the_declaration_counts_when_the_job_is_checked(deterministic: bool, ref
 def test_a_zombie_cannot_overwrite_what_its_successor_has_written(
     redis: RedisServer, database: client.Redis, prefix: str, job: Job
 ) -> None:
-    """Z1: it is refused in the same atomic step in which it would have written."""
+    """Z1: the zombie is refused in the same atomic step as the write."""
 
     def sink() -> RedisUpsertSink:
         return RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True)
@@ -123,7 +126,7 @@ def test_a_zombie_cannot_overwrite_what_its_successor_has_written(
 def test_a_request_that_was_repeated_and_arrives_after_newer_rows_changes_nothing(
     redis: RedisServer, database: client.Redis, prefix: str, job: Job
 ) -> None:
-    """T12: of the same generation, so the fence does not tell it from a living one."""
+    """T12: the request is of the same generation, so the fence cannot distinguish it from a live request."""
     with LateRequests("127.0.0.1", redis.port) as network:
         sink = job.open(
             RedisUpsertSink(f"redis://127.0.0.1:{network.port}", key="id", prefix=prefix, deterministic=True)
@@ -143,7 +146,7 @@ def test_a_request_that_was_repeated_and_arrives_after_newer_rows_changes_nothin
 
 
 def other_checkpoints(job: Job) -> None:
-    """Of its own for this job, empty but for the beginning of their log."""
+    """A private store for this job, empty but for the beginning of the log."""
     job.store = MemoryStore()
     begin_log(job.store, job.name, uuid.uuid4().hex)
 
@@ -151,7 +154,9 @@ def other_checkpoints(job: Job) -> None:
 def test_an_older_generation_that_opens_late_gets_no_fence_whatever_its_lineage(
     redis: RedisServer, database: client.Redis, prefix: str, job: Job
 ) -> None:
-    """Z1: it was stalled in its first request, while the job was started anew with nothing to restore."""
+    """Z1: the older generation stalled in the first request, while the job was started anew without a checkpoint to
+    restore.
+    """
 
     def sink() -> RedisUpsertSink:
         return RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True)
@@ -174,7 +179,7 @@ def test_an_older_generation_that_opens_late_gets_no_fence_whatever_its_lineage(
 def test_start_with_other_checkpoints_takes_over_and_replaced_rows_never_return(
     redis: RedisServer, database: client.Redis, prefix: str, job: Job
 ) -> None:
-    """T14: its tokens begin from 1 again."""
+    """T14: the fencing tokens of the new start begin from 1 again."""
 
     def sink() -> RedisUpsertSink:
         return RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True)

@@ -1,4 +1,4 @@
-"""Files on S3 against a server of its own, which goes away and comes back."""
+"""Files on S3 against a private server that goes away and returns."""
 
 import io
 from typing import Any
@@ -24,7 +24,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 @pytest.fixture
 def store(s3: S3Server) -> ObstoreS3Store:
-    """An impatient one."""
+    """A store with short timeouts."""
     store = open_store(f"{s3.url}/target")
     assert isinstance(store, ObstoreS3Store)
     store._budget = RetryBudget(attempts=2, first_wait_s=0.01)
@@ -32,14 +32,14 @@ def store(s3: S3Server) -> ObstoreS3Store:
 
 
 def rows_in(store: ObstoreS3Store) -> list[dict[str, Any]]:
-    """What readers of the commit logs see."""
+    """The rows that readers of the commit logs see."""
     records = [record for writer in jobs_and_sinks(store) for record in read_commit_log(store, *writer)]
     names = [file.name for record in records for file in record.files]
     return [row for name in names for row in pq.read_table(io.BytesIO(store.get(name))).to_pylist()]
 
 
 class Reader:
-    """Sees what `rows_in` sees, and asks for each record and file once."""
+    """Sees the rows of `rows_in`, and requests each record and file once."""
 
     def __init__(self, store: ObstoreS3Store) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""The servers that the other tests rest on: each keeps its data over a stop and a kill, and leaves nothing behind."""
+"""The servers that the other tests use: each keeps its data over a stop and a kill, and leaves no process behind."""
 
 import os
 import signal
@@ -83,7 +83,7 @@ def write_to_rabbitmq(server: RabbitServer, value: str) -> None:
 
 
 def read_from_rabbitmq(server: RabbitServer) -> list[str]:
-    """The messages stay: what is not acknowledged goes back when the connection ends."""
+    """The messages stay in the queue: unacknowledged messages return when the connection ends."""
     with connected(server) as connection:
         channel = connection.channel()
         count = channel.queue_declare("kept", passive=True).method.message_count
@@ -158,7 +158,7 @@ def test_server_keeps_its_data_and_place_when_stopped_and_when_killed(name: str)
 
 @pytest.mark.parametrize("name", ["postgres", "rabbitmq"])
 def test_a_server_does_not_outlive_the_process_that_asked_for_it(name: str) -> None:
-    """Also when that is killed, and though parts of the server detached themselves from it."""
+    """Also after a kill of the process, and although parts of the server have detached themselves from it."""
     program = f"""
         import time
         import psutil

@@ -1,4 +1,4 @@
-"""A server that goes away under a job: waited for, told of once, and nothing is lost or doubled."""
+"""A server that goes away under a job: the job waits, logs the outage once, and loses or doubles no row."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ from tests.waiting import until
 def test_job_outlives_a_database_that_is_down_for_longer_than_its_restarts_last(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """T4: it is down at the start too."""
+    """T4: the database is also down at the start."""
     monkeypatch.setattr(opening, "_OPEN_AGAIN_MOST_S", 0.2)
     attempts: list[str] = []
     opened = opening.OpenChains._open_chain

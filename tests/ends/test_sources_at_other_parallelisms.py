@@ -1,5 +1,6 @@
-"""Each kind of source in a job that goes on at another parallelism, from a savepoint and from a checkpoint (1.6): every
-row comes once."""
+"""Each kind of source in a job that continues at another parallelism, from a savepoint and from a checkpoint (1.6):
+every row appears once.
+"""
 
 import datetime
 import json
@@ -133,7 +134,7 @@ def postgres_changes(request: pytest.FixtureRequest, folder: Path) -> Iterator[S
 
 @contextmanager
 def kinesis(request: pytest.FixtureRequest, folder: Path) -> Iterator[Source]:
-    world = KinesisWorld(request.getfixturevalue("s3").endpoint, PARTS)  # moto serves it beside S3
+    world = KinesisWorld(request.getfixturevalue("s3").endpoint, PARTS)  # moto serves Kinesis and S3
     source = world.source(value="string", metadata=(), every=SOON, discover=SOON)
     yield (
         lambda numbers: world.put([str(n).encode() for n in numbers]),
@@ -173,8 +174,9 @@ KINDS = [parquet, jsonl, text, polling, kafka, postgres_changes, kinesis, delta,
 def test_source_continues_at_other_parallelism_from_a_savepoint_or_a_checkpoint(
     kind: Callable[[pytest.FixtureRequest, Path], Any], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """2 -> 3 slots from a savepoint, -> 1 from the checkpoint behind which the job was stopped at once; each in the
-    middle of what had come."""
+    """2 -> 3 slots from a savepoint, -> 1 from the checkpoint after which the job was stopped at once; each in the
+    middle of the rows.
+    """
     target, folder, savepoint = Target(), str(tmp_path / "job"), str(tmp_path / "savepoint")
 
     def slow(row: dict[str, int]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""How often sinks of SQL databases wait for their server: each wait is a round trip, and commits follow one another."""
+"""Waits of SQL sinks for their server: each wait is a round trip, and commits are sequential."""
 
 import contextlib
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Far:
         return self.database.table(COLUMNS)
 
     def opened(self, job: Job, table: str, **arguments: Any) -> SqlSink:
-        """A sink that has connected, made its temporary tables and committed checkpoint 1."""
+        """A connected sink, with temporary tables and checkpoint 1 committed."""
         sink = job.opened(table, **arguments)
         sink.commit_globally(1, [pre_committed(sink, 1, 1)])
         return sink
@@ -65,7 +65,7 @@ def far(request: pytest.FixtureRequest) -> Iterator[Far]:
 
 @WAYS
 def test_ten_checkpoints_are_committed_with_the_waits_of_one(far: Far, arguments: dict[str, Any]) -> None:
-    """COPY has two waits: until the server takes rows, and its verdict. MySQL: the mark, the rows, the commit."""
+    """COPY has two waits: until the server takes rows, and for the result. MySQL: the mark, the rows, the commit."""
     job, table = Job(far.database), far.table
     sink = far.opened(job, table, **arguments)
     decided: list[bytes] = []
@@ -98,7 +98,9 @@ def test_a_successor_writes_the_rest_after_a_look_at_the_mark(far: Far) -> None:
 def test_a_connection_that_ends_between_any_two_waits_loses_and_doubles_nothing(
     far: Far, arguments: dict[str, Any], waits: int, with_answer: bool
 ) -> None:
-    """T10: of the check, and of a commit of several checkpoints. The answer of a COMMIT is among the lost ones."""
+    """T10: during the check, and during a commit of several checkpoints. The answer of a COMMIT is among the lost
+    answers.
+    """
     job, table = Job(far.database), far.table
     sink = far.opened(job, table, **arguments)
     if waits <= far.check:

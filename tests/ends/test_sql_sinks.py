@@ -59,7 +59,7 @@ def job(database: Database) -> Job:
 
 
 def tried_again(sink: SqlSink, checkpoint: int, committables: list[bytes]) -> None:
-    """As a slot does it, whatever else is at the server's rows meanwhile."""
+    """Retries as a slot does, while other sessions hold the server's rows."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -71,7 +71,7 @@ def tried_again(sink: SqlSink, checkpoint: int, committables: list[bytes]) -> No
 
 def lose_connections(sink: Any) -> None:
     """As the kernel does when the process dies."""
-    with contextlib.suppress(AttributeError):  # it died before it had any
+    with contextlib.suppress(AttributeError):  # a sink without connection yet
         sink.close()
 
 
@@ -167,7 +167,7 @@ def test_a_commit_that_is_repeated_shows_nothing_twice_also_from_another_process
 
 
 def test_aborted_rows_can_never_be_committed(database: Database, job: Job) -> None:
-    """T6: a hard error that says what happened, never silence."""
+    """T6: a hard error that names the cause, never silence."""
     table = database.table()
     sink = job.opened(table)
     written(sink, 1, 1)
@@ -193,7 +193,7 @@ def test_a_fresh_start_is_not_taken_for_an_earlier_one(database: Database, job: 
 
 
 def test_rows_decided_in_two_lineages_appear_once(database: Database, job: Job) -> None:
-    """A restore of an older checkpoint begins a lineage while the older one's rows still wait."""
+    """A restore of an older checkpoint begins a lineage while the older lineage's rows still wait."""
     table = database.table()
     older, newer = job.opened(table, token=1, lineage="older"), job.opened(table, token=2)
     with closing_all([older, newer]):
@@ -262,11 +262,11 @@ def test_a_job_that_ends_leaves_all_rows_once_and_nothing_else(database: Databas
     assert [path for path in (tmp_path / "checkpoints").rglob("*") if "staged" in str(path) and path.is_file()] == []
 
 
-# ------------------------------------------------------------ what readers see
+# ------------------------------------------------------------ readers' view
 
 
 def test_rows_of_all_subtasks_and_of_several_checkpoints_appear_in_one_step(database: Database, job: Job) -> None:
-    """T2: a concurrent reader sees all or nothing of a global commit, however many parts it has."""
+    """T2: a concurrent reader sees all rows of a global commit or none, however many parts the commit has."""
     table = database.table()
     sinks = [job.opened(table, subtask=subtask, parallelism=3, max_bytes_in_memory=64) for subtask in range(3)]
     committables = [
@@ -301,7 +301,7 @@ def test_rows_of_all_subtasks_and_of_several_checkpoints_appear_in_one_step(data
 def test_the_last_row_of_a_key_wins_within_and_across_checkpoints(
     database: Database, job: Job, arguments: dict[str, Any]
 ) -> None:
-    """T15: a column that the rows do not have keeps its value."""
+    """T15: a column that is missing in the rows keeps its value."""
     table = database.table("n bigint not null, t varchar(100), other varchar(100) default 'kept', unique (n)")
     sink = job.opened(table, **UPSERT, **arguments)
     database.execute(f"insert into {table} (n, t, other) values (1, 'old', 'mine')")
@@ -343,7 +343,7 @@ def test_names_of_tables_and_columns_that_need_quotes_are_quoted(database: Datab
 
 
 def test_a_failure_keeps_the_checkpoints_that_were_shown_before_it(database: Database, job: Job) -> None:
-    """T2, T4: the row of the third checkpoint is refused until a person has made room for it."""
+    """T2, T4: the row of the third checkpoint is refused until a person has removed the conflict."""
     table = database.table("n bigint not null unique, t varchar(100)")
     database.execute(f"insert into {table} (n) values (3)")
     sink = job.opened(table)
@@ -361,7 +361,7 @@ def test_a_failure_keeps_the_checkpoints_that_were_shown_before_it(database: Dat
 
 
 def test_rows_of_a_checkpoint_that_was_given_up_appear_with_the_next_decided_one(database: Database, job: Job) -> None:
-    """T2: checkpoint 2 reached one subtask only, so that its rows alone are no state that the job ever had."""
+    """T2: checkpoint 2 reached one subtask only, so its rows alone are not a state that the job ever had."""
     table = database.table("n bigint not null unique, t varchar(100)")
     first, second = (job.opened(table, subtask=subtask, parallelism=2) for subtask in range(2))
     backlog = [
@@ -381,7 +381,7 @@ def test_rows_of_a_checkpoint_that_was_given_up_appear_with_the_next_decided_one
 
 
 def test_a_backlog_is_committed_together_after_rescaling(database: Database, job: Job) -> None:
-    """T8: rows of two subtasks, and three of the next generation. What was not decided is swept."""
+    """T8: rows of two subtasks, and of three subtasks of the next generation. Undecided rows are cleaned up."""
     table = database.table()
     before = [job.opened(table, subtask=subtask, parallelism=2) for subtask in range(2)]
     backlog = [
@@ -421,7 +421,7 @@ def test_a_large_backlog_is_committed_in_groups(database: Database, job: Job, mo
 
 
 def test_checkpoints_with_other_columns_are_committed_too(database: Database, job: Job) -> None:
-    """A changed program may find commits of the one before."""
+    """A changed program may find pending commits of its predecessor."""
     table = database.table()
     sink, changed = job.opened(table), job.opened(table, token=2)
     decide(job, 1, 2)

@@ -1,4 +1,6 @@
-"""What a sink of tables writes its source reads back equal, or the sink refuses the type when the flow is written."""
+"""Rows written by a sink of tables are read back equal by the matching source, or the sink refuses the type when the
+flow is built.
+"""
 
 import time
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from barrier_runtime.state.store.open import open_store
 from tests.barrier_runtime.connectors.round_trips import KINDS, Kind, array_of, assert_same, column_of
 from tests.drawn import examples
 
-WHOLE_MICROSECONDS = {"ns": 1_000}  # a column of nanoseconds is kept where its digits are
+WHOLE_MICROSECONDS = {"ns": 1_000}  # nanosecond columns keep whole microseconds
 NEITHER = {
     *("halffloat", "decimal128(5, -2)", "decimal256(76, 10)", "decimal32(9, 4)", "decimal64(18, 6)", "binary_view"),
     *("date64[ms]", "duration[s]", "duration[ms]", "duration[us]", "duration[ns]", "null", "month_day_nano_interval"),

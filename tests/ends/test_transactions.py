@@ -1,4 +1,4 @@
-"""`barrier-runtime transactions` on real targets: a job was killed between its decisions and every commit of them."""
+"""`barrier-runtime transactions` on real targets: a job was killed between its decisions and all of their commits."""
 
 import json
 import sqlite3
@@ -54,7 +54,7 @@ APP = """
 
 
 class Job:
-    """A job with four kinds of targets, and what their readers see."""
+    """A job with four kinds of targets, and their readers' view."""
 
     def __init__(self, folder: Path, kafka: KafkaServer, topic: Topic, database: str) -> None:
         self.url = str(folder / "checkpoints")
@@ -91,7 +91,7 @@ class Job:
         return list(json.loads(done.stdout)["transactions"])
 
     def visible(self) -> dict[str, list[int]]:
-        """Sorted. In Kafka and Delta also what is there twice is there."""
+        """The sorted rows. Kafka and Delta list doubled rows twice."""
         tables = {}
         for name, connection in zip(("postgres", "sqlite"), self._connections(), strict=True):
             tables[name] = [n for (n,) in connection.execute("select n from numbers order by n").fetchall()]
@@ -112,7 +112,7 @@ def postgres() -> Iterator[PostgresServer]:
 def test_what_a_killed_job_decided_is_settled_from_its_checkpoints_alone(
     action: str, kafka: KafkaServer, postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    """T4: both make all of it visible, once; abort also drops what was never decided. The job then goes on."""
+    """T4: both commands make all decided rows visible, once; abort also drops undecided rows. The job continues."""
     with new_topic(kafka, partitions=1) as topic:
         job = Job(tmp_path, kafka, topic, postgres.url)
         job.kill_with_decided_transactions()

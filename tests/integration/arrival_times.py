@@ -1,6 +1,6 @@
-"""When each row arrived, written into the row itself: what a reader of the output can tell about the stream's pauses.
+"""Writes each row's arrival time into the row, so that a reader of the output sees the stream's pauses.
 
-In a file of its own, because the workers import it.
+A module, because the workers import this code.
 """
 
 import json
@@ -25,7 +25,7 @@ class Latency:
     p50_ms: float
     p99_ms: float
     max_ms: float
-    longest_gap_ms: float  # between the arrivals of one row and the next, over all slots
+    longest_gap_ms: float  # between the arrivals of two successive rows, over all slots
 
     def __str__(self) -> str:
         return (

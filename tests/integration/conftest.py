@@ -1,5 +1,6 @@
-"""One Spark session for all tests that can share it; starting a JVM is the slowest thing here. Workers of pytest-xdist
-begin with the long tests, and end with short ones."""
+"""A Spark session shared by all tests that can share one; JVM starts are the slowest part of these tests. Workers of
+pytest-xdist begin with long tests and end with short tests.
+"""
 
 import os
 import sys
@@ -17,8 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # the workers import `harness` t
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A worker that begins a test of two minutes when the others have none left keeps `make test` waiting, with the
-    cores idle. `long(seconds)` need not be right: it says which tests are to begin first."""
+    """Orders the tests: long tests first.
+
+    If a worker began a test of two minutes when the other workers have no tests left, `make test` would wait with idle
+    cores. `long(seconds)` need not be exact: the mark only decides which tests begin first.
+    """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
         items[:] = dealt(items, _seconds, workers)
@@ -34,14 +38,14 @@ def spark() -> Iterator[Any]:
     from barrier_runtime.spark.session import make_session
 
     session = make_session("integration-tests", "local[4]", {"spark.python.task.killTimeout": "1s"})
-    session.sparkContext.setLogLevel("OFF")  # the kills are ours; their Java stacks only hide what matters
+    session.sparkContext.setLogLevel("OFF")  # the kills are ours; their Java stacks only hide the cause
     yield session
     session.stop()
 
 
 @pytest.fixture(autouse=True)
 def no_process_left_behind() -> Iterator[None]:
-    """Whatever a test starts is gone when it ends (the shared session's own processes aside)."""
+    """Checks that all processes of a test have ended (the shared session's processes aside)."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     left = [
@@ -50,7 +54,7 @@ def no_process_left_behind() -> Iterator[None]:
         if process.pid not in before
         and any("barrier_runtime.coordinator.server.daemon" in part for part in _command(process))
     ]
-    _, left = psutil.wait_procs(left, timeout=60)  # it may just be on its way
+    _, left = psutil.wait_procs(left, timeout=60)  # the process may be exiting
     assert left == []
 
 

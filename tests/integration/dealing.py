@@ -8,9 +8,13 @@ Item = TypeVar("Item")
 
 
 def dealt(items: Sequence[Item], seconds: Callable[[Item], float], workers: int) -> list[Item]:
-    """`--dist worksteal` gives each worker a block of the order, from its begin, and one that has nothing left takes
-    from the end of another's. So each block begins with long tests (those with `seconds`), dealt out longest first, and
-    what is left for the end of the run is short. All others stay in their order: neighbours share what they start."""
+    """Deals the tests into blocks for `--dist worksteal`.
+
+    Each worker gets a block of the order, from the block's start; a worker without tests left takes from the end of
+    another worker's block. So each block begins with long tests (tests with `seconds`), dealt out longest first, and
+    the tests left at the end of the run are short. All other tests keep their order: neighbours share servers and
+    sessions.
+    """
     long = sorted((each for each in items if seconds(each)), key=seconds, reverse=True)
     others = iter([each for each in items if not seconds(each)])
     hands: list[list[Item]] = [[] for _ in range(workers)]

@@ -1,7 +1,8 @@
-"""What the integration tests share: a job whose right answer is known, faults at exact points, the check of its output.
+"""Parts shared by the integration tests: a job with a known right answer, faults at exact points, an output check.
 
 The job numbers rows 0…n-1, counts them per key with a running aggregate behind a shuffle, and writes every row once
-with its count. Right means: every number exactly once, and per key the counts 1, 2, 3, … in the order of the files.
+with its count. The output is right if every number occurs exactly once, and per key the counts are 1, 2, 3, … in the
+order of the files.
 """
 
 import datetime
@@ -25,8 +26,11 @@ _DAY_NS = 86_400 * 10**9
 
 
 def enough(out: Path | str) -> None:
-    """The test has seen what it wants to see: all rows that are left of the `numbers` of this output are due now. A job
-    has to outlast what is done to it, also on a machine where that takes a minute; nobody waits for the rest."""
+    """Ends the strikes: makes all remaining rows of the `numbers` of this output due at once.
+
+    A job has to outlast all strikes, even on a machine where the strikes take a minute; without this call the test
+    would wait for the remaining rows.
+    """
     Path(_mark(out)).touch()
 
 
@@ -69,7 +73,7 @@ class ReaderUntilEnough:
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
         self._enough = self._enough or (self._begun and os.path.exists(self._mark))
-        self._begun = True  # the schedule starts with its first poll, by the real time
+        self._begun = True  # the schedule starts with the first poll, by the real time
         polled = self._paced.poll(max_rows, now_ns + _DAY_NS if self._enough else now_ns)
         return None if polled is None else Polled(polled.rows, min(polled.emit_ns, now_ns))
 
@@ -126,8 +130,9 @@ class Verdict:
 
 
 def verdict(out: Path, rows: int | None = None) -> Verdict:
-    """Compare the visible output with the truth. `rows`: None after a stop, when all up to the last one have to be
-    there."""
+    """Compares the visible output with the truth. `rows`: None after a stop, when all rows up to the last visible row
+    have to exist.
+    """
     seen: list[int] = []
     reached: dict[int, int] = {}
     out_of_order = 0
@@ -143,7 +148,7 @@ def verdict(out: Path, rows: int | None = None) -> Verdict:
 
 
 def check_clocked(out: Path, rows: int, keys: int = 200) -> None:
-    """Each row counts in one window, and no window is told twice."""
+    """Checks that each row counts in one window, and that no window is emitted twice."""
     told: Counter[tuple[int, str]] = Counter()
     counted: Counter[int] = Counter()
     for file in visible_files(out):
@@ -156,10 +161,10 @@ def check_clocked(out: Path, rows: int, keys: int = 200) -> None:
 
 
 def visible_files(out: Path) -> list[Path]:
-    """What a reader of the folder sees: nothing below a hidden (`_`, `.`) name."""
+    """The files a reader of the folder sees: all but those below a hidden (`_`, `.`) name."""
     return [
         Path(folder, name)
-        for folder, _, names in os.walk(out)  # unlike rglob, it does not mind a folder that vanishes meanwhile
+        for folder, _, names in os.walk(out)  # unlike rglob, os.walk tolerates folders that vanish meanwhile
         if not any(part.startswith(("_", ".")) for part in Path(folder).relative_to(out).parts)
         for name in names
         if name.endswith(".jsonl") and not name.startswith(("_", "."))
@@ -171,7 +176,7 @@ def kill(pid: int, signal_number: int = signal.SIGKILL) -> None:
 
 
 def gone(process: psutil.Process) -> bool:
-    """Also when another process has its id by now."""
+    """Whether the process has ended, even if another process has its id by now."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -184,7 +189,7 @@ class Fault:
     first. Points are "sync", "async", "before commit" and "after commit"."""
 
     victim: str  # "slot" or "coordinator"
-    folder: str  # whose files tell of each point that it is asked for, and that it happened
+    folder: str  # its files record the ordered points, and the points that happened
     from_checkpoint: int = 3
 
     def order(self, point: str, coordinator_pid: int) -> None:
@@ -196,7 +201,7 @@ class Fault:
         return self._file(point, "happened").exists()
 
     def strike(self, point: str) -> None:
-        """If it is asked for, and for the first time."""
+        """Kills the victim if the test has ordered this point, the first time only."""
         if not self._file(point, "ordered").exists():
             return
         try:
@@ -211,7 +216,7 @@ class Fault:
 
 
 class FaultySink(JsonlSink):
-    """The real sink with a fault in it."""
+    """The production sink, with a fault at a chosen point."""
 
     def __init__(self, url: str, fault: Fault) -> None:
         super().__init__(url)

@@ -1,4 +1,4 @@
-"""A sink that cannot keep up; a module of its own, so that Spark's workers can import it."""
+"""A sink that cannot keep up. A module, so that Spark's workers can import it."""
 
 import time
 
@@ -18,7 +18,7 @@ class SlowSink(JsonlSink):
 
 
 class PatientSink(JsonlSink):
-    """The real sink, which takes its time for what every checkpoint waits for."""
+    """The production sink, slow at the work that every checkpoint waits for."""
 
     def pre_commit(self, transaction, checkpoint):
         time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""A real terminal for tests: windows of tmux, of a server of its own. What a person would see in them is text."""
+"""A real terminal for tests: windows of a private tmux server. Tests compare the text that a person would see."""
 
 import os
 import shlex
@@ -15,7 +15,7 @@ REMEDY = "tmux is missing: sudo apt-get install tmux (or: make servers)"
 
 
 class Terminal:
-    """Use as a context manager: all windows and what runs in them end with it."""
+    """Terminal for tests. Use as a context manager: the end closes all windows and ends their programs."""
 
     def __init__(self, folder: Path) -> None:
         if shutil.which("tmux") is None:
@@ -23,8 +23,8 @@ class Terminal:
         self._folder = folder
         self._base = ["tmux", "-S", str(folder / "tmux"), "-f", "/dev/null"]
         self._environment = {**os.environ, "LC_ALL": "C.UTF-8", "SHELL": "/bin/sh"}
-        # pytest imports readline, which tells its children the size of its own terminal; programs believe that more
-        # than the terminal in which they are (workers of pytest-xdist are such children: 80 columns when it has none).
+        # pytest imports readline, which exports the size of its terminal to its children; programs trust this size more
+        # than their own terminal (workers of pytest-xdist are such children: 80 columns without a terminal).
         for name in ("TMUX", "COLUMNS", "LINES"):
             self._environment.pop(name, None)
 
@@ -35,7 +35,9 @@ class Terminal:
         subprocess.run([*self._base, "kill-server"], capture_output=True, check=False)
 
     def open(self, columns: int, rows: int, command: Sequence[str], name: str) -> "Window":
-        """Runs `command` in a window of that size. What it leaves there stays; Ctrl-C is for it, not for its shell."""
+        """Runs `command` in a window of the given size. The command's output stays; Ctrl-C reaches the command, not its
+        shell.
+        """
         file = self._folder / f"{name}.exit"
         folder, code = shlex.quote(str(self._folder)), shlex.quote(str(file))
         line = f"trap : INT; cd {folder}; {shlex.join(command)}; echo $? > {code}; exec cat"
@@ -58,7 +60,7 @@ class Window:
 
     @property
     def lines(self) -> list[str]:
-        """What stands on the screen, and above it what was scrolled away; lines that were wrapped stay in parts."""
+        """Lines of the screen, and above them the scrolled lines; wrapped lines stay in parts."""
         shown = self._tmux("capture-pane", "-p", "-t", self._name, "-S", "-")
         return [line.rstrip() for line in shown.rstrip().splitlines()]
 
@@ -69,7 +71,7 @@ class Window:
 
     @property
     def ended_with(self) -> int | None:
-        """The exit code of the command; None while it runs."""
+        """The exit code of the command; None while the command runs."""
         text = self._exit_file.read_text().strip() if self._exit_file.exists() else ""
         return int(text) if text else None
 

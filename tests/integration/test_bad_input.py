@@ -1,5 +1,5 @@
-"""What a user does wrong, or the world does to them: each gets an error that names the thing and the remedy, nothing is
-lost, and after the remedy the job goes on to the truth.
+"""Mistakes of users, and faults around them: each gets an error that names the thing and the remedy, no row is lost,
+and after the remedy the job continues to the right result.
 """
 
 import asyncio
@@ -200,7 +200,7 @@ def test_an_exception_in_a_users_function_is_shown_as_the_user_knows_it(folder, 
     assert "barrier_runtime/" not in text.replace("tests/barrier_runtime", "")  # none of our frames
     assert text.endswith("then start the job again.")
     assert error.value.status.generations == 1
-    assert caplog.text == ""  # said once, by the error
+    assert caplog.text == ""  # logged once, by the error
 
 
 def test_an_exception_in_an_iterator_names_the_row():
@@ -304,7 +304,7 @@ def test_a_sink_that_cannot_be_written_to_fails_the_job_once_and_names_it(tmp_pa
 
 
 class TakenAway(JsonlSink):
-    """The target can be written when the job starts, and not any more when the first checkpoint comes."""
+    """A sink whose target is writable when the job starts, and no more when the first checkpoint begins."""
 
     def pre_commit(self, transaction, checkpoint):
         raise InvalidJob("the bucket 'lake' is gone: bring it back, then start again")
@@ -337,7 +337,7 @@ def counted(tmp_path, rows=3_000, keys=50, aggregate="count", **options):
 
 
 def test_flipped_byte_in_a_snapshot_is_named_with_both_hashes_and_blocks_writing(tmp_path):
-    """O8, J2: restore refuses; with the byte put back the job goes on to the truth."""
+    """O8, J2: restore refuses; with the byte restored the job continues to the right result."""
     counted(tmp_path, rows=12_000, keys=10_000)
     before = sorted(visible_files(tmp_path / "out"))
     manifest = newest_manifest(open_store(str(tmp_path / "checkpoints")), "restored")
@@ -365,7 +365,7 @@ def test_renamed_operators_are_listed_and_their_state_is_dropped_only_on_demand(
     with pytest.raises(JobFailed) as error:
         counted(tmp_path, aggregate="renamed")
     says(error, "matched: numbers, out; missing: count; new: renamed", "Give the operators their old names")
-    counted(tmp_path)  # nothing happened to the checkpoint
+    counted(tmp_path)  # the checkpoint itself is intact
     result = counted(tmp_path, aggregate="renamed", allow_non_restored=True)
     assert result.status.restored_checkpoint > 0
     assert verdict(tmp_path / "out", 3_000).lost == verdict(tmp_path / "out", 3_000).duplicated == 0
@@ -400,7 +400,7 @@ def test_an_older_checkpoint_is_restored_only_when_repeats_are_allowed(tmp_path)
 
 
 def test_a_damaged_log_record_stops_the_start(tmp_path):
-    """Bug 8: never on to an older checkpoint, never from nothing."""
+    """Bug 8: the job neither falls back to an older checkpoint nor starts empty."""
     counted(tmp_path)
     before = sorted(visible_files(tmp_path / "out"))
     head = max((tmp_path / "checkpoints/restored/log").iterdir())
@@ -432,7 +432,7 @@ def test_a_second_local_run_of_the_same_job_fences_the_first(tmp_path):
     assert verdict(out, 10_000).duplicated == verdict(out, 10_000).out_of_order == 0
 
 
-# ---------------------------------------------------------------- nothing is left behind
+# ---------------------------------------------------------------- no leftovers
 
 
 def test_a_local_run_leaves_no_thread_and_no_folder_whether_it_ends_well_or_not(folder, tmp_path, monkeypatch):
@@ -546,7 +546,7 @@ def wait_for_file(path):
     import os
 
     while not os.path.exists(path):
-        time.sleep(0.05)  # in a Spark worker, which holds a core until the test says otherwise
+        time.sleep(0.05)  # in a Spark worker, which holds a core until the test releases it
 
 
 @pytest.mark.spark

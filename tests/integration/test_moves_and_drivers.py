@@ -1,5 +1,6 @@
-"""The program that runs a job is killed while it has the job moved, and is started again at once, as by its supervisor:
-what the killed one had started may still be there."""
+"""The program that runs a job is killed during a change of the job and started again at once, as by a supervisor: parts
+that the killed program started may still run.
+"""
 
 import subprocess
 import sys
@@ -12,11 +13,11 @@ from harness import enough, gone, verdict, visible_files
 from tests.waiting import until
 
 PROGRAM = Path(__file__).parent / "programs" / "moving.py"
-ROWS = 120_000  # twenty minutes for what is done to the job; what is left then comes at once
+ROWS = 120_000  # twenty minutes for the strikes; then all remaining rows come at once
 
 
 class Runs:
-    """Of one program, one after the other."""
+    """Successive runs of one program."""
 
     def __init__(self, folder):
         self.folder, self.out = folder, folder / "out"
@@ -70,8 +71,9 @@ def runs(tmp_path):
 @pytest.mark.timeout(1200)
 def test_a_program_killed_while_it_moves_its_job_goes_on_when_it_is_started_again(runs):
     """1.15: while new slots start, when the last barrier is out, when the record is in the log, of another number of
-    slots and of another program. It begins with the slots that it says itself. The program that was replaced is
-    refused, the newer one goes on; what it asks for at once, before its slots are there, is done."""
+    slots and of another program. The program begins with its own number of slots. The replaced program is refused, the
+    newer program continues; a change requested at once, before the slots exist, succeeds.
+    """
     seen = 0
     for move, moment in (
         ("rescale", "stopping"),

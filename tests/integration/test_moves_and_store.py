@@ -1,6 +1,6 @@
-"""A job on Spark that is rescaled and replaced while its object store answers errors or nothing at all.
+"""A job on Spark that is rescaled and replaced while its object store returns errors or does not answer.
 
-The job takes checkpoints only when it is told to, so each fault meets exactly the requests that it is meant for.
+The test triggers each checkpoint, so each fault meets exactly the intended requests.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 RATE, KEYS = 2_000, 20_000
 FILES = 40_000  # bytes of state that are stored as files, and not in the manifest
 NEVER_S = 3_600.0
-PATIENT = {"timeout": 600.0}  # what is to succeed, also on a machine where a slot starts for a minute
+PATIENT = {"timeout": 600.0}  # limit of successful steps, even where a slot takes a minute to start
 FETCH = {"method": "GET", "path": "/data/"}
 DECISION = {"method": "PUT", "path": "/log/", "body": '"COMPLETE"'}
 FENCE = {"method": "PUT", "path": "/log/", "body": '"FENCE"'}
@@ -28,7 +28,8 @@ FENCE = {"method": "PUT", "path": "/log/", "body": '"FENCE"'}
 @pytest.fixture
 def proxy(spark, monkeypatch):
     """Between the job and an S3 server. Slots find their credentials in the environment of Python workers, which Spark
-    takes from its JVM; that is older than this server."""
+    takes from its JVM; the JVM is older than this server.
+    """
     with contextlib.closing(S3Server()) as server:
         server.start()
         with known_to_clients(server), store_proxy(server.port) as control:
@@ -38,7 +39,7 @@ def proxy(spark, monkeypatch):
 
 
 class Asked(threading.Thread):
-    """A change of the job, and what came of it."""
+    """A change of the job, and the result."""
 
     def __init__(self, change, *given, **more):
         super().__init__(daemon=True)
@@ -60,7 +61,7 @@ class Asked(threading.Thread):
 
 
 class Troubled:
-    """One job, and the trouble of its store."""
+    """A job with a faulty store."""
 
     def __init__(self, handle, proxy: ProxyControl):
         self.handle, self.proxy = handle, proxy
@@ -83,7 +84,7 @@ class Troubled:
 
     @contextlib.contextmanager
     def trouble(self, kind, where):
-        """Until the block has seen what it wants to see: errors thrice, or one request without an answer."""
+        """Spoils requests until three have got an error, or one has got no answer."""
         enough = self.hits + (3 if kind == "error" else 1)
         self.proxy.set(Fault(kind, **where))
         try:
@@ -115,8 +116,9 @@ def troubled(spark, proxy, out):
 @pytest.mark.long(40)
 @pytest.mark.timeout(1800)
 def test_a_job_moves_or_stays_though_its_store_answers_errors_or_nothing(spark, proxy, tmp_path):
-    """1.15: at the fetch of the new slots, the decision for the last checkpoint, FENCE, and the first checkpoint then.
-    New slots that cannot fetch are done without; the rest is waited for, and said."""
+    """1.15: faults at the fetch of the new slots, the decision for the last checkpoint, FENCE, and the next checkpoint.
+    The change is given up if new slots cannot fetch; the job waits out the other faults, and reports them.
+    """
     out = tmp_path / "out"
     again = noisy_flow("troubled", out, RATE, KEYS)
     with troubled(spark, proxy, out) as job:

@@ -100,7 +100,7 @@ def running_daemon(folder):
 
 def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark, tmp_path):
     """F9: both go on in their generation; the command line sees, triggers and stops them."""
-    rows = 100_000  # more than a minute at their rate: five commands of the command line come before it ends
+    rows = 100_000  # over a minute at this rate: five commands of the command line run before the end
     options = {"spark": spark, "parallelism": 2, "checkpoint_interval": 0.3}
     with running_daemon(tmp_path) as daemon:
         options |= daemon.options()
@@ -135,8 +135,9 @@ def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark,
 
 
 def test_a_job_ends_with_a_savepoint_and_another_goes_on_with_it(spark, tmp_path):
-    """By handle and by command; the daemon is killed in between, and the first job's folder is gone before the second
-    one begins. Together they write each row once."""
+    """By handle and by command; the daemon is killed in between, and the first job's folder is deleted before the
+    second job begins. Together they write each row once.
+    """
     rows = 120_000
     savepoints = tmp_path / "savepoints"
     options = {"spark": spark, "parallelism": 2, "checkpoint_interval": 0.3}
@@ -183,7 +184,7 @@ def test_a_program_and_a_daemon_with_different_storage_are_told_apart(spark, tmp
 
 
 def test_the_programs_own_coordinator_listens_where_it_is_told_to(spark, tmp_path):
-    """Executors on other hosts need another address than 127.0.0.1; here it is another one of loopback."""
+    """Executors on other hosts need another address than 127.0.0.1; this test uses another loopback address."""
     flow = counting_flow("other-address", tmp_path / "out", 5_000, 50_000)
     flow.run(spark=spark, checkpoints=str(tmp_path / "checkpoints"), coordinator_host="127.0.0.2")
     assert verdict(tmp_path / "out", 5_000).right
@@ -207,7 +208,7 @@ def test_a_finished_job_has_let_go_of_its_sinks_in_the_workers_that_spark_uses_a
 
 
 def test_a_stop_is_not_forgotten_when_the_coordinator_dies_before_it_is_done(spark, tmp_path):
-    """F9: a coordinator keeps only what is in the log, so the program that asked asks again."""
+    """F9: a coordinator keeps only facts of the log, so the requesting program repeats the request."""
     options = {"spark": spark, "parallelism": 2, "checkpoints": str(tmp_path / "checkpoints")}
     with counting_flow("stop-kill", tmp_path / "out", 10_000_000, 5_000).start(**options) as handle:
         until(lambda: completed(handle, 1), "a checkpoint completed")

@@ -45,7 +45,7 @@ def programs_of(page: str) -> list[str]:
 
 
 def commands_of(page: str) -> list[list[str]]:
-    """Lines of each block of commands, without what is optional and without comments."""
+    """Lines of each block of commands, without optional parts and comments."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     return [[re.sub(r"\s\[.*?\]|\s#.*", "", line) for line in block.splitlines()] for block in COMMANDS.findall(text)]
 
@@ -60,8 +60,9 @@ def shell(line: str, folder: Path, *codes: int) -> str:
 
 @pytest.mark.long(70)
 def test_writing_a_flow(tmp_path: Path) -> None:
-    """The program by Python, then the same file by the command, which finds all done; `explain` before both. Then the
-    lines of operating.md that meet a row of it again."""
+    """The program by Python, then the same file by the command, which finds the job done; `explain` before both. Then
+    the lines of operating.md that read a row of the job again.
+    """
     begin = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
     at = [begin + datetime.timedelta(seconds=10 * number) for number in range(60)]
     table = pa.table({"sensor": ["s-17"] * 60, "at": pa.array(at, pa.timestamp("us", "UTC")), "ms": [150.0] * 60})
@@ -91,7 +92,7 @@ def test_writing_a_flow(tmp_path: Path) -> None:
 
 
 def test_operating(tmp_path: Path) -> None:
-    """The daemon, a program that uses it, each command for its job, and `fsck` of what they leave."""
+    """The daemon, a program that uses it, each command for the program's job, and `fsck` of the files left."""
     listen, http = free_port(), free_port()
     places = {"127.0.0.1:7070": f"127.0.0.1:{http}"}
     storage = str(tmp_path / "checkpoints")
@@ -126,7 +127,7 @@ def test_operating(tmp_path: Path) -> None:
         assert job.poll() is None, (tmp_path / "job.log").read_text()
         names = [each.split()[1] for each in commands]
         assert sorted(names) == ["checkpoint", "rescale", "savepoint", "status", "stop"]
-        for name in ("status", "checkpoint", "savepoint", "rescale", "stop"):  # the last one ends it
+        for name in ("status", "checkpoint", "savepoint", "rescale", "stop"):  # the last command ends the daemon
             shell(placed(commands[names.index(name)], places).replace("URL", str(tmp_path / "savepoint")), tmp_path)
         assert job.wait(240) == 0, (tmp_path / "job.log").read_text()
     finally:

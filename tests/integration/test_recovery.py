@@ -13,7 +13,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.spark
 
 RATE = 800
-ROWS = 24_000  # half a minute for what is done to a job; what is left then comes at once
+ROWS = 24_000  # half a minute for the strikes; then all remaining rows come at once
 
 
 def start(flow, spark, tmp_path, **options):
@@ -52,8 +52,9 @@ def test_a_kill_at_an_exact_point_of_a_checkpoint_loses_and_doubles_nothing(spar
 
 @pytest.mark.parametrize("seed", [2])
 def test_kills_at_random_moments_lose_and_double_nothing(spark, tmp_path, seed):
-    """R3: slots and the coordinator, in any order, also while a recovery is going on. So it is of windows by the wall
-    clock, whatever is in them after a replay."""
+    """R3: slots and the coordinator, in any order, also during a recovery. The same holds for windows by the wall
+    clock, whichever rows they contain after a replay.
+    """
     choose = random.Random(seed)
     rows = 2 * ROWS
     out, clocked = tmp_path / "out", tmp_path / "clocked"
@@ -95,7 +96,7 @@ def test_a_killed_coordinator_is_back_without_a_new_generation(spark, tmp_path):
         before = handle.status()
         pid = handle.coordinator_pid
         kill(pid)
-        more = before.checkpoints.completed + 1  # the history goes on
+        more = before.checkpoints.completed + 1  # the history continues
         until(lambda: handle.coordinator_pid != pid and went_on(handle, more), "checkpoints resumed")
         after = handle.status()
         enough(out)
@@ -125,7 +126,7 @@ def test_a_killed_slot_is_replaced_and_the_survivor_keeps_its_process(spark, tmp
 
 
 def test_slot_stalled_past_its_lease_is_replaced_and_the_zombie_changes_nothing(spark, tmp_path):
-    """Z8: SIGSTOP, a new generation, SIGCONT: the zombie leaves (or Spark ended it), the output is the truth."""
+    """Z8: SIGSTOP, a new generation, SIGCONT: the zombie leaves (or Spark ended it), the output is right."""
     out = tmp_path / "out"
     with start(counting_flow("stalled-slot", out, ROWS, RATE), spark, tmp_path, slot_timeout=1.5) as handle:
         until(lambda: running_with_checkpoints(handle, 2), "two checkpoints completed")
@@ -147,7 +148,9 @@ def test_slot_stalled_past_its_lease_is_replaced_and_the_zombie_changes_nothing(
 
 
 def test_a_slot_that_hangs_while_the_coordinator_is_killed_is_replaced_all_the_same(spark, tmp_path):
-    """Z8, Z9: the successor has never heard of the slot; it knows its Spark task from the job's history."""
+    """Z8, Z9: the successor has received no message of the slot, and knows the slot's Spark task from the job's
+    history.
+    """
     out = tmp_path / "out"
     with start(counting_flow("hanging-slot", out, ROWS, RATE), spark, tmp_path, slot_timeout=3.0) as handle:
         until(lambda: running_with_checkpoints(handle, 2), "two checkpoints completed")

@@ -1,4 +1,4 @@
-"""A job on Spark whose program is replaced while it runs: cores, tasks, kills, and what comes out."""
+"""A job on Spark whose program is replaced while the job runs: cores, tasks, kills, and the output."""
 
 import json
 from pathlib import Path

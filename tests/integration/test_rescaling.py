@@ -1,4 +1,4 @@
-"""A job on Spark whose parallelism changes while it runs: cores, tasks, kills, and what comes out."""
+"""A job on Spark whose parallelism changes while the job runs: cores, tasks, kills, and the output."""
 
 import contextlib
 import itertools
@@ -14,7 +14,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
-RATE = 500  # a minute for what is done to a job; what is left then comes at once
+RATE = 500  # a minute for the strikes; then all remaining rows come at once
 
 
 def start(spark, out, tmp_path, rows, **options):
@@ -28,7 +28,7 @@ def runs(handle, checkpoints=1):
     return status.phase == "running" and status.checkpoints.completed >= checkpoints
 
 
-# Every other one hits a rescale, the others a replace; the simulation strikes into both at any moment.
+# Half of the kills hit a rescale, the others a replace; the simulation strikes into both at any moment.
 KILLS = list(itertools.product(["starting", "stopping", "moving"], ["old slot", "new slot", "coordinator"]))
 
 
@@ -66,7 +66,7 @@ def test_slots_come_and_go_and_cores_with_them(spark, tmp_path):
 
 
 class Strike(threading.Thread):
-    """Kills one process when the rescale has come to `state`, or has gone past it."""
+    """Kills a process when the rescale has reached or passed `state`."""
 
     def __init__(self, handle, victim, state):
         super().__init__(daemon=True)
@@ -100,7 +100,7 @@ def is_worker(process):
 
 
 def check_a_kill_in_the_middle(spark, tmp_path, victim, state, change):
-    """`change(handle, out, rows)` asks for it, and raises when the job goes on as it was."""
+    """`change(handle, out, rows)` requests the change, and raises if the job continues unchanged."""
     out, rows = tmp_path / "out", 25_000
     with start(spark, out, tmp_path, rows) as handle:
         until(lambda: runs(handle), "the first checkpoint completed")
@@ -108,7 +108,7 @@ def check_a_kill_in_the_middle(spark, tmp_path, victim, state, change):
         strike.start()
         change(handle, out, rows)
         strike.join()
-        done = handle.status().checkpoints.completed  # two more: one was begun after the kill
+        done = handle.status().checkpoints.completed  # two more: one checkpoint began after the kill
         until(lambda: runs(handle, done + 2) or handle.status().outcome, "the job goes on")
         enough(out)
         handle.wait(180)

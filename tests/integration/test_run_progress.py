@@ -1,4 +1,4 @@
-"""What `barrier-runtime run` says on standard error while a slot dies: one line of that, and no stack."""
+"""The standard error of `barrier-runtime run` while a slot dies: one line about the slot, and no stack trace."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ def test_a_slot_that_dies_is_one_line(tmp_path: Path) -> None:
         finally:
             running.kill()
     lines = said.read_text().splitlines()
-    # A recovery of more than ten seconds is told while it goes on, too.
+    # A recovery of more than ten seconds is also reported while it lasts.
     told = [line for line in lines if "back after" in line and "not back after" not in line]
     assert running.returncode == 0, "\n".join(lines)
     assert len(told) == 1, "\n".join(lines)

@@ -30,7 +30,7 @@ def credentials(s3_endpoint: str, spark: Any) -> None:
 
 
 def random_rows(spark: Any) -> Any:
-    """A query that gives other rows each time it runs."""
+    """A query that returns different rows on each run."""
     return spark.range(0, ROWS, 1, PARTITIONS).selectExpr("id", "uuid() as token")
 
 
@@ -61,7 +61,7 @@ def staged_rows(url: str) -> list[tuple[int, str]]:
 def test_interrupted_and_restarted_program_reads_the_rows_of_the_first_query(
     spark: Any, tmp_path: Path, s3_url: Callable[[str], str], where: str
 ) -> None:
-    """T1: the query gives other rows whenever it runs; every row of its one run is visible once."""
+    """T1: the query returns different rows on each run; every row of the single run is visible once."""
     checkpoints = s3_url("job") if where == "s3" else str(tmp_path / "checkpoints")
     out = tmp_path / "out"
     options: dict[str, Any] = {
@@ -92,7 +92,7 @@ def test_fresh_start_reruns_the_query_and_other_starts_refuse_other_columns(spar
     options: dict[str, Any] = {"checkpoints": str(tmp_path / "checkpoints"), "parallelism": 1}
 
     def few() -> Any:
-        return spark.range(0, 10, 1, 2).selectExpr("id", "uuid() as token")  # a plan of its own has a seed of its own
+        return spark.range(0, 10, 1, 2).selectExpr("id", "uuid() as token")  # a different plan has a different seed
 
     flow_of(few(), tmp_path / "out-1", staging).run_local(**options)
     other = spark.range(0, 10, 1, 2).selectExpr("id", "cast(id as string) as name")

@@ -59,7 +59,7 @@ def led_on(handle, before):
 
 
 def check_went_on(before, after):
-    """Same generation, same processes; history and counters as if nothing had happened."""
+    """Checks that generation and processes are the same, and history and counters are continuous."""
     assert after.token == before.token
     assert after.generations == before.generations == 1
     assert {slot.uuid for slot in after.slots} == {slot.uuid for slot in before.slots}
@@ -92,7 +92,7 @@ def test_a_killed_leader_is_followed_within_its_lease_and_the_stream_does_not_st
 
 
 def test_a_stopped_leader_is_followed_and_when_it_wakes_up_the_log_ends_it(spark, tmp_path):
-    """F6, Z8: SIGSTOP, takeover, SIGCONT: one log; the old leader says who took over, the job never notices."""
+    """F6, Z8: SIGSTOP, takeover, SIGCONT: one log; the old leader names its successor, the job is not affected."""
     out = tmp_path / "out"
     with two_daemons(tmp_path) as daemons, start(stamped_counts("standby-stop", out), spark, daemons) as handle:
         until(lambda: running_with_checkpoints(handle, UNSTORED + 5), "checkpoints completed")

@@ -75,7 +75,7 @@ def test_what_is_not_there_is_named(spark, folder):
 
 
 def test_what_spark_reads_is_kept_while_the_job_drops_its_checkpoints(spark, tmp_path):
-    """4.4: the frame is of one checkpoint; it is read whole long after the job has completed others."""
+    """4.4: the frame shows one checkpoint, and is read whole long after the job has completed others."""
     over = []
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(living(over).run_local, checkpoints=tmp_path, parallelism=2, checkpoint_interval=0.1)

@@ -1,5 +1,6 @@
 """The functions of docs/for-each-batch.md that write by Spark's jars of Iceberg and Delta, which have no build for the
-newest Spark: a job on the one that they fit, killed behind its first write."""
+newest Spark: a job on a matching Spark, killed after the first write.
+"""
 
 import os
 import re

@@ -1,4 +1,6 @@
-"""`run` and `top` in real terminals of 80 and 200 columns while a slot is killed, and at Ctrl-C: what a person sees."""
+"""`run` and `top` in real terminals of 80 and 200 columns while a slot is killed, and at Ctrl-C: the screen a person
+sees.
+"""
 
 import re
 import sys
@@ -49,7 +51,7 @@ def rows_read(text: str) -> int:
 
 @contextmanager
 def running(folder: Path, columns: int, *more: str) -> Iterator[tuple[Terminal, Window, list[str]]]:
-    """`run` in a terminal, with figures of its rows; and where its daemon is."""
+    """`run` in a terminal, with figures of the job's rows, and the address of the daemon."""
     (folder / "app.py").write_text(textwrap.dedent(PROGRAM))
     with running_daemon(folder) as daemon, Terminal(folder) as terminal:
         address = ["--coordinator", daemon.url, "--token-file", str(daemon.token_file)]
@@ -116,7 +118,7 @@ def test_run_and_top_in_terminals_of_80_and_200_columns_through_a_kill_and_ctrl_
 
 @pytest.mark.long(40)
 def test_verbose_keeps_what_slots_hear_when_one_dies(tmp_path: Path) -> None:
-    """Nothing is written over then: lines of other processes would be lost with it."""
+    """No line is overwritten in this mode: lines of other processes would be lost."""
     with running(tmp_path, 200, "--verbose") as (_, run, _):
         kill(int((tmp_path / "pids").read_text().splitlines()[-1]))
         text = run.until("what died is told", lambda text: "back after" in text)

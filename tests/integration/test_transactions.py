@@ -1,4 +1,4 @@
-"""A whole program on real Spark dies between a decision and its commit; its transactions are settled without it."""
+"""A whole program on real Spark dies between a decision and its commit; another process resolves the transactions."""
 
 import json
 import subprocess
@@ -45,7 +45,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def test_what_a_killed_program_had_decided_is_settled_without_it(tmp_path):
-    """T3, T6, T11: listed, committed by another process, twice; the program goes on with nothing lost or doubled."""
+    """T3, T6, T11: listed, committed by another process, twice; the program continues, no row is lost or doubled."""
     first = launch(tmp_path, 6_000)
     known: dict[int, psutil.Process] = {}
 

@@ -34,17 +34,18 @@ def launch(tmp_path, rows, rate, master="local[2]"):
 
 
 class Runs:
-    """Of one program in one folder, one after the other; a start costs more than all that is done to it."""
+    """Successive runs of one program in one folder; a start costs more than all strikes."""
 
     ROWS = 40_000
-    RATE = 100  # seven minutes for what is done to the job; what is left then comes at once
+    RATE = 100  # seven minutes for the strikes; then all remaining rows come at once
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._out = folder, folder / "out"
 
     def broken(self, break_off) -> str:
-        """Starts it, calls `break_off(program, its processes)` once this run has committed checkpoints, and waits until
-        all of it has left. What was visible is visible still. Returns what the program said."""
+        """Starts the program, calls `break_off(program, processes)` once this run has committed checkpoints, and waits
+        until all processes have left. Visible files stay visible. Returns the program's output.
+        """
         before = self.visible
         (self._folder / "program.log").unlink(missing_ok=True)
         program, family = launch(self._folder, self.ROWS, self.RATE), []
@@ -81,7 +82,8 @@ class Runs:
 def test_killed_interrupted_or_jvmless_program_leaves_no_process_and_continues(tmp_path):
     """R3, Z9: SIGKILL of the driver alone; Ctrl-C as a terminal sends it, to the program, its JVM and the workers (the
     coordinator is in a session of its own); SIGKILL of the JVM, whose driver must not wait for slots that can never
-    come. JVM, workers and coordinator leave by themselves."""
+    register. JVM, workers and coordinator leave by themselves.
+    """
     runs = Runs(tmp_path)
     runs.broken(lambda program, family: program.kill())
 
@@ -121,7 +123,7 @@ def is_executor(process):
 
 
 def test_a_second_run_of_the_same_job_fences_the_first_which_says_by_whom(spark, tmp_path):
-    """Z3, F6, bug 12: the first run stops without touching anything, the second one ends with the truth."""
+    """Z3, F6, bug 12: the first run stops without any write, the second run ends with the right output."""
     rows = 60_000
     out = tmp_path / "out"
     options = {
@@ -147,7 +149,7 @@ def test_a_second_run_of_the_same_job_fences_the_first_which_says_by_whom(spark,
 
 @pytest.fixture
 def standalone_master(tmp_path):
-    """A real standalone cluster on loopback, one worker with two cores. Yields its URL and the worker process."""
+    """A real standalone cluster on loopback: a worker with two cores. Yields its URL and the worker process."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -180,8 +182,9 @@ def standalone_master(tmp_path):
 
 @pytest.mark.long(50)
 def test_standalone_cluster_survives_killed_slot_paused_driver_and_killed_executor(tmp_path, standalone_master):
-    """Z9: coordinator and slots do not need the driver. With an executor's JVM its Python workers leave, and a new one
-    carries their slots."""
+    """Z9: coordinator and slots do not need the driver. An executor's Python workers end with the executor's JVM, and a
+    new executor runs their slots.
+    """
     rows = 40_000
     master, cluster_worker = standalone_master
     program = launch(tmp_path, rows, 160, master=master)
@@ -197,7 +200,7 @@ def test_standalone_cluster_survives_killed_slot_paused_driver_and_killed_execut
     try:
         goes_on("at the start")
         ui_port = int(re.search(r"MasterWebUI.* at http://\S+:(\d+)", (tmp_path / "cluster.log").read_text()).group(1))
-        told = []  # its page may be slow on a busy machine, and is then not waited for
+        told = []  # the web page may be slow on a busy machine; the test does not wait for the page
         until(
             lambda: told.append(cluster_of(master, ui_port, "another application")) or told[-1] is not None,
             "the master's page answered",

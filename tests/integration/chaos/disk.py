@@ -1,7 +1,6 @@
-"""The local disk of the slots: a small file system of its own that can be filled up and freed again.
+"""The local disk of the slots: a small file system of its own that a test can fill and free.
 
-Needs the right to mount (root). Where that is missing the folder is an ordinary one and cannot be filled, and the run
-says so.
+Mounting needs root. Without root the folder is an ordinary folder that cannot be filled, and the run reports this.
 """
 
 import errno

@@ -1,6 +1,6 @@
-"""Carries a plan out: waits for the right moment, finds the victim, strikes, undoes what was for a time.
+"""Carries out a plan: waits for the right moment, finds the victim, strikes, and undoes temporary faults.
 
-It also keeps the supervisor going, so that one thread decides everything in one order.
+The nemesis also drives the supervisor, so that one thread makes all decisions in one order.
 """
 
 import signal
@@ -27,9 +27,9 @@ class Strike:
     at_ns: int  # wall clock
     kills: int  # processes that got SIGKILL
     detail: str
-    phase: str  # of the job when it was struck
+    phase: str  # status of the job at the strike
     healthy_before: bool
-    over_ns: int = 0  # when what lasted was undone
+    over_ns: int = 0  # when the temporary fault was undone
 
 
 class StuckJob(Exception):
@@ -66,7 +66,7 @@ class Nemesis:
         return sum(strike.kills for strike in self.strikes)
 
     def torment(self, actions: Iterator[Action], over: Callable[[], bool]) -> None:
-        """Until it is `over`. Raises `StuckJob`."""
+        """Strikes until `over`. Raises `StuckJob`."""
         for action in actions:
             if action.kind == "fill disk" and not self._disk.mounted:
                 self.unavailable[action.kind] = self.unavailable.get(action.kind, 0) + 1
@@ -97,7 +97,7 @@ class Nemesis:
             raise StuckJob(f"not healthy {self._patience_s:.0f} s after the last fault: {known}")
 
     def wait(self, condition: Callable[[], bool], patience_s: float) -> bool:
-        """Until `condition`; meanwhile the world goes on. False when it took too long."""
+        """Waits until `condition`, while supervisor and faults go on. False after the timeout."""
         deadline = time.monotonic() + patience_s
         while not condition():
             if time.monotonic() > deadline:
@@ -170,7 +170,9 @@ class Nemesis:
         self._say(f"{action}: {strike.detail or 'done'} (was {phase})")
 
     def _await_end(self, start: Start, strike: Strike) -> None:
-        """The strike counts from the end of the run that is stopped or fenced: until then it does its work."""
+        """Waits for the end of the run that is stopped or fenced; recovery counts from that end, as the run works until
+        then.
+        """
         self.wait(lambda: start.code is not None, self._patience_s)
         strike.at_ns = time.time_ns()
         strike.detail = f"run {start.number} ended with {start.code}"
@@ -209,7 +211,7 @@ class Nemesis:
         return lambda: send(victim, signal.SIGCONT) and None
 
     def _victim(self, role: str, choice: float) -> Found | None:
-        """One of the current run; waits a moment for one to be there."""
+        """A process of the current run; waits a moment until there is a candidate."""
         found: list[Found] = []
 
         def there() -> bool:

@@ -1,7 +1,7 @@
-"""What the nemesis will do, from a seed alone. Pure: the same seed gives the same actions, so a run can be told again.
+"""The nemesis's actions, made from a seed alone. Pure: the same seed gives the same actions, so a run is repeatable.
 
-Actions come in decks: every deck holds each kind of fault, in an order of its own, so that also a short run is mixed.
-A card is a single strike at a healthy job, a burst, a strike into the recovery from another one, or a strike while the
+Actions come in decks: every deck holds each kind of fault, in its own order, so that a short run is mixed too. A card
+is a single strike at a healthy job, a burst, a strike into the recovery from another strike, or a strike while the
 store or the disk is in trouble.
 """
 
@@ -39,7 +39,8 @@ STORE: tuple[Kind, ...] = ("store refuse", "store hang", "store error", "store c
 @dataclass(frozen=True)
 class Action:
     """Wait until `when` (healthy: rows due after the strike before are committed; recovering: the job is not running),
-    then for `gap_s`, then strike. What lasts is undone after `hold_s`."""
+    then for `gap_s`, then strike. A lasting fault is undone after `hold_s`.
+    """
 
     kind: Kind
     when: When
@@ -47,7 +48,7 @@ class Action:
     hold_s: float = 0.0
     choice: float = 0.0  # which of the victims: a place in their list, from 0 to 1
     share: float = 1.0  # of the requests to the store
-    path: str = ""  # only requests whose path holds this
+    path: str = ""  # only requests whose path contains this text
 
     def __str__(self) -> str:
         held = f" for {self.hold_s:.1f} s" if self.hold_s else ""
@@ -109,7 +110,7 @@ def _into_recovery(choose: random.Random) -> list[Action]:
 
 
 def _in_trouble(choose: random.Random, what: Kind) -> list[Action]:
-    """A strike while the store or the disk is in trouble: recovery, too, has to get through it."""
+    """A strike while the store or the disk is in trouble, which the recovery has to survive as well."""
     trouble = replace(_action(choose, what, "healthy"), hold_s=choose.uniform(3, 6))
     kind: Kind = choose.choice(["kill slot", "kill coordinator", "kill slot", "kill driver"])
     return [trouble, replace(_action(choose, kind, "now"), gap_s=choose.uniform(0.2, 2.0))]

@@ -1,7 +1,7 @@
-"""Whose process is this? Every process of the program carries a mark in its environment, which children inherit.
+"""Finds the processes of the program by a mark in their environment, which children inherit.
 
-So the nemesis never meets a stranger's process, also when a process id was used again, and nothing that was left behind
-can hide: it need not be a child of anybody any more.
+The nemesis therefore never strikes a foreign process, even if a process id was reused, and finds every leftover
+process, even if its parent has exited.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ class Found:
 
 
 def family(run: str, start: int | None = None) -> list[Found]:
-    """The living processes of a run (of one of its starts), in the order of their ids."""
+    """The living processes of a run (or of a single start of the run), in the order of their ids."""
     mark = f"{MARK}={run}/".encode() + (b"" if start is None else str(start).encode())
     found = []
     for entry in _PROC.iterdir():

@@ -1,9 +1,9 @@
-"""The program under fire, one run of it: starts the job, publishes its status, ends when a file says so.
+"""A run of the program under fire: starts the job, publishes the job's status, ends when a file requests the end.
 
     python -m tests.integration.chaos.program <settings.json>
 
-Run again after whatever ended it, it goes on from the latest checkpoint. Exit codes: 0 stopped as asked, 3 another run
-took the job over, 1 anything else (its traceback is on standard error).
+A later run continues from the latest checkpoint, whatever ended the run before. Exit codes: 0 stopped on request, 3
+another run took the job over, 1 anything else (the traceback is on standard error).
 """
 
 import contextlib
@@ -25,17 +25,17 @@ _PUBLISH_S = 0.2
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What every program has that a supervisor runs."""
+    """Settings that every supervised program has."""
 
     checkpoints: str  # URL
     status_file: str
-    stop_file: str  # its appearance asks for a last checkpoint and the end
+    stop_file: str  # creating this file requests a last checkpoint and the end
 
 
 class ProgramSettings(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     target: str  # folder of both sinks
     rows_per_second: float
-    jvm_temporary: str  # what killed JVMs leave there is not ours
+    jvm_temporary: str  # files of killed JVMs there are not ours
     parallelism: int = 2
     master: str = "local-cluster[2,1,1024]"
     interval_s: float = 0.5
@@ -85,7 +85,7 @@ def accompany(handle: JobHandle, settings: Settings) -> None:
     stop_wanted = Path(settings.stop_file)
     told = False
     while True:
-        with contextlib.suppress(Unavailable, InvalidJob):  # the coordinator is being restarted: asked again at once
+        with contextlib.suppress(Unavailable, InvalidJob):  # the coordinator is restarting: retried at once
             publish(handle.status(), settings)
             if not told and stop_wanted.exists():
                 handle.stop("checkpoint")

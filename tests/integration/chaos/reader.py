@@ -1,8 +1,8 @@
-"""Watches the target as its users would, all through the run: every commit record, every file, at once when it appears.
+"""Watches the target as users would, all through the run: every commit record and every file, as soon as they appear.
 
-Through the commit log (what the verdict is about): each record's rows become visible together, so after each of them
-all rows seen must be one vector of source positions. And by listing the folder: a file that shows must be whole at once
-and stay as it is, and in the end nothing shows that no record names.
+Through the commit log (the subject of the verdict): the rows of a record become visible together, so after each record
+all rows seen form one vector of source positions. And by listing the folder: a visible file is complete at once and
+never changes, and at the end every visible file is named by a record.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class Reached:
 
 
 class SinkView:
-    """One sink, read record by record."""
+    """A sink, read record by record."""
 
     def __init__(self, target: Path, sink: str) -> None:
         self._target = target
@@ -106,7 +106,7 @@ def _numbers(table: pa.Table, column: str) -> np.ndarray:
 
 
 class FolderView:
-    """The folder as it is listed: each file's hash when it first showed, until it is known from a record."""
+    """The folder as listed: each file's hash at the first sight, until a record names the file."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -121,7 +121,7 @@ class FolderView:
         return {name for name in entries if not name.startswith(("_", "."))}
 
     def compare(self, recorded: dict[str, str]) -> tuple[list[str], list[str]]:
-        """(shown but never recorded, not what they were when they first showed)."""
+        """(files shown but never recorded, files that changed since the first sight)."""
         shown = self.names()
         unrecorded = sorted(shown - recorded.keys())
         changed = sorted(
@@ -131,7 +131,7 @@ class FolderView:
 
 
 class Reader:
-    """A thread that polls both views. `error` is what ended it before its time."""
+    """A thread that polls both views. `error` is the exception that ended the thread early."""
 
     def __init__(self, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a run has to say in the end: figures as plain data, recovery times, and the table people read."""
+"""The report of a run: figures as plain data, recovery times, and the table people read."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Leftovers(msgspec.Struct, frozen=True):
     processes: tuple[str, ...]
     ports: tuple[int, ...]
     directories: tuple[str, ...]
-    of_spark: tuple[str, ...]  # directories that Spark itself does not remove when it is killed; not held against us
+    of_spark: tuple[str, ...]  # directories that Spark leaves when killed; not counted as faults
 
     @property
     def none(self) -> bool:
@@ -64,7 +64,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     strikes: dict[str, int]
     kills: dict[str, int]
     kills_in_all: int
-    kills_during_recovery: int  # when the job was not running, or its status was unknown
+    kills_during_recovery: int  # when the job was not running, or the status was unknown
     unavailable: dict[str, int]
     spoiled_requests: dict[str, int]
     starts_of_the_program: int
@@ -73,7 +73,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     recovery_seconds: dict[str, RecoveryTimes]
     recovery_means: str = RECOVERY
     compound_recovery_seconds: RecoveryTimes | None
-    healthy_within_s: float | None  # after the last fault; None: it never was
+    healthy_within_s: float | None  # after the last fault; None: never
     healthy_bound_s: float
     observed: dict[str, SinkFigures]  # by the reader during the run
     final: dict[str, SinkFigures]  # the whole result, read anew

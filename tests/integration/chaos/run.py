@@ -1,10 +1,10 @@
-"""A whole chaos run: the job, the store behind its proxy, nemesis and reader; then the verdict.
+"""A whole chaos run: the job, the store behind a proxy, nemesis and reader; then the verdict.
 
     python -m tests.integration.chaos.run --minutes 10 --seed 7 [--kills 200] [--burn 2] [--plan 40]
 
-Exits with 0 only if nothing was lost, duplicated, out of order or torn in any observation and in the end, the job was
-healthy in time after the last fault, and no process, socket or directory was left behind. Writes all it found to
-`build/chaos/<seed>-<time>/result.json`; the logs are beside it.
+Exits with 0 only if no observation, the last included, shows a lost, duplicated, misordered or torn row, the job was
+healthy in time after the last fault, and no process, socket or directory was left behind. Writes all findings to
+`build/chaos/<seed>-<time>/result.json`, next to the logs.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def chaos(chosen: Chosen, folder: Path, say: Callable[[str], None]) -> Result:
-    """One run with everything below `folder`, which must not exist yet."""
+    """Runs the chaos with all files below `folder`, which must not exist yet."""
     for name in ("logs", "tmp", "jvm", "spark", "target"):
         (folder / name).mkdir(parents=True)
     run = f"{folder.name}-{os.getpid()}"
@@ -169,7 +169,7 @@ class _Run:
             self._tell(f"healthy after {healthy_s:.1f} s")
             self._stop_program()
             leftovers = self._leftovers()
-        except Exception as error:  # whatever it was: evidence first, and the figures known so far
+        except Exception as error:  # any error: evidence first, and the figures known so far
             self._trouble.append(f"{type(error).__name__}: {error}")
             self._keep_evidence()
             traceback.print_exc()
@@ -214,7 +214,9 @@ class _Run:
         self._say(f"{elapsed:7.1f} s  {self._nemesis.kills:3} kills  {view.records:5} records  {text}")
 
     def _keep_house(self) -> None:
-        """Once a second: keep the coordinators' logs, whose folders go; note the ports and generations there are."""
+        """Once a second: links the coordinators' logs, whose folders vanish, into `logs`; notes tokens and listening
+        ports.
+        """
         if time.monotonic() < self._looked + 1.0:
             return
         self._looked = time.monotonic()
@@ -326,7 +328,7 @@ def _plain(figures: Figures) -> SinkFigures:
 
 
 def _spark_home(folder: Path) -> Path:
-    """Spark as it is installed, but the logs of a local cluster's executors go below `folder`, not into the package."""
+    """A copy of the installed Spark, by links. Its executors log below `folder`, not into the package."""
     import pyspark
 
     for entry in Path(pyspark.__file__).parent.iterdir():
@@ -337,7 +339,7 @@ def _spark_home(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _busy(processes: int) -> Iterator[None]:
-    """So many processes that do nothing but take the processor away."""
+    """Runs `processes` processes that only use up processor time."""
     burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield

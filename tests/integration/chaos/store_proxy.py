@@ -1,9 +1,10 @@
-"""Stands between the job and its object store and spoils requests the way networks and stores do.
+"""A proxy between the job and its object store that spoils requests the way networks and stores do.
 
-A process of its own, `python -m tests.integration.chaos.store_proxy <upstream port>`: prints its two ports, serves HTTP
-on the first, takes orders on the second (one JSON line in, one out; null only asks). One request, one connection to the
-store: the whole request is read before it is passed on and the whole answer before it is given back, so an answer can
-be lost after its request was applied. What was held is cut when the fault ends, as by a store that is started again.
+The proxy is a separate process, `python -m tests.integration.chaos.store_proxy <upstream port>`: prints two ports,
+serves HTTP on the first, takes orders on the second (a JSON line in, a JSON line out; null only queries). Each request
+has its own connection to the store: the proxy reads the whole request before forwarding and the whole answer before
+replying, so an answer can be lost after the request was applied. The end of a fault cuts held connections, as a
+restarted store does.
 
 | fault  | what the client of a spoiled request sees                     | applied? |
 |--------|---------------------------------------------------------------|----------|
@@ -37,15 +38,15 @@ _SLOW_DOWN = (
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fault: FaultName = "pass"
     share: float = 1.0  # of the requests
-    path: str = ""  # only requests whose path holds this
+    path: str = ""  # only requests whose path contains this text
     method: str = ""  # only GET, PUT, …
-    body: str = ""  # only requests whose body holds this
+    body: str = ""  # only requests whose body contains this text
     delay_s: float = 0.5
     seed: int = 0
 
 
 class Counts(msgspec.Struct):
-    """Requests since the start, by what became of them."""
+    """Numbers of requests since the start, by outcome."""
 
     passed: int = 0
     refuse: int = 0
@@ -66,7 +67,7 @@ class StoreProxy:
         self.counts = Counts()
 
     async def serve(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
-        """One connection of a client. Every answer ends it: S3 clients open another."""
+        """Serves a connection of a client. Every answer closes the connection: S3 clients open another."""
         this = asyncio.current_task()
         assert this is not None
         self._serving.add(this)  # asyncio itself would let a waiting task be collected
@@ -99,7 +100,7 @@ class StoreProxy:
         fault = self._fault if self._hits(request_line, body) else Fault()
         if fault.fault == "pass":
             self.counts.passed += 1
-        elif fault.fault != "hold":  # which is counted when it is applied
+        elif fault.fault != "hold":  # counted when the request is applied
             setattr(self.counts, fault.fault, getattr(self.counts, fault.fault) + 1)
         if fault.fault == "refuse":
             _reset(answer)
@@ -157,7 +158,7 @@ def _parsed(head: bytes) -> tuple[str, dict[str, str]]:
 
 
 def _for_store(head: bytes) -> bytes:
-    """Without what the proxy does itself; the store is to close the connection after its answer."""
+    """The headers without those the proxy handles; the store has to close the connection after the answer."""
     ours = (b"connection:", b"expect:")
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     kept = [line for line in lines if not line.lower().startswith(ours)]
@@ -165,7 +166,7 @@ def _for_store(head: bytes) -> bytes:
 
 
 async def _body(client: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
-    """As it came: chunks stay chunks."""
+    """The body as received: chunks stay chunks."""
     if "chunked" not in headers.get("transfer-encoding", "").lower():
         return await client.readexactly(int(headers.get("content-length", "0")))
     whole = bytearray()
@@ -194,7 +195,7 @@ async def _main(upstream_port: int) -> None:
 
 
 class ProxyControl:
-    """The proxy as a child process, and its order line."""
+    """The proxy as a child process, and the proxy's order line."""
 
     def __init__(self, process: "subprocess.Popen[str]", port: int, orders: socket.socket) -> None:
         self.pid = process.pid

@@ -1,6 +1,6 @@
-"""Keeps the program running as an operator's supervisor would: whatever ended it, it is started again.
+"""Keeps the program running as an operator's supervisor would: restarts the program after any end.
 
-Each start is numbered, has a status file and a log of its own and carries its number in the mark of its processes.
+Each start has a number, a status file and a log; the mark of the start's processes carries the number.
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.integration.chaos.processes import MARK
 from tests.integration.chaos.program import FENCED, Settings
 
 _TAIL = 3_000  # characters of a log worth keeping
-_STALE_S = 2.0  # a status older than this says nothing about now
+_STALE_S = 2.0  # an older status is stale
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Start:
 
 @dataclass(frozen=True)
 class UnexpectedEnd:
-    """The program ended although nobody killed or stopped it."""
+    """The program ended without a kill or a stop."""
 
     start: int
     code: int
@@ -47,14 +47,14 @@ class Supervisor:
     folder: Path
     environment: dict[str, str]
     settings: Callable[[int], Settings]
-    module: str = "tests.integration.chaos.program"  # what is run, with the path of its settings
+    module: str = "tests.integration.chaos.program"  # the command, with the path of the settings
     starts: list[Start] = field(default_factory=list)
     unexpected: list[UnexpectedEnd] = field(default_factory=list)
     ending: bool = False  # the next clean end is the last
     ended: bool = False
 
     def start(self) -> None:
-        """Also beside one that runs: then the new one is the current one."""
+        """Starts a run, also while another runs: the new run is then the current run."""
         number = len(self.starts) + 1
         settings = self.settings(number)
         settings_file = self.folder / f"settings-{number}.json"
@@ -76,11 +76,11 @@ class Supervisor:
         return self.starts[-1]
 
     def stop(self) -> None:
-        """Ask the current run for a last checkpoint and its end; may be said again."""
+        """Requests a last checkpoint and the end of the current run; idempotent."""
         Path(self.current.settings.stop_file).touch()
 
     def status(self) -> JobStatus | None:
-        """What the current run published last; None when there is nothing that still holds."""
+        """The current run's last published status; None if there is no fresh status."""
         path = Path(self.current.settings.status_file)
         try:
             age_s = time.time() - path.stat().st_mtime
@@ -89,7 +89,7 @@ class Supervisor:
             return None
 
     def tick(self) -> None:
-        """Take note of what ended; start again what has to be."""
+        """Notes which runs ended; restarts the program if required."""
         for start in self.starts:
             if start.code is None and start.process.poll() is not None:
                 start.code = start.process.returncode

@@ -1,6 +1,6 @@
-"""Chaos on real processes, the short version; and the parts of it on their own: can every verdict fail?
+"""The short chaos on real processes, and tests of its parts: each verdict can fail.
 
-The long version is `make chaos MINUTES=n [SEED=s]`. CHAOS_SEED adds a seed of its own to the short one.
+The long version is `make chaos MINUTES=n [SEED=s]`. CHAOS_SEED adds a seed to the short version.
 """
 
 import hashlib
@@ -76,7 +76,7 @@ def late_by_one_observation(world: World) -> list[Rows]:
 
 
 FIVE = (0, 1, 2, 3, 4)
-VERDICTS: dict[str, tuple[Callable[[World], list[Rows]], str]] = {  # histories of a sink, and what is told of them
+VERDICTS: dict[str, tuple[Callable[[World], list[Rows]], str]] = {  # histories of a sink, and their verdicts
     "right, whatever the order of splits": (lambda w: [w.rows(0, 2, 4, 1), w.rows(3, 5, 7, 6), w.rows(8)], ""),
     "a lost row": (lambda w: [w.rows(0, 1), without(w.rows(2, 3, 4, 5, 6, 7), 1)], "lost 1, state 1, wrong 1"),
     "rows that come one observation late": (late_by_one_observation, "wrong 1"),
@@ -118,7 +118,7 @@ def test_the_audit_knows_until_when_every_split_is_visible():
     audit = SinkAudit(TRUTH)
     world = World()
     audit.observe("record 1", world.rows(0, 2, 4))
-    assert audit.due_ns == 0  # nothing of split 1 yet
+    assert audit.due_ns == 0  # no row of split 1 yet
     audit.observe("record 2", world.rows(1, 3))
     assert audit.due_ns == 1_003
     assert audit.positions == (3, 2)
@@ -137,7 +137,7 @@ def test_json_lines_are_read_in_the_order_of_the_file_and_broken_ones_refused():
 
 
 class Target:
-    """A target as the totals sink leaves it, made with the production commit log."""
+    """A target in the state in which the totals sink leaves a target, made with the production commit log."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -247,7 +247,7 @@ def test_recovery_times_are_of_single_strikes_and_of_the_last_strike_of_a_burst(
 
 
 class Store(BaseHTTPRequestHandler):
-    """A store that remembers what it was asked."""
+    """A store that records its requests."""
 
     protocol_version = "HTTP/1.1"
 
@@ -306,7 +306,7 @@ def test_a_refused_request_and_a_503_are_not_applied(applied_and_proxy):
 
 
 def test_a_cut_answer_is_lost_after_its_request_was_applied(applied_and_proxy):
-    """What the protocol calls an unknown outcome (rule 2 of the log; bugs 1 to 3)."""
+    """An unknown outcome of the protocol (rule 2 of the log; bugs 1 to 3)."""
     applied, proxy = applied_and_proxy
     proxy.set(Fault("cut", seed=3))
     for _ in range(4):

@@ -1,13 +1,13 @@
-"""Is what a reader sees the truth? Pure: rows in the order of the files come in, figures come out.
+"""Checks a reader's observations against the truth. Pure: rows in the order of the files in, figures out.
 
-One `SinkAudit` per sink, fed with one observation after the other. An observation is right when everything seen so far
-is one vector of source positions: of each split the numbers 0 … n-1, each once. Apart from each other are counted
+A `SinkAudit` per sink is fed with the observations in order. An observation is right if all rows seen so far form one
+vector of source positions: of each split the numbers 0 … n-1, each once. Separate counts are
 
-- lost: numbers missing below the highest one seen of their split,
+- lost: missing numbers below the highest number seen of a split,
 - duplicated: rows whose number was seen before,
-- out_of_order: rows of a key that come after a later row of the same key,
-- wrong_state: rows whose count or sum is not what exactly the rows before it give,
-- torn: files that are not what their commit record says, or that changed after they were seen.
+- out_of_order: rows of a key after a later row of the same key,
+- wrong_state: rows whose count or sum differs from the result of exactly the rows before,
+- torn: files that differ from their commit record, or that changed after they were seen.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,9 @@ class Rows:
 
 @dataclass
 class Figures:
-    """What was found. `wrong_observations`: how many of the `observations` were not one vector of source positions."""
+    """Findings of an audit. `wrong_observations`: how many of the `observations` were not one vector of source
+    positions.
+    """
 
     rows: int = 0
     observations: int = 0
@@ -71,7 +73,7 @@ class Figures:
 
 
 def told(figures: Figures) -> str:
-    """What is wrong, in words and numbers; "" when everything is right."""
+    """The faults, in words and numbers; "" if everything is right."""
     counted = {"lost": figures.lost, "twice": figures.duplicated, "late": figures.out_of_order, "torn": figures.torn}
     counted |= {"state": figures.wrong_state, "wrong": figures.wrong_observations}
     return ", ".join(f"{what} {count}" for what, count in counted.items() if count)
@@ -82,7 +84,7 @@ class SinkAudit:
         self._truth = truth
         self.figures = Figures()
         self._frontier = [0] * truth.splits  # every number below was seen
-        self._ahead: list[set[int]] = [set() for _ in range(truth.splits)]  # numbers seen above a missing one
+        self._ahead: list[set[int]] = [set() for _ in range(truth.splits)]  # numbers seen above a missing number
         self._due_ns = [0] * truth.splits  # greatest time at which a row seen was due
         self._key_reached = np.full(truth.keys, -1, dtype=np.int64)  # greatest value seen of each key
         self._group_m = np.zeros(truth.groups, dtype=np.int64)

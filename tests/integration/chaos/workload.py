@@ -1,9 +1,10 @@
 """The job under fire and the truth about it: numbered records through two shuffles into two exactly-once file sinks.
 
 Record `value` is number `value // SPLITS` of split `value % SPLITS`. The first shuffle counts the records of a key row
-by row, the second keeps count and sum of a group. `SPLITS` divides `KEYS`, so a key's records all come from one split,
-and the right count of a record follows from its number alone: `value // KEYS + 1`. `SPLITS` does not divide `GROUPS`:
-the records of a group come from all splits in no given order, and only its own sequence tells whether it was kept.
+by row, the second keeps count and sum of a group. `SPLITS` divides `KEYS`, so all records of a key come from the same
+split, and the right count of a record follows from the record's number alone: `value // KEYS + 1`. `SPLITS` does not
+divide `GROUPS`: the records of a group come from all splits in no given order, and only the sequence of each split
+shows whether the order was kept.
 """
 
 import pyarrow as pa

@@ -1,8 +1,8 @@
-"""Is what an end shows the truth? Pure: what a reader saw goes in, figures come out.
+"""Checks the rows a reader saw at an end against the truth. Pure: observations in, figures out.
 
-The truth is a numbered stream: row i has the value i and belongs to key `i % keys`; with a running count per key it is
-that key's row number `i // keys + 1`. `flow.rate(…, keys=keys)` makes such rows; a test that feeds a topic or a queue
-writes them itself.
+The truth is a numbered stream: row i has the value i and belongs to key `i % keys`; a running count per key equals the
+row's number within the key, `i // keys + 1`. `flow.rate(…, keys=keys)` makes such rows; a test that feeds a topic or a
+queue writes the rows itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from tests.integration.chaos.verdict import Figures, Rows, SinkAudit, Truth
 
 
 class Audit(Protocol):
-    """Judges the observations of one reader. `rows`: how many rows of the source the last one covers."""
+    """Judges the observations of one reader. `rows`: number of source rows that the last observation covers."""
 
     figures: Figures
 
@@ -27,24 +27,24 @@ class Audit(Protocol):
 
 @dataclass(frozen=True)
 class Seen:
-    """What one look at an appending target gave, in the reader's order.
+    """Result of one look at an appending target, in the reader's order.
 
-    `whole`: everything there is (a table, a folder); otherwise what came since the reader's last look (a topic).
+    `whole`: all rows of the target (a table, a folder); otherwise the new rows since the reader's last look (a topic).
     """
 
     value: Sequence[int]
-    n: Sequence[int] | None = None  # running count per key, if the job makes one
+    n: Sequence[int] | None = None  # running count per key, if the job computes a count
     whole: bool = True
 
 
 class Numbers:
-    """For targets to which rows are added. After each observation, everything seen so far has to be
+    """Judges targets to which rows are added. After each observation, all rows seen so far have to be
 
     - with `together=False`: of each key the rows 0 … m-1, each once (m differs: each subtask shows its rows by itself),
     - with `together=True`: of each of the source's `splits` (row i is of split `i % splits`) the rows 0 … m-1, each
       once, whatever their keys: a checkpoint becomes visible as a whole.
 
-    Seen once, a row stays. `ordered`: the rows of a key come in their order (else the reader knows no order).
+    A visible row stays visible. `ordered`: the reader sees the rows of a key in their order (otherwise in any order).
     """
 
     def __init__(self, keys: int, *, together: bool = False, splits: int = 2, ordered: bool = True) -> None:
@@ -81,7 +81,7 @@ class Numbers:
 
 
 def _beyond(values: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """Indices of the values that come more often now than before: of each the last ones."""
+    """Indices of the values that occur more often now than before: of each value the last occurrences."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     occurrence = np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
@@ -89,10 +89,11 @@ def _beyond(values: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 
 class Latest:
-    """For targets with one row per key, which is overwritten: key -> (value, running count), all keys at every look.
+    """Judges targets with one row per key, which the job overwrites: key -> (value, running count), all keys at every
+    look.
 
-    Each count has to fit its value, no key may go back or vanish; with `together` all rows show one vector of source
-    positions (`keys` a multiple of `splits`).
+    Each count has to fit the row's value; no key may go back or vanish; with `together` all rows show one vector of
+    source positions (`keys` a multiple of `splits`).
     """
 
     def __init__(self, keys: int, *, together: bool = False, splits: int = 2) -> None:
@@ -129,7 +130,7 @@ class Latest:
             figures.example(f"{where}: {each}")
 
     def _apart(self, seen: Mapping[int, tuple[int, int]]) -> list[str]:
-        """Keys that are not where the most advanced key of their split says."""
+        """Keys whose row disagrees with the most advanced key of the same split."""
         reached = [-1] * self._splits
         for value, _ in seen.values():
             reached[value % self._splits] = max(reached[value % self._splits], value)

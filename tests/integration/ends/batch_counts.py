@@ -1,4 +1,4 @@
-"""Counted numbers into a PostgreSQL table by Spark's own JDBC writer, which knows nothing of checkpoints."""
+"""Writes counted numbers into a PostgreSQL table by Spark's own JDBC writer, which does not know checkpoints."""
 
 import uuid
 from typing import Any

@@ -10,12 +10,12 @@ from examples.servers.kafka_ends import TopicEnds
 from tests.integration.ends.audit import Seen
 from tests.integration.ends.kafka_feed import PARTITIONS
 
-_SILENT_S = 10.0  # of a consumer that has rows to read, before another one takes over …
-_SILENT_MOST_S = 80.0  # … which gets twice as long: a busy machine needs many seconds for a new one
+_SILENT_S = 10.0  # from a consumer with rows to read, before another consumer replaces it …
+_SILENT_MOST_S = 80.0  # … with twice the patience: a new consumer needs many seconds on a busy machine
 
 
 class CommittedRecords:
-    """Reads what is committed and new. Raises when the broker does not answer."""
+    """Reads the new committed records. Raises when the broker does not answer."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._places = [TopicPartition(topic, number, 0) for number in range(PARTITIONS)]
@@ -29,7 +29,7 @@ class CommittedRecords:
         self._consumer = self._new_consumer()
 
     def __str__(self) -> str:
-        """Where it stands, for whoever waits for it."""
+        """Position of the reader, for reports of a wait."""
         return (
             f"read up to {self._ends}, committed are {self._stable} of {self.known.written()}; consumer "
             f"{self._consumers}, silent for up to {self._patience_s:.0f} s; heard last: {self._heard[-3:]}"
@@ -71,9 +71,9 @@ class CommittedRecords:
             if self._ends != read:
                 silent_since, self._patience_s = time.monotonic(), _SILENT_S
             elif time.monotonic() - silent_since > self._patience_s:
-                # What came must not be lost; the rest comes with the next look, to a fresh consumer
+                # Rows read so far must not be lost; a fresh consumer reads the rest at the next look
                 silent, self._consumer = self._consumer, self._new_consumer()
-                put_away(silent)  # its end may wait for a broker
+                put_away(silent)  # closing may wait for a broker
                 self._patience_s = min(_SILENT_MOST_S, 2 * self._patience_s)
                 break
         return Seen([row["value"] for row in rows], [row["n"] for row in rows], whole=False)

@@ -12,7 +12,7 @@ from tests.integration.ends.audit import Seen
 
 
 class CommittedRows:
-    """Reads each record of the commit log below `url`, and the files that it names, once, when it is new."""
+    """Reads each new record of the commit log below `url`, and the files that the record names, once."""
 
     def __init__(self, url: str, job: str, sink: str) -> None:
         self._url = url
@@ -24,7 +24,7 @@ class CommittedRows:
         return Seen([row["value"] for row in rows], [row["n"] for row in rows], whole=False)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What has become visible since the last look."""
+        """The rows that have become visible since the last look."""
         store = open_store(self._url)
         new = read_commit_log(store, *self._writer, after=self._read)
         names = [file.name for record in new for file in record.files]

@@ -1,4 +1,4 @@
-"""Real servers of a test of its own, which it may kill."""
+"""Real servers private to a test, which the test may kill."""
 
 from examples.servers import (
     clickhouse_server,

@@ -13,7 +13,7 @@ HTTP = {"AWS_ALLOW_HTTP": "true", "max_retries": "1"}
 
 
 class TableRows:
-    """Reads the files of the table's newest version, each once, when it is new."""
+    """Reads the files of the table's newest version; each file once, when the file is new."""
 
     def __init__(self, url: str) -> None:
         self._url = url

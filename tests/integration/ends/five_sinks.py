@@ -1,5 +1,4 @@
-"""Counted numbers into five targets at once: Kafka, PostgreSQL, Redis, a Delta table and files; their readers, and one
-judge for all of them."""
+"""Writes counted numbers into Kafka, PostgreSQL, Redis, a Delta table and files at once; reads and judges them."""
 
 from typing import Any
 
@@ -32,7 +31,7 @@ def build(settings: dict[str, Any]) -> Dataflow:
 
 
 def looks_at_all(settings: dict[str, Any], postgres_every: int) -> Looks:
-    """`postgres_every`: one look in so many is at the table, which is read whole."""
+    """A look at all five targets. `postgres_every`: every n-th look includes the table, which is read whole."""
     return Looks(
         {
             "kafka": CommittedRecords(settings["bootstrap"], TOPIC).look,

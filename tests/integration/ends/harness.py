@@ -1,4 +1,4 @@
-"""A job through one end, under kills of everything, watched all the time, judged at the end.
+"""Runs a job through one end under kills of all parts, watches all the time, and judges at the end.
 
     report = run_under_kills(
         Path(__file__).with_name("kafka_job.py"),        # has `build(settings) -> Dataflow`
@@ -13,10 +13,10 @@
     )
     assert report.clean, report
 
-A reader's `look` gives everything visible when it was called (or, as `Seen(whole=False)`, what came since its last
-look, as much as it can read within its time), and raises when it cannot: looks may fail while the server is down.
+A reader's `look` returns all rows visible at the call (or, as `Seen(whole=False)`, the new rows since the last look, as
+many as the reader can read within the time limit), and raises on a failure: looks may fail while the server is down.
 
-How a run ends, so that every row that has to be there is known:
+How a run ends, so that the test knows all rows that must be visible:
 - A test that feeds a topic or queue by itself gives `drain`: called when the strikes are over, it stops the feeding and
   returns how many rows there are in all. When they are visible the job is asked to stop.
 - Otherwise the job makes its rows with `flow.rate(…, settings["rate"], settings["rows"], keys=…)`. `rows` is None until
@@ -27,8 +27,8 @@ The start of a program costs more processor time than all other strikes together
 With `moves` the job is rescaled and its program replaced instead, and some of the strikes come meanwhile; it is asked
 to stop at the end (see moves.py).
 
-A strike waits until the job gets on: a checkpoint begun since the one before is complete, and more rows are visible.
-See plan.py for what is struck, audit.py for what counts as right.
+A strike waits until the job progresses: a checkpoint begun since the previous strike is complete, and more rows are
+visible. plan.py chooses the strikes, audit.py judges the rows.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ PATIENCE_S = 300.0  # for the job to get on after a strike, with the server runn
 _TICK_S = 0.05
 _VICTIM_S = 5.0
 _LEAVE_S = 120.0
-_EXCUSED_S = 15.0  # after an outage: a program that was started during it may end for that
+_EXCUSED_S = 15.0  # after an outage: a program started during the outage may end because of it
 _REPORTS = Path("build/ends")
 OPTIONS: dict[str, Any] = {
     "master": "local[4,16]",
@@ -90,10 +90,10 @@ class Report:
     rows: int  # that the job read in all
     looks: int
     blind: int
-    observed: Figures  # while it ran
+    observed: Figures  # while the program ran
     rescanned: Figures  # at the end, with a fresh reader
     starts: int
-    unexpected: list[str]  # the program ended by itself although its server was there
+    unexpected: list[str]  # the program ended by itself although the server ran
     left_processes: list[str]
     why_not: list[str] = field(default_factory=list)
     moves: list[Moved] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Report:
         }
 
     def got_on_s(self) -> dict[str, list[float]]:
-        """Seconds until the job got on, ascending, by what was struck last."""
+        """Seconds until the job progressed again, ascending, by the kind of the last strike."""
         times: dict[str, list[float]] = {}
         for strike in self.strikes:
             if strike.got_on_s is not None:
@@ -139,7 +139,7 @@ class Report:
 
 
 class StuckJob(Exception):
-    """The job did not get on in time although nothing kept it from that."""
+    """The job did not progress in time although no strike prevented progress."""
 
 
 def run_under_kills(
@@ -159,9 +159,10 @@ def run_under_kills(
     moves: Sequence[Move] = (),
     say: Callable[[str], None] = print,
 ) -> Report:
-    """`servers`: how many `server` stands for. `options`: of `flow.start`, over OPTIONS. With `moves`, `kills` is of no
-    meaning. Raises `StuckJob`, with the end of the program's log, or what a reader raised. Writes the report to
-    build/ends/<program>-<seed>.json too."""
+    """Runs a job under kills and returns the report. `servers`: the number of servers that `server` represents.
+    `options`: of `flow.start`, over OPTIONS. With `moves`, `kills` is ignored. Raises `StuckJob`, with the end of
+    the program's log, or a reader's exception. Writes the report to build/ends/<program>-<seed>.json too.
+    """
     run = _Run(program, settings, folder, open_reader, make_audit, server, seed, {**OPTIONS, **(options or {})}, say)
     with run.ended_at_last():
         if moves:
@@ -265,7 +266,7 @@ class _Run:
         *others, last = actions
         for action in others:
             self._carry_out(action)
-        while len(self._strikes) < kills - 1:  # some found nobody to strike
+        while len(self._strikes) < kills - 1:  # some found no victim
             self._carry_out(Action("slot", self._draw.uniform(0.0, 0.4)))
         if drain is not None:
             self._carry_out(last)
@@ -280,8 +281,11 @@ class _Run:
         return self._judged(rows)
 
     def _strike_for_the_end(self, action: Action, due_from: float) -> int:
-        """The next start ends by itself. Returns the rows it has then: as many as were due when it was struck, and two
-        seconds' more. No job reads a row before it is due."""
+        """Strikes the program, whose next start ends by itself.
+
+        Returns the rows of that start: the rows due at the strike, and the rows of two seconds more. No job reads a row
+        before the row is due.
+        """
         self._pause(action.gap_s)
         assert action.kind == "program"
         self._strike(action.kind)
@@ -364,7 +368,7 @@ class _Run:
         self._tell(f"{move.kind}{to}{struck}: {moved.error or f'{moved.pause_ms} ms'}")
 
     def _strike(self, kind: Kind) -> bool:
-        """False when there was nobody to strike."""
+        """False if there was no victim."""
         if kind == "server kill":
             self._server.kill()
         elif kind == "server stop":
@@ -381,7 +385,7 @@ class _Run:
         return True
 
     def _kill_one(self, role: str) -> bool:
-        """One process of the current run; a moment is allowed for one to be there."""
+        """Kills a process of the current run; waits a moment until there is a candidate."""
         deadline = time.monotonic() + _VICTIM_S
         while True:
             found = [each for each in family(self._name, self._supervisor.current.number) if each.role == role]
@@ -424,7 +428,7 @@ class _Run:
                 troubles = "" if status is None else "\n".join(str(each) for each in status.commits.troubles)
                 tail = start.log.read_text(errors="replace")[-3000:]
                 stuck = f"gave up waiting until {what}, {patience_s:.0f} s\n{known}{troubles}\n{watch.where}\n{tail}"
-                self._say(stuck)  # before all servers have stopped, which takes its time
+                self._say(stuck)  # before all servers have stopped, which takes time
                 raise StuckJob(stuck)
 
     def _pause(self, seconds: float) -> None:
@@ -449,7 +453,7 @@ class _Run:
     # ------------------------------------------------------------ the end
 
     def _rescanned(self, rows: int) -> Audit:
-        """With a fresh reader. On a slow machine one look may not give all of a large target, or fail."""
+        """Reads all with a fresh reader. On a slow machine a single look may miss rows of a large target, or fail."""
         again, look = self._make_audit(), self._open_reader()
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -499,7 +503,7 @@ class _Run:
         return report
 
     def _told_by(self, left: list[Found]) -> list[str]:
-        """Where Python processes that have not left are just now: their fault handler writes it into the log."""
+        """Stack traces of the Python processes that are still alive: their fault handlers write into the log."""
         python = [each for each in left if each.role in ("slot", "worker daemon") and send(each, signal.SIGABRT)]
         deadline = time.monotonic() + _VICTIM_S
         while family(self._name) and time.monotonic() < deadline:

@@ -1,5 +1,6 @@
-"""What the kill tests that read Kafka share: numbered rows, written to a topic at an even pace through every outage,
-and how a job reads them."""
+"""Parts shared by the kill tests that read Kafka: numbered rows, written to a topic at an even pace through every
+outage, and the source that reads the rows.
+"""
 
 import datetime
 import json
@@ -15,7 +16,7 @@ KEYS, PARTITIONS, RATE = 50, 2, 500
 
 
 def read_numbers(flow: Dataflow, bootstrap: str, topic: str) -> Stream:
-    """What a `Feed` writes, as the source `numbers` with the columns `value` and `key`."""
+    """The rows of a `Feed`, as the source `numbers` with the columns `value` and `key`."""
     return flow.read_kafka(
         "numbers",
         bootstrap,

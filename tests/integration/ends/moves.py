@@ -1,7 +1,7 @@
-"""Changes of a job while it is under fire: other numbers of slots, its program replaced, and what is struck meanwhile.
+"""Changes of a job under fire: rescales, replaced programs, and the strikes in between.
 
-The harness puts an order into a file, `moves/<number>.json`; the program carries it out and answers in
-`moves/<number>.done`. A program that dies before it has answered never does: whoever starts again does not repeat it.
+The harness writes an order into a file, `moves/<number>.json`; the program carries the order out and answers in
+`moves/<number>.done`. A program that dies before the answer never answers: the next start does not repeat the order.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _LOOK_S = 0.02
 class Move:
     kind: MoveKind
     gap_s: float  # from the moment the job got on
-    strike: Kind | None = None  # while it is under way
+    strike: Kind | None = None  # while the change is under way
     strike_gap_s: float = 0.0
     hold_s: float = 0.0  # how long a server stays away
 
@@ -40,7 +40,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """`pause_ms`: None where nothing was to be done. `unexpected`: an error that is none of ours."""
+    """Result of an order. `pause_ms`: None if there was no change to make. `unexpected`: an error of foreign origin."""
 
     pause_ms: int | None = None
     error: str = ""
@@ -49,7 +49,7 @@ class Done(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Moved:
-    """What became of one. `error`: why the job went on as it was."""
+    """Outcome of a move. `error`: the reason why the job continued unchanged."""
 
     kind: MoveKind
     parallelism: int
@@ -64,8 +64,10 @@ class Moved:
 
 
 def plan_moves(seed: int, rescales: int, replaces: int, kills: int, server: bool) -> list[Move]:
-    """So many of each, in an order of the seed. During `kills` of them something is struck; each kind that is possible
-    comes, in turn."""
+    """`rescales` and `replaces` moves in an order drawn from the seed.
+
+    During `kills` of the moves a process is struck; all possible kinds take turns.
+    """
     draw = random.Random(seed)
     kinds: list[MoveKind] = ["rescale"] * rescales + ["replace"] * replaces
     draw.shuffle(kinds)
@@ -104,7 +106,7 @@ class Orders:
 
 
 def next_order(folder: Path) -> int:
-    """The number of the first order that is not there yet; asked before anybody can see that the program runs."""
+    """The number of the next order; called before any other process can see that the program runs."""
     return 1 + len(list(folder.glob("*.json")))
 
 
@@ -128,7 +130,7 @@ def _carried_out(handle: JobHandle, order: Order, build: Callable[[], Any]) -> D
             moved = handle.replace(build(), timeout=_TIMEOUT_S)
     except BarrierRuntimeError as error:
         return Done(error=str(error) or type(error).__name__)
-    except Exception as error:  # unanswered, it would be waited for until somebody gives up
+    except Exception as error:  # without an answer, the harness would wait until its timeout
         return Done(error=repr(error), unexpected=True)
     return Done(None if moved.checkpoint is None else moved.pause_ms)
 

@@ -1,4 +1,4 @@
-"""The table of MariaDB that a kill test fills; its reader."""
+"""The table of MariaDB that a kill test fills, and the table's reader."""
 
 import contextlib
 from typing import Any
@@ -18,7 +18,7 @@ def make_table(server: MariaServer) -> None:
 
 
 class Reader:
-    """What was inserted since the last look, by a connection of its own, another one after each failure."""
+    """Reads the rows inserted since the last look, by a private connection, which each failure replaces."""
 
     def __init__(self, server: MariaServer) -> None:
         self._server = server
@@ -35,7 +35,7 @@ class Reader:
                 rows = cursor.fetchall()
         except Exception:
             if self._connection is not None:
-                with contextlib.suppress(Exception):  # it is broken already
+                with contextlib.suppress(Exception):  # the connection is already broken
                     self._connection.close()
             self._connection = None
             raise

@@ -1,4 +1,4 @@
-"""What happens to a job and its server, in which order: drawn from a seed alone. Pure."""
+"""Plans the strikes at a job and its server, drawn from a seed alone. Pure."""
 
 import random
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ Kind = Literal["slot", "coordinator", "driver", "program", "server kill", "serve
 
 @dataclass(frozen=True)
 class Action:
-    """A strike once the job gets on; `then` is a second one, which does not wait for that."""
+    """A strike, as soon as the job progresses; `then` is a second strike that does not wait for progress."""
 
     kind: Kind
     gap_s: float  # from the moment the job got on
@@ -19,12 +19,13 @@ class Action:
 
 
 def plan(seed: int, kills: int, servers: int, outage_s: float) -> list[Action]:
-    """Strikes, `then` included, sum up to `kills` at least. Every kind comes, with 20 twice or more;
-    slots and coordinators always do. The last strike is at the program: what the start after it has to do costs
-    nothing more than the end of the run.
+    """Strikes, `then` included, add up to at least `kills`.
 
-    Each of the `servers` is killed and stopped. One outage lasts `outage_s`, and during half of them something else is
-    struck too.
+    Every kind occurs, with 20 kills twice or more; slots and coordinators always occur. The last strike is at the
+    program: the start after this strike also ends the run, so the strike costs no extra start.
+
+    Each of the `servers` is killed and stopped. One outage lasts `outage_s`, and half of the outages contain another
+    strike.
     """
     draw = random.Random(seed)
     programs = max(1, kills // 10)

@@ -20,7 +20,9 @@ def make_table(url: str, table: str = TABLE, key: str | None = None) -> None:
 
 
 class Reader:
-    """Another connection after each failure; `since_last`: only what was inserted since the last look."""
+    """Reads a table of counts; each failure replaces the connection. `since_last`: only the rows inserted since the
+    last look.
+    """
 
     def __init__(self, url: str, *, since_last: bool, table: str = TABLE) -> None:
         self._url = url

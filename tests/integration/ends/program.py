@@ -1,9 +1,9 @@
-"""A job program under fire, one run of it: any file with `build(settings) -> Dataflow`, on real Spark.
+"""A run of a job program under fire: any file with `build(settings) -> Dataflow`, on real Spark.
 
     python -m tests.integration.ends.program <settings.json>
 
-Run again after whatever ended it, it goes on from the latest checkpoint. Ends when the job does, or when a file asks
-for a last checkpoint. Exit codes: 0 ended well, 1 anything else (its traceback is on standard error).
+A later run continues from the latest checkpoint, whatever ended the run before. Ends when the job ends, or when a file
+requests a last checkpoint. Exit codes: 0 ended well, 1 anything else (the traceback is on standard error).
 """
 
 import runpy
@@ -21,7 +21,7 @@ from tests.integration.ends.moves import next_order, take_orders
 
 class JobSettings(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     program: str  # path
-    job: dict[str, Any]  # what `build` is given
+    job: dict[str, Any]  # the argument of `build`
     options: dict[str, Any]  # of `flow.start`
     moves: str = ""  # folder with orders to change the running job
 

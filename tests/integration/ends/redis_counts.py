@@ -1,4 +1,4 @@
-"""Hashes of Redis, one per key, that kill tests write: their reader, and the judge of such targets."""
+"""Hashes of Redis, one per key, that kill tests write; their reader, and the judge of such targets."""
 
 from typing import Any
 
@@ -10,8 +10,11 @@ PREFIX = "count:"
 
 
 class Overwritten(Latest):
-    """A replay writes what was there before, so a key may go back for a while; every value must have the count that
-    belongs to it, no key may vanish, and in the end all must have arrived."""
+    """Judges rows that replays overwrite.
+
+    A replay writes older rows again, so a key may go back for a while. Every value must have the right count, no key
+    may vanish, and in the end all rows must have arrived.
+    """
 
     def observe(self, where: str, seen: Any) -> None:
         self._reached = dict.fromkeys(self._reached, -1)

@@ -1,9 +1,9 @@
-"""A job with five sinks through rescales and replaces, and kills meanwhile; every target is read all the time.
+"""Runs a job with five sinks through rescales, replaces and kills, and reads every target all the time.
 
     python -m tests.integration.ends.run_moves --rescales 20 --replaces 5 --kills 12 --seed 1
 
-Kafka, PostgreSQL, Redis, a Delta table and files, on real servers. Ends with what each target shows: everything but
-`rows` and `looks` has to be 0. Exit code 1 when something is not.
+The targets are Kafka, PostgreSQL, Redis, a Delta table and files, on real servers. Prints the findings of each target:
+every figure but `rows` and `looks` has to be 0. Exit code 1 if a figure is not.
 """
 
 import argparse
@@ -27,7 +27,7 @@ RATE = 500
 
 @contextlib.contextmanager
 def targets(folder: Path) -> Iterator[tuple[dict[str, Any], PostgresServer]]:
-    """What `five_sinks.build` is given, and the server that may be struck."""
+    """The arguments of `five_sinks.build`, and the server that may be struck."""
     with kafka_server() as kafka, postgres_server() as postgres, redis_server() as redis:
         kafka.create_topic(five_sinks.TOPIC, PARTITIONS)
         make_table(postgres.url)
@@ -63,7 +63,7 @@ def moved_under_kills(
             moves=plan_moves(seed, rescales, replaces, kills, server=True),
             options={"master": "local[12,16]"},  # a replace has all slots twice for a while
         )
-    return report, judges[-1]  # the fresh one of the end
+    return report, judges[-1]  # the fresh reader of the end
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
-"""One job with several targets: its program is started once for all of them, and each strike meets them all. Looks at
-each, a judge for each, and their servers as one."""
+"""A job with several targets: one program start serves all targets, and each strike hits all of them. Has a look and a
+judge for each target, and the servers as one server.
+"""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -11,8 +12,9 @@ from tests.integration.ends.audit import Audit
 
 
 class Looks:
-    """A look at each target. One that cannot be read is left out: its server may be away, the others' are not.
-    `seldom`: of so many looks one, for what is read whole."""
+    """A look at each target. Unreadable targets are left out: one server may be away while the others run. `seldom`: a
+    target that is read whole takes part in every n-th look only.
+    """
 
     def __init__(self, looks: Mapping[str, Callable[[], Any]], seldom: Mapping[str, int] | None = None) -> None:
         self._looks = looks
@@ -25,14 +27,14 @@ class Looks:
         return f"{self._number} looks; {told}; what failed: {self._failed}"
 
     def look(self) -> dict[str, Any]:
-        """Raises what the last one raised when none could be read."""
+        """A look at all due targets. Raises a target's error if no target was readable."""
         due = {name: look for name, look in self._looks.items() if self._number % self._seldom.get(name, 1) == 0}
         seen = {}
         for name, look in due.items():
             try:
                 seen[name] = look()
                 self._failed.pop(name, None)
-            except AssertionError:  # what a reader asserts is wrong, whatever its server does
+            except AssertionError:  # a reader's assertion is a verdict, even if the server is away
                 raise
             except Exception as error:
                 self._failed[name] = error
@@ -43,7 +45,7 @@ class Looks:
 
 
 class EachTarget:
-    """Judges each target by itself. `rows`: what is visible in every one of them."""
+    """Judges each target by itself. `rows`: the number of rows visible in every target."""
 
     def __init__(self, audits: Mapping[str, Audit]) -> None:
         self._audits = audits
@@ -77,7 +79,7 @@ class EachTarget:
 
 
 class InTurn:
-    """Servers of which the next one is killed, and the next one stopped."""
+    """Servers that are killed and stopped in turn."""
 
     def __init__(self, *servers: Server) -> None:
         self._servers = servers

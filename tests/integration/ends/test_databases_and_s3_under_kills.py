@@ -64,7 +64,7 @@ def test_three_databases_and_s3_show_what_they_promise_through_kills_of_everythi
         server=InTurn(s3, mariadb, redis, clickhouse),
         servers=4,
         kills=14,
-        seed=177,  # its outage of eight seconds is a killed S3
+        seed=177,  # the outage of eight seconds is a killed S3
         outage_s=8.0,
         options={"checkpoint_interval": 1.0},  # the S3 server of the tests takes 5 to 20 ms for a request
     )
@@ -80,7 +80,7 @@ def test_three_databases_and_s3_show_what_they_promise_through_kills_of_everythi
 
 
 def check_table(url: str, rows: int) -> None:
-    """One commit per checkpoint: no file that the table does not know, and no row too many."""
+    """A commit per checkpoint: no file that the table does not know, and no surplus row."""
     table, store = DeltaTable(url, storage_options=HTTP), open_store(url)
     known = {uri.rsplit("/", 1)[-1] for uri in table.file_uris()}
     assert {info.key for info in store.list("") if not info.key.startswith("_delta_log/")} == known

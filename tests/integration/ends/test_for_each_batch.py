@@ -1,4 +1,4 @@
-"""`for_each_batch` on Spark: its JDBC writer fills a PostgreSQL table, in whole checkpoints, through kills."""
+"""`for_each_batch` on Spark: Spark's JDBC writer fills a PostgreSQL table, in whole checkpoints, through kills."""
 
 from pathlib import Path
 from urllib.parse import urlsplit

@@ -1,4 +1,4 @@
-"""The harness itself: its audits see every kind of wrong, and its plans are reproducible."""
+"""Tests of the harness: audits detect every kind of fault, and plans are reproducible."""
 
 import collections
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ def looked_at(audit: Audit, looks: Sequence[Any]) -> Audit:
 
 
 def new(*values: int) -> Seen:
-    """What came since the last look."""
+    """The new rows since the last look."""
     return Seen(values, whole=False)
 
 
@@ -38,7 +38,7 @@ WHOLE = Seen([]), Seen([0, 1, 4]), Seen([0, 1, 4, 2, 5, 8])
 NEW = new(0, 1, 4), new(), new(2, 5, 8)
 ALL_KEYS = {0: (4, 2), 2: (2, 1), 1: (5, 2), 3: (3, 1)}
 FIRST = {0: (4, 2), 1: (1, 1)}
-VERDICTS: dict[str, tuple[Observed, int, str]] = {  # looks, rows of the source, what is counted and where first
+VERDICTS: dict[str, tuple[Observed, int, str]] = {  # looks, rows of the source, counted faults and their first place
     "in order, in whole looks": (numbers(*WHOLE), 6, ""),
     "in order, in looks at what is new": (numbers(*NEW), 6, ""),
     "missing below a later one of its key": (numbers(Seen([0, 1, 8])), 3, "lost 1, wrong 1: look 0"),
@@ -69,7 +69,7 @@ VERDICTS: dict[str, tuple[Observed, int, str]] = {  # looks, rows of the source,
 
 @pytest.mark.parametrize(("observed", "rows", "verdict"), VERDICTS.values(), ids=VERDICTS)
 def test_rows_that_are_seen_get_their_verdict(observed: Observed, rows: int, verdict: str) -> None:
-    """Each kind of wrong is counted as what it is, in the look in which it shows, and nothing else is."""
+    """Each kind of fault is counted under its name, in the look that shows the fault, and no other figure rises."""
     audit = observed()
     figures = audit.figures
     first = figures.examples[0].partition(":")[0] if figures.examples else ""
@@ -102,7 +102,7 @@ def test_every_server_of_several_is_killed_and_stopped() -> None:
 
 
 class Recorded:
-    """A server as far as strikes know it."""
+    """A server, as far as strikes use servers."""
 
     def __init__(self, name: str, happened: list[str]) -> None:
         self._name, self._happened = name, happened

@@ -16,8 +16,9 @@ from tests.integration.ends.harness import run_under_kills
 
 
 class OnceEach:
-    """Judges looks at what is new: no number comes twice. A message that is delivered again comes later than its
-    successors, so order and gaps say nothing before the end."""
+    """Judges looks at new rows: no number occurs twice. A redelivered message comes after its successors, so order and
+    gaps are meaningless before the end.
+    """
 
     def __init__(self) -> None:
         self.figures = Figures()
@@ -72,7 +73,7 @@ def test_every_message_comes_once_through_all_kills_and_none_stays_in_the_queue(
             make_audit=OnceEach,
             server=rabbitmq,
             kills=8,
-            seed=11,  # no second start of the program but the one for the last strike
+            seed=11,  # only the last strike starts the program a second time
             outage_s=8.0,
             drain=feeder.stop,
         )

@@ -1,4 +1,4 @@
-"""`make run EXAMPLE=…`: each example between real servers, with its kills, as a user starts it."""
+"""Runs `make run EXAMPLE=…` as a user does: each example between real servers, with its kills."""
 
 import json
 import os
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
 def run_example(example: str, seconds: int, folder: Path) -> dict[str, Any]:
-    """As a user starts it, fed for so long. Its summary."""
+    """Starts an example as a user does and feeds the example for `seconds`. Returns the summary."""
     done = subprocess.run(
         [sys.executable, "-m", "examples.run_example", example, "--seconds", str(seconds)],
         cwd=folder,
@@ -52,7 +52,7 @@ def test_an_example_is_short(example: str) -> None:
 
 @pytest.mark.long(70)
 def test_a_job_grows_is_replaced_forked_and_read_as_a_table(tmp_path: Path) -> None:
-    """The changes of a running job, as a user starts them: nothing is lost, doubled, wrong or read twice."""
+    """The changes of a running job, as a user makes them: no row is lost, doubled, wrong or read twice."""
     summary = run_example("grow", 10, tmp_path)
     assert [summary[name] for name in ("lost", "doubled", "wrong", "replayed")] == [0, 0, 0, 0]
     assert summary["records"] == 60_000

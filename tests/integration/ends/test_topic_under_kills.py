@@ -22,9 +22,10 @@ from tests.integration.ends.several import EachTarget, InTurn, Looks
 def test_topic_reaches_files_topic_and_tables_with_nothing_lost_doubled_or_swapped(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    """R1, R3, U12, T3, T4, T8, T12: the outage of the broker lasts longer than it lets any transaction last; none
-    lingers at the end. Every look at files, at tables, and at the newest count of each key, shows what one vector of
-    Kafka positions gives."""
+    """R1, R3, U12, T3, T4, T8, T12: the outage of the broker lasts longer than the broker's transaction timeout; no
+    transaction lingers at the end. Every look at files, at tables, and at the newest count of each key, shows the
+    rows of one vector of Kafka positions.
+    """
     folder, database = str(tmp_path / "out"), str(tmp_path / "rows.db")
     SqliteReader(database)  # makes the table
     for table, key in ((TABLE, None), (NEWEST, "key")):
@@ -69,7 +70,7 @@ def test_topic_reaches_files_topic_and_tables_with_nothing_lost_doubled_or_swapp
                 server=InTurn(kafka, postgres),
                 servers=2,
                 kills=10,
-                seed=4,  # its outage of eight seconds is the broker's
+                seed=4,  # the outage of eight seconds is the broker's
                 outage_s=8.0,
                 drain=feed.drain,
             )

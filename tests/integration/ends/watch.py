@@ -1,4 +1,4 @@
-"""A thread that looks at the target all through the run, as its users do, and has every look judged."""
+"""A thread that looks at the target all through the run, as users do, and has every look judged."""
 
 import sys
 import threading
@@ -12,11 +12,13 @@ from tests.integration.ends.audit import Audit
 from tests.integration.ends.several import InTurn
 
 _POLL_S = 0.2
-_BLIND_S = 20.0  # how long a reader may take to find its way back to a server that runs
+_BLIND_S = 20.0  # time limit for a reader to recover the connection to a running server
 
 
 class Watch:
-    """`error` is what ended it before its time: a reader that cannot look although its server runs."""
+    """Looks at a target until stopped. `error` is the exception that ended the thread early: a failing reader although
+    the server runs.
+    """
 
     def __init__(self, look: Callable[[], Any], audit: Audit, server: Server | InTurn) -> None:
         self._look = look
@@ -38,12 +40,12 @@ class Watch:
 
     @property
     def where(self) -> str:
-        """What its thread does just now, and what the reader tells of itself."""
+        """The thread's stack, and the reader's own description."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         does = "".join(traceback.format_stack(frame)[-8:]) if frame is not None else "it has ended"
         try:
             return f"{does}{getattr(self._look, '__self__', self._look)}"
-        except Exception as error:  # it asks a server
+        except Exception as error:  # the description queries a server
             return f"{does}{error!r}"
 
     def _run(self) -> None:
@@ -56,7 +58,7 @@ class Watch:
     def _once(self) -> None:
         try:
             seen = self._look()
-        except AssertionError:  # what a reader asserts is wrong, whatever the server does
+        except AssertionError:  # a reader's assertion is a verdict, even if the server is away
             raise
         except Exception:
             self.blind += 1

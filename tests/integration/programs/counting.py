@@ -1,4 +1,4 @@
-"""A user's whole program, run as a process of its own so that a test can kill all of it."""
+"""A user's whole program, in a separate process so that a test can kill all of it."""
 
 import os
 import sys

@@ -11,7 +11,7 @@ from harness import Fault, FaultySink, counting_flow
 
 
 class KillsTheProgram(Fault):
-    """The slot that does it gets no further: not to its commit."""
+    """Kills the program in the slot, so that the slot does not reach its commit."""
 
     def strike(self, point: str) -> None:
         before = self.happened(point)

@@ -1,4 +1,4 @@
-"""A user's whole program that has its job moved, and is killed at a moment of that, which nobody else knows as well.
+"""A user's whole program that changes its job and is killed at a moment of the change that only the program knows.
 
     python moving.py OUT CHECKPOINTS ROWS VERSION MOVE MOMENT
 
@@ -61,7 +61,7 @@ def main():
 
 @dataclass(frozen=True)
 class Began:
-    """This run, and what was there before it."""
+    """This run, and the files that existed before the run."""
 
     at_ms: float
     records: int
@@ -93,7 +93,7 @@ def is_move(record):
 
 
 def moved_to(moment, handle, began):
-    """Or past it."""
+    """True once the change has reached or passed the moment."""
     status = known(handle)
     states = [each.state for each in status.rescales if each.asked_ms > began.at_ms] if status else []
     if moment == "starting":
@@ -119,7 +119,7 @@ def has_checkpoint(handle, began):
 def known(handle):
     try:
         return handle.status()
-    except BarrierRuntimeError:  # nobody answers yet
+    except BarrierRuntimeError:  # the coordinator does not answer yet
         return None
 
 
