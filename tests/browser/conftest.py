@@ -1,7 +1,7 @@
-"""Headless Chromium for tests of the coordinator's page. It is Debian's package: nothing is downloaded by a test.
+"""Headless Chromium for tests of the coordinator's page, from Debian's package: tests download nothing.
 
-A test that has no browser fails with the line that installs it. Every page that a test opens is watched: an error on
-the console, a request that failed, and a request to another host fail the test.
+Without a browser, a test fails with the line that installs one. Every page that a test opens is watched: an error on
+the console, a failed request, and a request to another host fail the test.
 """
 
 import shutil
@@ -31,7 +31,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Watched:
-    """What went wrong in the pages of one test."""
+    """Errors in the pages of one test."""
 
     def __init__(self) -> None:
         self.troubles: list[str] = []
@@ -45,7 +45,7 @@ class Watched:
         page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
 
     def _failed(self, request: Request) -> None:
-        # A page that is left takes back what it was just asking for: nobody has failed then.
+        # A page cancels its open requests when a test leaves the page: these are no failures.
         if request.failure != "net::ERR_ABORTED":
             self.troubles.append(f"request: {request.url} {request.failure}")
 
@@ -56,7 +56,7 @@ class Watched:
 
 @pytest.fixture
 def watched() -> Iterator[Watched]:
-    """Fails the test that has an unexpected trouble, after its last step."""
+    """Fails a test with unexpected errors, after the last step."""
     of_test = Watched()
     yield of_test
     assert of_test.unexpected == []
@@ -65,7 +65,7 @@ def watched() -> Iterator[Watched]:
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
-    """Makes browser contexts, each with cookies of its own; arguments as of `Browser.new_context`."""
+    """Makes browser contexts, each with separate cookies; arguments as of `Browser.new_context`."""
     made: list[BrowserContext] = []
 
     def new(**settings: object) -> BrowserContext:
@@ -80,7 +80,7 @@ def context(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
 
 @pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivingJob]:
-    """One running job for all tests that leave it as it was."""
+    """A running job shared by all tests that leave the job unchanged."""
     with living_job(tmp_path_factory.mktemp("job")) as running:
         yield running
 

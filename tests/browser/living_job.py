@@ -1,6 +1,6 @@
-"""A job under a real coordinator process, its slots played over real TCP: what pages of a browser are shown.
+"""A job for the pages of a browser: a real coordinator process, and slots played over real TCP.
 
-Slots answer every trigger and commit what is complete, until a test says otherwise (`decline`, `hold_commits`).
+Slots acknowledge every trigger and commit complete checkpoints, until a test changes that (`decline`, `hold_commits`).
 """
 
 import contextlib
@@ -39,7 +39,7 @@ JOB = spec(
 
 
 class _Slot(TcpSlot):
-    """Two threads speak: one answers, one tells figures."""
+    """A slot with two sending threads: one answers, the other reports figures."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
@@ -62,10 +62,10 @@ class LivingJob:
         secret = bytes.fromhex(coordinator.submit(job).secret)
         self.decline = ""  # why slot 1 refuses checkpoints
         self.hold_commits = False
-        self.commit_error = ""  # of slot 0, which tells of it once and commits nothing any more
+        self.commit_error = ""  # of slot 0, which reports the failure once and stops committing
         self._told_commit_error = False
         self.records = 1_000
-        self.sources: dict[str, HeldBack] = {}  # what slots tell of event time
+        self.sources: dict[str, HeldBack] = {}  # event time, as slots report it
         self.ended = threading.Event()
         self._slots = [_Slot(JOB.job, JOB.run_id, secret, index) for index in (0, 1)]
         self._threads = [threading.Thread(target=self._answer, args=(slot,), daemon=True) for slot in self._slots]
@@ -133,7 +133,7 @@ class LivingJob:
         while not self.ended.wait(0.1):
             for slot in self._slots:
                 if slot.phase == "running":
-                    with contextlib.suppress(OSError, AttributeError):  # its connection is away: the next one tells
+                    with contextlib.suppress(OSError, AttributeError):  # closed: the next slot reports
                         figures = {"records": float(self.records), "rss_bytes": 2e8}
                         slot.say(Heartbeat(slot.token, figures, sources=self.sources))
 

@@ -1,4 +1,4 @@
-"""What a page does to a job, and what happens to a page when the job or its coordinator ends: each with its own job."""
+"""Effects of a page on a job, and of the end of a job or its coordinator on a page: each test with its own job."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def test_a_checkpoint_is_taken_after_a_confirmation_that_names_the_command(job: 
 
 
 def test_a_savepoint_is_taken_where_the_dialog_says(job: LivingJob, opened: Opened, tmp_path: Path) -> None:
-    """The command in the dialog has what was typed, and the savepoint is a mark on the time axis."""
+    """The dialog's command contains the typed text, and the savepoint is a mark on the time axis."""
     page = opened(job)
     page.click("text=Savepoint…")
     dialog = page.locator("#ask-savepoint")
@@ -52,7 +52,7 @@ def test_a_savepoint_is_taken_where_the_dialog_says(job: LivingJob, opened: Open
 
 
 def test_a_rescale_is_asked_for_with_the_number_of_the_dialog(own_job: LivingJob, opened: Opened) -> None:
-    """No slots come in this test: the job goes on as it was, and the page says why."""
+    """No slots register in this test: the job continues unchanged, and the page shows the reason."""
     page = opened(own_job)
     page.click("text=Rescale…")
     dialog = page.locator("#ask-rescale")
@@ -160,7 +160,7 @@ PLANTED = "<script>window.stolen = 1</script>\"'><img src=x onerror=window.stole
 
 
 def test_what_others_wrote_is_text_and_nothing_else(own_job: LivingJob, opened: Opened) -> None:
-    """G3: an error of users' code with tags, quotes and marks of direction, on all pages that show it."""
+    """G3: an error of users' code with tags, quotes and marks of direction, on all pages that show the error."""
     own_job.decline = PLANTED
     failed = until(lambda: next(iter(_failed(own_job)), None), "failed checkpoint")
     page = opened(own_job)

@@ -1,4 +1,4 @@
-"""That the browser itself works here, and that the fixtures around it see what goes wrong in a page."""
+"""The browser itself works here, and the fixtures notice errors of a page."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Who gets in at the page, in a real browser: token, one-time link, delay, cookie, log out."""
+"""Access to the page, in a real browser: token, one-time link, delay, cookie, log out."""
 
 from collections.abc import Callable
 
@@ -57,7 +57,7 @@ def test_a_token_opens_the_jobs_and_a_wrong_one_does_not(job: LivingJob, context
 
 
 def test_a_link_logs_in_once(job: LivingJob, context: NewContext, watched: Watched) -> None:
-    """G2: whoever finds it later, in a log or a history, finds it used."""
+    """G2: a link found later, in a log or a history, is already used."""
     watched.expected = ["401"]
     link = job.coordinator.client.page_link("flights")
     page = context().new_page()
@@ -81,7 +81,7 @@ def test_a_link_leads_to_no_other_address(job: LivingJob, context: NewContext, w
 
 
 def test_after_five_wrong_tokens_there_is_a_delay(tmp_path_factory, context: NewContext, watched: Watched) -> None:
-    """G5: of a daemon of its own, because the delay is for a client's address."""
+    """G5: with a private daemon, because the delay is per client address."""
     from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 
     watched.expected = ["401", "429"]
@@ -90,7 +90,7 @@ def test_after_five_wrong_tokens_there_is_a_delay(tmp_path_factory, context: New
         page = context().new_page()
         watched.watch(page)
         page.goto(f"{coordinator.url}/login")
-        for _ in range(10):  # the first delay is a second: on a slow machine it may be over
+        for _ in range(10):  # the first delay is a second, which may have passed on a slow machine
             for _ in range(6):
                 log_in(page, "wrong" * 10)
             if "Too many wrong tokens" in page.inner_text("[role=alert]"):

@@ -1,4 +1,4 @@
-"""What the pages show and do in a real browser, of a job that runs: figures, charts, the stream, the keyboard."""
+"""Pages of a running job in a real browser: figures, charts, the stream, the keyboard."""
 
 import re
 from collections.abc import Callable
@@ -150,7 +150,7 @@ def test_no_page_is_wider_than_the_window(job: LivingJob, opened: Opened, width:
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
 
 
-# Left and right ends: of what the time axis shows (not of the one that is hidden), of the newest bar of the strip.
+# Left and right ends: of the visible time axis (not of the hidden axis), of the newest bar of the strip.
 _IN_VIEW = """() => {
     const ends = (found) => found.map((each) => each.getBoundingClientRect())
         .filter((box) => box.height > 0).map((box) => [box.left, box.right]);
@@ -171,7 +171,7 @@ def test_the_newest_is_in_view_without_scrolling_sideways(job: LivingJob, opened
 
 
 def test_colours_follow_the_systems_setting_and_can_be_read(job: LivingJob, opened: Opened) -> None:
-    """Contrast as WCAG counts it: 4.5 at least."""
+    """Contrast as WCAG defines the ratio: at least 4.5."""
     for scheme in ("light", "dark"):
         page = opened(job, color_scheme=scheme)
         for selector in ("h1", ".quiet", ".badge", "a", ".legend", "td"):

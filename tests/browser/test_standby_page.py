@@ -1,4 +1,4 @@
-"""The page of a daemon that stands by: what the leader has stored, no buttons, and a link to the leader."""
+"""The page of a standby daemon: the leader's stored status, no buttons, and a link to the leader."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Jobs as nobody wishes for: names that are markup, or 10 kB long, and a thousand checkpoints."""
+"""Unusual jobs: names that are markup, or 10 kB long, and a thousand checkpoints."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ LONG = "x" * 10_000
 
 @dataclass(frozen=True)
 class Names:
-    """Of an operator, who started the job, a source, and a file that it reads."""
+    """Names of an operator, the submitter, a source, and a file that the source reads."""
 
     operator: str
     submitter: str
@@ -41,8 +41,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_names_are_text_and_break_no_page(kind: str, tmp_path: Path, opened: Opened) -> None:
-    """Whoever has the token can submit such names of operators, and a folder can have such files. Names of jobs and of
-    sinks are refused."""
+    """Any holder of the token can submit such names of operators, and a folder can have such files. Names of jobs and
+    of sinks are refused.
+    """
     names = HOSTILE[kind]
     chains = (
         ChainSpec(chain=0, operators=(names.source,), is_source=True),
@@ -85,7 +86,7 @@ def test_a_thousand_checkpoints_of_earlier_runs_are_a_strip_of_a_hundred_and_a_t
         rows = page.locator("tbody tr")
         expect(rows.first).to_be_visible()
         assert rows.count() == len(job.status.checkpoints.history)
-        kept = rows.nth(40).locator("a")  # the oldest ones are being forgotten
+        kept = rows.nth(40).locator("a")  # the coordinator is forgetting the oldest checkpoints
         number = kept.inner_text()
         kept.click()
         page.wait_for_url(f"**/checkpoints/{number}")

@@ -10,12 +10,12 @@ from barrier_runtime.api.dataflow import Stream
 from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import InvalidJob
 
-REFUSED = (InvalidJob, JobFailed)  # when the flow is written, at its start, or by a running job that ends at once
+REFUSED = (InvalidJob, JobFailed)  # when the flow is built, at the start, or by a running job that ends at once
 Rows = list[dict[str, Any]]
 
 
 def stream_of(flow: Dataflow, name: str, rows: Sequence[Any], schema: Any, **options: Any) -> Stream:
-    """A stream of `rows`, all of one split."""
+    """A stream of `rows`, all in one split."""
     return flow.from_iterator(name, lambda part, of: rows, schema=schema, splits=1, **options)
 
 

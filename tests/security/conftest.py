@@ -1,5 +1,6 @@
-"""The security tests share the coordinator tests' world (real slots over TCP, a job description) and what a small job
-leaves."""
+"""Fixtures of the security tests: the coordinator tests' world (real slots over TCP, a job description) and the files
+of a small job.
+"""
 
 import shutil
 import sys
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "coordinator"))  # coordinato
 
 @pytest.fixture(scope="session")
 def ended_job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """`ended_job(folder)`: the folder becomes what a small job leaves that has ended. The job is run once per size."""
+    """`ended_job(folder)`: copies the files of an ended small job into the folder. The job runs once per size."""
     from small_job import run_small_job
 
     kept: dict[tuple[tuple[str, int], ...], Path] = {}

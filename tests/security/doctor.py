@@ -1,6 +1,7 @@
-"""Changes what a job has stored so well that every hash fits again: what somebody who may write to the bucket could do.
+"""Changes a job's stored data with all hashes made anew: the power of an attacker who can write to the bucket.
 
-The log is a chain of hashes, so whoever changes one record (or the manifest it names) has to write all later ones anew.
+The log is a chain of hashes, so a change of one record (or of the record's manifest) requires all later records to be
+written anew.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from barrier_runtime.state.store.paths import Paths
 
 
 class Bomb:
-    """Pickled, it leaves a file behind where it is unpickled."""
+    """Leaves a file behind where the pickle is loaded."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = str(trace)
@@ -53,7 +54,7 @@ class Doctor:
         return data
 
     def manifest_path(self) -> Path:
-        """Of the last checkpoint's manifest, as an object of its own."""
+        """Path of the last checkpoint's manifest, which is a separate object."""
         path = self.root / self.last_complete().manifest
         if not path.exists():
             self.replace_manifest(self.manifest_bytes())
@@ -69,12 +70,12 @@ class Doctor:
             parent = hashlib.sha256(data).hexdigest()
 
     def without_its_end(self) -> None:
-        """As if the job had been killed before it could write that it had finished."""
+        """Removes the end of the log, as if the job had been killed before the record of its end."""
         if isinstance(self.entries()[-1].record, Finish):
             self.log[-1].unlink()
 
     def replace_manifest(self, data: bytes) -> None:
-        """Put `data` in the place of the last checkpoint's manifest, and its hash into the log."""
+        """Replaces the last checkpoint's manifest by `data`, and its hash in the log."""
         last = self.last_complete()
         (self.root / last.manifest).parent.mkdir(parents=True, exist_ok=True)
         (self.root / last.manifest).write_bytes(data)
@@ -87,7 +88,7 @@ class Doctor:
         self.change_records(change)
 
     def change_manifest(self, change: Callable[[dict], None]) -> None:
-        """`change` gets the last checkpoint's manifest as JSON data and alters it in place."""
+        """Passes the last checkpoint's manifest as JSON data to `change`, which alters the data in place."""
         manifest = msgspec.json.decode(self.manifest_path().read_bytes())
         change(manifest)
         self.replace_manifest(msgspec.json.encode(manifest))

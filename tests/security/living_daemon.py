@@ -1,4 +1,4 @@
-"""A real coordinator process on free loopback ports, for tests that come to it as strangers do: by socket."""
+"""A real coordinator process on free loopback ports, for tests that connect like strangers: by socket."""
 
 import contextlib
 import socket
@@ -36,7 +36,7 @@ class Daemon:
 
     @property
     def connections(self) -> int:
-        """Accepted ones; the two listening sockets aside."""
+        """Number of accepted connections, without the two listening sockets."""
         found = psutil.Process(self.process.pid).net_connections("tcp")
         return sum(1 for each in found if each.status != psutil.CONN_LISTEN)
 

@@ -21,7 +21,9 @@ def small_flow(out: str, rows: int = ROWS, keys: int = 40) -> Dataflow:
 
 
 def run_small_job(folder: Path, rows: int = ROWS, keys: int = 40, **options: Any) -> JobResult:
-    """Checkpoints go to `folder`/checkpoints, output to `folder`/out; a second call restores the first one's end."""
+    """Runs a small job: checkpoints in `folder`/checkpoints, output in `folder`/out; a second call restores the end of
+    the first.
+    """
     given = {"checkpoints": str(folder / "checkpoints"), "checkpoint_interval": 0.03, **options}
     return small_flow(str(folder / "out"), rows, keys).run_local(**given)
 

@@ -1,4 +1,6 @@
-"""Whatever bytes come: frames, messages and handshakes refuse them by one kind of error, and hold no more than came."""
+"""Arbitrary bytes: frames, messages and handshakes refuse bytes by a single kind of error, and hold no more memory than
+the bytes received.
+"""
 
 import hmac
 import pickle
@@ -43,12 +45,12 @@ NONCE = b"n" * 32
 ROWS = pa.record_batch({"a": pa.array(range(100)), "s": [str(i) for i in range(100)]})
 WRITER = FrameWriter()
 WIRE = b"".join(bytes(p) for e in (Batch(ROWS, 1), Watermark(7), Barrier(1, 2, 3)) for p in WRITER.encode(e))
-LITTLE = 200_000  # bytes a refusal may take for itself: the exception, its text, its traceback
+LITTLE = 200_000  # memory allowed for a refusal: the exception, its text, its traceback
 VERSION = bytes([PROTOCOL_VERSION])
 
 
 def memory_taken(work) -> int:
-    """Peak of the memory that `work` asked Python for."""
+    """Peak of the memory that `work` allocates in Python."""
     tracemalloc.start()
     try:
         work()
@@ -66,7 +68,7 @@ def initiator(claims: bytes = b"") -> Initiator:
 
 
 def data_frame(kind: int, payload: bytes, sequence: int, version: int = 0) -> bytes:
-    """A frame of the data plane whose length, sequence and checksum are right."""
+    """A frame of the data plane with correct length, sequence and checksum."""
     part = struct.pack(">IBQq", len(payload), kind, sequence, 0)
     return part + struct.pack(">IB3x", zlib.crc32(payload, zlib.crc32(part, version)), version) + payload
 
@@ -76,7 +78,7 @@ def data_frame(kind: int, payload: bytes, sequence: int, version: int = 0) -> by
 
 @pytest.mark.parametrize("announced", [MAX_PAYLOAD + 1, 2**31, 2**32 - 1])
 def test_a_data_frame_that_announces_too_much_takes_no_memory(announced: int) -> None:
-    """B3: refused from its header."""
+    """B3: refused by the frame's header."""
     header = announced.to_bytes(4, "big") + bytes(HEADER_SIZE - 4)
 
     def read() -> None:
@@ -100,7 +102,7 @@ def test_a_control_frame_that_announces_too_much_takes_no_memory(announced: int)
 
 @pytest.mark.parametrize("announced", [MAX_PAYLOAD, 1_000_000])
 def test_an_announced_length_below_the_cap_takes_only_what_has_come(announced: int) -> None:
-    """B3: the announcement alone allocates nothing."""
+    """B3: the announcement alone does not allocate."""
     data = announced.to_bytes(4, "big") + bytes(HEADER_SIZE - 4) + b"x" * 1_000
     reader = FrameReader()
     assert memory_taken(lambda: reader.feed(data)) < LITTLE
@@ -135,7 +137,7 @@ def test_a_handshake_that_announces_too_much_takes_no_memory_on_either_side() ->
     ids=["top", "list", "dict", "nested", "unknown"],
 )
 def test_a_container_that_announces_four_billion_entries_takes_no_memory(place: bytes, bomb: bytes) -> None:
-    """B3: inside a message whose own length is right."""
+    """B3: inside a message with a correct length."""
     body = place + bomb + b"\xff\xff\xff\xff"
 
     def read() -> None:
@@ -149,7 +151,7 @@ def test_a_container_that_announces_four_billion_entries_takes_no_memory(place: 
 
 
 def test_a_peer_that_goes_on_talking_before_its_turn_is_refused() -> None:
-    """H3: its proof needs our nonce, so honest peers wait; nothing of what it says is kept."""
+    """H3: the peer's proof needs our nonce, so honest peers wait; early bytes are dropped."""
     with pytest.raises(ProtocolViolation, match="before it was its turn"):
         acceptor().feed(initiator().hello() + b"x" * 100_000)
 
@@ -200,7 +202,7 @@ def test_every_truncation_of_a_data_stream_only_waits() -> None:
 
 @pytest.mark.parametrize("part", [0.0, 0.01, 0.05, 0.2, 0.5, 0.9])
 def test_arrow_bytes_that_break_off_inside_a_correct_frame_are_a_frame_error(part: float) -> None:
-    """B3: pyarrow has many exceptions for it; the connection knows one."""
+    """B3: pyarrow raises many exceptions for such bytes; the connection raises one."""
     schema, rows = ROWS.schema.serialize().to_pybytes(), ROWS.serialize().to_pybytes()
     reader = FrameReader()
     reader.feed(data_frame(SCHEMA, schema, 0))
@@ -288,7 +290,7 @@ def test_a_deeply_nested_message_is_refused() -> None:
 
 @pytest.mark.parametrize("place", ["message", "handshake", "frame"])
 def test_a_pickle_is_refused_undecoded(place: str, tmp_path: Path) -> None:
-    """B4, H4: with every envelope around it right."""
+    """B4, H4: with correct envelopes around the pickle."""
     bomb = pickle.dumps(Bomb(tmp_path / "trace"))
     reading = {
         "message": lambda: decode_to_coordinator(VERSION + bomb),
@@ -301,7 +303,7 @@ def test_a_pickle_is_refused_undecoded(place: str, tmp_path: Path) -> None:
 
 
 def test_a_frame_with_the_mac_of_another_connection_is_refused() -> None:
-    """B3, H1: keys are drawn from both nonces, so nothing recorded on one connection is worth anything on another."""
+    """B3, H1: keys derive from both nonces, so bytes recorded on one connection are worthless on another."""
 
     def connection(nonce: bytes) -> Framing:
         left, right = initiator(), Acceptor(nonce=nonce, purpose="control", secret_of=lambda hello: KEY)

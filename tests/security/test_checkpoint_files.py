@@ -1,4 +1,4 @@
-"""What is stored proves itself: canonical, versioned, a chain of hashes; nothing damaged is opened (J1, J2, J4, B6)."""
+"""Stored data is verifiable: canonical, versioned, a chain of hashes; damaged data is never opened (J1, J2, J4, B6)."""
 
 import hashlib
 import itertools
@@ -87,7 +87,7 @@ def test_the_log_is_a_chain_of_hashes_down_to_every_file(tmp_path: Path, stored:
 
 
 def test_what_is_stored_is_canonical(stored: Doctor) -> None:
-    """J1: decoded and encoded again it is the same bytes, so that a hash stands for a content."""
+    """J1: decoding and encoding gives the same bytes, so that a hash identifies a content."""
     last = stored.last_complete()
     data = stored.manifest_bytes()
     assert encode_manifest(decode_manifest(last.manifest, data)) == data
@@ -99,7 +99,7 @@ def test_what_is_stored_is_canonical(stored: Doctor) -> None:
 
 
 def test_every_stored_and_sent_type_refuses_fields_that_it_does_not_know() -> None:
-    """B3, B6: all types below the roots, so that a new one cannot be forgotten."""
+    """B3, B6: all types below the roots, so that a new type cannot be forgotten."""
     lax: set[str] = set()
     seen: set[type] = set()
 
@@ -142,8 +142,9 @@ def test_every_stored_and_sent_type_refuses_fields_that_it_does_not_know() -> No
 
 
 def needed_of(stored: Doctor) -> dict[Path, tuple[int, int]]:
-    """Every object of the last checkpoint, and from where to where it is needed: a packed object that an older
-    checkpoint wrote holds more than that."""
+    """Every object of the last checkpoint, with the needed range: a packed object of an older checkpoint holds more
+    bytes than that range.
+    """
     needed = {stored.manifest_path(): (0, stored.manifest_path().stat().st_size)}
     for file in files_of(json.loads(stored.manifest_path().read_bytes())):
         if file["key"]:
@@ -173,7 +174,7 @@ def damaged(good: bytes, start: int, end: int, how: str) -> bytes:
 def test_each_object_of_a_checkpoint_damaged_in_turn_stops_the_restore_by_name(
     tmp_path: Path, stored: Doctor, how: str
 ) -> None:
-    """J2, O8: the message names the object, the expected and the found hash; nothing is written."""
+    """J2, O8: the message names the object, the expected and the found hash; no object is written."""
     needed = needed_of(stored)
     assert len(needed) >= 3, "the manifest and something of both subtasks"
     for victim, (start, end) in needed.items():
@@ -214,7 +215,7 @@ def test_a_snapshot_file_is_refused_before_rocksdb_opens_anything(
 
 
 def test_a_log_with_a_changed_record_before_its_head_is_refused(tmp_path: Path, stored: Doctor) -> None:
-    """J1: the last record proves the one before it."""
+    """J1: the last record proves its predecessor."""
     path = stored.log[-2]
     changed = msgspec.structs.replace(decode_record(path.name, path.read_bytes()), wall_ms=1)
     path.write_bytes(encode_record(changed))
@@ -224,7 +225,7 @@ def test_a_log_with_a_changed_record_before_its_head_is_refused(tmp_path: Path, 
 
 
 def test_a_log_with_a_hole_is_refused(tmp_path: Path, stored: Doctor) -> None:
-    """J1: the record behind the hole proves that another one was there."""
+    """J1: the record after the hole proves that a record is missing."""
     stored.log[-2].unlink()
     said = refused(tmp_path)
     assert "a record is gone" in said or "is missing below the log's head" in said  # seen from behind, or from above
@@ -243,7 +244,7 @@ def test_rocksdicts_own_settings_are_never_stored(tmp_path: Path, stored: Doctor
 
 
 def test_planted_rocksdict_settings_beside_a_snapshot_are_not_taken_over(tmp_path: Path) -> None:
-    """J4: they could switch to the mode that unpickles what it reads; ours are there before every open."""
+    """J4: planted settings could enable the mode that unpickles values; our settings are written before every open."""
     memory = SlotMemory(8 << 20)
     first = RocksDbKv(tmp_path / "first", memory)
     first.write([(b"k", b"\x80\x04K\x01.")])  # the pickle of 1
@@ -266,7 +267,7 @@ def test_planted_rocksdict_settings_beside_a_snapshot_are_not_taken_over(tmp_pat
 
 
 def test_an_unknown_manifest_version_is_refused_before_the_fence(tmp_path: Path, stored: Doctor) -> None:
-    """B6: also when everything else in it is understood."""
+    """B6: also if all other fields are understood."""
     stored.change_manifest(lambda manifest: manifest.update(version=2))
     records = len(stored.log)
     assert "has version 2, this release reads 1: a newer release wrote it: use that release" in refused(tmp_path)
@@ -281,7 +282,7 @@ def test_an_unknown_record_version_is_refused(tmp_path: Path, stored: Doctor) ->
 
 @pytest.mark.parametrize("extra", ["manifest", "snapshot", "file"])
 def test_a_manifest_with_a_field_of_a_later_release_is_refused(tmp_path: Path, stored: Doctor, extra: str) -> None:
-    """B6: what the field meant might matter."""
+    """B6: the field's meaning might matter."""
 
     def change(manifest: dict) -> None:
         place = {"manifest": manifest, "snapshot": manifest["operators"][0], "file": files_of(manifest)[0]}[extra]
@@ -304,7 +305,7 @@ def test_a_backend_of_a_later_release_is_refused(tmp_path: Path, stored: Doctor)
 
 
 def test_a_changed_manifest_whose_hash_was_not_changed_is_refused(tmp_path: Path, stored: Doctor) -> None:
-    """J2: so that the refusals above are of the content, and this one is of the hash."""
+    """J2: proves that the refusals above are about the content, and this refusal is about the hash."""
     data = stored.manifest_path().read_bytes()
     stored.manifest_path().write_bytes(data.replace(b'"version":1', b'"version":2', 1))
     said = refused(tmp_path)

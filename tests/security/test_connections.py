@@ -1,5 +1,6 @@
-"""Before a peer has shown who it is, it gets a bounded place, little memory and a few seconds (H3, G5); after, its own
-place only. Against real processes and sockets."""
+"""Limits of unauthenticated peers: a bounded place, little memory and a few seconds (H3, G5); authenticated peers get
+their own place only. Against real processes and sockets.
+"""
 
 import asyncio
 import http.client
@@ -31,7 +32,7 @@ def dial(address: tuple[str, int]) -> socket.socket:
 
 
 def wait_until_closed(connection: socket.socket) -> bytes:
-    """What was still said before the other side closed."""
+    """The bytes sent by the other side before the close."""
     said = b""
     while True:
         try:
@@ -88,7 +89,7 @@ def test_a_crowd_of_strangers_costs_the_coordinator_little_and_goes_in_time(tmp_
                 else:
                     connection.sendall(b"\x0f\xff" + b"x" * 4_000)  # nearly a hello
             except ConnectionError:
-                continue  # one too many: refused at once
+                continue  # above the limit: refused at once
         for connection in crowd:
             wait_until_closed(connection)
             connection.close()
@@ -99,7 +100,7 @@ def test_a_crowd_of_strangers_costs_the_coordinator_little_and_goes_in_time(tmp_
 
 @pytest.mark.slow
 def test_silent_strangers_do_not_delay_a_slot(tmp_path: Path) -> None:
-    """H3: however many there are; they go one by one as their places are needed, and no timeout has to pass."""
+    """H3: with any number of strangers; they are dropped one by one when their places are needed, without a timeout."""
     with living_daemon(tmp_path, "--handshake-timeout", str(10 * PATIENCE_S)) as daemon:
         crowd = [dial(daemon.control) for _ in range(900)]
         a_slot_comes_and_is_served(daemon)
@@ -129,7 +130,7 @@ def test_a_peer_connects_to_a_slot_whose_places_are_all_taken(monkeypatch: pytes
 
 @pytest.mark.slow
 def test_a_stranger_that_pours_is_cut_off_at_once(tmp_path: Path) -> None:
-    """H3, B3: what is no handshake is not collected."""
+    """H3, B3: bytes that are no handshake are not collected."""
     with living_daemon(tmp_path) as daemon:
         before = daemon.memory_bytes
         for _ in range(4):
@@ -163,14 +164,14 @@ def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def shared_daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """For tests that keep no place in it and do not look at its memory."""
+    """A daemon for tests that occupy no place and do not measure memory."""
     with living_daemon(tmp_path_factory.mktemp("shared")) as daemon:
         yield daemon
 
 
 @pytest.mark.slow
 def test_http_connections_without_a_request_are_closed_in_time(tmp_path: Path) -> None:
-    """G5, H3: silent ones, slow heads and slow bodies."""
+    """G5, H3: silent connections, slow heads and slow bodies."""
     with living_daemon(tmp_path, "--handshake-timeout", "1") as daemon:
         before = daemon.memory_bytes
         crowd = [dial(daemon.http) for _ in range(MAX_CONNECTIONS // 2)]
@@ -193,7 +194,7 @@ def test_http_connections_without_a_request_are_closed_in_time(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_one_more_http_connection_than_there_are_places_is_refused(tmp_path: Path) -> None:
-    """G5, H3: at once; no timeout could have done it."""
+    """G5, H3: at once; no timeout could be this fast."""
     with living_daemon(tmp_path, "--handshake-timeout", "600") as daemon:
         crowd = [dial(daemon.http) for _ in range(2 * MAX_CONNECTIONS)]
         until(lambda: daemon.connections <= MAX_CONNECTIONS, "the surplus to be closed", patience_s=PATIENCE_S)
@@ -209,13 +210,13 @@ def test_a_request_head_without_an_end_is_cut_off(shared_daemon: Daemon, head: b
         try:
             connection.sendall(head)
         except ConnectionError:
-            return  # cut off while it was still being sent
+            return  # cut off during the sending
         assert b" 200 " not in wait_until_closed(connection)
 
 
 @pytest.mark.slow
 def test_a_body_is_not_read_for_who_has_no_token(tmp_path: Path) -> None:
-    """G2, G5: the answer comes from the head alone, and what is poured after it is not kept."""
+    """G2, G5: the head alone decides the answer, and the following bytes are not kept."""
     with living_daemon(tmp_path, "--handshake-timeout", "2") as daemon:
         before = daemon.memory_bytes
         connection = dial(daemon.http)
@@ -297,7 +298,7 @@ def crowd_of_mutes(monkeypatch: pytest.MonkeyPatch, handshake_timeout_s: float, 
 def test_one_more_data_connection_than_there_are_places_takes_that_of_the_oldest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """H3: at once; no timeout could have done it."""
+    """H3: at once; no timeout could be this fast."""
     crowd_of_mutes(monkeypatch, handshake_timeout_s=10 * PATIENCE_S, the_oldest_goes=True)
 
 
@@ -357,7 +358,7 @@ def test_only_expected_peers_reach_a_channel_and_nothing_may_come_before_admissi
 
 
 def test_a_slot_tells_no_secret_to_an_impostor_of_its_coordinator_or_peer() -> None:
-    """H1: the handshake is mutual; an acceptor without the secret learns nothing that it could use."""
+    """H1: the handshake is mutual; an acceptor without the secret learns nothing useful."""
     impostor = Acceptor(nonce=b"i" * NONCE_BYTES, purpose="control", secret_of=lambda hello: b"guess")
     slot = Initiator(SECRET, job="job", run_id="run", purpose="control", claims=b"", nonce=b"n" * NONCE_BYTES)
     hello = slot.hello()

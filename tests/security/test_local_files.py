@@ -1,4 +1,4 @@
-"""What lies on local disks: nobody else can read it, and nobody else can have put it there first (J7, G2)."""
+"""Files on local disks: no other user can read them, or plant them first (J7, G2)."""
 
 import json
 import os
@@ -102,7 +102,7 @@ def test_the_folder_of_slots_is_private_whatever_the_umask(tmp_path: Path, monke
 def test_a_folder_that_somebody_else_made_first_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str
 ) -> None:
-    """J7: its name can be guessed, and everybody may write to the temporary folder."""
+    """J7: the folder's name is guessable, and every user may write to the temporary folder."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     root = tmp_path / f"barrier-runtime-{os.getuid()}"
     if trap == "link":
@@ -146,7 +146,7 @@ def test_a_database_and_its_snapshots_are_private(tmp_path: Path) -> None:
 
 
 def test_a_token_file_is_read_only_when_nobody_else_can(tmp_path: Path) -> None:
-    """G2: for the daemon and for those who call it."""
+    """G2: for the daemon and for its clients."""
     path = tmp_path / "t.token"
     path.write_text("5" * 64 + "\n")
     for mode in (0o644, 0o640, 0o604, 0o620, 0o601):

@@ -140,7 +140,7 @@ def test_no_store_takes_a_key_that_is_no_key(key: str, tmp_path: Path) -> None:
 
 
 def test_a_link_inside_the_folder_leads_nowhere(tmp_path: Path) -> None:
-    """B1: neither as a folder of a key nor as its last part."""
+    """B1: neither as a folder of a key nor as the key's last part."""
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "file").write_text("mine")
     store = LocalStore(tmp_path / "store")
@@ -155,7 +155,7 @@ def test_a_link_inside_the_folder_leads_nowhere(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_id_with_too_many_digits_is_refused() -> None:
-    """G4: Python itself refuses to read such a number, by an exception that nobody expects."""
+    """G4: Python refuses to parse such a number, by an unexpected exception."""
     for restore in ("9" * 5_000, "٣", "1.5", "-1", "../1"):
         with pytest.raises(InvalidJob, match="restore"):
             validated_spec(spec(restore=restore))
@@ -164,14 +164,14 @@ def test_a_checkpoint_id_with_too_many_digits_is_refused() -> None:
 
 
 def test_a_submitter_that_would_write_its_own_log_lines_is_refused() -> None:
-    """G4: it goes to logs and pages as it is."""
+    """G4: logs and pages show the submitter unchanged."""
     for submitter in ("ann\n2026 INFO coordinator.audit: token root: PUT /jobs/x", "x" * 1_000, "\x1b[2J"):
         with pytest.raises(InvalidJob, match="submitter"):
             validated_spec(spec(submitter=submitter))
 
 
 def test_url_and_key_look_alikes_are_told_apart_by_kind(tmp_path: Path) -> None:
-    """B1: what a store was opened with cannot be left by a key that is a URL."""
+    """B1: a key that is a URL cannot leave the place with which a store was opened."""
     store = open_store(str(tmp_path / "store"))
     store.put("file:/etc/passwd", b"only a name")
     assert (tmp_path / "store" / "file:" / "etc" / "passwd").read_bytes() == b"only a name"
@@ -210,7 +210,7 @@ def refused(folder: Path) -> JobFailed:
 def test_a_manifest_that_names_what_is_not_its_jobs_own_is_refused_before_the_fence(
     tmp_path: Path, stored: Doctor, key: str
 ) -> None:
-    """B1, J2: a manifest whose every hash is right cannot make a slot read something else."""
+    """B1, J2: a manifest with correct hashes cannot make a slot read a foreign object."""
 
     def change(manifest: dict) -> None:
         files_of(manifest)[0] |= {"key": key, "inline": None}
@@ -250,7 +250,7 @@ def test_a_manifest_with_a_file_that_is_nowhere_is_refused(tmp_path: Path, store
 
 
 def test_the_manifest_of_another_job_is_refused(tmp_path: Path, stored: Doctor) -> None:
-    """B1, J2: also when the log of this job names it with the right hash."""
+    """B1, J2: also if this job's log names the manifest with the correct hash."""
     stored.change_manifest(lambda manifest: manifest.update(job="other"))
     assert re.search(r"is of job other checkpoint \d+ generation \d+, the log says", str(refused(tmp_path)))
 
@@ -286,7 +286,7 @@ GOOD_FINAL = "part-00000001-0-2-0123abcd-0.jsonl"
     ],
 )
 def test_a_committable_that_moves_or_deletes_something_else_is_refused(tmp_path: Path, staged: str, final: str) -> None:
-    """B1: commit, global commit, abort and recovery do nothing at all with it."""
+    """B1: commit, global commit, abort and recovery do not act on such a committable."""
     sink = opened_sink(tmp_path)
     store = open_store(str(tmp_path / "out"))
     for key in (GOOD_STAGED, "part-00000001-0-1-0123abcd-0.jsonl", "_staging/other/out/2/0-0123abcd-1.jsonl"):
@@ -303,7 +303,7 @@ def test_a_committable_that_moves_or_deletes_something_else_is_refused(tmp_path:
 
 
 def test_a_restored_committable_that_leaves_the_sinks_folder_is_refused(tmp_path: Path, stored: Doctor) -> None:
-    """B1: the same, through a manifest whose every hash is right."""
+    """B1: likewise, through a manifest with correct hashes."""
 
     def change(manifest: dict) -> None:
         snapshot = next(s for s in manifest["operators"] if s["operator"] == "out" and s["subtask"] == 0)

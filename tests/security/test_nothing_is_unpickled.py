@@ -105,7 +105,7 @@ def test_a_job_runs_fails_and_restores_though_nothing_can_be_unpickled(tmp_path:
 
 @pytest.mark.slow
 def test_the_trap_of_the_test_above_does_snap(tmp_path: Path) -> None:
-    """H4: with the one codec that unpickles, which a user has to ask for by name, the same program fails."""
+    """H4: with the only unpickling codec, which a user has to request by name, the same program fails."""
     done = run_without_unpickler("pickle", tmp_path)
     assert done.returncode != 0
     assert "something was unpickled" in done.stderr
@@ -121,7 +121,7 @@ def stored(tmp_path: Path, ended_job: Callable[..., None]) -> Doctor:
 
 
 def refused(folder: Path) -> str:
-    """What a run says that must not start; nothing becomes visible and nothing is executed."""
+    """The error of a run that must not start; no row becomes visible and no planted code runs."""
     before = visible(folder)
     with pytest.raises(JobFailed) as error:
         run_small_job(folder)
@@ -208,7 +208,7 @@ def test_a_pickle_as_a_snapshot_file_is_refused_before_rocksdb_sees_it(tmp_path:
 
 
 def test_the_changed_stores_above_are_refused_for_what_was_changed(tmp_path: Path, stored: Doctor) -> None:
-    """The doctor's own work is without a trace: with nothing changed but the hashes made anew, the job restores."""
+    """The doctor's own work leaves no trace: with unchanged content and hashes made anew, the job restores."""
     last = stored.last_complete().checkpoint
     stored.change_manifest(lambda manifest: None)
     assert run_small_job(tmp_path).status.restored_checkpoint == last

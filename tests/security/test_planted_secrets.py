@@ -1,7 +1,8 @@
-"""J6: secrets that are there to be found, in the environment, in URLs, in settings, must not come out: not in what a
-run prints or logs, not in errors, not in what it stores, not in what it leaves on disk.
+"""J6: secrets planted in the environment, in URLs and in settings must not leak: into output, logs, errors, stored
+objects, or files left on disk.
 
-The same with Spark, coordinator process, event log and status is in tests/integration/test_secrets_on_spark.py."""
+The same with Spark, coordinator process, event log and status is in tests/integration/test_secrets_on_spark.py.
+"""
 
 import http.server
 import json
@@ -42,7 +43,7 @@ CANARY = "CanaryThatMustNotSing"
 URLS_WITH_SECRETS = [
     f"s3://AKIA:{CANARY}@bucket/x",
     f"s3://{CANARY}@bucket/x",
-    f"s3://AKIA:ab/{CANARY}/cd@bucket/x",  # half of it in what looks like the path
+    f"s3://AKIA:ab/{CANARY}/cd@bucket/x",  # half of the secret looks like a part of the path
     f"s3://AKIA:ab?{CANARY}@bucket",
     f"s3a://AKIA:{CANARY}@bucket/x",
     f"s3://bucket/x?endpoint=http://user:{CANARY}@127.0.0.1:1",
@@ -87,7 +88,7 @@ def test_a_url_with_credentials_is_refused_wherever_one_is_taken_and_never_repea
 
 @pytest.mark.parametrize("url", URLS_WITH_SETTINGS)
 def test_unknown_settings_in_a_url_are_refused_by_name_and_not_by_value(url: str) -> None:
-    """J6: `secret_key=` in a URL is what people try first."""
+    """J6: `secret_key=` in a URL is the first thing that people try."""
     for door in (lambda: open_store(url), lambda: Dataflow("flights").read_csv("rows", url)):
         with pytest.raises(InvalidJob) as error:
             door()
@@ -109,7 +110,7 @@ def test_a_sink_that_cannot_be_opened_names_its_place_without_its_settings() -> 
 
 
 def test_an_endpoint_in_the_environment_may_not_carry_credentials_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """J6: it is forwarded to the slots."""
+    """J6: the endpoint is forwarded to the slots."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://user:{CANARY}@127.0.0.1:1")
     with pytest.raises(InvalidJob, match="AWS_ENDPOINT_URL must not carry credentials") as error:
         open_store("s3://bucket/x")
@@ -128,7 +129,7 @@ def test_what_is_shown_of_a_url_is_where_it_leads() -> None:
         assert without_credentials(harmless, "it") == harmless
 
 
-# ---------------------------------------------------------------- what objects say of themselves
+# ---------------------------------------------------------------- representations of objects
 
 
 def test_nothing_that_holds_a_secret_shows_it() -> None:
@@ -162,7 +163,7 @@ def test_nothing_that_holds_a_secret_shows_it() -> None:
 
 
 def test_options_show_what_they_are_told_to_and_not_what_they_hold() -> None:
-    """J6: an allow-list; the text of a new option is not shown by itself, only that it was given."""
+    """J6: an allow-list; the text shows of a new option only that a value was given."""
     texts = {name for name, option in OPTIONS.items() if option.plain_type is str}
     hidden = {name for name in texts if OPTIONS[name].shown == "whether"}
     assert texts - hidden == {"checkpoints", "restore", "master", "coordinator_host"}
@@ -176,7 +177,7 @@ def test_options_show_what_they_are_told_to_and_not_what_they_hold() -> None:
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
-    """S3 that knows no such key, and says of the request what S3 says of it."""
+    """An S3 server that knows no such key, and describes the request as S3 does."""
 
     def _refuse(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -233,7 +234,7 @@ RUN = """
 
 
 def run_with_planted_secrets(folder: Path, endpoint: str, checkpoints: str, out: str) -> str:
-    """Everything that the program printed, and that lies in its temporary folder."""
+    """The program's output, and the contents of its temporary folder."""
     planted = {
         "AWS_ACCESS_KEY_ID": "AKIAPLANTED",
         "AWS_SECRET_ACCESS_KEY": CANARY,
@@ -280,7 +281,7 @@ def test_a_run_on_s3_that_fails_and_one_that_succeeds_tell_nobody_the_credential
         assert CANARY.encode() not in body, key
         assert CANARY not in json.dumps(stored["Metadata"])
         record = decode_record(key, body) if "/planted/log/" in key else None
-        if isinstance(record, Complete):  # its manifest is compressed there
+        if isinstance(record, Complete):  # contains the compressed manifest
             manifest = inline_data(record)
             assert manifest is not None
             assert CANARY.encode() not in manifest, key
@@ -289,7 +290,7 @@ def test_a_run_on_s3_that_fails_and_one_that_succeeds_tell_nobody_the_credential
 
 
 def test_the_search_finds_what_is_said() -> None:
-    """The canary would be seen: a program that prints its environment has it in what is searched."""
+    """The canary is visible: the searched text of a program that prints its environment contains the canary."""
     done = subprocess.run(
         [sys.executable, "-c", "import os; print(dict(os.environ))"],
         capture_output=True, text=True, check=True, env={**os.environ, "AWS_SECRET_ACCESS_KEY": CANARY},
@@ -301,7 +302,7 @@ def test_the_search_finds_what_is_said() -> None:
 def test_what_s3_says_of_a_refused_request_is_not_passed_on(
     refusing_s3: str, monkeypatch: pytest.MonkeyPatch, client: type[ObstoreS3Store] | type[S3Store]
 ) -> None:
-    """J6: S3 repeats the request's Authorization header in its answer."""
+    """J6: S3 repeats the request's Authorization header in the response."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAPLANTED")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
     store = client("bucket", "x", refusing_s3, RetryBudget(attempts=1))
@@ -322,7 +323,7 @@ def test_what_s3_says_of_a_refused_request_is_not_passed_on(
 
 
 def test_a_graph_that_travels_to_the_slots_carries_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """J6: what goes into Spark's closure holds places, not keys."""
+    """J6: Spark's closure holds places, not keys."""
     from pyspark import cloudpickle
 
     from barrier_runtime.graph.compiler import compile_plan

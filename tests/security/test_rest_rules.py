@@ -1,5 +1,6 @@
-"""Rules of the REST interface beside who may ask (see also tests/coordinator/server/test_rest.py): what it takes, logs
-and says, and that no kind of connection goes round the token."""
+"""Rules of the REST interface besides authorization (see also tests/coordinator/server/test_rest.py): accepted
+requests, logs and responses, and the token for every kind of connection.
+"""
 
 import ast
 import asyncio
@@ -47,7 +48,7 @@ def body(job: JobSpec | None = None) -> bytes:
 
 @pytest.mark.parametrize("kind", ["websocket", "lifespan", "something new"])
 def test_no_kind_of_connection_goes_round_the_token(kind: str) -> None:
-    """G2: the check lets pass what it knows, not what it does not know."""
+    """G2: the check passes known kinds, and refuses unknown kinds."""
     reached: list[str] = []
 
     async def main() -> None:
@@ -94,7 +95,7 @@ async def test_the_open_route_says_nothing_of_jobs() -> None:
             assert (await client.get(trick)).status_code in (401, 404), trick
 
 
-# ---------------------------------------------------------------- what is taken
+# ---------------------------------------------------------------- accepted requests
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_no_route_takes_code_files_or_names_of_logs() -> None:
         ("/jobs/{job}/checkpoints", "POST"),
         ("/jobs/{job}/rescale", "POST"),
         ("/jobs/{job}/room", "PUT"),  # who holds cores: names, made printable and bounded
-        ("/jobs/{job}/replace", "POST"),  # of a file only the name, which nobody opens unless it is the program's own
+        ("/jobs/{job}/replace", "POST"),  # only the file's name; only the program's own file is opened
         ("/jobs/{job}/stop", "POST"),
         ("/jobs/{job}/report", "GET"),
         ("/jobs/{job}/savepoints", "GET"),
@@ -163,7 +164,7 @@ def test_no_route_takes_code_files_or_names_of_logs() -> None:
     ],
 )
 async def test_refusals_have_one_shape(method: str, path: str, status: int) -> None:
-    """G4, B2: JSON with a message, no redirect, nothing of the inside."""
+    """G4, B2: JSON with a message, no redirect, no internals."""
     async with served() as (client, _):
         answer = await client.request(method, path, headers={**GOOD, "Host": "evil"})
         assert answer.status_code == status
@@ -202,7 +203,7 @@ async def test_a_length_that_is_none_is_refused(length: str) -> None:
         assert answer.status_code == 413
 
 
-# ---------------------------------------------------------------- what is logged and said
+# ---------------------------------------------------------------- logs and responses
 
 
 async def test_audit_has_a_line_per_call_with_the_tokens_name_however_paths_are_written(

@@ -1,4 +1,4 @@
-"""docs/security.md promises rules and names tests: both must be there. Its policy of the bucket names every prefix."""
+"""docs/security.md promises rules and names tests: both must exist. The page's bucket policy names every prefix."""
 
 import ast
 import inspect
@@ -12,11 +12,11 @@ from tests.parsed import statements
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = {f"G{n}" for n in range(1, 8)} | {f"H{n}" for n in range(1, 5)} | {f"J{n}" for n in range(1, 8)}
-NOT_BUILT = {"H2", "J3"}  # said so in the document
+NOT_BUILT = {"H2", "J3"}  # the document says so
 
 
 def table() -> dict[str, list[str]]:
-    """Rule → the tests named for it."""
+    """Rule → the named tests of the rule."""
     text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([GHJ]\d) \|.*$", text, re.MULTILINE)
     lines = [line for line in text.splitlines() if re.match(r"\| [GHJ]\d \|", line)]
@@ -24,7 +24,7 @@ def table() -> dict[str, list[str]]:
 
 
 def docstring(test: str) -> str:
-    """Of a test named as path::function. Fails when it is not there."""
+    """Docstring of a test named as path::function. Fails if the test is missing."""
     path, _, name = test.partition("::")
     nodes = statements(ast.parse((ROOT / path).read_text(encoding="utf-8")))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -43,7 +43,7 @@ def test_every_rule_is_in_the_table_with_tests_that_exist() -> None:
 
 
 def folders_of_a_job() -> Iterator[str]:
-    """What stands behind the job's name in each key and prefix that `Paths` makes, down to the first folder."""
+    """Path parts behind the job's name in each key and prefix that `Paths` makes, down to the first folder."""
     paths = Paths("flights")
     for name, member in vars(Paths).items():
         made = member.fget if isinstance(member, property) else member
@@ -57,7 +57,7 @@ def folders_of_a_job() -> Iterator[str]:
 
 
 def test_the_policy_of_the_bucket_lets_somebody_write_every_prefix() -> None:
-    """J5: a job under this policy is refused nothing that it writes."""
+    """J5: a job under this policy is refused none of its writes."""
     text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     table = [line for line in text.splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]

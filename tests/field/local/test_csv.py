@@ -22,7 +22,7 @@ def read(path: Path, **options: object) -> list[dict[str, object]]:
 
 
 def read_alone(source: SourceDescription) -> list[dict[str, Any]]:
-    """All rows of a source of one file, read without a job."""
+    """All rows of a source of a single file, read without a job."""
     made = source.named("in")
     (split,) = made.splits(1)
     reader, rows = made.reader(split), []
@@ -34,7 +34,7 @@ def read_alone(source: SourceDescription) -> list[dict[str, Any]]:
 
 
 def written(folder: Path, rows: list[dict[str, Any]], schema: Any) -> Path:
-    """The one file that a job with a CsvSink writes."""
+    """The only file that a job with a CsvSink writes."""
     flow = Dataflow("written")
     flow.from_iterator("in", lambda index, count: iter(rows), schema=schema, splits=1).sink("out", CsvSink(str(folder)))
     flow.run_local(parallelism=1)

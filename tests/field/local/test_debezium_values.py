@@ -24,7 +24,7 @@ VARIABLE = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal"}
 
 
 def read(value: Any, kind: Any, told: dict[str, Any] | None = None, **options: Any) -> Any:
-    """The value of the column `v` behind the decoder; the error's text of a refused one; "unchanged"."""
+    """The decoded value of the column `v`; the error text of a refused event; "unchanged"."""
     event: Any = {"op": "u", "before": None, "after": {"id": 1, "v": value}, "source": {"ts_ms": 5}}
     if told is not None:
         fields = [{"field": "id", "type": "int64"}, {"field": "v", **told}]
@@ -182,7 +182,7 @@ def test_a_time_is_kept_or_refused(value: Any, kind: Any, name: str, result: Any
 
 
 def event_rows(event: dict[str, Any], form: Any) -> Any:
-    """The row of an event; the error's text of a refused one."""
+    """The row of an event; the error text of a refused event."""
     schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
     decoder = make_decoder(format_of("value", "json", schema, WHERE, form, "null"), WHERE)
     columns, bad = decoded(decoder, [json.dumps(event).encode()], [None])

@@ -1,4 +1,4 @@
-"""What operators of a job do with its stored state: put it on savepoints, change its steps."""
+"""Users' changes around the stored state of a job: savepoints, changed steps."""
 
 import json
 import threading

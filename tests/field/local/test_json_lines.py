@@ -31,7 +31,7 @@ def read(path: Path, **options: object) -> list[dict[str, Any]]:
 
 
 def read_alone(source: SourceDescription) -> list[dict[str, Any]]:
-    """All rows of a source of one file, read without a job."""
+    """All rows of a source of a single file, read without a job."""
     made = source.named("in")
     (split,) = made.splits(1)
     reader, rows = made.reader(split), []

@@ -8,7 +8,7 @@ from barrier_runtime.connectors.source_bases.payloads import JsonPayloads, decod
 
 
 def _read(payload: bytes, kind: pa.DataType) -> tuple[pa.Array, str]:
-    """The value `x` of a payload, and what is wrong with the payload."""
+    """The value `x` of a payload, and the fault of the payload."""
     columns, bad = decoded(JsonPayloads(pa.schema([("x", kind)]), "source 'in'"), [payload], [None])
     return columns[0], bad.get(0, "")
 

@@ -1,4 +1,4 @@
-"""Errors whose remedies help: what is in force already is not proposed again."""
+"""Errors with useful remedies: a setting already in force is not proposed again."""
 
 from typing import Any
 

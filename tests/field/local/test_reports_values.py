@@ -18,7 +18,7 @@ WHERE = "source 'in'"
 
 
 def changes(columns: pa.Schema, *events: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Rows of Debezium's events, and the reasons against the bad ones."""
+    """Rows of Debezium's events, and the reasons for refused events."""
     decoder = make_decoder(format_of("value", "json", columns, WHERE, "changes", "null"), WHERE)
     payloads = [json.dumps(event).encode() for event in events]
     arrays, bad = decoded(decoder, payloads, [None] * len(payloads))
@@ -54,7 +54,7 @@ def test_a_deletion_is_told_by_the_event_itself_with_or_without_a_tombstone() ->
 
 
 def payloads(schema: pa.Schema, *texts: str) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Rows of JSON payloads, and the reasons against the bad ones."""
+    """Rows of JSON payloads, and the reasons for refused payloads."""
     decoder = JsonPayloads(schema, WHERE)
     arrays, bad = decoded(decoder, [text.encode("utf-8", "surrogatepass") for text in texts], [None] * len(texts))
     return pa.RecordBatch.from_arrays(arrays, schema=schema).to_pylist(), bad

@@ -63,7 +63,7 @@ def test_a_late_row_does_not_open_or_lengthen_the_next_session() -> None:
 
 # Source: apache/beam#18677
 def test_a_row_whose_own_session_is_still_open_is_not_dropped() -> None:
-    """Flink's rule: the row at 3 s comes at watermark 6 s, and a session of this row alone ends at 8 s."""
+    """Flink's rule: the row at 3 s arrives at watermark 6 s, and a session of this row alone ends at 8 s."""
     rows = [("a", 0, 1), ("b", 6_000, 2), ("a", 3_000, 3), ("b", 30_000, 4)]
     assert [each for each in windowed(rows, Session(5 * SECOND)) if each[0] == "a"] == [("a", 0, 5, 1), ("a", 3, 8, 1)]
     in_time = windowed(rows, Session(5 * SECOND), max_out_of_orderness=3 * SECOND)
@@ -148,7 +148,7 @@ def test_both_zeros_are_one_key() -> None:
 
 # Source: apache/gluten#6300
 def test_every_nan_is_one_key_or_the_job_ends_with_a_remedy() -> None:
-    """As a key NaN is refused: NULL or a text says what is meant."""
+    """NaN is refused as a key: the remedy is NULL or a text that states the meaning."""
     other_bits = float("inf") - float("inf")
     with pytest.raises(Exception, match=r"NaN"):
         keyed_counts([float("nan"), other_bits, 1.0])

@@ -31,7 +31,7 @@ def read(source: Any, **options: Any) -> list[dict[str, Any]]:
 
 
 def read_columns(source: Any) -> pa.Table:
-    """The same as Arrow has it, for values that Python has none for."""
+    """The columns in Arrow, for values without a Python equivalent."""
     named = source.named("in")
     batches = []
     for split in named.splits(1):
@@ -150,7 +150,7 @@ def test_a_partitioned_delta_table_has_folders_that_every_reader_reads(tmp_path:
     assert {row["n"]: row["k"] for row in read(DeltaSource(url))} == want
     assert {row["n"]: row["k"] for row in DeltaTable(url).to_pyarrow_table().to_pylist()} == want
     seen = dict(polars.scan_delta(url).select("n", "k").collect().iter_rows())
-    want = {n: None if value == "__HIVE_DEFAULT_PARTITION__" else value for n, value in want.items()}  # by its folder
+    want = {n: None if value == "__HIVE_DEFAULT_PARTITION__" else value for n, value in want.items()}  # by folder
     assert seen == want
 
 

@@ -28,12 +28,12 @@ CLICKS = [{"k": "ann", "t": t, "n": n} for n, t in enumerate((0, 4_000, 5_000, 3
 
 
 def rows_of(flow: Dataflow, rows: Sequence[dict[str, Any]], name: str = "rows", schema: Any = CLICK) -> Stream:
-    """A backlog: all rows are there at once, and come as one batch."""
+    """A backlog: all rows are present at the start, and arrive as one batch."""
     return flow.from_iterator(name, lambda part, of: list(rows), schema=schema, splits=1, event_time="t")
 
 
 class Sessions:
-    """The example of docs/time.md: how many clicks a user made before ten seconds without one."""
+    """The example of docs/time.md: the number of a user's clicks before ten seconds without a click."""
 
     clicks = ValueState(int, default=0)
     due = ValueState(int, default=0)

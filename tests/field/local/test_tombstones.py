@@ -1,4 +1,4 @@
-"""Rows of nothing: what a topic of changes has behind a deletion."""
+"""Rows without content: a topic of changes has them after deletions."""
 
 import datetime
 from typing import Any

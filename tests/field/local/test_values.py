@@ -1,4 +1,4 @@
-"""Values that functions give: each is in its column as it was given, or the job ends and says which value it is."""
+"""Values that functions return: each is unchanged in its column, or the job ends and names the value."""
 
 import datetime
 import math
@@ -18,7 +18,7 @@ from barrier_runtime.connectors.files.source.small_table import small_table
 
 
 def _mapped(values: list[Any], schema: Any = None) -> list[Any]:
-    """What a whole job makes of a map() that gives these values, one for each row."""
+    """The output of a whole job with a map() that returns these values, one per row."""
     flow, out = Dataflow("field"), CollectSink()
 
     def numbers(split: int, splits: int) -> Iterator[dict[str, int]]:
@@ -174,7 +174,7 @@ def test_a_state_that_a_restore_keeps_is_taken(kind: Any, value: Any) -> None:
 
 
 def _kept_in_state(kind: Any, value: Any) -> None:
-    """A whole job that stores `value` in a state of `kind`, and a snapshot at its end."""
+    """A whole job that stores `value` in a state of `kind`, and a snapshot at the job's end."""
 
     class Kept:
         state = ValueState(kind)

@@ -1,4 +1,4 @@
-"""Tables whose columns, types or keys are altered while their changes are read."""
+"""Tables whose columns, types or keys are altered while the source reads their changes."""
 
 import decimal
 from typing import Any

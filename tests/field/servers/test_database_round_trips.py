@@ -1,4 +1,4 @@
-"""Every type of column with its special values: a database gives back what the sink wrote, or the sink refuses it."""
+"""Every type of column with its special values: a database returns the written values, or the sink refuses them."""
 
 import contextlib
 import datetime
@@ -51,7 +51,7 @@ def kept_values(kind: Kind, keeps: Callable[[pa.Array], None]) -> pa.Array:
 
 
 def table_of(columns: Mapping[str, pa.Array]) -> pa.Table:
-    """Columns of one length, by nulls, and a number."""
+    """A table of columns of equal length, padded by nulls, with a row number."""
     rows = max(map(len, columns.values()))
     full = [pa.concat_arrays([each, pa.nulls(rows - len(each), each.type)]) for each in columns.values()]
     return pa.Table.from_arrays([pa.array(range(rows), pa.int64()), *full], names=["id", *columns])
@@ -381,7 +381,7 @@ def same_in_clickhouse(found: list[Any], wrote: pa.Array) -> None:
             values = [None if each is None else int(each) for each in values]
     if _is.is_decimal(kind):
         assert found == values, f"{kind}"
-    else:  # NaN equals nothing
+    else:  # NaN is unequal to all values
         assert repr(found) == repr(values), f"{kind}"
 
 

@@ -1,4 +1,4 @@
-"""Keys of upserts that a database takes for one although they differ: each stays a row of its own, or is refused."""
+"""Keys of upserts that a database treats as equal although they differ: each stays a separate row, or is refused."""
 
 import contextlib
 import uuid
@@ -19,7 +19,7 @@ SHOPS = ("a", "A", "á", "ß", "ss", "a\u200b", "é", "e\u0301")
 
 
 def upserted(sink: Any, rows: pa.Table) -> None:
-    """Rows of one checkpoint, which is decided."""
+    """Upserts the rows of one checkpoint, which is decided."""
     with contextlib.closing(sink):
         job = f"job-{uuid.uuid4().hex[:8]}"
         sink.open(SinkContext(job, "out", 1, 0, 1, lambda url: MemoryStore(), MemoryStore(), "line"))
