@@ -1,4 +1,4 @@
-"""The registry of engines, what is read from Jet's log, and what is said when an engine cannot be fetched."""
+"""The registry of engines, the parser of Jet's log, and the errors for engines that cannot be fetched."""
 
 import subprocess
 import sys
@@ -59,7 +59,9 @@ def test_rows_made_one_by_one_are_those_of_the_generator() -> None:
 
 
 def test_another_program_gets_the_order_to_stop_and_what_it_says_comes_through() -> None:
-    """As with the JVM: it says a word, waits for the end of its input, says another and ends with its code."""
+    """As with the JVM: the program writes a word, waits for the end of its input, writes another and ends with its
+    code.
+    """
     said = "print('bench: running 1', flush=True); sys.stdin.read(); print('bench: finished 2'); sys.exit(3)"
     program = f"import sys; {said}"
     run_it = "sys.exit(run_program(sys.argv[1:], os.environ))"
@@ -78,8 +80,9 @@ def test_another_program_gets_the_order_to_stop_and_what_it_says_comes_through()
 def test_bytewax_that_cannot_be_installed_is_told_with_what_was_tried_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A Python stands where ours would that makes an environment of nothing but itself: a true one brings its own pip,
-    which takes seconds to unpack. Pip is the true one, and has no index."""
+    """A Python replaces the command that makes a bare environment: a real environment brings its own pip, which takes
+    seconds to unpack. Pip is real, and has no index.
+    """
     python = tmp_path / "python"
     copy_itself = 'mkdir -p "$4/bin" && exec cp "$0" "$4/bin/python"'
     python.write_text(f'#!/bin/sh\n[ "$2" = venv ] && {{ {copy_itself}; }}\nexec {sys.executable} "$@"\n')
@@ -99,7 +102,7 @@ def test_bytewax_that_cannot_be_installed_is_told_with_what_was_tried_and_the_re
 def test_jars_that_cannot_be_fetched_are_told_with_what_was_tried_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A Maven that always fails stands where the real one would."""
+    """A Maven that always fails replaces the real one."""
     programs = tmp_path / "bin"
     programs.mkdir()
     maven = programs / "mvn"

@@ -1,4 +1,4 @@
-"""The generators: every row a function of its number, whoever asks for it, in whatever chunks."""
+"""The generators: every row a function of its number, for every reader and all chunk sizes."""
 
 import json
 import subprocess
@@ -111,7 +111,9 @@ def test_a_paced_reader_that_is_sought_goes_on_with_the_next_row() -> None:
 
 
 def test_few_rows_of_a_paced_reader_are_those_of_many() -> None:
-    """Few are made ahead of time, hundreds at once; many are not, and what is ahead is left behind with them."""
+    """Rows of small batches are computed ahead, hundreds at once; a large batch is not, and skips the rows computed
+    ahead.
+    """
     source = PacedSource(1_000, 10)
     now_ns = time.time_ns()
     by_few, by_many = (source.reader(source.splits(3)[1]) for _ in range(2))
@@ -170,7 +172,7 @@ def test_events_of_nexmark_have_its_sizes_within_two_percent(
     counted = [name for name in texts if name not in ("channel", "url") and rows[name].null_count == 0]
     sizes = numbers + sum(pc.binary_length(rows[name]).to_numpy() for name in counted)
     assert abs(sizes.mean() - size) < 0.02 * size
-    lacking = size - sizes + pc.binary_length(rows["extra"]).to_numpy()  # what `extra` is there to fill
+    lacking = size - sizes + pc.binary_length(rows["extra"]).to_numpy()  # filled by `extra`
     lengths = pc.binary_length(rows["extra"]).to_numpy()
     assert (np.abs(lengths - lacking) <= 0.2 * lacking + 1).all()
 

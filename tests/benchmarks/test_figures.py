@@ -1,4 +1,4 @@
-"""What stamps say: percentiles, gaps, held or not; the search for the highest rate; the order of runs."""
+"""Evaluation of stamps: percentiles, gaps, held or not; the search for the highest rate; the order of runs."""
 
 from pathlib import Path
 

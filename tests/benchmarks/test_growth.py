@@ -1,4 +1,4 @@
-"""Growth curves: which runs they take, and what of them is on which curve."""
+"""Growth curves: the selected runs, and the figures on each curve."""
 
 from pathlib import Path
 

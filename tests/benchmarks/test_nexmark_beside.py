@@ -1,4 +1,4 @@
-"""Nexmark beside Flink: what Flink's changes add up to, its input, and the table with what we lose first."""
+"""Nexmark beside Flink: the sum of Flink's changes, the input, and the table with our losses first."""
 
 import string
 from pathlib import Path

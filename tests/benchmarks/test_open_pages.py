@@ -1,4 +1,4 @@
-"""Open and closed pages in turn: which blocks are compared, and what is told of them."""
+"""Open and closed pages in turn: the compared blocks, and the report."""
 
 from pathlib import Path
 

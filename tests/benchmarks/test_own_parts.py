@@ -39,12 +39,13 @@ def test_each_join_gives_its_rows(join: str, least: int, tmp_path: Path, capsys)
 
 @pytest.mark.slow
 def test_batch_engines_give_the_same_groups_of_the_same_files(tmp_path: Path, capsys, monkeypatch) -> None:
-    """The command ends with an error where their counts or sums differ, or not every row is counted. One of them runs
-    in a process of its own, as all do in the benchmark; the others here, without imports anew."""
+    """The command ends with an error if counts or sums differ, or if a row is not counted. One engine runs in a
+    separate process, as all do in the benchmark; the others run here, to avoid repeated imports.
+    """
     in_a_process = batch_limit._in_a_process
 
     def run(engine: str, workload: str, folder: str, threads: int) -> batch_limit.Run:
-        if engine == "pyarrow":  # which sets the number of threads of its whole process
+        if engine == "pyarrow":  # pyarrow sets the thread count of its whole process
             return in_a_process(engine, workload, folder, threads)
         return batch_limit._timed(engine, workload, Path(folder), threads)
 

@@ -1,4 +1,4 @@
-"""The harness around an engine: what it counts of a process tree, and one short run of the real thing."""
+"""The harness around an engine: figures of a process tree, and one short real run."""
 
 import shlex
 import shutil
@@ -21,7 +21,7 @@ PARENT = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN +
 
 @pytest.mark.parametrize("program", ["benchmarks", "benchmarks.slots"])
 def test_the_command_told_is_the_one_that_was_given(program: str, tmp_path: Path) -> None:
-    package = tmp_path / "benchmarks"  # of this name, with nothing in it that takes time
+    package = tmp_path / "benchmarks"  # of this name, without slow work
     package.mkdir()
     for name in ("__init__.py", "__main__.py", "slots.py"):
         (package / name).write_text("" if name == "__init__.py" else "print(__import__('machine').command())")

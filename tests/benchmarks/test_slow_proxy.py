@@ -1,4 +1,4 @@
-"""The proxy that answers late: what it lets through, what it counts, and that answers are late."""
+"""The late-answering proxy: forwarding, counts, and delays."""
 
 import random
 import time

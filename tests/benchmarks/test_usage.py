@@ -14,7 +14,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def stat(pid: int, name: str, parent: int, user: int, system: int, began: int, pages: int) -> str:
-    """A line as proc(5) has it; what is not read is 7."""
+    """A line in the format of proc(5); unread fields are 7."""
     return f"{pid} ({name}) S {parent} 7 7 7 7 7 7 7 7 7 {user} {system} 7 7 7 7 7 7 {began} 7 {pages} 7 7 7\n"
 
 

@@ -1,4 +1,4 @@
-"""Each workload in our language gives what its SQL gives, on the same bounded events."""
+"""Each workload in our language returns the result of its SQL, on the same bounded events."""
 
 import zlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from benchmarks.paced_source import PacedSource
 from benchmarks.workloads import WIDE_BYTES, names, wide_value, workload
 
 KEYS, ROWS, PACE = 300, 30_000, 500  # a minute of event time: several windows
-AUCTION_ROWS = 15_000  # of Nexmark's, whose queries have half a minute
+AUCTION_ROWS = 15_000  # of Nexmark's queries, which have half a minute
 
 
 @pytest.fixture(scope="module")

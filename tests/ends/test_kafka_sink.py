@@ -103,9 +103,7 @@ def test_a_successor_ends_the_transaction_that_a_dead_process_left_open(
 
     with monkeypatch.context() as patch:
         patch.setattr(kafka_transactions.MarkedProducer, "commit", held_up)
-        patch.setattr(
-            kafka_transactions.MarkedProducer, "abandon", lambda self: None
-        )  # dead processes send no requests
+        patch.setattr(kafka_transactions.MarkedProducer, "abandon", lambda self: None)  # the dead are silent
         with pytest.raises(Unavailable, match="sent, not committed"):
             zombie.commit(committable)
     assert topic.has_open_transactions()

@@ -1,4 +1,4 @@
-"""Mutants of what runs in a slot: alignment, in-flight rows, event time, operators."""
+"""Mutants of parts that run in a slot: alignment, in-flight rows, event time, operators."""
 
 from tests.mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Mutants of sources and sinks: what is committed, in which order, and what is deleted or acknowledged when."""
+"""Mutants of sources and sinks: commits, their order, and the time of deletions and acknowledgements."""
 
 from tests.mutants.mutant import Mutant
 

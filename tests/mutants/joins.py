@@ -1,4 +1,4 @@
-"""Mutants of the joins of two streams: bounds, when rows may go, and what is kept over a restore; of watermarks."""
+"""Mutants of the joins of two streams: bounds, expiry of rows, and state kept over a restore; of watermarks."""
 
 from tests.mutants.mutant import Mutant
 

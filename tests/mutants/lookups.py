@@ -1,4 +1,4 @@
-"""Mutants of lookups, and of what the runtime does for operators that hold rows."""
+"""Mutants of lookups, and of the runtime's work for operators that hold rows."""
 
 from tests.mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""Mutants of what is recorded, and of the reasons that are read from it."""
+"""Mutants of recorded data, and of the reasons that are derived from the data."""
 
 from tests.mutants.mutant import Mutant
 

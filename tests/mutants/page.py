@@ -1,4 +1,4 @@
-"""Mutants of the coordinator's page: who may see it, what it lets through, and what all open pages share."""
+"""Mutants of the coordinator's page: access, filtering of content, and data shared by all open pages."""
 
 from tests.mutants.mutant import Mutant
 

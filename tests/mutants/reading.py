@@ -1,4 +1,4 @@
-"""Mutants of reading from a store: which version of a file is read, what is fetched ahead, and who waits for what."""
+"""Mutants of reading from a store: versions of files, prefetching, and waits."""
 
 from tests.mutants.mutant import Mutant
 

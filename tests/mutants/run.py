@@ -2,9 +2,9 @@
 
     python -m tests.mutants.run [--only NAME …] [--wide] [--jobs N]
 
-A mutant is *found* when its own tests (`Mutant.checks`) fail or do not end in time. With `--wide` one that survives
-is shown to all unit tests and to the simulation, too. First of all the tests run on the copy without a mutant: what
-fails there proves nothing. Writes build/mutants.md and ends with 1 when a mutant survives.
+A mutant is *found* when its own tests (`Mutant.checks`) fail or do not end in time. With `--wide` a surviving mutant is
+also run against all unit tests and the simulation. All tests first run on the copy without a mutant: a failure there
+proves nothing. Writes build/mutants.md and ends with 1 when a mutant survives.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SIMULATION = ("tests/simulation/simulate.py", "--seeds", "300")
 class Verdict:
     mutant: str
     rule: str
-    found_by: str  # empty: it survived
+    found_by: str  # empty: the mutant survived
     seconds: float
 
     @property
@@ -45,7 +45,7 @@ class Verdict:
 
 
 class Copy:
-    """The files that git knows, in a folder of their own; one mutant at a time."""
+    """A folder with the files that git knows; one mutant at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Copy:
         shutil.copyfile(ROOT / mutant.file, self.folder / mutant.file)
 
     def pytest(self, tests: Sequence[str], timeout_s: float) -> str:
-        """What failed first; empty when all tests passed."""
+        """The first failure; empty when all tests passed."""
         options = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not spark", "--timeout", "120")
         return self._run(["-m", "pytest", *options, *tests], timeout_s)
 

@@ -1,4 +1,4 @@
-"""Mutants of how slots live with what hangs, dies or is too large: threads, frames, decoders, conditions, places."""
+"""Mutants of a slot's limits against hanging, dying or oversized parts: threads, frames, decoders, places."""
 
 from tests.mutants.mutant import Mutant
 

@@ -1,4 +1,4 @@
-"""The catalogue of mutants fits the code as it is: a mutant that changes nothing proves nothing."""
+"""The catalogue of mutants fits the current code: a mutant without a change proves nothing."""
 
 import ast
 from collections import Counter
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_mutant_changes_exactly_one_place_and_is_still_python() -> None:
-    """`old` of those that are named has to be corrected: its file has changed."""
+    """A failure lists mutants whose `old` has to be corrected: their file has changed."""
     texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in {mutant.file for mutant in MUTANTS}}
     assert [mutant.name for mutant in MUTANTS if texts[mutant.file].count(mutant.old) != 1] == []
     assert [mutant.name for mutant in MUTANTS if mutant.new == mutant.old] == []

@@ -1,4 +1,4 @@
-"""Mutants of windows: when one is over, how long it is kept, which rows are late, what becomes of joined sessions."""
+"""Mutants of windows: ends, retention, late rows, joined sessions."""
 
 from tests.mutants.mutant import Mutant
 

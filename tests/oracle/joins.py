@@ -64,7 +64,7 @@ class Joined:
             stream.sink(name, CollectSink())
         return flow
 
-    # ------------------------------------------------------------ what must come out
+    # ------------------------------------------------------------ expected output
 
     def wrong(self, out: Mapping[str, Sequence[Row]], exact: bool) -> str:
         late: list[set[int]] = []

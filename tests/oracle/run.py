@@ -3,9 +3,9 @@ DuckDB, as-of joins with pandas.
 
     python -m tests.oracle.run --seeds 1000
 
-A seed draws the windows or the join, the streams, how many rows come at a time, the mode of checkpoints, the numbers of
-slots, and where one process or the whole program dies; then the flow runs in virtual time on production's classes
-(`barrier_runtime/testing/flows`). At its end no entry of state may be left.
+A seed draws the windows or the join, the streams, the sizes of batches, the mode of checkpoints, the numbers of slots,
+and the place where a process or the whole program dies; then the flow runs in virtual time on production's classes
+(`barrier_runtime/testing/flows`). At the end no entry of state may be left.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def judge(number: int) -> Verdict:
 
 @contextmanager
 def _watched(left: list[str]) -> Iterator[None]:
-    """Operators whose input has ended tell what they have left when they close."""
+    """Operators that report their remaining state when they close after the end of their input."""
     close = KeyedLife.close
 
     def told(operator: Any) -> None:

@@ -1,8 +1,8 @@
-"""Random streams of keyed rows in event time, and what is certain of them whatever the schedule.
+"""Random streams of keyed rows in event time, and their properties that hold under every schedule.
 
-A row is `{"k": key or None, "t": event time in ms, "v": its number}`. A stream has splits, each with rows in the order
-in which they come. Disorder stays within the bound that the source declares, but for rows that are *far behind*: these
-come so late that no window or session of theirs is there any more, or nearly.
+A row is `{"k": key or None, "t": event time in ms, "v": number of the row}`. A stream has splits, each with rows in
+arrival order. Disorder stays within the source's declared bound, except for rows that are *far behind*: these arrive so
+late that all or nearly all of their windows and sessions are gone.
 """
 
 import random
@@ -29,7 +29,7 @@ class Stream:
         return tuple(pa.RecordBatch.from_pylist(list(split), schema=SCHEMA) for split in self.splits)
 
     def watermarks(self) -> dict[int, int]:
-        """By number of a row, the most that event time may be when it comes: its own split's."""
+        """By number of a row, the maximum event time at the row's arrival: that of the row's own split."""
         found = {}
         for split in self.splits:
             greatest = -(2**62)
@@ -42,8 +42,9 @@ class Stream:
 def drawn(
     rng: random.Random, rows: int, splits: int, far_ms: int = 0, nulls: bool = True, distinct: bool = False
 ) -> Stream:
-    """`far_ms`: some rows are behind by more than that; 0: none is behind the bound. `distinct`: no two rows of a key
-    have one time."""
+    """Draws a stream. `far_ms`: some rows are behind by more than that; 0: no row is behind the bound. `distinct`: rows
+    of a key have different times.
+    """
     bound_ms = rng.choice((0, 10, 60))
     keys = rng.choice((1, 3, 12))
     step = rng.choice((0, 3, 20)) or 1

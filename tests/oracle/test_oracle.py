@@ -1,5 +1,6 @@
-"""A few seeds of `tests/oracle/run.py`, which the command runs by the thousand; that it can fail; and that Spark SQL
-says of joins what DuckDB says."""
+"""A few seeds of `tests/oracle/run.py`, which the command runs by the thousand; proof that a comparison can fail; Spark
+SQL and DuckDB agree on joins.
+"""
 
 import random
 from collections import Counter
@@ -18,7 +19,7 @@ from tests.oracle.run import draw, judge
     "numbers", [range(4), *(pytest.param(some, marks=pytest.mark.slow) for some in (range(4, 8), (8, 9, 12, 15, 18)))]
 )
 def test_random_flows_give_what_an_oracle_gives(numbers: Iterable[int]) -> None:
-    """Of the first twenty those that draw another kind or mode than the ones before."""
+    """Those of the first twenty seeds that draw a kind or mode not drawn before."""
     for number in numbers:
         verdict = judge(number)
         assert not verdict.wrong, f"seed {number} ({verdict.kind}, {verdict.mode}): {verdict.wrong}"

@@ -1,4 +1,4 @@
-"""The pictures of docs/windows.md and docs/joins.md show what the operators give now."""
+"""The pictures of docs/windows.md and docs/joins.md show the current output of the operators."""
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""A job is killed and goes on at any other parallelism, whatever operators it has: aligned, and with rows in flight.
+"""A killed job continues at any other parallelism, with any operators: aligned, and with rows in flight.
 
-All kinds of edges stand side by side (forward, hash, rebalance, broadcast, union), since errors of restores at another
-parallelism were found where they mix. Production's classes run in virtual time; the whole program dies when
-a checkpoint is decided, and goes on from that one with P' slots. The rows of its sinks are those of a run without it.
+All kinds of edges are combined (forward, hash, rebalance, broadcast, union), since errors of restores at another
+parallelism were found in mixtures. Production's classes run in virtual time; the whole program dies when a checkpoint
+is decided, and continues from that checkpoint with P' slots. The sinks' rows equal those of a run without the crash.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ KEYS = 6
 
 
 def rows(source: int, splits: int) -> tuple[pa.RecordBatch, ...]:
-    """`v` tells each row from all others; times rise within a split, by 10 ms on average."""
+    """`v` is unique per row; times rise within a split, by 10 ms on average."""
     made = []
     for split in range(splits):
         numbers = [(source * 10 + split) * 1_000 + at for at in range(PER_SPLIT)]
@@ -137,7 +137,7 @@ def states() -> Dataflow:
 
 
 class Thirds(OwnTrigger):
-    """Each third row emits; the last result tells how many there were before."""
+    """Each third row emits; the last result contains the number of earlier results."""
 
     state = {"seen": 0}
 
@@ -243,7 +243,9 @@ def judge(name: str, mode: str, before: int, after: int) -> int:
 
 
 def judged(mode: str, cases: Iterable[tuple[str, int, int]]) -> int:
-    """Cases: a flow, its parallelism, and the one at which it goes on. How many inputs had rows in flight."""
+    """Runs cases: a flow, the flow's parallelism, and the parallelism after the restore. Returns the number of inputs
+    that had rows in flight.
+    """
     in_flight = 0
     with contextlib.ExitStack() as patched:
         if mode == "unaligned":  # rows are left in queues, and barriers overtake them
@@ -254,7 +256,7 @@ def judged(mode: str, cases: Iterable[tuple[str, int, int]]) -> int:
     return in_flight
 
 
-QUICK = ("unaligned", 2)  # one of these is in `make check`: with rows in flight, which go to other subtasks
+QUICK = ("unaligned", 2)  # `make check` runs one: with rows in flight, which move to other subtasks
 WHOLE, FIRST, OTHERS = slice(None), slice(1), slice(1, None)  # of the other parallelisms of a test
 CELLS = [(mode, before, WHOLE) for mode, before in itertools.product(MODES, BEFORE) if (mode, before) != QUICK] + [
     (*QUICK, FIRST),
@@ -268,7 +270,8 @@ CELLS = [(mode, before, WHOLE) for mode, before in itertools.product(MODES, BEFO
 )
 def test_a_job_goes_on_at_any_other_parallelism(mode: str, before: int, part: slice) -> None:
     """1.6. Each pair in one of the modes with one of the flows, in turn, and one job at its own parallelism: each flow
-    meets each P and both modes, each P' meets both modes. `make oracle` runs every flow with each pair in both."""
+    meets each P and both modes, each P' meets both modes. `make oracle` runs every flow with each pair in both.
+    """
     flows, first = list(FLOWS), BEFORE.index(before) + (mode == "unaligned")
     turns = [(turn, to) for turn, to in enumerate(AFTER, first) if turn % 2 and (to != before or before == 2)]
     cases = [(flows[turn % len(flows)], before, to) for turn, to in turns]

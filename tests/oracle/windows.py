@@ -35,7 +35,7 @@ SLOWER = 1_200_000  # so that some ms are some hours
 
 
 class Thirds(OwnTrigger):
-    """Each third row of a window emits what it has."""
+    """Each third row of a window emits the window's result."""
 
     state = {"seen": 0}
     accumulate = True
@@ -49,7 +49,7 @@ class Thirds(OwnTrigger):
 
 
 class Parts(Thirds):
-    """Each third row emits what came since the one before."""
+    """Each third row emits the rows since the previous third row."""
 
     accumulate = False
 
@@ -98,11 +98,12 @@ class Windows:
         late.sink("late", CollectSink())
         return flow
 
-    # ------------------------------------------------------------ what must come out
+    # ------------------------------------------------------------ expected output
 
     def wrong(self, out: Mapping[str, Sequence[Row]], exact: bool) -> str:
-        """What is wrong with the rows of the sinks. `exact`: each row counts exactly once, in the windows in which it
-        is in time; else windows may lack rows that are late in one order, or have some twice."""
+        """Faults in the rows of the sinks. `exact`: each row counts exactly once, in the windows for which the row is
+        in time; otherwise windows may lack rows that are late in one order, or contain some twice.
+        """
         late = {row["v"] for row in out.get("late", ())}
         given = self.stream.rows
         watermarks = self.stream.watermarks()
@@ -177,7 +178,7 @@ class Windows:
 
 
 def draw_windows(rng: random.Random, exact_late: bool) -> Windows:
-    """`exact_late`: what is late is the same in each order of rows, so some may be."""
+    """Draws windows. `exact_late`: the late rows are the same in each order of rows, so some may be late."""
     kind = rng.choice(KINDS)
     size_ms = rng.choice((20, 50, 120))
     slide_ms = rng.choice((size_ms, size_ms // 2, size_ms // 5)) if kind == "sliding" else size_ms
@@ -191,7 +192,7 @@ def draw_windows(rng: random.Random, exact_late: bool) -> Windows:
         early = rng.choice((None, None, by_time, Every(rows=rng.choice((1, 3)), accumulate=accumulate)))
         if kind != "session" and rng.random() < 0.25:
             early = rng.choice((Thirds(), Thirds(), Parts()))
-            lateness_ms = lateness_ms if early.accumulate else 0  # what a late row emits is all since the last part
+            lateness_ms = lateness_ms if early.accumulate else 0  # a late row emits all rows since the last part
     splits = 1 if exact_late or kind == "count" else rng.randint(1, 3)
     far_ms = 0
     if exact_late and kind in ("tumbling", "sliding", "calendar"):

@@ -1,8 +1,8 @@
 """The job whose stored files are kept in this folder: every kind of operator, fixed and watched files, three sinks.
 
-Run by `barrier-runtime run`, once by the release that wrote the files and then by the present one. The folder it works
-in is named by BARRIER_STORED. While `may-commit` is not there its sinks stop committing after some checkpoints, so that
-what is killed leaves committed and pending transactions.
+Run by `barrier-runtime run`, first by the release that wrote the files and then by the present release, in the folder
+named by BARRIER_STORED. While `may-commit` is missing the sinks stop committing after some checkpoints, so that a
+killed job leaves committed and pending transactions.
 """
 
 import os
@@ -22,7 +22,7 @@ SLOW_S = float(os.environ.get("BARRIER_STORED_SLOW", "0"))  # per row of the pro
 
 
 class _Held:
-    """Commits wait after the first ones, until they may go on."""
+    """A sink whose commits wait after the first commits, until `may-commit` exists."""
 
     commits = 0
 
@@ -42,7 +42,7 @@ class HeldCsv(_Held, CsvSink):
 
 
 class Quiet:
-    """Per key: rows seen, and a row for each pause of five seconds or more, told by a timer."""
+    """Per key: rows seen, and a row for each pause of five seconds or more, emitted by a timer."""
 
     seen = ValueState(int, default=0)
     timer = ValueState(int, default=0)

@@ -1,4 +1,4 @@
-"""The job whose stored files are in `9477866-inside.tar.xz`: so small that its manifests are inside the log's records.
+"""The job whose stored files are in `9477866-inside.tar.xz`: so small that the log's records contain the manifests.
 
 Works in the folder that BARRIER_STORED names.
 """

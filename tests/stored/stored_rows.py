@@ -1,4 +1,6 @@
-"""The input rows of the job whose stored files are kept in this folder: two folders of JSON lines, always the same."""
+"""The input rows of the job whose stored files are kept in this folder: two folders of JSON lines, always the same
+rows.
+"""
 
 import json
 from collections.abc import Iterator

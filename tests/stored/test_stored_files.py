@@ -1,8 +1,8 @@
-"""What earlier releases stored is restored and goes on exactly once: logs, manifests, RocksDB files, segments, commits.
+"""Files stored by earlier releases are restored, exactly once: logs, manifests, RocksDB files, segments, commits.
 
 Each archive is the folder of a job that was killed with SIGKILL: `program.py` run by the release of that commit, with
-two subtasks, transactions committed and pending, and (unaligned) rows in flight. One is of a job that was stopped with
-a savepoint, on Spark, without the checkpoints.
+two subtasks, transactions committed and pending, and (unaligned) rows in flight. One archive is of a job that was
+stopped with a savepoint, on Spark, without the checkpoints.
 """
 
 import csv
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 
 class Job:
-    """A stored job in a folder of its own."""
+    """A stored job in a private folder."""
 
     def __init__(self, archive: Path, folder: Path) -> None:
         unpack(archive, folder)
@@ -41,7 +41,7 @@ class Job:
         (folder / "may-commit").touch()
 
     def program(self, name: str = "stored") -> Dataflow:
-        """The flow of `program.py` on this folder, with classes of its own."""
+        """The flow of `program.py` on this folder, with fresh classes."""
         own = {"BARRIER_STORED": str(self.folder), "BARRIER_STORED_NAME": name}
         with patch.dict(os.environ, own):
             return runpy.run_path(str(HERE / "program.py"))["flow"]  # type: ignore[no-any-return]
@@ -61,7 +61,7 @@ class Job:
         assert until()
 
     def visible(self, sink: str) -> list[dict[str, Any]]:
-        """Of the job, and of one that went on from its savepoint."""
+        """The visible rows of the job, and of a job that continued from the job's savepoint."""
         store = open_store(str(self.folder / "out" / sink))
         found: list[dict[str, Any]] = []
         records = [each for job in ("stored", "next") for each in read_commit_log(store, job, f"{sink}-out")]
@@ -83,7 +83,7 @@ def at_ms(row: dict[str, Any]) -> int:
 
 @cache
 def windows() -> dict[tuple[int, int], tuple[int, int, float, float, float]]:
-    """Key and start in ms → n, total, low, high, mid; as plain Python has it."""
+    """Key and start in ms → n, total, low, high, mid; computed in plain Python."""
     members = defaultdict(list)
     for row in FIXED:
         members[row["k"], at_ms(row) // WINDOW_MS * WINDOW_MS].append(row)

@@ -1,7 +1,7 @@
-"""A log whose records hold their manifests is restored, and keeps what its records list.
+"""A log whose records contain their manifests is restored, and keeps the objects that its records list.
 
 The archive is the folder of a job, `small_program.py` with `retained=2`, that was killed with SIGKILL after eight
-checkpoints: the last one was decided, and not all of its rows were visible.
+checkpoints: the last checkpoint was decided, and not all of its rows were visible.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Snapshots of earlier releases say no kind of step: tables and values tell it, and another kind is refused."""
+"""Snapshots of earlier releases do not state the kind of a step: tables and values identify the kind, and another kind
+is refused.
+"""
 
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def test_what_an_earlier_release_stored_is_of_the_kinds_it_was_and_of_no_other(r
     unpack(HERE / f"{release}.tar.xz", tmp_path)
     manifest = find_checkpoint(str(tmp_path / "checkpoints"), "stored").manifest
     assert {each.operator for each in manifest.operators if not each.is_empty} == set(KINDS)
-    taken = {name: {*KINDS.values(), "map"} for name in KINDS}  # by all of its snapshots
+    taken = {name: {*KINDS.values(), "map"} for name in KINDS}  # accepted by all snapshots of the step
     for snapshot in manifest.operators:
         assert snapshot.values.keys().isdisjoint((KIND, TARGET, COLUMN_TYPES))
         for kind in tuple(taken[snapshot.operator]):

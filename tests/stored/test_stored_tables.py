@@ -1,6 +1,6 @@
-"""Checkpoints that earlier releases stored are read as tables: each row that was read is in every state, or in flight.
+"""Checkpoints of earlier releases are read as tables: each row read by the job is in every state, or in flight.
 
-These releases did not tell names and types of keys; columns are `key_1`, `key_2`, and untyped values are JSON.
+These releases did not store names and types of keys; columns are `key_1`, `key_2`, and untyped values are JSON.
 """
 
 from collections import Counter

@@ -1,5 +1,6 @@
-"""A checkpoint of an earlier release with rows in flight: replayed from, verified from, compared with a later one,
-checked by fsck; the job that goes on from it is stopped with a savepoint, which begins another one."""
+"""A checkpoint of an earlier release with rows in flight: replay, verify, comparison with a later checkpoint, fsck. The
+job that continues from the checkpoint is stopped with a savepoint, from which another job begins.
+"""
 
 import runpy
 from datetime import timedelta
@@ -87,7 +88,7 @@ def test_rows_of_a_key_are_replayed_from_it_those_in_flight_first(job: InProcess
 async def test_the_job_that_goes_on_from_it_is_a_savepoint_and_differs_by_what_came(
     job: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BARRIER_STORED_PACE", "100")  # some rows are left to the next one
+    monkeypatch.setenv("BARRIER_STORED_PACE", "100")  # some rows are left to the next job
     running = RunningJob(job.flow(), job.checkpoints, parallelism=2, retained=1_000, unaligned=True)
     await running.until(lambda status: status.checkpoints.completed >= 1)
     await running.stop(str(job.folder / "savepoint"))
