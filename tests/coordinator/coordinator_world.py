@@ -1,7 +1,7 @@
-"""A small world around `JobProtocol`: a real in-memory store, a clock that the test turns, slots that speak.
+"""A small world around `JobProtocol`: an in-memory store, a clock set by the test, slots that send messages.
 
-Store effects are carried out one by one, in the order they were asked for, when the test says so (`step`, `settle`), so
-that a test can stop a coordinator between any two of them.
+Store effects run one by one, in the requested order, when the test calls `step` or `settle`, so a test can stop a
+coordinator between any two effects.
 """
 
 from collections import deque
@@ -92,7 +92,7 @@ from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.paths import Paths
 
 SOURCE, SINK = 0, 1
-FILE = b"sst"  # every snapshot file
+FILE = b"sst"  # content of every snapshot file
 CHAINS = (
     ChainSpec(chain=SOURCE, operators=("numbers", "double"), stateful=("numbers",), is_source=True),
     ChainSpec(chain=SINK, operators=("count", "out"), stateful=("count",), sinks=("out",)),
@@ -118,7 +118,7 @@ def options(**changes: object) -> CheckpointOptions:
 
 @dataclass
 class FakeSlot:
-    """One slot process, reduced to what it says."""
+    """One slot process, reduced to its messages."""
 
     coordinator: "Coordinator"
     index: int
@@ -258,7 +258,7 @@ class FakeSlot:
 
 
 class Coordinator:
-    """One coordinator process on a store. `now_ms` is the test's."""
+    """One coordinator process on a store. The test sets `now_ms`."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class Coordinator:
         self.ended: JobEnded | None = None
         self.deleted: list[str] = []
         self._next_link = 0
-        self.answers: deque[Callable[[], None]] = deque()  # of slots, to what they have just heard
+        self.answers: deque[Callable[[], None]] = deque()  # pending answers of slots to messages just received
 
     # ---- events in
 
@@ -304,7 +304,7 @@ class Coordinator:
         return self
 
     def later(self, ms: int) -> None:
-        """Time passes; ticks come when they are due, and slots answer to nothing but their heartbeat."""
+        """Advances time by `ms`: ticks happen when due, and slots answer heartbeats only."""
         end = self.now_ms + ms
         while True:
             deadline = self.protocol.next_deadline()
@@ -335,13 +335,13 @@ class Coordinator:
     # ---- the store
 
     def step(self) -> Effect:
-        """Carry out the oldest store effect and hand the answer back."""
+        """Executes the oldest store effect and delivers the answer."""
         effect = self.todo.popleft()
         self.post(self.answer(effect))
         return effect
 
     def step_without_answer(self) -> Effect:
-        """Carry it out; the coordinator dies before it hears of it."""
+        """Executes the oldest store effect; the coordinator dies before the answer."""
         effect = self.todo.popleft()
         self.answer(effect)
         return effect
@@ -354,7 +354,7 @@ class Coordinator:
         raise AssertionError("the coordinator never comes to rest")
 
     def run_until(self, kind: type) -> Effect:
-        """Carry out effects up to, but not including, the first of `kind`."""
+        """Executes effects up to, but not including, the first of `kind`."""
         for _ in range(1000):
             assert self.todo, f"no {kind.__name__} is asked for"
             if isinstance(self.todo[0], kind):
@@ -429,7 +429,7 @@ class Coordinator:
         except ObjectNotFound:
             return None
 
-    # ---- looking
+    # ---- queries
 
     @property
     def phase(self) -> str:
@@ -442,7 +442,7 @@ class Coordinator:
     # ---- short cuts
 
     def run_with(self, *slots: FakeSlot) -> None:
-        """Bring a generation up with these slots (connecting those that are not)."""
+        """Starts a generation with these slots, and connects slots without a connection."""
         self.settle()
         for slot in slots:
             if slot.link == 0 or slot.closed:
@@ -454,14 +454,14 @@ class Coordinator:
         assert self.phase == "running", self.protocol.reason
 
     def checkpoint(self, *slots: FakeSlot, files: str = "") -> int:
-        """One whole checkpoint, decided."""
+        """Triggers and decides a checkpoint; returns its id."""
         before = self.status.checkpoints.triggered
         self.trigger()
         assert self.status.checkpoints.triggered == before + 1
         return self.acknowledge(*slots, files=files)
 
     def acknowledge(self, *slots: FakeSlot, files: str = "") -> int:
-        """The last one that was triggered; decided."""
+        """Acknowledges and decides the last triggered checkpoint; returns its id."""
         number = slots[0].last(Trigger).checkpoint
         for slot in slots:
             slot.ack(number, files=files)
@@ -471,7 +471,7 @@ class Coordinator:
 
 
 def started(store: MemoryStore, job: JobSpec | None = None, **arguments: object):
-    """A coordinator with two running slots."""
+    """Returns a coordinator and its two running slots."""
     coordinator = Coordinator(store, job, **arguments).begin()
     slots = (coordinator.slot(0), coordinator.slot(1))
     coordinator.run_with(*slots)
@@ -479,7 +479,7 @@ def started(store: MemoryStore, job: JobSpec | None = None, **arguments: object)
 
 
 def checkpoint(coordinator: Coordinator, *slots: FakeSlot, files: str) -> int:
-    """A whole checkpoint whose files are really there."""
+    """Decides a checkpoint whose files exist in the store; returns its id."""
     for slot in slots:
         for name in files.split():
             if slot.data_key(name) not in keys_of(coordinator.store):
@@ -488,7 +488,7 @@ def checkpoint(coordinator: Coordinator, *slots: FakeSlot, files: str) -> int:
 
 
 def new_generation(coordinator: Coordinator, a: FakeSlot, b: FakeSlot) -> None:
-    """Of the same slots, because one of them failed."""
+    """Starts a new generation of the same slots, after a failure of slot `a`."""
     a.fail()
     coordinator.settle()
     coordinator.run_with(a, b)
@@ -499,7 +499,7 @@ def keys_of(store: MemoryStore) -> tuple[str, ...]:
 
 
 def log_of(store: MemoryStore, job: str = "flights") -> list[Record]:
-    """The whole log. Asserts I1 (contiguous) and I3 (tokens never decrease)."""
+    """Returns the complete log. Asserts I1 (contiguous) and I3 (tokens never decrease)."""
     paths = Paths(job)
     records: list[Record] = []
     for key in [key for key in keys_of(store) if key.startswith(paths.log_prefix)]:

@@ -1,4 +1,4 @@
-"""A job's status with everything that the page can show, as tests of the page want it."""
+"""A job's status with everything that the page can show, for tests of the page."""
 
 from barrier_runtime.coordinator.status.status import (
     LATENCY_BOUNDS_MS,

@@ -1,4 +1,4 @@
-"""What each checkpoint option does to a whole job: Flink's meaning, seen through triggers, records and what is kept."""
+"""Checkpoint options in a complete job, with Flink's meaning: triggers, records and kept checkpoints."""
 
 import pytest
 from coordinator_world import keys_of, kinds, log_of, options, spec, started
@@ -14,7 +14,9 @@ def triggers(slot):
 
 
 def moments(coordinator, slot, ms, answer):
-    """(moment, id) of each new trigger within `ms`, looking every 50 ms; `answer(id, age_ms)` acts on the open ones."""
+    """Returns (moment, id) of each trigger within `ms`, in steps of 50 ms.
+
+    Each step calls `answer(id, age_ms)` for every trigger so far."""
     start, seen, born = coordinator.now_ms, [], {}
     while coordinator.now_ms - start < ms:
         coordinator.later(50)
@@ -48,7 +50,7 @@ def acknowledged_after(coordinator, slots, delay_ms):
     ],
 )
 def test_interval_and_min_pause_space_the_triggers(changes, expected):
-    """C10: ids and moments strictly rise, the pause counts from the end of the last one."""
+    """C10: ids and moments strictly rise, the pause counts from the end of the last checkpoint."""
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(**changes), **LONG))
     seen = moments(coordinator, a, 2_200, acknowledged_after(coordinator, (a, b), 100))
     assert [moment for moment, _ in seen] == expected
@@ -83,7 +85,7 @@ def test_after_a_stop_nothing_is_triggered_any_more():
 
 
 def test_of_two_under_way_each_completes_on_its_own_last_ack():
-    """C4, C5: interleaved acks of 1 and 2; one notice per slot, and the next one replaces the last."""
+    """C4, C5: interleaved acks of 1 and 2; one notice per slot, and the next notice replaces the last."""
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(interval_ms=100, max_concurrent=2), **LONG))
     coordinator.later(200)
     a.ack(1)
@@ -135,7 +137,7 @@ def test_a_late_ack_of_a_subsumed_checkpoint_changes_nothing():
 
 
 def test_a_timeout_drops_the_checkpoint_and_tells_nobody_that_it_is_complete():
-    """C7: one of two acks, then the time is up; the next one is triggered and completes."""
+    """C7: one of two acks arrives before the timeout; the next checkpoint is triggered and completes."""
     checkpoints = options(interval_ms=1_000, timeout_ms=300, tolerable_failures=1)
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=checkpoints, **LONG))
     coordinator.later(1_000)
@@ -173,7 +175,7 @@ def test_as_many_failures_in_a_row_as_are_tolerable_keep_the_generation(tolerabl
 @pytest.mark.parametrize("retained", [1, 2, 3])
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_given_number_of_checkpoints_is_kept_and_older_go_after_newer_is_durable(retained):
-    """C14. A slot may still build on the one dropped last: it goes with the next decision."""
+    """C14. A slot may still reuse files of the last dropped checkpoint, which the next decision deletes."""
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(retained=retained), **LONG))
     for number in range(1, 6):
         before = [key for key in keys_of(coordinator.store) if key.endswith("manifest.json")]
@@ -218,7 +220,7 @@ def test_a_trigger_says_how_long_its_barriers_may_be_aligned_and_says_it_again(c
 
 @pytest.mark.parametrize("unaligned", [True, False])
 def test_the_checkpoint_that_a_job_stops_with_is_aligned(unaligned):
-    """U9: any version and parallelism of the program can go on from it."""
+    """U9: any version and parallelism of the program can restore an aligned checkpoint."""
     coordinator, a, _ = started(MemoryStore(), spec(checkpoints=options(unaligned=unaligned), **LONG))
     coordinator.stop("checkpoint")
     coordinator.settle()

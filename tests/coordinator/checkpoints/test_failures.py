@@ -1,4 +1,4 @@
-"""Which failures count, and how long to wait before the next generation."""
+"""Countable failures, and the delay before the next generation."""
 
 import re
 
@@ -155,7 +155,7 @@ def test_jitter_stays_within_its_part_of_the_pause_and_within_first_and_longest(
     assert {0.5, 0.7, 1.0, 1.2, 1.5} <= spread, "both ends and the middle occur"
 
 
-# ---------------------------------------------------------------- what is said at the end
+# ---------------------------------------------------------------- reports at the end
 
 
 @pytest.mark.parametrize(

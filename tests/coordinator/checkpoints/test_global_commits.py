@@ -1,4 +1,4 @@
-"""Sinks with a global committer: who is told what and when, and that it survives any death (I5, I6, I10)."""
+"""Sinks with a global committer: requests to commit, and their survival of any death (I5, I6, I10)."""
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ JOB = spec(chains=(CHAINS[SOURCE], msgspec.structs.replace(CHAINS[SINK], global_
 
 
 def told(slot: FakeSlot) -> list[int]:
-    """The checkpoints that slot 0 was told to make visible."""
+    """Returns the checkpoints that the coordinator requested slot 0 to make visible."""
     return [message.checkpoint for message in slot.got(CommitGlobally)]
 
 
@@ -32,7 +32,7 @@ def visible(slot: FakeSlot) -> list[int]:
 
 
 def succeeded(store: MemoryStore, *slots: FakeSlot) -> Coordinator:
-    """A restarted coordinator to which all slots come back, none of which remembers what it was told."""
+    """Returns a restarted coordinator with all slots reconnected; the slots have forgotten earlier messages."""
     successor = Coordinator(store, JOB, leader="leader-b").begin().settle()
     for slot in slots:
         slot.coordinator = successor
@@ -92,7 +92,7 @@ def test_slot_0_hears_it_again_on_a_new_connection() -> None:
 
 
 def test_a_restarted_coordinator_reads_the_manifest_and_goes_on(store: MemoryStore) -> None:
-    """F4: decided, half of it committed, the coordinator gone."""
+    """F4: the coordinator dies after the decision and half of the commits."""
     coordinator, a, b = started(store, JOB)
     n = coordinator.checkpoint(a, b)
     a.commit(n)
@@ -149,7 +149,7 @@ def test_the_next_generation_is_told_again(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("done", [True, False])
 def test_next_generation_does_not_revisit_checkpoints_that_every_sink_committed(done: bool) -> None:
-    """I6: nor by the global committer; while that is not through, all of it is."""
+    """I6: the global committer skips such checkpoints, too; before its commit all are repeated."""
     coordinator, a, b = started(MemoryStore(), JOB)
     n = coordinator.checkpoint(a, b)
     for slot in (a, b):
@@ -183,7 +183,7 @@ def test_the_job_is_finished_only_when_all_is_visible(store: MemoryStore) -> Non
 
 
 def test_only_the_first_slot_tells_what_the_global_committer_has_done() -> None:
-    """Another slot may have been the first one before a rescale, and knows less, or of another lineage."""
+    """Another slot may have been first before a rescale, and knows fewer commits, or another lineage."""
     tracker = CommitTracker(JOB)
     told = {sink_key("out", subtask): 7 for subtask in (0, 1, GLOBAL_COMMITTER)}
     tracker.reconcile(1, told)
@@ -210,7 +210,7 @@ def test_a_sink_that_stays_far_behind_becomes_visible_all_the_same() -> None:
 
 
 def test_no_more_checkpoints_are_taken_while_a_sink_is_too_far_behind() -> None:
-    """What is not visible is listed by every snapshot: it must not grow for ever."""
+    """Every snapshot lists the invisible committables, so their number must be bounded."""
     coordinator, a, b = started(MemoryStore(), JOB)
     for _ in range(JOB.checkpoints.max_commits_behind):
         number = coordinator.checkpoint(a, b)
@@ -230,7 +230,7 @@ def test_no_more_checkpoints_are_taken_while_a_sink_is_too_far_behind() -> None:
 
 
 def test_two_answers_to_one_read_of_the_manifest_begin_one_generation(store: MemoryStore) -> None:
-    """Asked for by the global committers, and again by the generation that a failing slot begins meanwhile."""
+    """The global committers request the manifest, and so does the generation that starts after a slot's failure."""
     coordinator, a, b = started(store, JOB)
     n = coordinator.checkpoint(a, b)
     a.commit(n)

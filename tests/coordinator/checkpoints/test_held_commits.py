@@ -1,4 +1,4 @@
-"""Global commits that are held back for `commit_every`: when they are due, and what counts as behind until then."""
+"""Global commits that are held back for `commit_every`: due times, and the count of commits behind."""
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ def job(every_ms: int = EVERY, **changes: object) -> JobSpec:
 
 
 class Tracked:
-    """A tracker whose subtasks commit at once, and what its global committer was told to commit."""
+    """A tracker whose subtasks commit at once, with the requests to its global committer."""
 
     def __init__(self, every_ms: int = EVERY, bound: int = 3) -> None:
         self.tracker = CommitTracker(job(every_ms, checkpoints=options(max_commits_behind=bound)))
@@ -155,7 +155,7 @@ def committed(coordinator: Coordinator, *slots: FakeSlot) -> int:
 
 
 def beating(coordinator: Coordinator, ms: int, *slots: FakeSlot) -> None:
-    """Time passes in which the slots are heard of; checkpoints that were triggered stay open."""
+    """Advances time by `ms` with heartbeats of the slots; triggered checkpoints stay open."""
     for _ in range(0, ms, 1_000):
         for slot in slots:
             slot.say(Heartbeat(slot.token))
@@ -163,7 +163,7 @@ def beating(coordinator: Coordinator, ms: int, *slots: FakeSlot) -> None:
 
 
 def held_back() -> tuple[Coordinator, FakeSlot, FakeSlot, int]:
-    """A job whose second checkpoint is held back."""
+    """Returns a job whose second checkpoint is held back."""
     coordinator, a, b = started(MemoryStore(), job())
     first = committed(coordinator, a, b)
     assert told(a) == [first]

@@ -1,4 +1,4 @@
-"""Manifests that no message could carry: by reference, bounded, and kept for as long as somebody has to read them."""
+"""Manifests too large for messages: sent by reference, bounded, kept for as long as a reader needs them."""
 
 import msgspec
 import pytest
@@ -50,7 +50,7 @@ def decided_with_state(coordinator, a, b, operators):
 @pytest.mark.slow
 @pytest.mark.parametrize("operators", [3, 600])
 def test_a_deployment_carries_what_is_small_and_names_the_manifest_of_what_is_large(operators, store):
-    """R4: at another parallelism, too, where every slot is given all: 128 subtasks of 8 operators are as much."""
+    """R4: also at another parallelism, where every slot gets all state: 128 subtasks of 8 operators are as large."""
     coordinator, a, b = started(store)
     number = decided_with_state(coordinator, a, b, operators)
     rescaled = msgspec.structs.replace(spec(), run_id="run-2", parallelism=3)
@@ -72,7 +72,7 @@ def test_a_deployment_carries_what_is_small_and_names_the_manifest_of_what_is_la
 
 
 def test_unrestorable_checkpoint_is_not_decided_and_names_the_operator(monkeypatch):
-    """R4: refused at the checkpoint, not found out at the restore."""
+    """R4: refused at the checkpoint, not at the restore."""
     monkeypatch.setattr(codec, "MAX_MANIFEST_BYTES", 100_000)
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(tolerable_failures=1)))
     decided_with_state(coordinator, a, b, 10)
@@ -94,7 +94,7 @@ def test_unrestorable_checkpoint_is_not_decided_and_names_the_operator(monkeypat
 
 
 def pending(slot, checkpoint, key):
-    """Acks of a sink whose pending set is an object."""
+    """Acknowledges a checkpoint of a sink whose pending set is an object."""
     ref = FileRef("pending", 5_000, "aa", key=slot.data_key(key))
     slot.coordinator.store.put(ref.key, b"x")
     slot.say(Ack(slot.token, checkpoint, SubtaskId(SOURCE, slot.index), ()))

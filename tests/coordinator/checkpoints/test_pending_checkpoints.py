@@ -1,4 +1,4 @@
-"""Checkpoints under way, as interleavings of triggers, acks, declines and time."""
+"""Pending checkpoints, as interleavings of triggers, acks, declines and time."""
 
 import pytest
 from coordinator_world import options

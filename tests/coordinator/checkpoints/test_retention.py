@@ -1,4 +1,4 @@
-"""What may be deleted, and when: mark and sweep over decided manifests."""
+"""Deletion of unused files: mark and sweep over decided manifests."""
 
 from barrier_runtime.coordinator.checkpoints.retention import MIN_AGE_MS, Kept, Retention, SweepPlan, kept_after_restore
 from barrier_runtime.state.store.object_store import ObjectInfo
@@ -90,7 +90,7 @@ def test_the_restored_checkpoint_stays_until_it_is_dropped_and_then_goes():
 
 
 def test_what_was_dropped_and_is_held_outlives_its_generation():
-    """A savepoint is copied, or a global committer lags, whatever becomes of the slots."""
+    """A savepoint's copy and a slow global commit continue without the generation's slots."""
     before = Retention(1)
     for number, name in enumerate("abcd", start=1):
         before.completed(kept(number, name), [], number, held=[1, 2])
@@ -153,7 +153,7 @@ def test_the_sweep_leaves_alone_what_it_does_not_know():
 
 
 def test_the_sweep_protects_what_waits_to_be_dropped():
-    """S5: nothing is counted, all is marked from manifests each time."""
+    """S5: no counts are stored: each sweep marks files from manifests."""
     a = PATHS.data_file(4, "u", "a")
     retention = Retention(1, [Kept(1, PATHS.manifest(1, 4), frozenset((a,)))])
     retention.completed(kept(2, "b"), [], 2)

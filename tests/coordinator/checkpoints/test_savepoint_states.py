@@ -1,4 +1,4 @@
-"""Savepoints that a job was asked for, move by move: the table of `coordinator/checkpoints/savepoints`."""
+"""Requested savepoints, transition by transition: the table of `coordinator/checkpoints/savepoints`."""
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints, SavepointState
 from barrier_runtime.coordinator.log.manifest import Manifest
@@ -29,7 +29,7 @@ def states(savepoints: Savepoints) -> dict[str, str]:
 
 
 def visible(through: int, savepoints: Savepoints) -> list[int]:
-    """The checkpoints that are to be copied when all rows up to `through` are visible."""
+    """Returns the checkpoints that are due to be copied when all rows up to `through` are visible."""
     return [due.copy.savepoint.taken.checkpoint for due in savepoints.due(lambda checkpoint: checkpoint <= through)]
 
 

@@ -1,4 +1,4 @@
-"""Commits slower than checkpoints: bounded by `max_commits_behind`, told as `slow_commit`, once per trouble."""
+"""Commits slower than checkpoints: bounded by `max_commits_behind`, reported as `slow_commit` once per episode."""
 
 import itertools
 import logging
@@ -77,7 +77,7 @@ def test_a_sink_that_keeps_up_is_never_shown() -> None:
 
 
 def test_each_commit_late_is_one_trouble_until_the_sink_keeps_up() -> None:
-    """Checkpoints complete each second; a commit takes 2.5 s and has all that are decided when it begins."""
+    """Checkpoints complete each second; a commit takes 2.5 s and covers all checkpoints decided at its start."""
     watch, through, shown = Watch(), 0, []
     watch.look(0)
     for now_ms in range(1_000, 60_000, 500):
@@ -201,7 +201,7 @@ def test_status_metrics_page_and_why_name_the_sink_until_it_has_caught_up(chains
     decided_ms = coordinator.now_ms
     a.commit(first)
     if chains is GLOBAL:
-        b.commit(first)  # the parts are in time; what shows them is not
+        b.commit(first)  # the subtasks' commits are in time, the global commit is late
     second = taken(coordinator, a, b)
     assert coordinator.status.commits.slow == ()
     coordinator.later(INTERVAL + 1)
@@ -244,13 +244,13 @@ class Slow:
     def __init__(self, coordinator: Coordinator, a: FakeSlot, b: FakeSlot, commit_ms) -> None:
         self.coordinator, self.slots, self.commit_ms = coordinator, (a, b), commit_ms
         self.lines = SlowLines()
-        self.busy: dict[int, tuple[int, int]] = {}  # subtask -> (the checkpoint that it commits, when it is done)
-        self.decided: dict[int, int] = {}  # checkpoint -> when
+        self.busy: dict[int, tuple[int, int]] = {}  # subtask -> (checkpoint of its commit, end of the commit)
+        self.decided: dict[int, int] = {}  # checkpoint -> time of the decision
         self.longest_ms = self.most_open = 0
         self.through = [0, 0]
 
     def until(self, ms: int) -> tuple[list[str], int]:
-        """The states that were seen, and how many warnings the log got."""
+        """Returns the states seen within `ms`, and the number of logged warnings."""
         coordinator, states, warnings = self.coordinator, [], 0
         end_ms = coordinator.now_ms + ms
         while coordinator.now_ms < end_ms:

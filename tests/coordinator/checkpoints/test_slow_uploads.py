@@ -1,4 +1,4 @@
-"""Uploads slower than the interval between checkpoints: told as `slow_upload`, once per trouble."""
+"""Uploads slower than the checkpoint interval: reported as `slow_upload` once per episode."""
 
 import logging
 
@@ -29,7 +29,7 @@ class Watch:
         self.warnings: list[str] = []
 
     def look(self, checkpoint: int, *took_ms: int, running: bool = True) -> list[str]:
-        """`took_ms`: of slots 0, 1, … in chain 1."""
+        """Judges a checkpoint; `took_ms` are the uploads of slots 0, 1, … in chain 1."""
         uploads = tuple(SubtaskUpload(1, slot, "out", took) for slot, took in enumerate(took_ms))
         newest = CheckpointUploads(checkpoint, checkpoint * 1_000, uploads) if uploads else None
         self.slow.look(newest, self.interval_ms, running=running)
@@ -80,7 +80,7 @@ def test_the_same_checkpoint_is_judged_once_and_a_restart_ends_nothing() -> None
 
 
 def acknowledged(coordinator: Coordinator, *slots: FakeSlot, upload_ms: float, precommit_ms: float) -> int:
-    """A checkpoint whose sink subtask in the last slot took so long."""
+    """Acknowledges a checkpoint with these durations of the sink subtask in the last slot."""
     coordinator.later(INTERVAL)
     number = slots[0].last(Trigger).checkpoint
     for slot in slots:

@@ -1,4 +1,4 @@
-"""Deleting, with a real coordinator and a real store: crashes between any two deletes, zombies, uploads in between."""
+"""Deletes of a real coordinator in a real store: crashes between any two deletes, zombies, concurrent uploads."""
 
 import asyncio
 from collections import deque
@@ -16,7 +16,7 @@ from tests.waiting import eventually
 
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_as_many_checkpoints_as_asked_for_outlive_a_new_generation(store):
-    """I7, R4: what was completed before the failure is still kept after it, files and all."""
+    """I7, R4: checkpoints completed before a failure, with all their files, are still kept after the failure."""
     coordinator, a, b = started(store, spec(checkpoints=options(retained=3)))
     for number in (1, 2, 3):
         checkpoint(coordinator, a, b, files=f"f{number}")
@@ -31,7 +31,7 @@ def test_as_many_checkpoints_as_asked_for_outlive_a_new_generation(store):
 
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_they_outlive_a_generation_that_ended_before_what_is_kept_was_known(store):
-    """I7, R4: the list of old manifests comes when the generation that asked for it is gone."""
+    """I7, R4: the list of old manifests arrives after the end of the generation that requested the list."""
     first, a, b = started(store, spec(checkpoints=options(retained=3)))
     for number in (1, 2, 3):
         checkpoint(first, a, b, files=f"f{number}")
@@ -61,7 +61,7 @@ def test_they_outlive_a_generation_that_ended_before_what_is_kept_was_known(stor
 
 
 def littered(store):
-    """A running second generation whose first sweep is about to delete what the first one left."""
+    """Returns a running second generation whose first sweep is about to delete the first generation's orphans."""
     coordinator, a, b = started(store)
     checkpoint(coordinator, a, b, files="f1")
     coordinator.trigger()
@@ -88,7 +88,7 @@ def test_the_sweep_lists_undecided_manifests_before_files():
 @pytest.mark.parametrize("done", range(6))
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_a_sweep_that_dies_between_any_two_deletes_is_finished_by_the_successor(done, store):
-    """S9: crash table, "sweep half done". The newest checkpoint is always whole, and no orphan is left in the end."""
+    """S9: crash table, "sweep half done". The newest checkpoint is always complete; in the end no orphan is left."""
     coordinator, a, b, delete = littered(store)
     store.delete(delete.keys[:done])
     needed = {slot.data_key("g1") for slot in (a, b)} | {coordinator.paths.manifest(3, a.token)}
@@ -109,7 +109,7 @@ def test_a_sweep_that_dies_between_any_two_deletes_is_finished_by_the_successor(
 
 @pytest.mark.parametrize("done", range(1, 6))
 def test_a_delete_that_was_answered_too_late_is_repeated_and_does_no_harm(done, store):
-    """S9: the request was carried out, its answer lost, five times in a row at any place; then the next sweep."""
+    """S9: a delete is executed and its answer lost, five times in a row at any place; then the next sweep runs."""
     coordinator, _a, _b, delete = littered(store)
     store.inject(Fault.APPLY_THEN_FAIL, "delete", delete.keys[done - 1], times=5)
     coordinator.settle()
@@ -147,7 +147,7 @@ def test_files_that_are_uploaded_while_the_sweep_lists_and_deletes_stay(store):
 
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_coordinator_replaced_while_stalled_before_its_delete_deletes_nothing(store):
-    """I7, Z8: its successor may keep more than it did."""
+    """I7, Z8: the successor may keep more checkpoints."""
     zombie, a, b = started(store)
     for number in (1, 2, 3):
         for slot in (a, b):
@@ -191,7 +191,7 @@ def test_its_own_later_decision_does_not_keep_a_coordinator_from_deleting(store)
 
 
 def test_a_zombie_that_was_to_drop_all_checkpoints_leaves_the_next_runs_alone(store):
-    """I7, F9: on_cancel=delete, a stall between FINISH and the deleting, and a new run in between."""
+    """I7, F9: on_cancel=delete, a stall between FINISH and the deletes, and a new run in between."""
     zombie, a, b = started(store, spec(checkpoints=options(on_cancel="delete")))
     checkpoint(zombie, a, b, files="f1")
     zombie.stop("now")
@@ -223,7 +223,7 @@ def test_what_a_user_drops_is_all_of_the_job_and_nothing_that_is_not_its_own(sto
 
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_the_runner_looks_at_the_log_again_before_it_repeats_a_delete(store):
-    """I7: a delete fails, and before it is tried again another run takes the job over."""
+    """I7: a delete fails, and another run takes over the job before the retry."""
     store.inject(Fault.FAIL_BEFORE, "delete", "/checkpoints/")
     others = []
 

@@ -1,4 +1,4 @@
-"""What checkpoints that ended undecided had uploaded goes, also while their generation lives, and nothing else does."""
+"""Uploads of undecided, ended checkpoints are deleted, also while their generation lives; no other file is."""
 
 import random
 from collections import deque
@@ -108,7 +108,7 @@ def test_what_a_subsumed_checkpoint_uploaded_goes_but_for_what_the_newer_one_nam
 
 
 def patient(**changes):
-    """A job that does nothing by itself for as long as its test lasts."""
+    """Returns the spec of a job without timeouts or periodic checkpoints during a test."""
     long_ms = 100 * MIN_AGE_MS
     return spec(slot_timeout_ms=long_ms, checkpoints=options(interval_ms=long_ms, timeout_ms=long_ms, **changes))
 
@@ -139,7 +139,7 @@ def test_sweep_takes_unacknowledged_uploads_once_every_open_checkpoint_is_younge
 
 
 def test_what_is_being_uploaded_for_an_open_checkpoint_stays_however_old_it_is(monkeypatch):
-    """S9, I7: its checkpoint was triggered before anything that tells the time."""
+    """S9, I7: the checkpoint was triggered before every object from which the sweep takes the time."""
     monkeypatch.setattr(retaining, "SWEEP_EVERY_MS", 0)
     clock = [1_000_000]
     store = MemoryStore(now_ms=lambda: clock[0])
@@ -160,7 +160,7 @@ def test_what_is_being_uploaded_for_an_open_checkpoint_stays_however_old_it_is(m
 
 
 def test_uploads_of_open_checkpoints_before_another_decision_stay_however_old(monkeypatch):
-    """S9, I7: the manifest of the other one is younger than this upload, and tells nothing about it."""
+    """S9, I7: the other checkpoint's manifest is younger than this upload, but proves nothing about the upload."""
     monkeypatch.setattr(retaining, "SWEEP_EVERY_MS", 0)
     clock = [1_000_000]
     store = MemoryStore(now_ms=lambda: clock[0])
@@ -182,7 +182,7 @@ def test_uploads_of_open_checkpoints_before_another_decision_stay_however_old(mo
 
 
 def test_file_in_an_ack_of_an_open_checkpoint_stays_whoever_else_named_the_file():
-    """S4, I7: both ways of deleting ask for that; nothing rests on what slots are known to do."""
+    """S4, I7: both kinds of deletes check acks; neither relies on the behaviour of slots."""
     key, manifest = PATHS.data_file(5, "u", "f"), PATHS.manifest(3, 5)
     open_ones = UnderWay(frozenset({key}), frozenset({manifest}))
     assert Retention(1).abandoned([key], open_ones) == SweepPlan()
@@ -210,7 +210,7 @@ def test_manifest_in_decision_is_spared_whatever_the_clock_of_the_store_says():
 
 
 def test_uploads_older_than_the_last_decision_before_open_checkpoints_are_swept():
-    """S4: a long run has many decisions, and what came between two of them is nobody's, too."""
+    """S4: a long run has many decisions, and orphans may lie between any two of them."""
     first, second = PATHS.manifest(1, 5), PATHS.manifest(2, 5)
     between, after = PATHS.data_file(5, "u", "between"), PATHS.data_file(5, "u", "after")
     ages = {first: 10, between: 20, second: 30, after: 40}
@@ -220,17 +220,17 @@ def test_uploads_older_than_the_last_decision_before_open_checkpoints_are_swept(
     assert retention.sweep(PATHS, objects, 5, 50 * MIN_AGE_MS, nothing_open).files == (between,)
 
 
-# ---------------------------------------------------------------- whatever the order
+# ---------------------------------------------------------------- any order
 
 
 @dataclass
 class Process:
-    """One subtask's state: a set of files that grows and shrinks. It hears what it was told when the test says so."""
+    """One subtask's state: a set of files that grows and shrinks. The test decides when messages arrive."""
 
     slot: object
-    confirmed: frozenset[str] = frozenset()  # of the newest checkpoint that it knows to be decided
-    live: set[str] = field(default_factory=set)  # what it has not merged away; a file that is gone never comes back
-    taken: dict[int, frozenset[str]] = field(default_factory=dict)  # its snapshots that are not resolved
+    confirmed: frozenset[str] = frozenset()  # files of the newest checkpoint that the process knows as decided
+    live: set[str] = field(default_factory=set)  # files that are not merged away; a removed file never returns
+    taken: dict[int, frozenset[str]] = field(default_factory=dict)  # unresolved snapshots
     heard: int = 0
     snapshotted: int = 0
 
@@ -283,7 +283,7 @@ class Story:
 
     @property
     def checkpoints(self):
-        """The part of the status that is asked for at every move; the whole of it takes twenty times as long."""
+        """Returns the part of the status that every move needs; the complete status takes twenty times as long."""
         return status_view._checkpoints(self.coordinator.protocol._job)
 
     def step(self):
@@ -297,7 +297,7 @@ class Story:
             self.coordinator.trigger()
 
     def snapshot(self, process):
-        """The barrier came through a data channel: other news may not have been heard."""
+        """Takes a snapshot for a barrier from a data channel; messages of the coordinator may still be unread."""
         wanted = [each.checkpoint for each in process.slot.got(Trigger) if each.checkpoint > process.snapshotted]
         if wanted:
             checkpoint = process.snapshotted = min(wanted)
@@ -330,7 +330,7 @@ class Story:
             process.slot.decline(self.random.choice(open_ids))
 
     def orphan(self, process):
-        """An upload whose checkpoint was given up before its ack."""
+        """Uploads a file for a checkpoint that is aborted before its ack."""
         open_ids = self.checkpoints.in_progress
         if open_ids and process.snapshotted < max(open_ids):
             self.files += 1
@@ -342,14 +342,14 @@ class Story:
             self.coordinator.step()
 
     def later(self, process):
-        """A second; or, where checkpoints take their time, long enough for any object to be old."""
+        """Advances time by a second or, if checkpoints have a long timeout, until every object is old."""
         passed_ms = 1_000 if self.timeout_ms == 3_000 else 2 * MIN_AGE_MS
         self.clock[0] += passed_ms
         self.coordinator.now_ms += passed_ms
         self.coordinator.post(Tick())
 
     def takeover(self, process):
-        """Another process of the same generation leads: LEAD. What the old one had under way is not done, or is."""
+        """Appends a LEAD of another process; the old leader's pending effects are executed or lost."""
         old = self.coordinator
         if self.random.random() < 0.5:
             old.settle()
@@ -365,7 +365,7 @@ class Story:
         self.coordinator = new
 
     def check(self):
-        """I7: all that retained checkpoints name is there. After a move that changed nothing, it still is."""
+        """I7: all files of retained checkpoints exist. Moves without a write need no new check."""
         reasons = [each.reason for each in self.checkpoints.history]
         assert not [reason for reason in reasons if "already deleted" in reason], "an open checkpoint lost a file"
         writes = [self.store.calls.get(each, 0) for each in _WRITES]
@@ -386,7 +386,7 @@ class Story:
         return frozenset() if manifest is None else own_files(manifest, PATHS.data_prefix)
 
     def end(self):
-        """Three whole checkpoints, with everything heard, and a sweep when all is old."""
+        """Takes three complete checkpoints, with all messages delivered, and sweeps when all objects are old."""
         for checkpoint in self.checkpoints.in_progress:
             self.processes[0].slot.decline(checkpoint)
         self.coordinator.settle()
@@ -415,8 +415,9 @@ class Story:
 @pytest.mark.draws
 @pytest.mark.parametrize("inside", [True, False])
 def test_whatever_the_order_nothing_needed_goes_and_nothing_else_stays(monkeypatch, request, inside):
-    """S1, S9, I7: over acks that come late, twice or never, news that is heard late, and coordinators that change.
-    `inside`: manifests are in their log records, as small ones are."""
+    """S1, S9, I7: acks are late, duplicated or missing, notices are late, and coordinators change.
+
+    `inside`: manifests are in their log records, as small manifests are."""
     if not inside:
         request.getfixturevalue("manifests_are_objects")
     monkeypatch.setattr(retaining, "SWEEP_EVERY_MS", 0)

@@ -1,4 +1,4 @@
-"""Directories with secrets: private, gone with their driver, also when it was killed, and nobody else's are touched."""
+"""Directories with secrets: private, and removed with their driver, also a killed one; others' stay untouched."""
 
 import os
 import signal

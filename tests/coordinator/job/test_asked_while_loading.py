@@ -1,5 +1,6 @@
-"""A rescale or replace that a successor is asked for before it has read the log, whose newest FENCE says another
-number of slots, or another program, than the description that was submitted."""
+"""Rescales and replaces requested from a successor before it has read the log.
+
+The newest FENCE in the log has another parallelism or another program than the submitted description."""
 
 import dataclasses
 import uuid
@@ -31,7 +32,7 @@ def replace(id: str, chains: tuple[ChainSpec, ...], fingerprint: str) -> Rescale
 
 
 def moved(coordinator: Coordinator, request: RescaleRequest, old: list[FakeSlot]) -> list[FakeSlot]:
-    """The job goes on as `request` has it. Returns its slots."""
+    """Moves the job as `request` requires; returns its slots."""
     coordinator.post(UserRescale(request))
     wanted = coordinator.status.standbys
     new = [] if wanted is None else standbys(coordinator, *range(wanted.first, wanted.last + 1), program=wanted.program)
@@ -49,7 +50,7 @@ def standbys(coordinator: Coordinator, *indices: int, program: str) -> list[Fake
 
 
 def hand_over(coordinator: Coordinator, old: list[FakeSlot], new: list[FakeSlot]) -> None:
-    """All checkpoints up to that with which sources stop, its commits, and the next generation."""
+    """Takes all checkpoints up to the last of the old slots, commits, and starts the next generation."""
     coordinator.later(0)
     while not old[0].last(Trigger).pause:
         coordinator.acknowledge(*old)
@@ -64,7 +65,7 @@ def hand_over(coordinator: Coordinator, old: list[FakeSlot], new: list[FakeSlot]
 
 
 def after(store: MemoryStore, *requests: RescaleRequest) -> tuple[Coordinator, list[FakeSlot]]:
-    """A job that has gone on as each of these, and its slots."""
+    """Returns a job that has moved with each of these requests, and its slots."""
     coordinator, a, b = started(store, SUBMITTED)
     slots = [a, b]
     for request in requests:
@@ -73,7 +74,7 @@ def after(store: MemoryStore, *requests: RescaleRequest) -> tuple[Coordinator, l
 
 
 def restarted(store: MemoryStore, before: Coordinator, leader: str = "leader-b") -> Coordinator:
-    """It was given what was submitted, and has not read the log."""
+    """Returns a restarted coordinator with the submitted description, which has not read the log."""
     successor = Coordinator(store, SUBMITTED, leader=leader, now_ms=before.now_ms).begin()
     assert successor.phase == "loading"
     return successor
@@ -85,7 +86,7 @@ def asked(coordinator: Coordinator, request: RescaleRequest) -> None:
 
 
 def resumed(coordinator: Coordinator, slots: list[FakeSlot]) -> None:
-    """It reads the log, and takes over the slots that run on."""
+    """Reads the log, and takes over the surviving slots."""
     for slot in slots:
         slot.coordinator = coordinator
         slot.connect()
@@ -160,7 +161,7 @@ def test_a_program_takes_over_all_slots_that_the_job_has(loads: bool) -> None:
     if loads:
         asked(coordinator, dataclasses.replace(request, replacement=None, flow="/srv/app.py:flow"))
         assert states(coordinator) == ["loading"]
-        coordinator.post(ProgramLoaded("r2", request.replacement))  # its predecessor had asked for it
+        coordinator.post(ProgramLoaded("r2", request.replacement))  # the predecessor had requested the program
     else:
         asked(coordinator, request)
     resumed(coordinator, slots)
@@ -201,7 +202,7 @@ def test_slots_of_the_program_that_runs_stay_when_another_cannot_be_loaded() -> 
 
 
 def test_what_was_asked_for_is_judged_by_the_log_that_was_read_last() -> None:
-    """The predecessor lives, and moves the job between our reading of the log and our own record."""
+    """The predecessor lives, and moves the job after the successor's read of the log and before its record."""
     store = MemoryStore()
     before, slots = after(store, rescale(3, "first"))
     coordinator = restarted(store, before)
@@ -222,7 +223,7 @@ def test_what_was_asked_for_is_judged_by_the_log_that_was_read_last() -> None:
 
 @pytest.mark.parametrize("same_run", [True, False])
 def test_a_wish_that_is_over_is_not_carried_out_again(same_run: bool) -> None:
-    """Who waits for it finds a coordinator that has not read the history, and so asks again."""
+    """A waiting client finds a coordinator that has not read the history, and repeats its request."""
     store = MemoryStore()
     before, a, b = started(store, SUBMITTED)
     before.post(UserRescale(rescale(3)))

@@ -1,7 +1,6 @@
-"""How each phase is left for a reason from outside: the user's stop, a store that refuses, another coordinator.
+"""Ends of each phase for external reasons: the user's stop, a store that refuses, another coordinator.
 
-These are the moves of `transitions` into the end that belong to no story of their own, each made by the event that
-causes it.
+These are the transitions of `transitions` into the end that no other test module covers, each with its event.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ def resuming(store: MemoryStore, job: JobSpec) -> Coordinator:
 
 
 def leading_on(store: MemoryStore, job: JobSpec) -> Coordinator:
-    """In Resuming, with its LEAD under way."""
+    """Returns a coordinator in Resuming, with its LEAD pending."""
     _, a, b = started(store, job)
     new = Coordinator(store, job, leader="leader-b").begin().settle()
     for slot in (a, b):
@@ -38,7 +37,7 @@ def leading_on(store: MemoryStore, job: JobSpec) -> Coordinator:
 
 
 def fencing_first(store: MemoryStore, job: JobSpec) -> Coordinator:
-    """Does not lead yet."""
+    """Returns a coordinator that does not lead yet."""
     coordinator = Coordinator(store, job).begin()
     coordinator.run_until(Append)
     return coordinator
@@ -60,7 +59,7 @@ def running(store: MemoryStore, job: JobSpec) -> Coordinator:
 
 
 def finishing(store: MemoryStore, job: JobSpec) -> Coordinator:
-    """With its FINISH under way."""
+    """Returns a coordinator with its FINISH pending."""
     coordinator, a, b = started(store, job)
     for slot in (a, b):
         slot.end()
@@ -130,7 +129,7 @@ def test_a_store_that_refuses_ends_the_job_in_every_phase(begun: Begun, store: M
     for slot in coordinator.links.values():
         assert slot.closed
         assert slot.last(Shutdown).reason == REFUSED.error
-    coordinator.post(REFUSED)  # it ends once
+    coordinator.post(REFUSED)  # the job ends once
 
 
 def test_damage_that_is_found_after_the_end_makes_it_a_failure(store: MemoryStore) -> None:
@@ -158,7 +157,7 @@ def test_another_run_that_took_the_job_over_ends_this_one(begun: Begun, store: M
 
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_a_manifest_that_is_missing_when_a_generation_is_to_begin_fails_the_job(store: MemoryStore) -> None:
-    """Fencing, by who leads: only its FINISH makes that the job's end."""
+    """The leader is fencing: only its FINISH ends the job."""
     _, a, b = started(store)
     a.coordinator.checkpoint(a, b)
     key = a.coordinator.paths.manifest(1, 1)
@@ -177,7 +176,7 @@ def test_a_manifest_that_is_missing_when_a_generation_is_to_begin_fails_the_job(
 
 
 def successor_of(store: MemoryStore, *slots: FakeSlot) -> Coordinator:
-    """A coordinator that leads on with these slots, and has not read the manifest that they go back to."""
+    """Returns a successor with these slots that has not read the manifest to restore."""
     new = Coordinator(store, leader="leader-b").begin().settle()
     for slot in slots:
         slot.coordinator = new

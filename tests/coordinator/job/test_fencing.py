@@ -1,4 +1,4 @@
-"""The older owner of a job always finds out: who opens the job anew fences it, whatever the store does meanwhile."""
+"""Fencing: every new owner of a job fences the older owner, under any storage faults."""
 
 import random
 
@@ -20,7 +20,7 @@ def opened(store, number, retained=1):
 
 
 def carried_out(coordinator, rng=None):
-    """All that the coordinator asks of the store, repeated as long as the store fails; `rng` makes it fail."""
+    """Executes all store effects, with retries while the store fails; `rng` injects failures."""
     store = coordinator.store
     for _ in range(5_000):
         if not coordinator.todo:
@@ -66,7 +66,7 @@ def take_checkpoint(coordinator, slots, rng=None):
 
 @pytest.mark.parametrize("seed", seeds(20))
 def test_writer_with_an_old_handle_is_fenced_after_every_opening_and_store_fault(seed, store):
-    """Z1, O2, O3: ten openings under storage faults; the old one writes after each of them."""
+    """Z1, O2, O3: ten openings under storage faults; the old owner writes after each of them."""
     rng = random.Random(seed)
     old, old_slots, decided = None, [], []
     for number in range(1, 11):
@@ -92,7 +92,7 @@ def test_writer_with_an_old_handle_is_fenced_after_every_opening_and_store_fault
 
 
 def pauses(store):
-    """Everything that the owner asks of the store after its claim, up to its first decision."""
+    """Returns all store effects of the owner after its claim, up to its first decision."""
     owner = owner_on(store)
     found: list[Effect] = []
     owner.run_until(Append)
@@ -113,7 +113,7 @@ def pauses(store):
 
 
 def owner_on(store):
-    """A run that restores what an earlier one left, and has more than that to read."""
+    """Returns a run that restores an earlier run's checkpoint, and has more objects to read."""
     return Coordinator(store, spec(run_id="owner", checkpoints=options(retained=2)), leader="leader-owner").begin()
 
 
@@ -138,7 +138,7 @@ def test_the_pauses_of_the_next_test_cover_claim_reading_and_writing():
 @pytest.mark.parametrize("pause", range(4))
 @pytest.mark.parametrize("answered", ["before", "after"])
 def test_owner_paused_anywhere_after_its_claim_is_fenced_by_whoever_opens_next(pause, answered):
-    """Z2: `answered`: the request in flight at the pause reaches the store before, or after, the other one's claim."""
+    """Z2: the request in flight at the pause reaches the store before or after the other's claim (`answered`)."""
     store = with_history()
     owner = owner_on(store)
     owner.run_until(Append)

@@ -1,4 +1,4 @@
-"""Rounds of fetching before a job moves: the last one leaves little, and there is a last one however slots fetch."""
+"""Rounds of fetching before a job moves: the last round leaves little to fetch, and the rounds always end."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -16,7 +16,7 @@ def ended(*slots: FakeSlot) -> None:
 
 
 def final(coordinator: Coordinator, *slots: FakeSlot) -> int:
-    """The checkpoint behind all input completes and is committed."""
+    """Completes and commits the checkpoint after all input."""
     number = slots[0].last(Trigger).checkpoint
     for slot in slots:
         slot.ack(number)
@@ -120,7 +120,7 @@ def test_a_job_that_is_stopping_already_is_not_drained():
 
 
 def test_the_next_coordinator_goes_on_draining_what_its_predecessor_began():
-    """It knows from the slots, which were told: a checkpoint of a half drained job would be one to restore."""
+    """The successor learns of the drain from the slots: a checkpoint of a half drained job would be restorable."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.stop("drain")
@@ -141,7 +141,7 @@ def test_the_next_coordinator_goes_on_draining_what_its_predecessor_began():
 
 
 def test_what_was_drained_stays_drained_in_the_run_that_did_it():
-    """The generation dies between the last checkpoint and the end: its successor reads nothing more."""
+    """The generation dies between the last checkpoint and the end: its successor reads no further row."""
     coordinator, a, b = started(MemoryStore())
     coordinator.stop("drain")
     ended(a, b)
