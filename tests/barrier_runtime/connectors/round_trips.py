@@ -60,7 +60,7 @@ SPECIAL_FLOATS = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A column type. `values`: the special ones; times and dates are numbers of their unit since 1970 or midnight."""
+    """A column type. `values`: special values; times and dates are numbers of their unit since 1970 or midnight."""
 
     type: pa.DataType
     values: tuple[Any, ...]
@@ -80,7 +80,7 @@ def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def column_of(kind: Kind, *, least: int = 1, most: int = 20) -> st.SearchStrategy[pa.Array]:
-    """Columns of that type: special values, drawn ones and nulls."""
+    """Draws columns of this type: special values, drawn values and nulls."""
     values = st.one_of(st.none(), st.sampled_from(kind.values), kind.drawn) if kind.values else st.none()
     return st.lists(values, min_size=least, max_size=most).map(lambda drawn: array_of(drawn, kind.type))
 
@@ -119,7 +119,7 @@ def moments(unit: str, zone: str | None) -> Kind:
     per = _PER_SECOND[unit]
     least, most = max(_INT64[0] + 1, _FIRST_DAY * _DAY * per), min(_INT64[1], (_LAST_DAY + 1) * _DAY * per - 1)
     spring = 1_711_846_800 * per  # 2024-03-31T01:00:00Z: summer time begins in Europe
-    autumn = 1_729_990_800 * per  # 2024-10-27T01:00:00Z: an hour of local time comes twice
+    autumn = 1_729_990_800 * per  # 2024-10-27T01:00:00Z: an hour of local time is repeated
     leap = 1_709_251_199 * per  # 2024-02-29T23:59:59Z
     digits = [leap + per // 10**count for count in range(1, 10) if 10**count <= per]
     values = {least, most, -1, 0, 1, leap, leap + per - 1, spring - 1, spring, autumn - 1, autumn, *digits}
@@ -256,7 +256,7 @@ def _comparable(column: pa.Array) -> Iterator[Any]:
 
 
 def assert_same(read: pa.Array | pa.ChunkedArray, written: pa.Array | pa.ChunkedArray) -> None:
-    """Of one type, and equal value by value."""
+    """Asserts equal types and values."""
     assert read.type.equals(written.type), f"{read.type} was read, {written.type} was written"
     got, wanted = comparable(read), comparable(written)
     assert len(got) == len(wanted), f"{len(got)} rows were read, {len(wanted)} were written"
@@ -267,7 +267,7 @@ def assert_same(read: pa.Array | pa.ChunkedArray, written: pa.Array | pa.Chunked
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """What a user's function gives for these values; times that Python's types do not hold are left out as None."""
+    """Returns the values as a user's function gets them; times outside the range of Python's types become None."""
     values = []
     for each in column:
         try:
@@ -279,7 +279,7 @@ def python_values(column: pa.Array) -> list[Any]:
 
 
 def _without_pandas(value: Any) -> Any:
-    """Arrow gives pandas' own times for nanoseconds where pandas is there."""
+    """Converts pandas times, which Arrow returns for nanoseconds if pandas is installed."""
     if isinstance(value, datetime.datetime | datetime.timedelta) and type(value).__module__.startswith("pandas"):
         return value.to_pydatetime() if isinstance(value, datetime.datetime) else value.to_pytimedelta()
     return value

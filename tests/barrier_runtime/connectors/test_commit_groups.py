@@ -44,7 +44,7 @@ def test_groups_end_before_they_are_too_large_and_a_large_step_goes_alone() -> N
 
 
 def test_a_poisoned_step_holds_back_nothing_older_and_is_tried_alone() -> None:
-    """Poison: after that the limit stays until it is through."""
+    """After a poisoned step, the limit stays until the step is committed."""
     target, groups = Target(poisoned=5), CommitGroups(100)
     for _ in range(2):
         with pytest.raises(InvalidJob, match=r"no \[5\]"):
@@ -58,7 +58,9 @@ def test_a_poisoned_step_holds_back_nothing_older_and_is_tried_alone() -> None:
 
 
 def test_a_target_that_may_be_away_is_asked_once_for_each_attempt() -> None:
-    """Too slow for more than three: each attempt takes half, and what is reached stays."""
+    """Groups of more than three steps are too slow: each attempt halves the group, and committed
+    steps stay committed.
+    """
     target, groups = Target(most=3, error=Unavailable), CommitGroups(100)
     attempts = 0
     while len(target.committed) < 8:

@@ -1,6 +1,6 @@
-"""Errors of libraries at every connector: a person must mend them and the job ends, or they are tried again.
+"""Errors of libraries at every connector: either an operator must fix them and the job fails, or they are retried.
 
-The table is `tests/library_errors.py`. A message names connector and place, and ends with what to do.
+The table is `tests/library_errors.py`. A message names connector and place, and ends with the remedy.
 """
 
 import importlib
@@ -25,7 +25,7 @@ _RAW = re.compile(r"^\w*(?:Error|Invalid|Exception)\b: ")
 
 
 def reached(entry: LibraryErrors, error: Exception) -> Exception:
-    """What the engine makes of `error` when the connector's library raises it."""
+    """Returns the engine's error for `error` raised by the connector's library."""
     found = error if entry.translate is None else entry.translate(error)
     return SinkTrouble(CollectSink(), "orders", 0).of(found, STAGING)
 

@@ -1,4 +1,4 @@
-"""A connector of another package is found by its entry point, and its sink keeps the promises of ours."""
+"""A connector of another package is found by its entry point, and its sink gives the built-in guarantees."""
 
 import importlib
 import json
@@ -66,7 +66,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def _install(folder: Path, name: str, entry_points: str) -> None:
-    """What an installer writes beside a package."""
+    """Writes the metadata that an installer writes for a package."""
     info = folder / f"{name}-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
@@ -98,7 +98,7 @@ def test_a_connector_of_another_package_is_found_behind_ours(site: Path, endpoin
 
 
 def test_a_flow_writes_through_a_sink_of_another_package(site: Path, endpoint: Endpoint) -> None:
-    """Answers that ask for another attempt lose and double nothing."""
+    """Answers that request a retry neither lose nor duplicate rows."""
     endpoint.answers = [503, 429]
     flow = Dataflow("numbers")
     flow.rate("ticks", 10_000, 200).select(["value"]).sink("numbers", _sink(endpoint))

@@ -1,4 +1,4 @@
-"""A wrong kind of argument of a public source or sink is told with the parameter, the value and what to give."""
+"""Arguments of a wrong type to public sources and sinks: the error names the parameter, the value and the remedy."""
 
 import inspect
 from datetime import timedelta

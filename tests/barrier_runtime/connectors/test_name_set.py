@@ -1,4 +1,4 @@
-"""The compact set of names against a plain dictionary, and what it may weigh."""
+"""The compact set of names against a plain dictionary, and its memory limit."""
 
 import random
 import uuid
@@ -99,7 +99,7 @@ def test_the_same_names_in_another_order_make_the_same_run() -> None:
 
 
 def test_a_hash_that_lies_across_two_records_is_not_found() -> None:
-    """Records are searched as bytes: a match that does not begin where a record does is none."""
+    """Records are searched as bytes: a match that does not begin at a record's start is ignored."""
     value = b"\x06\x07\x08\x09\x0a\x0b\x0c\x0d"
     run = merged([bytes(range(11)) + value, bytes(RECORD_BYTES)])
     assert run.find(bytes(range(11))) == value

@@ -1,4 +1,4 @@
-"""Sources as public classes: what a flow makes of them, the same as its `read_…` methods, and what it refuses."""
+"""Public source classes: flows treat them like the `read_…` methods, with the same refusals."""
 
 import dataclasses
 import datetime
@@ -120,7 +120,7 @@ HOUR = datetime.timedelta(hours=1)
     ("method", "description", "nodes"),
     [
         ("read_kafka", kafka(), 1),
-        ("read_kafka", kafka(bad_records="dead_letter"), 2),  # the source, and the step where the streams part
+        ("read_kafka", kafka(bad_records="dead_letter"), 2),  # the source, and the step that splits off dead letters
         ("read_rabbitmq", RabbitMQSource("amqp://h/v", "q", deduplicate=None), 1),
         ("read_rabbitmq", RabbitMQSource("amqp://h/v", "q", deduplicate="forever"), 2),
         ("read_rabbitmq", RabbitMQSource("amqp://h/v", "q", deduplicate=HOUR), 2),
@@ -142,7 +142,7 @@ def test_what_follows_a_source_of_a_broker_is_what_its_method_adds(method: str, 
 
 
 def steps(flow: Dataflow) -> list[Any]:
-    """The plan, as far as it can be compared."""
+    """Returns the comparable parts of the plan."""
     return [
         (type(node).__name__, node.name, repr(getattr(node, "source", "")), getattr(node, "describe", ""))
         for node in flow.plan.nodes

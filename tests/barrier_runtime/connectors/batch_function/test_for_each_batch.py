@@ -20,7 +20,7 @@ from barrier_runtime.testing import certify
 
 
 class Target:
-    """SQLite that keeps the number of the last batch of an application beside the rows."""
+    """SQLite target that stores the number of an application's last batch together with the rows."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
@@ -48,7 +48,7 @@ class Target:
 
 
 class CalledAtOnce(BatchFunctionSink):
-    """The program's half runs where the sink waits for it."""
+    """Sink that calls the program's function where the sink would wait for the caller."""
 
     def __init__(self, target: Target) -> None:
         super().__init__("take")
@@ -107,7 +107,7 @@ def test_a_call_that_raises_is_repeated_with_the_same_rows_and_number(tmp_path: 
 def test_function_that_always_raises_stops_the_job_and_next_run_retries_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink, "_TELL_AFTER_S", 1.0)  # a commit that waits when its job is stopped is waited for
+    monkeypatch.setattr(sink, "_TELL_AFTER_S", 1.0)  # a commit that waits while its job stops is awaited
     target = Target(tmp_path / "target.db")
     numbers_seen = []
 
@@ -160,7 +160,7 @@ def staged(sink: BatchFunctionSink, checkpoint: int, ids: list[int]) -> bytes:
 
 
 def asked(store: MemoryStore, sink: BatchFunctionSink, committables: list[bytes]) -> BatchQueue:
-    """As a generation leaves it that dies while it waits."""
+    """Returns the queue of a generation that died while waiting for the function."""
     sink.close()
     with pytest.raises(Exception, match="has not returned for checkpoint"):
         sink.commit_globally(9, committables)

@@ -1,4 +1,4 @@
-"""What a commit of files leaves for later: no commit waits for it, and a crash loses none of it for good."""
+"""Deferred clean-up of file commits: no commit waits for the clean-up, and a successor finishes it after a crash."""
 
 import logging
 import threading
@@ -88,7 +88,7 @@ def test_a_successor_sweeps_what_a_dead_process_has_not_deleted(
     decided = staged(dead, 1, 1)
     dead.commit(decided)
     assert len(in_staging(url)) == 1
-    held.set()  # for the successor; the first deletion comes too late to be needed
+    held.set()  # unblocks the successor; the deletion of the dead process is not needed any more
     successor = opened(url, token=2)
     successor.recover([decided])
     successor.commit_globally(1, [decided])
@@ -198,5 +198,5 @@ def test_files_of_a_delta_table_leave_nothing_staged_when_they_are_committed(s3_
     assert committable is not None
     assert len(in_staging(url)) == 1
     sink.commit(committable)
-    until(lambda: in_staging(url) == [])  # behind the commit
+    until(lambda: in_staging(url) == [])  # after the commit
     sink.close()

@@ -1,4 +1,4 @@
-"""Whole files as rows, whatever they hold."""
+"""Whole files as rows, with any content."""
 
 import datetime
 import os

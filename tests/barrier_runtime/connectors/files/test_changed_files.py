@@ -1,4 +1,4 @@
-"""Files that change between runs, or while they are read: what is told, and what a file that grew brings."""
+"""Files that change between runs or during reading: errors, and the rows of files that grew."""
 
 import gzip
 import io
@@ -89,7 +89,7 @@ def test_a_file_that_was_copied_is_read_on_though_its_time_of_change_is_another(
     copied.mkdir()
     (copied / path.name).write_bytes(path.read_bytes())
     os.utime(copied / path.name, ns=(1, 1))
-    for _ in range(2):  # the second time the fingerprint is the one of the first
+    for _ in range(2):  # the second run finds the fingerprint of the first
         driver = opened(spec_of(SOURCES[ending](str(copied))), world, (snapshot,))
         snapshot = snapshot_of(driver, world)
         driver.close()
@@ -132,14 +132,14 @@ def test_object_rewritten_at_same_size_is_named_and_copied_object_is_read_on(
 
 
 def changed_at(path: Path, ns: int) -> None:
-    """Two times of change may have the same half of a mark; small ones do not."""
+    """Sets the time of change to a small value; small times never share half of their mark."""
     os.utime(path, ns=(ns, ns))
 
 
 def read_whole(
     path: Path, ending: str, world: World, *restored: OperatorSnapshot
 ) -> tuple[list[int], OperatorSnapshot]:
-    """What was not read yet, and a snapshot at the end."""
+    """Reads the unread rows; returns them and a snapshot at the end."""
     driver = opened(spec_of(SOURCES[ending](str(path))), world, restored)
     try:
         found = [row["n"] for row in rows_of(drained(driver))]
@@ -334,7 +334,7 @@ def test_a_file_that_grew_is_read_on_by_the_next_run_at_any_parallelism(tmp_path
     run(tmp_path, ending, parallelism=2)
     assert numbers(tmp_path) == list(range(7))
     grow(folder / f"2.{ending}", range(7, 8))
-    (folder / f"1.{ending}").unlink()  # read as far as it was: nobody misses it
+    (folder / f"1.{ending}").unlink()  # read to its end, so the file is not needed any more
     run(tmp_path, ending, parallelism=2)
     assert numbers(tmp_path) == list(range(8))
 
@@ -404,7 +404,7 @@ def test_formats_that_cannot_be_read_on_are_refused_when_the_flow_is_written(tmp
 
 
 class Job:
-    """A watched job in a thread; `close` lets it fail in mid-stream, without a last checkpoint."""
+    """A watched job in a thread; `close` makes the job fail while it reads, without a last checkpoint."""
 
     def __init__(self, folder: Path, parallelism: int) -> None:
         self.folder = folder
@@ -478,14 +478,16 @@ def test_a_file_that_grows_while_it_is_read_is_read_on_when_that_is_done(tmp_pat
         assert time.monotonic() < deadline, len(rows)
         batch = driver.poll(0, 1)
         rows += rows_of([batch] if batch is not None else [])
-        time.sleep(0.001)  # it is listed again before its first 500 rows are read
+        time.sleep(0.001)  # the folder is listed again before the first 500 rows are read
     assert [row["n"] for row in rows] == list(range(502))
     assert driver.records == 502
     driver.close()
 
 
 def test_the_fingerprint_of_a_compressed_file_of_a_store_does_not_move_it() -> None:
-    """A checkpoint in its middle takes the fingerprint; such a file is a Python object that knows one place."""
+    """A checkpoint in the middle of the file takes the fingerprint; a compressed file of a store is a Python object
+    with a single position.
+    """
     text = b"".join(b"%d\n" % n for n in range(100_000))
     packed = gzip.compress(text)
     raw = pa.PythonFile(io.BufferedReader(io.BytesIO(packed)), mode="r")

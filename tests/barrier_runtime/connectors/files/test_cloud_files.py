@@ -1,4 +1,4 @@
-"""Files of other clouds as sources, on emulators: listed, read from any place, watched; and what is no URL of files."""
+"""Files of other clouds as sources, on emulators: listing, reading from any position, watching, and invalid URLs."""
 
 import io
 import threading
@@ -111,7 +111,7 @@ def test_what_is_no_url_of_files_is_refused(url: str, message: str) -> None:
 
 
 def test_one_connection_to_an_hdfs_serves_all_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """libhdfs has one for the process, and closes it, also for other files, when any of its owners is dropped."""
+    """libhdfs has one connection per process, and closes the connection for all files when any owner is dropped."""
     made: list[tuple[str, int]] = []
 
     def connected(host: str, port: int) -> pafs.FileSystem:
@@ -125,7 +125,7 @@ def test_one_connection_to_an_hdfs_serves_all_its_files(monkeypatch: pytest.Monk
 
 
 def test_two_that_ask_an_hdfs_first_have_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources of a slot are opened side by side; the second connection, dropped, would close the first one's files."""
+    """Sources of a slot open concurrently; dropping a second connection would close the files of the first."""
     made: list[object] = []
     both = threading.Event()
 
@@ -133,7 +133,7 @@ def test_two_that_ask_an_hdfs_first_have_one_connection(monkeypatch: pytest.Monk
         made.append(host)
         if len(made) == 2:
             both.set()
-        both.wait(0.2)  # as long as the other one may come
+        both.wait(0.2)  # time for a second connection
         return pafs.LocalFileSystem()
 
     monkeypatch.setattr(pafs, "HadoopFileSystem", connect)
@@ -144,7 +144,7 @@ def test_two_that_ask_an_hdfs_first_have_one_connection(monkeypatch: pytest.Monk
 
 
 def test_an_s3a_url_is_read_as_s3(tmp_path: Path, s3_url: object) -> None:
-    """As Spark writes it."""
+    """Spark writes such URLs."""
     url = s3_url("in")  # type: ignore[operator]
     open_store(url).put("a.csv", b"n\n1\n")
     out = CollectSink()

@@ -1,4 +1,4 @@
-"""The commit log of file sinks: each file is named once, whoever writes, repeats, stalls or comes back."""
+"""Commit log of file sinks: each file is named once, whichever process writes, repeats, stalls or resumes."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def test_each_commit_is_one_record_and_repeating_it_adds_nothing(store: MemorySt
         append(log, 1, 1, "1-a", "1-b")
     for _ in range(2):
         append(log, 2, 1, "1-b", "1-c")
-    append(log_on(store), 2, 2, "1-b", "1-c")  # another process repeats it
+    append(log_on(store), 2, 2, "1-b", "1-c")  # repeated by another process
     append(log_on(store), 3, 2)
     assert logged(store) == [["1-a", "1-b"], ["1-c"]]
 
@@ -58,14 +58,16 @@ def test_a_zombie_and_its_successor_name_every_file_once_whoever_is_faster(store
     zombie, successor = log_on(store), log_on(store)
     append(zombie, 1, 1, "1-a")
     append(successor, 2, 5, "1-a", "1-b")  # restored checkpoint 2
-    append(zombie, 2, 1, "1-a", "1-b")  # wakes up and finishes what was decided
+    append(zombie, 2, 1, "1-a", "1-b")  # wakes up and finishes its decided commit
     append(successor, 3, 5, "5-c")
     append(zombie, 2, 1, "1-b")
     assert logged(store) == [["1-a"], ["1-b"], ["5-c"]]
 
 
 def test_a_zombie_that_is_far_behind_does_not_forget_what_its_successor_named(store: MemoryStore) -> None:
-    """Found by the simulation: it lost the put to a record that names also what only its later commits ask for."""
+    """Found by the simulation: the zombie's put lost to a record that also names files of the
+    zombie's later commits.
+    """
     zombie, successor = log_on(store), log_on(store)
     append(successor, 4, 1, "1-a", "1-b", "1-c", "1-d")  # restored checkpoint 4
     append(zombie, 1, 1, "1-a")
@@ -75,7 +77,7 @@ def test_a_zombie_that_is_far_behind_does_not_forget_what_its_successor_named(st
 
 
 def test_a_record_that_comes_behind_a_head_read_ahead_names_its_files_alone(store: MemoryStore) -> None:
-    """A zombie commits between the successor's look at the log and its first append."""
+    """A zombie commits after the successor has read the log and before its first append."""
     zombie, successor = log_on(store), log_on(store)
     append(zombie, 1, 1, "1-a")
     successor.look_ahead()
@@ -117,7 +119,7 @@ def test_a_zombie_that_was_faster_costs_the_successor_nothing(store: MemoryStore
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.APPLY_THEN_FAIL, Fault.LAND_LATE, Fault.CONFLICT])
 def test_a_put_of_unknown_outcome_is_repeated_until_it_is_known(fault: Fault, store: MemoryStore) -> None:
-    """O2, O3: however the lost answer turns out, there is one record."""
+    """O2, O3: whatever the outcome, the log has one record."""
     log = log_on(store)
     store.inject(fault, "put_if_absent")
     with pytest.raises(Unavailable):
@@ -171,7 +173,7 @@ def test_nor_when_all_records_are_of_the_generation_that_died(store: MemoryStore
 
 
 def test_a_zombies_late_record_hides_nothing_that_stands_before_it(store: MemoryStore) -> None:
-    """A replay by a new run, while the old run still names a file of its own: token and checkpoint fall."""
+    """A new run replays while the old run still names a file of its own: token and checkpoint decrease."""
     append(log_on(store), 8, 20, "20-a", closed_by=8)
     append(log_on(store), 7, 10, "10-z", closed_by=7)
     append(log_on(store), 8, 21, "20-a", closed_by=8)
@@ -223,7 +225,9 @@ def written_otherwise(data: bytes) -> bytes:
 
 
 def test_records_and_summaries_are_checked_as_they_are_stored() -> None:
-    """B4: not as this release would write them, or a field more would make all earlier ones damaged."""
+    """B4: bytes are checked as stored, not as this release would write them; otherwise an added field would invalidate
+    all earlier records.
+    """
     store = summarised(250)
     records = read_commit_log(store, "job", "out")
     for key in (key_of(1), *summaries(store)):
@@ -280,8 +284,9 @@ def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path: Path) -> Non
 
 
 def test_a_long_log_is_read_by_many_requests_at_a_time_and_few_too_many() -> None:
-    """A week of a checkpoint per second is 604,800 records: one after the other they take hours on S3. This log is of
-    a release that wrote no summaries."""
+    """A week with a checkpoint per second is 604,800 records; sequential reads take hours on S3. This log is of a
+    release that wrote no summaries.
+    """
 
     class Counting(MemoryStore):
         def __post_init__(self) -> None:
@@ -293,7 +298,7 @@ def test_a_long_log_is_read_by_many_requests_at_a_time_and_few_too_many() -> Non
         def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
             self.asked += 1
             if self.reading and 2_000 < int(key.rpartition("/")[2].removesuffix(".json")) <= 2_016:
-                self.together.wait(timeout=60)  # passes when sixteen are asked for at once
+                self.together.wait(timeout=60)  # passes when sixteen requests run at once
             return super().get(key, offset, size)
 
     store = Counting()
@@ -308,7 +313,7 @@ def test_a_long_log_is_read_by_many_requests_at_a_time_and_few_too_many() -> Non
 
 
 def name(log: str, token: int, checkpoint: int) -> str:
-    """As a sink calls its files; `log`: one letter that tells decision logs apart."""
+    """Returns a file name as sinks form it; `log`: one letter per decision log."""
     return f"part-{checkpoint:08d}-0-{token}-{log_tag(log, 'store')}00000000-0.jsonl"
 
 
@@ -320,7 +325,7 @@ def commit(log: CommitLog, *names: str) -> None:
 
 
 def old_log(store: MemoryStore, records: int, log: str = "a") -> None:
-    """Of a release that wrote no summaries: one record per checkpoint."""
+    """Writes a log of a release without summaries: one record per checkpoint."""
     for number in range(1, records + 1):
         record = CommitRecord(1, "job", "out", number, 1, number, 1, (file(name(log, 1, number)),))
         store.put(key_of(number), encode_commit_record(record))
@@ -335,7 +340,7 @@ def summaries(store: MemoryStore) -> list[str]:
 
 
 def summarised(records: int) -> MemoryStore:
-    """A log that was written record by record by one process."""
+    """Returns a log written record by record by one process."""
     store = MemoryStore()
     log = log_on(store)
     for number in range(1, records + 1):
@@ -351,7 +356,9 @@ def gets(store: MemoryStore, work: Callable[[], object]) -> int:
 
 @pytest.mark.slow
 def test_a_log_is_read_with_few_requests_and_names_what_its_records_name() -> None:
-    """1,123 records: two requests for each of 4 summaries, one for each of the last 123 records, few for none."""
+    """1,123 records: two requests per summary (4), one for each of the last 123 records, and few
+    for missing objects.
+    """
     store = summarised(1_123)
     assert len(summaries(store)) == 4
     assert gets(store, lambda: read_commit_log(store, "job", "out")) < 2 * 4 + 123 + 140
@@ -363,7 +370,9 @@ def test_a_log_is_read_with_few_requests_and_names_what_its_records_name() -> No
 
 
 def test_a_job_begun_anew_in_the_folder_does_not_read_what_was_there_before() -> None:
-    """Its checkpoints were deleted: tokens and checkpoints begin again, so only the decision log tells it apart."""
+    """The checkpoints were deleted: tokens and checkpoint ids restart, so only the decision log distinguishes the
+    jobs.
+    """
     store = summarised(1_010)
     assert gets(store, lambda: commit(log_on(store), name("b", 1, 1))) < 60
     assert logged(store)[-2:] == [[name("a", 1, 1_010)], [name("b", 1, 1)]]
@@ -380,7 +389,7 @@ def test_what_any_summary_names_is_not_named_again(old: int) -> None:
 
 
 def test_nor_is_what_only_the_oldest_summary_names(store: MemoryStore) -> None:
-    """A job whose checkpoints were moved away and are back now: another log has written all of the newer records."""
+    """A job whose checkpoints were moved away and back: another decision log has written all newer records."""
     first, second = log_on(store), log_on(store)
     commit(first, name("c", 1, 1))
     for number in range(1, 520):
@@ -422,7 +431,7 @@ def test_a_zombie_and_its_successor_write_the_same_summary(store: MemoryStore) -
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["a byte", "empty", "another version", "other records", "gone"])
 def test_a_summary_is_never_the_truth(damage: str) -> None:
-    """B4: the records are; a summary that is not intact, or not of them, is as good as none."""
+    """B4: the records decide; a damaged or foreign summary is ignored."""
     store = summarised(760)
     records = read_commit_log(store, "job", "out")
     key = summaries(store)[1]
@@ -436,7 +445,7 @@ def test_a_summary_is_never_the_truth(damage: str) -> None:
     elif damage == "gone":
         store.delete([key])
     else:
-        old_log(store, 760, "z")  # the log was deleted by hand, all but its summaries, and written anew
+        old_log(store, 760, "z")  # the log was deleted by hand except its summaries, and written anew
         records = tuple(record for n in range(1, 761) if (record := log_on(store).record(n)) is not None)
     assert read_commit_log(store, "job", "out") == records
     commit(log_on(store), *[each.name for each in records[400].files])

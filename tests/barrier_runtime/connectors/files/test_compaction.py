@@ -1,4 +1,4 @@
-"""Small committed files become large ones: who reads through the log sees each row once, whatever dies when."""
+"""Compaction of small committed files: readers of the log see each row once, whichever process dies at any time."""
 
 import itertools
 from collections.abc import Callable
@@ -25,7 +25,7 @@ KEEP_MS = 1_000
 
 
 def seen(store: ObjectStore) -> list[int]:
-    """By a reader of the log, who reads each file by its name."""
+    """Returns the rows seen by a reader of the log that reads each file by name."""
     names = [file.name for file in live_files(read_commit_log(store, "job", "out"))]
     return [number for name in names for number in numbers_of(name, store.get(name))]
 
@@ -70,7 +70,9 @@ def test_small_files_become_one_per_folder_in_the_order_of_their_rows(sink: Any,
 
 @pytest.mark.slow
 def test_a_run_that_dies_at_any_write_is_noticed_by_no_reader_of_the_log() -> None:
-    """Also the runs after it die everywhere. Who lists the folder never sees a row twice, and in the end all once."""
+    """Later runs also die at any write. A reader that lists the folder never sees a row twice, and finally sees all
+    rows once.
+    """
     for first, second in itertools.product(range(40), (0, 1, 2, 3, 5, 8, None)):
         store, _ = target(lambda: Jsonl("memory://target"), 3)
         crashed = False
@@ -103,7 +105,7 @@ def test_the_job_goes_on_while_its_files_are_compacted_and_is_restored_behind_it
     run(store, KEEP_MS)
     assert seen(store) == sorted(numbers_in(store)) == [0, 1, 2, 3]
     run(store, 2 * KEEP_MS)
-    run(store, 3 * KEEP_MS)  # its last file is in a large one, too: the restored job commits it once more
+    run(store, 3 * KEEP_MS)  # the last file is compacted, too: the restored job commits that file again
     after = Subtask(lambda: Jsonl("memory://target"), store, 2, (snapshot,))
     after.settle()
     written(after, 5, 4)

@@ -1,5 +1,8 @@
-"""Compressed text: the same bytes at the same offsets as the plain file, however far apart, and damage said with its
-place. That each row is read once from any position is tested with all formats in `test_source_files`."""
+"""Compressed text: the same bytes at the same offsets as the plain file, at any distance; errors name the damaged
+place.
+
+`test_source_files` tests for all formats that each row is read once from any position.
+"""
 
 import bz2
 import gzip

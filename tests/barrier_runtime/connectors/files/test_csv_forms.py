@@ -1,4 +1,4 @@
-"""CSV as it comes: Latin-1, German decimals, leading zeros, a byte-order mark."""
+"""Common forms of CSV: Latin-1, German decimals, leading zeros, a byte-order mark."""
 
 from pathlib import Path
 from typing import Any

@@ -41,8 +41,9 @@ ROWS = pa.schema([("n", pa.int64()), ("text", pa.string())])
 
 
 class Counting(MemoryStore):
-    """Counts what is asked. Answers come while `answers` is set; those of a file's beginning and end always, unless the
-    store `holds_all`."""
+    """Store that counts requests. Requests are answered while `answers` is set; requests for the beginning and end of
+    a file are always answered, unless `holds_all` is set.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +158,7 @@ def test_the_loop_waits_for_no_range_of_a_large_file(store: Counting, ending: st
         if driver.finished:
             break
         held_up += 1
-        assert not driver.idle  # it has rows, which have not come yet
+        assert not driver.idle  # the source has rows that have not arrived yet
         assert snapshot_of(driver, world)
         woken.clear()
         store.answers.set()
@@ -223,7 +224,7 @@ def test_bytes_ahead_stay_below_the_bound_whatever_the_number_of_files(
         most = max(most, fetcher.held_bytes)
     assert driver.records == 40 * 12_000
     assert fetcher.held_bytes == 0
-    assert most <= (4 << 20) + 32 * (320 << 10) + (2 << 20)  # what threads read while they prepare, and one range
+    assert most <= (4 << 20) + 32 * (320 << 10) + (2 << 20)  # bytes read by threads while preparing, and one range
     driver.close()
 
 

@@ -116,7 +116,7 @@ VALUES = st.one_of(
 @example(rows=[(NULL, 1), (None, 1), (f"%5F{NULL[1:]}", 1)])
 @given(rows=st.lists(st.tuples(VALUES, st.one_of(st.none(), st.integers(-5, 5))), min_size=1, max_size=20))
 def test_a_folder_says_what_its_rows_had(rows: list[tuple[str | None, int | None]]) -> None:
-    """Text of any characters comes back; of empty text a null, as with Spark. Rows keep their order."""
+    """Text with any characters survives; empty text becomes null, as in Spark. Rows keep their order."""
     table = pa.table(
         {
             "n": list(range(len(rows))),

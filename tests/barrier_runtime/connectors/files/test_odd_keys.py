@@ -1,4 +1,4 @@
-"""Names that look like parts of a URL or of a pattern: each object is read under its own name, on every store."""
+"""Names that look like parts of URLs or patterns: each object is read under its own name, on every store."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ def read(place: str) -> dict[str, str]:
 
 
 def check(place: Callable[[str], str], put: Callable[[str, bytes], None]) -> None:
-    """`place`: URL of a key; `put` makes an object, in which its name stands twice if it is longer than others."""
+    """`place`: URL of a key; `put` stores an object under a key."""
     for name in ODD:
         put(f"in/{name}.txt", name.encode())
     assert set(read(place("in"))) == set(ODD)

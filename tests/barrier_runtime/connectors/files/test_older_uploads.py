@@ -70,7 +70,7 @@ def jsonl() -> JsonlSink:
 
 @pytest.fixture
 def make_store(s3_url: Callable[[str], str]) -> MakeStore:
-    """Each call gives an empty place of its own, asked impatiently."""
+    """Returns a function that opens a new empty place with a short retry budget."""
     made = iter(range(1_000_000))
 
     def make() -> S3Store:
@@ -83,7 +83,7 @@ def make_store(s3_url: Callable[[str], str]) -> MakeStore:
 
 
 class Answer(io.BytesIO):
-    """A body as botocore reads it."""
+    """Response body with the interface that botocore reads."""
 
     def stream(self, **_: Any) -> Iterator[bytes]:
         yield self.read()
@@ -109,7 +109,7 @@ def pre_committed(sink: FileSink, checkpoint: int, *numbers: int) -> bytes:
 
 
 def test_a_zombie_and_its_successor_complete_the_same_upload_once(make_store: MakeStore) -> None:
-    """T6, T12, Z11: the zombie's request arrives between the successor's and its answer, or long after."""
+    """T6, T12, Z11: the zombie's request arrives between the successor's request and its answer, or long after."""
     store = make_store()
     zombie = opened(old(), store)
     committable = pre_committed(zombie, 1, 1, 2)
@@ -202,7 +202,7 @@ def test_same_named_job_with_other_checkpoints_keeps_uploads_of_the_first_job(ma
 
 
 def test_successor_aborts_undecided_uploads_and_keeps_unknown_objects(make_store: MakeStore) -> None:
-    """T9, T15: four undecided transactions of ours, one of another job in the same folder."""
+    """T9, T15: four undecided transactions of this job, and one of another job in the same folder."""
     store = make_store()
     before = opened(old(), store)
     decided = pre_committed(before, 1, 1)
@@ -279,7 +279,7 @@ def test_an_answer_that_never_comes_only_delays(
 
 @pytest.mark.slow
 def test_a_completion_that_another_process_has_under_way_is_waited_for(make_store: MakeStore) -> None:
-    """T10: its upload is gone, and its object is not to be seen yet. That must not pass for damage and end the job."""
+    """T10: the upload is gone and its object is not visible yet. This is no damage and must not fail the job."""
     zombies_store, store = make_store(), make_store()
     store._prefix = zombies_store._prefix
     zombie = Subtask(old, zombies_store)
@@ -309,7 +309,7 @@ def test_a_completion_that_another_process_has_under_way_is_waited_for(make_stor
 
 
 def test_a_committable_that_names_a_strangers_upload_is_refused(make_store: MakeStore) -> None:
-    """B1: what it says is completed or aborted, so it must be ours."""
+    """B1: the committable's upload is completed or aborted, so the upload must belong to this sink."""
     store = make_store()
     committable = pre_committed(opened(old(), store, job="stranger"), 1, 1)
     sink = opened(jsonl(), store)

@@ -1,4 +1,4 @@
-"""Files that grow over checkpoints: each row is in the snapshot or in a rolled file, whatever happens between."""
+"""Files that grow over checkpoints: at any time each row is either in the snapshot or in a rolled file."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -67,7 +67,7 @@ def test_rows_of_other_columns_begin_another_file_behind_the_one_that_was_open()
 
 @pytest.mark.slow
 def test_parts_stay_few_and_a_row_is_written_a_few_times() -> None:
-    """10,000 checkpoints before a file is done: its parts are merged, eight at a time."""
+    """10,000 checkpoints before a file is complete: its parts are merged, eight at a time."""
     rolling = Rolling(size=BIG, age_ms=BIG, most_bytes=BIG)
     files, stored, written, most = OpenFiles("a"), frozenset[str](), 0, 0
     table = pa.table({"text": ["x" * 1_000] * 8})
@@ -116,13 +116,14 @@ STEP = st.tuples(
 def test_every_row_is_rolled_once_in_its_order_over_crashes_and_restores(
     steps: list[tuple[list[str], str, int]], size: int, age_ms: int
 ) -> None:
-    """What is rolled counts when its checkpoint is decided; a restore goes back to the decided one. The store has the
-    parts of decided checkpoints only, and each that is not handed over again must be one of these."""
+    """A rolled file counts once its checkpoint is decided; a restore returns to the decided checkpoint. The store has
+    only the parts of decided checkpoints, and every part that is not handed over again must be among them.
+    """
     rolling = Rolling(size, age_ms, most_bytes=200, most_files=3)
     files, store, shown = OpenFiles("a0"), dict[str, bytes](), list[tuple[str, list[int]]]()
     decided_next = next_number = now = incarnation = 0
     decided: Mapping[str, bytes] = {}
-    pending: list[tuple[str, list[int]]] = []  # rolled by checkpoints that are not decided yet
+    pending: list[tuple[str, list[int]]] = []  # rolled by undecided checkpoints
     for folders, what, passed in [*steps, ([], "go on", 0), ([], "end", 0)]:
         now += passed
         came: dict[str, list[int]] = {}

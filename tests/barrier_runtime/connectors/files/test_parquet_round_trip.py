@@ -1,4 +1,4 @@
-"""What ParquetSink writes its source reads back equal, or the sink refuses the type when the flow is written."""
+"""ParquetSink output is read back equal, or the sink refuses the type at build time."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Patterns of paths mean the same on this machine and in a store; what is passed over is counted."""
+"""Patterns of paths mean the same for local folders and stores; ignored files are counted."""
 
 import logging
 from collections.abc import Callable
@@ -50,7 +50,7 @@ PATTERNS = {  # files that a source of `.txt` files reads
 
 
 def found(place: str, root: str) -> set[str]:
-    """Paths below the root of the files that are read."""
+    """Returns the paths below `root` of the files found."""
     try:
         return {file.path.removeprefix(root) for file in find_files(place, (".txt",), "test")}
     except InvalidJob:

@@ -1,4 +1,4 @@
-"""A power cut under a file sink, its commit log, and a whole job: nothing decided is lost, nothing is there twice."""
+"""A power cut under a file sink, its commit log, and a whole job: no decided row is lost or duplicated."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ def jsonl() -> Sink:
 def test_a_cut_at_any_moment_of_a_sinks_life_loses_and_doubles_nothing(
     tmp_path: Path, late_commits: bool, names: Names
 ) -> None:
-    """O12, T10: the decisions are on another disk; what the sink staged, showed and named is on this one."""
+    """O12, T10: decisions are on another disk; the sink's staged files, visible files and log are on this disk."""
     cut = 0
     while (after := life_with_a_cut(tmp_path / f"{cut}", cut, late_commits, names)) is not None:
         assert numbers_in(after) == [0, 1, 2, 3], f"cut at {cut}"
@@ -38,7 +38,7 @@ def test_a_cut_at_any_moment_of_a_sinks_life_loses_and_doubles_nothing(
 
 
 def life_with_a_cut(folder: Path, cut: int, late_commits: bool, names: Names) -> LocalStore | None:
-    """The target at the end of the life that follows a cut; None when there is no such moment."""
+    """Returns the target after the run that follows a cut; None if the run has no such moment."""
     (folder / "disk").mkdir(parents=True)
     disk, job = Disk(folder / "disk"), Job(jsonl, rows=4, late_commits=late_commits)
     then: list[Job] = []
@@ -59,7 +59,7 @@ def life_with_a_cut(folder: Path, cut: int, late_commits: bool, names: Names) ->
 
 
 def test_a_commit_record_that_was_only_read_back_is_made_durable_before_it_counts(tmp_path: Path) -> None:
-    """O12: its first put gave it its name, and then the disk had an error. A repeat must not rely on what it finds."""
+    """O12: the first put created the name before a disk error. A repeat must not rely on the file it finds."""
     (tmp_path / "disk").mkdir()
     disk = Disk(tmp_path / "disk")
     files = [CommittedFile("part-1", "00", 1)]
@@ -83,7 +83,7 @@ def run(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_goes_on_from_what_a_cut_left_at_any_moment(tmp_path: Path) -> None:
-    """O12, T10, R3: decision log, manifests, state, staged and shown files are on one disk."""
+    """O12, T10, R3: decision log, manifests, state, staged and visible files are on one disk."""
     folder = tmp_path / "disk"
     folder.mkdir()
     disk, kept, passed = Disk(folder), [], 0

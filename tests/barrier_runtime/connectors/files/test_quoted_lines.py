@@ -1,4 +1,4 @@
-"""CSV rows whose quoted values contain line breaks: each comes once, wherever blocks end and from any position."""
+"""CSV rows with line breaks in quoted values: each row is read once, for any block borders and from any position."""
 
 import bz2
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def reader_of(path: Path, schema: pa.Schema = TEXTS, **options: Any) -> Any:
 
 
 def rows_of(reader: Any, positions: list[tuple[int, bytes]] | None = None) -> list[dict[str, Any]]:
-    """All rows. `positions`: gets how many rows had come, and the position then."""
+    """Returns all rows. `positions`: collects (number of rows so far, position) after each poll."""
     rows: list[dict[str, Any]] = []
     while not reader.finished:
         polled = reader.poll(2, 0)
@@ -85,7 +85,9 @@ def test_each_value_of_a_single_column_comes_once(
 
 
 def by_letter(data: bytes) -> tuple[list[bool], bool]:
-    """Whether each byte is in quotes, and whether the last quote is open: Arrow's rules, one byte after the other."""
+    """Returns per byte whether the byte is quoted, and whether the last quote is open, by Arrow's
+    rules byte by byte.
+    """
     inside, begins, within = [], True, False
     at = 0
     while at < len(data):
@@ -158,7 +160,7 @@ def test_a_position_of_an_earlier_version_does_not_count_empty_lines(tmp_path: P
     reader.poll(2, 0)
     stored = msgspec.json.decode(reader.position())
     reader.close()
-    del stored["blank_rows"]  # it had returned 1 and 2 by then, and no null
+    del stored["blank_rows"]  # the reader had returned 1 and 2 by then, and no null
     again = reader_of(path, schema)
     again.seek(msgspec.json.encode(stored))
     assert rows_of(again) == [{"a": None}, {"a": 3}]

@@ -1,4 +1,4 @@
-"""A file sink whose files grow over checkpoints, and lie in folders by columns: crashed everywhere, and rescaled."""
+"""File sink with files that grow over checkpoints, in folders by columns: crashes at every write, and rescaling."""
 
 import hashlib
 import itertools
@@ -82,7 +82,9 @@ def test_an_idle_sink_shows_a_file_when_it_is_old_enough(store: MemoryStore) -> 
 @pytest.mark.parametrize("late_commits", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("roll_bytes", [THREE_ROWS, 1 << 30])
 def test_a_crash_at_any_write_loses_and_doubles_nothing(late_commits: bool, roll_bytes: int) -> None:
-    """Files of three rows, or one of all: what is open at the crash is in the snapshot that is restored."""
+    """Files of three rows, or one file of all rows: the restored snapshot contains the rows of the file open at the
+    crash.
+    """
     for crash_at in itertools.count():
         store, crashed = MemoryStore(), False
         job = Job(rolling(roll_bytes=roll_bytes), rows=7, late_commits=late_commits, ends=True)
@@ -106,7 +108,7 @@ def test_a_checkpoint_that_is_given_up_leaves_its_rows_open_once(store: MemorySt
     subtask.barrier(1)()
     subtask.operator.on_abort(1)
     subtask.write([3])
-    snapshot = subtask.barrier(2)()  # rolls what both brought
+    snapshot = subtask.barrier(2)()  # rolls the rows of both checkpoints
     restored = Subtask(rolling(), store, token=2, restored=(snapshot,))
     restored.settle()
     assert numbers_in(store) == [1, 2, 3]
@@ -156,7 +158,7 @@ def test_open_files_go_on_at_another_parallelism(before: int, after: int, store:
 
 @pytest.mark.parametrize("make_sink", [rolling(), lambda: Jsonl("memory://target")])
 def test_rows_that_came_before_a_rescale_are_shown_before_newer_ones(make_sink: Any, store: MemoryStore) -> None:
-    """Those may be of the same keys, and with another subtask: it must not show its own first."""
+    """Newer rows may have the same keys and be in another subtask, which must not make its rows visible first."""
     snapshot = checkpointed(Subtask(rolling(), store), 1, 1)
     older = Subtask(make_sink, store, 2, (snapshot,), 0, 2)
     checkpointed(older, 2, 2, 3, 4)

@@ -1,4 +1,4 @@
-"""File sinks, crashed at every write: what a reader sees is every row of every decided checkpoint, exactly once."""
+"""File sinks with a crash at every write: readers see every row of every decided checkpoint exactly once."""
 
 import base64
 import datetime
@@ -51,7 +51,7 @@ def jsonl() -> JsonlSink:
 
 @pytest.fixture(params=["memory", "folder", "s3"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
-    """Each call gives an empty store of its own."""
+    """Returns a function that makes a new empty store per call."""
     made = iter(range(1_000_000))
     if request.param == "memory":
         return lambda: MemoryStore()
@@ -81,7 +81,7 @@ def pre_committed(sink: FileSink, checkpoint: int, numbers: list[int]) -> bytes:
 
 
 def job_store(log: str, place: str = "memory") -> MemoryStore:
-    """One that has a decision log of its own."""
+    """Returns a store with a decision log of its own."""
     store = MemoryStore(place)
     begin_log(store, "job", log)
     return store
@@ -92,7 +92,7 @@ def job_store(log: str, place: str = "memory") -> MemoryStore:
 
 @pytest.mark.slow
 def test_a_crash_before_or_after_any_write_loses_and_doubles_nothing(make_store: MakeStore) -> None:
-    """T3, T10: every put, publish and delete of the run is a place to die, before and after it."""
+    """T3, T10: the run dies before and after every put, publish and delete."""
     assert crashed_everywhere(make_store, jsonl, CrashingStore, staged_in, late_commits=True) >= 10
 
 
@@ -102,7 +102,7 @@ def test_so_it_is_where_each_commit_comes_at_once() -> None:
 
 @pytest.mark.parametrize("apart", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_crashes_inside_the_recovery_of_a_crash_change_nothing(apart: int) -> None:
-    """T10: a crash, one in its recovery, one in the recovery of that."""
+    """T10: a crash, a crash in the recovery, and a crash in the recovery from that."""
     for first in range(0, 40, apart):
         for second in range(12):
             store, job = MemoryStore(), Job(jsonl, late_commits=True)
@@ -119,7 +119,7 @@ def test_crashes_inside_the_recovery_of_a_crash_change_nothing(apart: int) -> No
 @pytest.mark.parametrize("operation", ["put", "publish", "delete"])
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.APPLY_THEN_FAIL, Fault.LAND_LATE])
 def test_a_store_that_fails_or_answers_late_only_delays(operation: str, fault: Fault, store: MemoryStore) -> None:
-    """T4, T10: whatever is not known to have happened is done again; late writes land at the worst time."""
+    """T4, T10: operations of unknown outcome are repeated; late writes land at the worst time."""
     subtask = Subtask(jsonl, store)
     store.inject(fault, operation, times=3)
     subtask.write([1])
@@ -146,7 +146,7 @@ def test_a_store_that_fails_or_answers_late_only_delays(operation: str, fault: F
 
 
 def test_a_store_that_cannot_list_in_recovery_delays_commits_and_not_rows(store: MemoryStore) -> None:
-    """T4: the sweep of leftovers is part of recovery and is repeated with it."""
+    """T4: the clean-up of leftovers is part of the recovery and is repeated with the recovery."""
     pre_committed(opened(jsonl(), store), 1, [5])
     store.inject(Fault.FAIL_BEFORE, "list", times=2)
     subtask = Subtask(jsonl, store, token=2)
@@ -212,7 +212,7 @@ def test_what_an_expired_checkpoint_staged_is_visible_once_with_the_next(make_st
 
 
 def test_a_sink_that_restores_its_own_rows_does_not_try_whether_it_may_write(store: MemoryStore) -> None:
-    """Its snapshot says that a sink with these settings has staged rows there. Another sink tries."""
+    """The snapshot proves that a sink with these settings has staged rows there. Another sink writes a probe."""
     subtask = Subtask(jsonl, store)
     subtask.write([1])
     restored = (subtask.barrier(1)(),)
@@ -261,7 +261,7 @@ def test_leftovers_of_five_subtasks_are_swept_by_one_and_decided_ones_are_commit
     store.inject(Fault.FAIL_BEFORE, "publish", times=None)
     one = Subtask(jsonl, store, 2, restored=decided)
     one.write([50])
-    decided = (one.barrier(3)(),)  # lists what the first generation decided: nothing of it could be committed yet
+    decided = (one.barrier(3)(),)  # lists the first generation's decided files, none of which could be committed yet
     assert len(staged_in(store)) == 5 + 5 + 1
     store.heal()
     for s in range(3):
@@ -282,9 +282,12 @@ OWN, OTHER = "a" * 16, "b" * 16  # tags of two decision logs
         (f"_staging/job/out/8/3-{OWN}00aa11bb-12.parquet", False),  # our own generation
         (f"_staging/job/out/9/3-{OWN}00aa11bb-12.parquet", False),  # a newer one: we are the zombie
         (f"_staging/job/out/7/2-{OWN}00aa11bb-12.parquet", False),  # another subtask's share
-        (f"_staging/job/out/7/3-{OTHER}00aa11bb-12.parquet", False),  # another log's: its owner may have decided it
-        ("_staging/job/out/7/3-00aa11bb-12.parquet", False),  # of a release without tags: whose, nobody knows
-        ("_staging/job/out/7/3-0123abcd-12.parquet", True),  # the same, but a committable of ours has its incarnation
+        (f"_staging/job/out/7/3-{OTHER}00aa11bb-12.parquet", False),  # another log: its owner may have decided the file
+        ("_staging/job/out/7/3-00aa11bb-12.parquet", False),  # of a release without tags: the owner is unknown
+        (
+            "_staging/job/out/7/3-0123abcd-12.parquet",
+            True,
+        ),  # the same, but a committable of this sink has the incarnation
         ("_staging/job/out/8/3-0123abcd-12.parquet", False),
         (f"_staging/job/out/7/3-{OWN}-12.parquet", False),
         ("_staging/job/out/7/notes.txt", False),
@@ -311,13 +314,13 @@ def test_same_named_job_with_other_checkpoints_keeps_commits_of_the_first_job(
     first.commit(decided)
     assert sorted(numbers_in(store)) == [1, 2, 100]
     opened(jsonl(), store, token=4, job_store=production).recover([decided])
-    until(lambda: staged_in(store) == [])  # its own successor drops what was not decided
+    until(lambda: staged_in(store) == [])  # the successor in the same log drops undecided files
     with pytest.raises(Corrupt, match="is gone"):
         first.commit(undecided)
 
 
 def test_a_new_lineage_of_the_same_log_sweeps_what_the_one_before_left(make_store: MakeStore) -> None:
-    """T9: `restore="none"` begins a lineage; fencing tokens rise on."""
+    """T9: `restore="none"` begins a lineage; fencing tokens keep rising."""
     store, checkpoints = make_store(), job_store("production")
     pre_committed(opened(jsonl(), store, token=3, job_store=checkpoints, lineage="first"), 7, [1])
     opened(jsonl(), store, token=4, job_store=checkpoints, lineage="second").recover([])
@@ -336,7 +339,7 @@ def test_a_copy_of_a_log_elsewhere_is_another_log(make_store: MakeStore) -> None
 def test_untagged_files_of_old_releases_are_committed_or_swept_only_if_proven_own(
     make_store: MakeStore,
 ) -> None:
-    """T9, O3: an upgrade behind a crash; the last incarnation's committable is in the manifest."""
+    """T9, O3: an upgrade after a crash; the manifest contains the last incarnation's committable."""
     store, data = make_store(), b'{"n":5}\n'
     decided, left, strangers = (f"_staging/job/out/2/0-{name}.jsonl" for name in ("00aa11bb-1", "00aa11bb-2", "ccdd-1"))
     for key in (decided, left, strangers):
@@ -375,7 +378,7 @@ def test_a_zombie_that_commits_late_and_stages_on_changes_nothing_visible(store:
     assert numbers_in(store) == [1]
     zombie.write([2])
     zombie.barrier(2)()
-    zombie.complete(1)  # it had heard of the decision before it was stalled
+    zombie.complete(1)  # the zombie received the decision before it stalled
     assert numbers_in(store) == [1]
     successor.write([2])
     successor.barrier(2)()
@@ -458,7 +461,7 @@ def test_early_staging_that_failed_or_never_ran_is_made_up_for_at_the_barrier(st
     subtask.write([1])
     subtask.snapshot_executor.run()
     assert subtask.metrics.counts["early_staging_failed"] == 1
-    subtask.write([2])  # this one's early staging has not run yet
+    subtask.write([2])  # early staging of this row has not run yet
     subtask.barrier(1)()
     subtask.complete(1)
     assert numbers_in(store) == [1, 2]

@@ -1,4 +1,4 @@
-"""Small files of a store: how many requests one takes, and that a change since the listing is seen."""
+"""Small files of a store: number of requests per file, and detection of changes since the listing."""
 
 import re
 from collections import Counter

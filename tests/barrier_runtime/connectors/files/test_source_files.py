@@ -1,4 +1,4 @@
-"""Parquet, CSV and JSONL files: every row once from any position, and bad input said with file, column and remedy."""
+"""Parquet, CSV and JSONL files: every row once from any position; errors name file, column and remedy."""
 
 import datetime
 import json

@@ -1,4 +1,4 @@
-"""Text files: a row per line, whatever ends it."""
+"""Text files: one row per line, for every kind of line end."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What CsvSink and JsonlSink write is read back equal, for every type of column and every special value."""
+"""Output of CsvSink and JsonlSink is read back equal, for every column type and special value."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def read(path: Path, source: Any, schema: pa.Schema | None) -> pa.Table:
 
 
 def back(column: pa.Array, folder: Path, format: str) -> pa.ChunkedArray:
-    """A column of its own, and beside another one."""
+    """Returns the column as read back from a file, after checks alone and together with a second column."""
     _, source, encode = FORMATS[format]
     path = folder / f"a.{format}"
     alone = pa.record_batch({"x": column})

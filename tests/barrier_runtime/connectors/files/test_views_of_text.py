@@ -1,4 +1,4 @@
-"""Columns of a Parquet file that are views of text, as Polars writes them, are text in every step."""
+"""String-view columns of Parquet files, which Polars writes, are text in every step."""
 
 import datetime
 from pathlib import Path

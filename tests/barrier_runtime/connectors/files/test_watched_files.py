@@ -1,4 +1,4 @@
-"""Folders in which files appear: each is read once, by one subtask, and a file that is not complete is an error."""
+"""Watched folders: one subtask reads each new file once, and an incomplete file is an error."""
 
 import asyncio
 import gzip
@@ -248,7 +248,7 @@ def visible(out: Path) -> list[dict[str, Any]]:
 
 
 async def run_for_a_while(folder: Path, out: Path, url: str, parallelism: int, until: Callable[[], bool]) -> None:
-    """A run of the job that is stopped in mid-stream, without a last checkpoint, once `until` holds."""
+    """Runs the job until `until` holds, and then stops the job without a last checkpoint."""
     flow = Dataflow("watching")
     flow.read_jsonl("src", str(folder), schema=SCHEMA, watch=SOON).sink("out", JsonlSink(str(out)))
     options = JobOptions.from_keywords(
@@ -317,7 +317,7 @@ def test_files_that_are_known_cost_a_look_at_a_bounded_number_of_them(
     for _ in range(21):
         assert arrivals.list() == []
     files = [path for path in looked_at if path.startswith(f"{tmp_path}/")]
-    assert len(set(files)) == 200  # each in its turn …
-    assert len(files) <= 2 * 200  # … and not each time
+    assert len(set(files)) == 200  # each file once …
+    assert len(files) <= 2 * 200  # … but not at each listing
     appear(tmp_path, "new.jsonl", 1)
     assert [split.id for split in arrivals.list()] == ["new.jsonl"]

@@ -77,7 +77,7 @@ def rows_of(
 
 
 class _Message:
-    """What a deserialiser is told of a record."""
+    """Record metadata passed to a deserialiser."""
 
     def topic(self) -> str:
         return "items"
@@ -176,7 +176,7 @@ def _in_connects_schema(*events: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("wrapped", [_as_json, _in_connects_schema])
 @pytest.mark.parametrize("form", ["changes", "upsert"])
 def test_a_column_that_no_row_has_is_told_with_the_nearest_there_is(form: Debezium, wrapped: Any) -> None:
-    """The row after its change decides: before it there may be the key alone."""
+    """The row after the change decides: the row before may contain only the key."""
     asked = pa.schema([("id", pa.int64()), ("nmae", pa.string())])
     deleted, bought = event("d", {"id": 1}, None), event("u", {"id": 1}, {"id": 1, "name": "tea", "city": None})
     rows, bad = rows_of(*wrapped(deleted, bought), form=form, schema=asked, absent="fail")

@@ -1,4 +1,4 @@
-"""What Kafka's errors mean: the same for source and sink; clients that are replaced, and what they log."""
+"""Meaning of Kafka's errors, equal for source and sink; replaced clients, and their logs."""
 
 import logging
 from concurrent.futures import Future
@@ -16,7 +16,7 @@ from barrier_runtime.connectors.kafka.source.client import is_transient, what_to
 from barrier_runtime.connectors.kafka.source.log_throttle import LogThrottle
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-# As librdkafka 2.16 tells them while a broker with a TLS listener is started again.
+# Error of librdkafka 2.16 while a broker with a TLS listener restarts.
 CUT = KafkaError(
     KafkaError._SSL,
     "ssl://10.0.0.1:9093/1: SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener? "
@@ -67,7 +67,7 @@ def test_writer_fenced_by_another_of_the_same_name_is_not_sent_to_the_brokers(co
 
 
 class Silent:
-    """An admin client that was asked and never says what became of it, as librdkafka's does now and then."""
+    """Admin client that never answers, which librdkafka's client does occasionally."""
 
     def list_topics(self, topic: str, timeout: float) -> Any:
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None)}, brokers={1: None})
@@ -138,7 +138,7 @@ def test_a_wrong_certificate_ends_sink_and_source_with_its_reason(monkeypatch: p
 
 
 class Client:
-    """One that answers as it is told."""
+    """Numbered client that records whether it was closed."""
 
     def __init__(self, made: list["Client"]) -> None:
         self.number = len(made)

@@ -31,7 +31,7 @@ def messages(*values: Any, **options: Any) -> list[Message]:
 def decode(
     format_name: FormatName, schema: pa.Schema | None, *payloads: bytes | None
 ) -> tuple[list[Any], dict[int, str]]:
-    """Rows as tuples, and the bad ones."""
+    """Returns rows as tuples, and the errors of bad payloads."""
     decoder = make_decoder(format_of("value", format_name, schema, WHERE), WHERE)
     columns, bad = decoded(decoder, payloads, messages(*payloads), raise_outage)
     return list(zip(*(column.to_pylist() for column in columns), strict=True)), bad
@@ -98,7 +98,7 @@ def test_json_of_every_kind_of_column() -> None:
     ],
 )
 def test_a_bad_payload_is_found_among_good_ones_and_only_it(payload: bytes) -> None:
-    """Two records in one, or a part of one, must not shift the others."""
+    """Two records in one payload, or a part of a record, must not shift the others."""
     schema = schema_of(
         n=pa.int64(),
         s=pa.string(),
@@ -181,7 +181,7 @@ def test_the_row_before_a_bad_record_is_the_last_and_the_reason_is_told() -> Non
 
 
 def test_dead_letters_keep_the_raw_record_and_null_the_other_columns() -> None:
-    """No event time either: what is in a bad record must not move the watermark."""
+    """Also no event time: a bad record must not advance the watermark."""
     value = format_of("value", "json", schema_of(n=pa.int64()), WHERE)
     key = format_of("key", "string", None, WHERE)
     columns = record_columns(key, value, {"timestamp": "at"}, "dead_letter", WHERE)
@@ -215,7 +215,7 @@ def test_a_bad_key_is_told_from_a_bad_value() -> None:
 
 
 def deserialiser(answers: dict[bytes, Any]) -> FormatName:
-    """Gives, or raises, what `answers` says."""
+    """Deserialiser that returns or raises the entry of `answers`."""
 
     def answer(data: bytes, context: Any) -> Any:
         assert (context.topic, context.field) == ("t", "value")

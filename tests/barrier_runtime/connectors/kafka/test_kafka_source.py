@@ -1,4 +1,4 @@
-"""The parts of the Kafka source that need no broker: ownership, positions, queues, what retention means, options."""
+"""Parts of the Kafka source that need no broker: ownership, positions, queues, retention, options."""
 
 import datetime
 import pickle
@@ -32,7 +32,7 @@ def test_the_partitions_of_a_topic_are_dealt_out_evenly_and_always_alike() -> No
         for partition in range(4 * parallelism):
             counts[owner(split_id("orders-eu-1", partition), parallelism)] += 1
         assert counts == [4] * parallelism
-    assert [owner("orders-0", 8), owner("orders-1", 8)] == [6, 7]  # snapshots rely on it
+    assert [owner("orders-0", 8), owner("orders-1", 8)] == [6, 7]  # snapshots rely on these owners
     assert len({owner(f"topic-{number}-0", 8) for number in range(100)}) == 8
 
 
@@ -81,7 +81,7 @@ def taken(queue: PartitionQueue, max_rows: int) -> tuple[list[int], int] | None:
 
 
 def test_a_batch_that_is_taken_in_parts_has_a_position_after_each() -> None:
-    """Offsets have gaps, where markers and transactions that were given up lie."""
+    """Offsets have gaps at markers and aborted transactions."""
     queue = feed_from(0)
     queue.put(rows(0, 1, 5, 9))
     queue.put(Fetched(None, (), 12, None, 0))
@@ -133,8 +133,8 @@ def test_a_feed_with_an_end_is_over_there() -> None:
         (10, 10, None, 100, "fine"),  # first poll
         (10, 10, 5, 100, "soon"),
         (18, 10, 5, 100, "soon"),
-        (19, 10, 5, 100, "fine"),  # a tenth of what is kept lies between
-        (100, 100, 5, 100, "fine"),  # everything is read
+        (19, 10, 5, 100, "fine"),  # a tenth of the retained offsets lies between
+        (100, 100, 5, 100, "fine"),  # all retained records are read
         (10, 10, 5, None, "fine"),  # the end is not known yet
     ],
 )
@@ -148,7 +148,7 @@ def test_a_loss_is_told_from_a_log_that_ends_too_early() -> None:
     queue = feed_from(40)
     assert "offset 40 is wanted, but the earliest that is retained is 60: 20 offsets" in str(lost(queue, 40, 60, 100))
     assert "offset 40 is wanted, but the partition ends at 7" in str(lost(queue, 40, 0, 7))
-    made_again = str(lost(queue, 40, 0, 90))  # it ended below when the record was asked for
+    made_again = str(lost(queue, 40, 0, 90))  # the partition ended below offset 40 at the request
     assert "it was not there, and now the partition ends at 90: the topic was made again" in made_again
 
 
@@ -205,7 +205,7 @@ def test_reader_and_client_threads_get_short_slices_before_the_client_starts() -
     seen: list[int] = []
 
     def settings() -> dict[str, Any]:
-        """Asked for by the thread that reads, and refused by the client."""
+        """Settings that the reading thread requests and the client refuses."""
         started = threading.Thread(target=lambda: seen.append(attributes()[1]))
         started.start()
         started.join()
@@ -227,7 +227,7 @@ def test_reader_and_client_threads_get_short_slices_before_the_client_starts() -
 def test_an_offset_in_a_topic_that_is_not_chosen_any_more_is_not_gone_on_with(
     chosen: dict[str, Any], left_out: str
 ) -> None:
-    """The job would go on reading the old topic beside the new one."""
+    """The job would continue to read the old topic in addition to the new one."""
     splits = {f"{topic}-{number}": SplitProgress(3, 0, False) for topic in ("orders", "others") for number in (0, 1)}
     values = {SPLITS_VALUE: msgspec.json.encode(SourceProgress(splits, version=2))}
     restored = RestoredSource((OperatorSnapshot("in", 0, 1, values),), 0, 1, "source 'in'")

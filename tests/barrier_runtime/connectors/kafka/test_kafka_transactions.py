@@ -1,4 +1,4 @@
-"""A transaction whose client never comes back: the sink leaves it and begins with another producer."""
+"""A transaction whose client never returns: the sink abandons the client and continues with another producer."""
 
 import math
 import threading
@@ -56,7 +56,7 @@ class Library:
 
 
 def test_a_commit_that_never_comes_back_is_left_and_another_producer_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T4: librdkafka forgets its time limit when a group coordinator was away (its issues 5456 and 5511)."""
+    """T4: librdkafka ignores its timeout after an outage of the group coordinator (its issues 5456 and 5511)."""
     monkeypatch.setattr("barrier_runtime.connectors.kafka.asking._OVERDUE_S", 0.01)
     library, cluster = Library(), KafkaCluster("10.0.0.1:9092", {}, "sink")
     monkeypatch.setattr(cluster, "producer", library.producer)
@@ -113,8 +113,9 @@ def test_what_a_call_raises_comes_out() -> None:
 
 
 def test_jobs_sinks_and_subtasks_own_transactions_and_lineages_of_a_job_share_them() -> None:
-    """1.8: a fork under another name fences nobody of the job that it came from. Names of jobs have no dots, so what
-    stands behind the first one is no part of a job's name."""
+    """1.8: a fork under another name fences no producer of the original job. Names of jobs have no dots, so the next
+    dot ends the job's name.
+    """
     origins = [
         TransactionOrigin("orders", "out", "line", 0),
         TransactionOrigin("orders-fork", "out", "line", 0),

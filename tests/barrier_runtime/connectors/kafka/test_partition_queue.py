@@ -1,4 +1,4 @@
-"""What a queue hands over: small chunks together, in their order, and never more than is asked for."""
+"""Output of a partition queue: small chunks joined, in order, and never more rows than requested."""
 
 import pyarrow as pa
 import pytest
@@ -69,8 +69,9 @@ def test_lists_taken_together_stay_lists_until_they_are_many():
 
 
 def test_emptied_queue_holds_zero_bytes_whatever_its_columns_weigh_together():
-    """Bits of truth values and nulls are packed anew when chunks are joined: what grew with every chunk would pass for
-    a full queue in the end, and nothing would be fetched any more."""
+    """Joining chunks packs the bits of booleans and nulls anew. A difference that grows per chunk would make the empty
+    queue look full, and fetching would stop.
+    """
     source = queue()
     schema = pa.schema([("yes", pa.bool_()), ("text", pa.string()), ("tags", pa.list_(pa.string()))])
     for number in range(1_000):

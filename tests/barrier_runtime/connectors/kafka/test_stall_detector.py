@@ -1,4 +1,4 @@
-"""When a partition counts as silent: what was asked, what was answered, and what came meanwhile."""
+"""Detection of silent partitions from queries, answers and arriving records."""
 
 import confluent_kafka
 import pytest
@@ -17,14 +17,16 @@ PATIENCE = StallTimeouts(quiet=5, still=15, answer=1.5)
 
 
 def watched(*partitions, until, since=0.0):
-    """After that many seconds in which nothing came of these partitions and nobody asked."""
+    """Returns a detector after `until` seconds in which no record of these partitions arrived and no query was
+    answered.
+    """
     detector = StallDetector(PATIENCE)
     turn(detector, partitions, since, until)
     return detector
 
 
 def turn(detector, partitions, since, until):
-    """Looks ten times a second; gives what was asked for, and when."""
+    """Polls the detector ten times a second; returns (time, partitions to query)."""
     asked = []
     for tenth in range(round(since * 10), round(until * 10) + 1):
         found = detector.to_ask(partitions, tenth / 10)
@@ -62,8 +64,8 @@ def test_an_end_that_stays_unread_over_many_answers_makes_a_partition_stand_stil
     "ends_it",
     [
         lambda detector: detector.heard([A], 10),
-        lambda detector: detector.answered({A: 12}, {A: 12}, 10),  # read meanwhile, or deleted behind it
-        lambda detector: detector.answered({A: 10}, {}, 10),  # the topic is not there just now
+        lambda detector: detector.answered({A: 12}, {A: 12}, 10),  # read meanwhile, or deleted after the position
+        lambda detector: detector.answered({A: 10}, {}, 10),  # the topic is currently missing
         lambda detector: detector.unanswered([A], 10),
         lambda detector: turn(detector, [B], 10, 10),  # full, over or removed
         lambda detector: turn(detector, [A], 15, 15),  # the thread itself was held up
@@ -108,7 +110,7 @@ def test_partitions_are_probed_singly_suspect_first_while_a_broker_is_away():
 
 
 def silent(detector, since, until):
-    """A client of which nothing comes, and an end beyond the position. Returns the time of the replacement."""
+    """Client without records while the partition's end is beyond the position. Returns the time of the replacement."""
     for second in range(since, until):
         turn(detector, [A], second, second + 0.9)
         detector.answered({A: 10}, {A: 12}, second)
@@ -138,7 +140,7 @@ def test_a_partition_that_left_takes_its_blame_along():
 
 
 def test_client_that_lost_the_leader_is_suspected_like_a_silent_client():
-    """It may answer so for ever, and then nothing comes either."""
+    """The client may answer so forever, and no records arrive either."""
     detector = watched(A, B, until=5)
     for second in (5, 10, 15, 20):
         turn(detector, [A, B], second, second)
@@ -149,7 +151,7 @@ def test_client_that_lost_the_leader_is_suspected_like_a_silent_client():
 
 
 class Answers:
-    """In place of the client library's consumer: the ends of partition 0, or an error for it."""
+    """Replacement for the client library's consumer: the ends of partition 0, or an error."""
 
     def __init__(self, error=None):
         self.error = None if error is None else KafkaError(error)
@@ -181,5 +183,5 @@ def test_another_client_is_asked_for_retained_offsets_if_ours_lost_the_leader():
     assert queue.trouble is None
     assert watch.poll(ours, [queue]) == 30.0
     assert [ours.asked, *[each.asked for each in others]] == [1, 1, 1]
-    assert isinstance(queue.trouble, InvalidJob)  # offset 3 is gone: 5 is the first that is retained
+    assert isinstance(queue.trouble, InvalidJob)  # offset 3 is gone: 5 is the first retained offset
     watch.close()

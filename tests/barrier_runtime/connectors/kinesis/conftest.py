@@ -1,6 +1,6 @@
-"""moto's Kinesis, in this process, mended where it is not as Kinesis is, and with faults put before its answers.
+"""moto's Kinesis in this process, corrected where it differs from Kinesis, with faults injected before its answers.
 
-A shard that was split keeps its records, and its iterator ends behind them.
+A split shard keeps its records, and its iterator ends after them.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from moto.kinesis.models import KinesisBackend, Shard, Stream
 
 @pytest.fixture
 def make_kinesis(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., KinesisWorld]]:
-    """`make_kinesis(shards=1)`: a stream of this test's own. moto serves it beside S3."""
+    """`make_kinesis(shards=1)`: a new stream for this test, served by the moto server that also serves S3."""
     worlds: dict[str, KinesisWorld] = {}
 
     def make(shards: int = 1) -> KinesisWorld:
@@ -39,7 +39,7 @@ def make_kinesis(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         for number, (begin, end) in enumerate(((shard.starting_hash, middle), (middle, shard.ending_hash)), 1):
             child = Shard(last + number, starting_hash=begin, ending_hash=end, parent=shard.shard_id)
             self.shards[child.shard_id] = child
-        shard.is_open, shard.starting_hash, shard.ending_hash = False, -1, -1  # nothing more is put into it
+        shard.is_open, shard.starting_hash, shard.ending_hash = False, -1, -1  # a closed shard takes no more records
 
     monkeypatch.setattr(KinesisBackend, "get_records", records)
     monkeypatch.setattr(Stream, "split_shard", split)

@@ -1,4 +1,4 @@
-"""A stream on moto's Kinesis, and what a test does with it."""
+"""A stream on moto's Kinesis, and the test's operations on the stream."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from barrier_runtime.connectors.kinesis.source import KinesisSource, KinesisStre
 
 
 class KinesisWorld:
-    """One stream. `faults`: what the next questions for records raise, oldest first; None: nothing."""
+    """One stream. `faults`: errors for the next record requests, oldest first; None: no error."""
 
     def __init__(self, endpoint: str, shards: int) -> None:
         import boto3

@@ -1,4 +1,4 @@
-"""Kinesis as a source: rows and positions, resharding, limits, outages, retention, and what is refused."""
+"""Kinesis source: rows and positions, resharding, limits, outages, retention, and refusals."""
 
 import datetime
 import json
@@ -68,7 +68,7 @@ def written(folder: Path) -> list[int]:
 
 
 def run_until(world: KinesisWorld, folder: Path, count: int, change: Callable[[], None] = lambda: None) -> None:
-    """The job, until so many rows are visible; then it is stopped, and goes on in the next call."""
+    """Runs the job until `count` rows are visible and stops the job; the next call continues."""
     flow = Dataflow("copy")
     options = {"every": datetime.timedelta(milliseconds=20), "discover": datetime.timedelta(milliseconds=50)}
     source = flow.source("clicks", world.source(value="string", metadata=(), **options))
@@ -111,7 +111,7 @@ def test_a_stream_is_read_from_a_time_or_from_now_on(make_kinesis: Make) -> None
     (split,) = stream.splits(1)
     time.sleep(0.01)
     world.put(numbers(15, 18))
-    for _ in range(2):  # the time is in the split: whenever it is read, it begins there
+    for _ in range(2):  # the split contains the start time, so every reader begins there
         reader = stream.reader(split)
         assert [int(row["value"]) for row in taken(reader, 3)] == [15, 16, 17]
         reader.close()
@@ -119,7 +119,7 @@ def test_a_stream_is_read_from_a_time_or_from_now_on(make_kinesis: Make) -> None
 
 @pytest.mark.parametrize("code", ["ExpiredIteratorException", "ProvisionedThroughputExceededException", "Internal"])
 def test_what_passes_costs_no_row(make_kinesis: Make, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """An iterator that expired, a limit, a server that answers with an error: behind the first rows, and again."""
+    """An expired iterator, a limit, a server error: after the first rows, and again."""
     monkeypatch.setattr(fetcher, "_FIRST_WAIT_S", 0.01)
     world = make_kinesis()
     world.put(numbers(0, 5))
@@ -195,7 +195,7 @@ def test_a_job_that_was_away_for_longer_than_the_retention_does_not_go_on(
 
 @pytest.mark.slow
 def test_a_position_tells_until_when_nothing_is_missing(make_kinesis: Make) -> None:
-    """It moves while no row comes, so that a silent shard does not look like one that was not read."""
+    """The time advances while no row arrives, so a silent shard differs from an unread shard."""
     world = make_kinesis()
     world.put(numbers(0, 4))
     reader = reader_of(world, value="string", every=datetime.timedelta(milliseconds=5))

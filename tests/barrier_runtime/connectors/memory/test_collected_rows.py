@@ -1,4 +1,4 @@
-"""`CollectSink` over several runs of one program: what is decided is shown, also when its sink is gone."""
+"""`CollectSink` over several runs of one program: decided rows become visible, also if their sink is gone."""
 
 import gc
 
@@ -8,7 +8,7 @@ from barrier_runtime import CollectSink
 
 
 def staged(*values: int) -> bytes:
-    """A committable of a run whose sink the program has dropped since."""
+    """Returns a committable of a run whose sink the program has dropped."""
     sink = CollectSink()
     transaction = sink.begin_transaction()
     sink.write(transaction, pa.record_batch({"n": list(values)}))

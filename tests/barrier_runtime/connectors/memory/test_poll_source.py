@@ -1,4 +1,4 @@
-"""Functions that are asked again and again: cursors in checkpoints, pages gone on with inside, what is refused."""
+"""Polled functions: cursors in checkpoints, continuing within a page, refusals."""
 
 import time
 from datetime import timedelta

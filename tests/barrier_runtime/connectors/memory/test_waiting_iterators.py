@@ -1,4 +1,4 @@
-"""Iterators that wait: for a socket, an API, a clock. They stop neither their slot nor its checkpoints nor its end."""
+"""Iterators that wait for a socket, an API or a clock block neither their slot, nor checkpoints, nor the end."""
 
 import json
 import threading
@@ -140,7 +140,7 @@ def test_an_iterator_is_not_pulled_far_ahead_of_what_was_taken() -> None:
     taken = 0
     while taken < 100:
         taken += len(read_until(driver, 1))
-        assert len(pulled) - taken <= 24  # one batch of about 8 MiB is there, and no other is begun before it is taken
+        assert len(pulled) - taken <= 24  # one batch of about 8 MiB is ready; the next begins only after it is taken
     driver.close()
 
 

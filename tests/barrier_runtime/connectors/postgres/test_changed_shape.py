@@ -110,7 +110,7 @@ ID, N, V = ("id", "int4"), ("n", "int4"), ("v", "text")
         (declared(ID, N, V), in_log(ID, N, V), {1: ID, 2: N, 3: V}, (0, 1, 2)),
         (declared(ID, N, key=("id", "n")), in_log(ID, N, key=("id", "n")), {1: ID, 2: N}, (0, 1)),
         (declared(ID, N, V), in_log(ID, V, ("w", "int4")), {1: ID, 3: V, 4: ("w", "int4")}, (0, None, 1)),  # n dropped
-        (declared(ID, N), in_log(ID), {1: ID, 2: N}, (0, None)),  # n comes later in the log
+        (declared(ID, N), in_log(ID), {1: ID, 2: N}, (0, None)),  # n is added later in the log
         (declared(ID, N), in_log(ID, ("n", "int8")), {1: ID, 2: ("n", "int8")}, (0, 1)),
         (declared(ID, ("n", "int8")), in_log(ID, N), {1: ID, 2: ("n", "int8")}, (0, 1)),  # the log is behind
         (declared(ID, ("n", "text")), in_log(ID, N), {1: ID, 2: ("n", "text")}, (0, 1)),

@@ -1,4 +1,4 @@
-"""What decides in the source of PostgreSQL's changes, without a server: messages, rows, positions, slots."""
+"""Logic of the source of PostgreSQL changes, without a server: messages, rows, positions, slots."""
 
 import struct
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""The RabbitMQ reader without a broker: which message it acknowledges, and when.
+"""Acknowledgements of the RabbitMQ reader, without a broker.
 
-Its consumer is the real one, whose thread finds nobody to connect to; it is fed as that thread would feed it.
+The consumer is real, but its thread finds no broker to connect to; the test feeds the consumer as that thread would.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from examples.servers.base import free_port
 
 
 class Channel:
-    """In place of pika's: what it was told to acknowledge."""
+    """Replacement for pika's channel that records the acknowledged tags."""
 
     def __init__(self) -> None:
         self.acknowledged: list[int] = []

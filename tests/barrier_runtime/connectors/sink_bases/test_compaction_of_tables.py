@@ -1,4 +1,4 @@
-"""Which small files are compacted, when, and what `compact=` takes."""
+"""Choice of small files to compact, time of compaction, and arguments of `compact=`."""
 
 import threading
 from collections.abc import Callable
@@ -118,7 +118,7 @@ def test_looks_that_find_nothing_become_rare() -> None:
 
 
 class _Table:
-    """A table whose looks wait."""
+    """A table whose `look` waits for the test."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.looks = 0

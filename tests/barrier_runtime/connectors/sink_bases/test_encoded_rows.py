@@ -1,4 +1,4 @@
-"""Rows that are encoded while they arrive: each once, in order, whatever fails or comes late."""
+"""Rows encoded on arrival: each row once, in order, through failures and delays."""
 
 import contextlib
 import threading
@@ -83,7 +83,7 @@ def test_rows_are_encoded_once_and_staged_in_order_in_any_interleaving(operation
     staged = b"".join(buffer.stage(text_of))
     assert staged == (encoders.jsonl([numbers(0, written)]) if written else b"")
     assert sorted(encode.encoded) == list(range(written)), "each row is encoded once"
-    for work in works:  # late: its rows are durable
+    for work in works:  # too late: the rows are already durable
         work()
     assert len(encode.encoded) == written
 

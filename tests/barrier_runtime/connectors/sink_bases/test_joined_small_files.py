@@ -1,4 +1,4 @@
-"""Which small files become one: by kind, in order, of a size that is worth it."""
+"""Choice of small files to join: by kind, in order, and above a worthwhile size."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""JSON of sinks: nothing of a value is lost, and a map is what sources of JSON read as a map."""
+"""JSON of sinks: values are exact, and JSON sources read maps back as maps."""
 
 import datetime
 import decimal
@@ -57,8 +57,9 @@ def test_values_are_written_whole(kind: pa.DataType, values: list[Any], json: st
 
 
 def by_arrow(value: int | None, unit: str, *, zone: bool, csv: bool) -> str | None:
-    """A timestamp as Arrow's cast of times with a zone writes it, which goes through `strftime`; JSON of whole seconds
-    in years that Python has lacks the fraction."""
+    """Returns a timestamp as Arrow's cast of times with a zone writes it, by `strftime`; JSON of whole seconds in
+    years that Python supports has no fraction.
+    """
     if value is None:
         return None
     text: str = pa.array([value], pa.timestamp(unit, "UTC")).cast(pa.string())[0].as_py()

@@ -1,4 +1,4 @@
-"""What databases take for equal, or would change on its way into a column: found without a server."""
+"""Key values that databases treat as equal or change on storing, found without a server."""
 
 import math
 from typing import Any

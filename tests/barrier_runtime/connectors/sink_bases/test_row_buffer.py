@@ -1,4 +1,4 @@
-"""Buffers of rows: what goes out early, late or again goes out once and in the order of the rows."""
+"""Buffers of rows: rows staged early, late or again are staged once and in order."""
 
 import pyarrow as pa
 import pytest
@@ -29,7 +29,7 @@ def write(buffer: RowBuffer[bool], *values: int) -> None:
 
 
 def test_a_newer_transaction_that_goes_out_early_takes_the_older_one_along() -> None:
-    """The older one's pre-commit is late, or never comes because its checkpoint was given up."""
+    """The older transaction's pre-commit is late, or never happens because its checkpoint was aborted."""
     target, buffers = Target(), InOrder[bool]()
     older = buffers.begin()
     write(older, 1)
@@ -83,7 +83,7 @@ def slices(whole: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize(
     "batches",
     [
-        [texts(1_000, 1), *[texts(1_000, 4_000)] * 62],  # the first says nothing of the others
+        [texts(1_000, 1), *[texts(1_000, 4_000)] * 62],  # the size of the first batch does not predict the others
         [texts(1_000, 4_000), *[texts(1_000, 1)] * 62],
         [texts(1, 100)] * 500,
         [texts(1, 1), texts(1, 1_000_000)] * 100,
@@ -94,7 +94,7 @@ def slices(whole: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
     ids=["small then large", "large then small", "rows of one", "in turns", "slices", "tiny slices", "empty"],
 )
 def test_rows_weigh_what_they_are_however_unequal_the_batches(batches: list[pa.RecordBatch]) -> None:
-    """Memory is bounded by it: what a sink keeps before it stages a part early."""
+    """The size bounds memory: the bytes that a sink keeps before it stages a part early."""
     buffer = RowBuffer[bool]()
     real = 0
     for batch in batches:
@@ -118,7 +118,7 @@ def test_a_part_is_staged_early_before_it_is_much_larger_than_it_may_be() -> Non
 
 
 def test_large_batches_are_not_merged_beyond_what_offsets_can_count() -> None:
-    """64 times 40 MiB of text: 32-bit offsets end at 2 GiB. (All of them are one piece of memory here.)"""
+    """64 times 40 MiB of text: 32-bit offsets end at 2 GiB. (All batches share one buffer here.)"""
     buffer, large = RowBuffer[int](), texts(10, 4 << 20)
     for _ in range(130):
         buffer.write(large)
@@ -190,7 +190,7 @@ def test_lists_of_another_schema_are_not_joined_with_those_before() -> None:
 
 
 def test_hundreds_of_rows_as_lists_are_one_batch() -> None:
-    """That is what lists are worth to a sink: one conversion for them all."""
+    """One conversion for all rows is the benefit of lists for a sink."""
     buffer = RowBuffer[int]()
     few = FewRows.of(numbered(0, 5, None))
     assert few is not None

@@ -1,4 +1,4 @@
-"""The write-ahead sink over targets in memory: certified, and what it leaves in the job's store and when."""
+"""The write-ahead sink over in-memory targets: certification, and lifetime of its objects in the job's store."""
 
 import uuid
 from collections import Counter
@@ -22,7 +22,7 @@ from barrier_runtime.testing.scenarios import SINGLE_SCENARIOS
 
 @dataclass
 class Mailbox:
-    """Keeps what it gets under the token's text, once."""
+    """Target that stores each delivery once, under the token's text."""
 
     letters: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     deliveries: list[DeliveryToken] = field(default_factory=list)
@@ -48,7 +48,7 @@ class MailboxSink(WriteAheadSink):
 
 
 class RememberingSink(MailboxSink):
-    """Its target is no more idempotent than a log file, but knows what it has."""
+    """Sink whose target is not idempotent, but knows its deliveries."""
 
     def delivered(self, token: DeliveryToken, rows: int) -> bool:
         return token.text in self.mailbox.letters
@@ -119,7 +119,7 @@ def test_the_sink_is_exactly_once_wherever_it_crashes(kind: type[MailboxSink]) -
 
 @pytest.mark.slow
 def test_the_sink_is_exactly_once_where_no_list_shows_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O10: but for a start from an older checkpoint, which cannot name the notes that were written since."""
+    """O10: except a start from an older checkpoint, which cannot name notes written later."""
     mailbox, store = Mailbox(), MemoryStore()
     store.inject(Fault.STALE_LIST, "list", times=None)
     monkeypatch.delitem(SINGLE_SCENARIOS, "older checkpoint")
@@ -190,7 +190,7 @@ def test_transactions_decided_in_the_meantime_share_a_note_and_a_delete_request(
 
 
 def test_what_was_delivered_together_is_known_to_a_successor_by_the_newest_note() -> None:
-    """T6, O10: of one transaction alone, of all, and where no list shows the note."""
+    """T6, O10: for a single transaction, for all, and if no list shows the note."""
     store, mailbox = MemoryStore(), Mailbox()
     sink = opened(MailboxSink(mailbox), store)
     waiting = decided(sink, 1, 2, 3)
@@ -246,7 +246,7 @@ def test_a_commit_that_is_repeated_after_its_rows_were_deleted_is_known_by_the_n
 
 @pytest.mark.parametrize("by_a_successor", [False, True])
 def test_what_was_delivered_is_known_also_when_lists_do_not_show_it(by_a_successor: bool) -> None:
-    """O10: every list lacks the notes, of which only the newest is there, and whoever delivered wrote it."""
+    """O10: no list shows the notes; only the newest note exists, whichever process delivered."""
     store, mailbox = MemoryStore(), Mailbox()
     sink = opened(MailboxSink(mailbox), store)
     decided = [each for each in (sealed(sink, 1, [1]), sealed(sink, 2, [2])) if each is not None]
@@ -261,7 +261,7 @@ def test_what_was_delivered_is_known_also_when_lists_do_not_show_it(by_a_success
 
 
 def test_a_note_of_another_subtask_or_lineage_proves_nothing() -> None:
-    """Of what one restore lists, each origin has notes of its own."""
+    """Each origin among the restored committables has its own notes."""
     store, mailbox = MemoryStore(), Mailbox()
     lost = sealed(opened(MailboxSink(mailbox), store), 1, [1])
     assert lost is not None
@@ -284,7 +284,7 @@ def test_a_note_that_an_earlier_build_named_after_who_delivered_is_known() -> No
 
 
 def test_process_killed_between_delivery_and_note_redelivers_under_the_same_token() -> None:
-    """T10, T11: the target sees one name, and shows the rows once."""
+    """T10, T11: both deliveries have the same name, so the target shows the rows once."""
     store, mailbox = MemoryStore(), Mailbox()
 
     class DiesBeforeTheNote(MailboxSink):
@@ -373,7 +373,7 @@ def test_after_rescaling_each_origin_is_swept_by_one_subtask_only() -> None:
 
 
 def test_damaged_rows_are_never_delivered() -> None:
-    """O8: one flipped byte: the object is named, with both hashes."""
+    """O8: after one flipped byte, the error names the object and both hashes."""
     store, mailbox = MemoryStore(), Mailbox()
     sink = opened(MailboxSink(mailbox), store)
     committable = sealed(sink, 1, [1])
@@ -399,7 +399,7 @@ def test_decided_rows_that_are_gone_undelivered_are_damage_and_not_done() -> Non
 
 
 def test_what_was_aborted_cannot_be_committed() -> None:
-    """T6: commit after abort is a hard error, abort after abort is none."""
+    """T6: a commit after an abort is an error; a second abort is not."""
     store, mailbox = MemoryStore(), Mailbox()
     sink = opened(MailboxSink(mailbox), store)
     committable = sealed(sink, 1, [1])
@@ -432,7 +432,7 @@ def test_an_empty_transaction_has_no_committable(store: MemoryStore) -> None:
 def test_a_committable_that_is_not_ours_is_refused_and_touches_nothing(
     change: dict[str, Any], error: type[Exception]
 ) -> None:
-    """B6: also an abort may only delete what this sink staged."""
+    """B6: an abort, too, may delete only objects staged by this sink."""
     store, mailbox = MemoryStore(), Mailbox()
     sink = opened(MailboxSink(mailbox), store)
     committable = sealed(sink, 1, [1])
@@ -447,7 +447,7 @@ def test_a_committable_that_is_not_ours_is_refused_and_touches_nothing(
 
 
 def test_a_target_out_of_reach_keeps_the_rows_until_it_is_back() -> None:
-    """T4: the commit fails for as long as it must; nothing is dropped."""
+    """T4: the commit fails until the target is back; no row is dropped."""
     store, mailbox = MemoryStore(), Mailbox(closed=True)
     sink = opened(MailboxSink(mailbox), store)
     committable = sealed(sink, 1, [1])
@@ -468,7 +468,7 @@ def test_after_rescaling_nothing_begins_before_everything_decided_is_delivered()
     before.write([1])
     decided = before.barrier(4)()
     mailbox.closed = True
-    Subtask(lambda: MailboxSink(mailbox), store, token=2, restored=(decided,))  # as it was: delivers later
+    Subtask(lambda: MailboxSink(mailbox), store, token=2, restored=(decided,))  # same parallelism: delivers later
     Subtask(lambda: MailboxSink(mailbox), store, token=3, restored=(decided,), subtask=1, parallelism=2)
     with pytest.raises(Unavailable, match="the job was rescaled, and what checkpoint 4 decided must be"):
         Subtask(lambda: MailboxSink(mailbox), store, token=3, restored=(decided,), parallelism=2)
@@ -478,8 +478,9 @@ def test_after_rescaling_nothing_begins_before_everything_decided_is_delivered()
 
 
 def test_of_the_objects_of_a_checkpoint_the_first_is_deleted_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T11: while it is there, all are. Were another one deleted before it and the process killed in between, the
-    repetition would deliver a part of the rows to a target that remembers nothing."""
+    """T11: while the first object exists, all exist. If another object were deleted first and the process killed, the
+    repeated delivery would send a part of the rows to a target that remembers nothing.
+    """
     store, mailbox = MemoryStore(), Mailbox()
     sink = opened(MailboxSink(mailbox, max_bytes_in_memory=1), store)
     committable = sealed(sink, 1, [1, 2, 3])
@@ -490,7 +491,7 @@ def test_of_the_objects_of_a_checkpoint_the_first_is_deleted_first(monkeypatch: 
     delete = store.delete
 
     def one_by_one(keys: Sequence[str]) -> None:
-        """A store that deletes one after the other, and a process that is killed after the first."""
+        """Deletes one key after another; the process is killed after the first."""
         for key in keys:
             if key in staged and deleted:
                 raise Unavailable("killed")

@@ -1,4 +1,4 @@
-"""What a write-ahead sink keeps in the job's store, as others see it: keys, fsck, the deleting of a job."""
+"""Objects of a write-ahead sink in the job's store as other tools see them: keys, fsck, deletion of a job."""
 
 import json
 import os
@@ -24,7 +24,7 @@ PATHS = Paths("job")
 
 
 class FolderSink(WriteAheadSink):
-    """One JSON file per delivery, named by its token: a repeat replaces it by itself."""
+    """One JSON file per delivery, named by its token, so a repeated delivery replaces the file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -90,8 +90,9 @@ def test_only_the_names_of_staged_rows_and_notes_are_taken_for_such() -> None:
 
 
 def test_a_sweep_leaves_staged_rows_alone_and_the_deleting_of_a_job_takes_them() -> None:
-    """I7: no manifest names them, and yet they may be decided; a later run's stay, and what does not say whose it
-    is."""
+    """I7: no manifest names the rows, yet they may be decided. Objects of a later run and objects of unknown owners
+    stay.
+    """
     keys = [
         PATHS.staged_rows("out", 3, 0, 1, "a"),
         PATHS.delivery_note("out", "line", 0, 5, 3),

@@ -1,4 +1,4 @@
-"""JSON payloads as columns: what a sink writes is read back equal, and no digit goes without a word."""
+"""JSON payloads as columns: sink output is read back equal, and no digit is lost silently."""
 
 import pyarrow as pa
 import pytest
@@ -25,7 +25,7 @@ READ = [kind for kind in KINDS if _is_read(kind)]
 
 
 def _read(payloads: list[bytes], kind: pa.DataType) -> pa.Array:
-    """The column `x` of these payloads, in Arrow; equal to the column that a few payloads make as lists."""
+    """Returns column `x` of these payloads in Arrow, equal to the column of small batches as lists."""
     schema = pa.schema([("x", kind)])
     decoder = JsonPayloads(schema, "source 'in'")
     columns, bad = decoded(decoder, payloads, payloads)
@@ -39,7 +39,7 @@ def _read(payloads: list[bytes], kind: pa.DataType) -> pa.Array:
 
 
 def _bad(payload: bytes, kind: pa.DataType) -> str:
-    """What is wrong with this payload."""
+    """Returns the error of this payload."""
     decoder = JsonPayloads(pa.schema([("x", kind)]), "source 'in'")
     _, bad = decoded(decoder, [b"{}", payload], [None, None])
     assert list(bad) == [1]

@@ -1,4 +1,4 @@
-"""Ranges of a file and the threads that fetch them: what is requested, what is kept, and who goes first."""
+"""Ranges of a file and the threads that fetch them: requests, retained bytes, and priority."""
 
 import random
 import threading
@@ -135,7 +135,7 @@ def test_who_is_refused_first_in_a_pass_keeps_those_behind_it_from_the_room() ->
     assert not fetcher.reserve(5, needed=True)  # there would be room
     assert not fetcher.came
     fetcher.release(MB - 10)
-    assert fetcher.came  # the refused one is to ask again, at once
+    assert fetcher.came  # the refused reader may request again at once
     fetcher.begin_pass()
     assert fetcher.reserve(100, needed=True)
     assert fetcher.reserve(5, needed=True)

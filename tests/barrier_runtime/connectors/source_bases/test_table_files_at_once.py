@@ -1,4 +1,4 @@
-"""Files of a version of a table are read beside one another; rows and positions are those of one after the other."""
+"""Concurrent reading of the files of a table version: rows and positions equal those of sequential reading."""
 
 import threading
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ AT_ONCE = 8
 
 
 class Files:
-    """One version with files 0, 1, … of three rows. `together`: a file is read when so many others are."""
+    """One version with files 0, 1, … of three rows. `together`: a read waits until this many files are being read."""
 
     def __init__(self, count: int, together: int, size: int) -> None:
         self._count = count

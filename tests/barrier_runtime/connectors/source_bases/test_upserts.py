@@ -1,4 +1,4 @@
-"""Rows of two versions of a table as upserts: which keys are gone."""
+"""Rows of two versions of a table as upserts: the deleted keys."""
 
 from typing import Any
 
