@@ -1,4 +1,4 @@
-"""The command `barrier-runtime`: as a process where that is the point, otherwise in the process of the test."""
+"""The command `barrier-runtime`, run as a process only where a test needs one, otherwise in the test's process."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ COMMAND = [str(Path(sys.executable).with_name("barrier-runtime"))]
 
 @dataclass(frozen=True)
 class Done:
-    """What `subprocess.run` tells of a process."""
+    """Result of a command, with the fields of `subprocess.run`'s result."""
 
     returncode: int
     stdout: str
@@ -25,12 +25,12 @@ class Done:
 
 
 def run_here(*arguments: str, cwd: Path | None = None, variables: Mapping[str, str] = {}) -> Done:
-    """Runs the entry point of the command with these arguments, to its end. Nothing of it stays in this process."""
+    """Runs the command's entry point with these arguments to its end, without lasting effects on this process."""
     out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
     with (
         patch.object(sys, "argv", ["barrier-runtime", *arguments]),
         patch.object(sys, "path", list(sys.path)),
-        patch.object(sys, "excepthook", sys.excepthook),  # typer sets its own
+        patch.object(sys, "excepthook", sys.excepthook),  # typer replaces the hook
         patch.dict(os.environ, variables),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

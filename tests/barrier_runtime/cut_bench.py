@@ -1,4 +1,4 @@
-"""A source whose rows come in batches of given sizes, and the flow in which steps are tried on them (`cut_steps`)."""
+"""A source with batches of given sizes, and the flow in which steps are tried on them (`cut_steps`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from barrier_runtime.api.dataflow import Stream
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.data.rows import Row
 
-_TURNS = 8  # of a source that waits until all rows of the others have come
+_TURNS = 8  # polls for which a source waits until all rows of the other sources have arrived
 
 
 class CutReader:
@@ -44,7 +44,7 @@ class CutReader:
 
 
 class CutSource:
-    """The same rows in batches of these sizes. `waits`: so often the source says that it has nothing yet."""
+    """The same rows in batches of these sizes. `waits`: number of polls without rows at the start."""
 
     schema = SCHEMA
     exactly_once = True
@@ -66,7 +66,7 @@ OTHERS = [{"k": k, "t": t, "n": n} for n, (k, t) in enumerate([("a", 990), ("b",
 
 
 class Bench:
-    """What a flow under test is made of."""
+    """Parts of a flow under test."""
 
     def __init__(self, rows: Sequence[Row], sizes: Sequence[int], disorder_ms: int) -> None:
         self.flow = Dataflow("cuts")
@@ -91,10 +91,13 @@ Made = Callable[[Bench, Stream, str], Stream]
 
 @dataclass(frozen=True)
 class Step:
-    """`of`: public methods that it tries. `in_order`: the order of its rows is promised. `by_order`: its rows depend on
-    the order in which rows come, not on their times alone. `follows`: it follows event time row by row. `makes_late`:
-    its rows may be late where those of its input are not. `merges`: inputs of the same source interleave in it.
-    `variant`: it is tried behind and before some steps only (`pairs`)."""
+    """A step under test.
+
+    `of`: public methods that the step tries. `in_order`: the order of its rows is guaranteed. `by_order`: its rows
+    depend on the order of input rows, not only on their times. `follows`: the step follows event time row by row.
+    `makes_late`: its rows may be late although its input is not. `merges`: inputs of the same source interleave in the
+    step. `variant`: the step is tried only before and after some steps (`pairs`).
+    """
 
     name: str
     make: Made

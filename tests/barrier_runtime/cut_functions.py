@@ -26,7 +26,7 @@ MS = datetime.timedelta(milliseconds=1)
 
 
 class Every3(OwnTrigger):
-    """Fires at each third row, forgets rows at each fifth one, and fires at times after an even number of rows."""
+    """Trigger that fires at each third row, purges at each fifth, and fires at times after an even number of rows."""
 
     state = {"seen": 0}
     interval = 15 * MS
@@ -96,7 +96,7 @@ class Counted:
 
 
 class Timed:
-    """Rows of a key up to 20 ms apart are a session; it is closed by a timer that each row moves."""
+    """Groups rows of a key up to 20 ms apart into sessions; each row moves the timer that closes the session."""
 
     rows = ValueState(int, default=0)
     timer = ValueState(int, default=-1)
@@ -119,7 +119,7 @@ class Timed:
 
 
 class Recent:
-    """Rows of a key less than 30 ms after another one, also late ones, which are judged at the watermark."""
+    """Counts the rows of a key with a TTL of 30 ms; late rows are evaluated at the watermark."""
 
     rows = ValueState(int, default=0, ttl=TTL(30 * MS))
     numbers = MapState(int, int, ttl=TTL(30 * MS, refresh="on_read"))

@@ -61,7 +61,7 @@ def map_(bench: Bench, rows: Stream, name: str) -> Stream:
 
 @step("Stream.map", makes_late=True)
 def map_to_earlier(bench: Bench, rows: Stream, name: str) -> Stream:
-    """Rows become late that were not."""
+    """Makes some rows late."""
     return rows.map(lambda row: {**row, "t": row["t"] - row["n"] % 3 * 15}, schema=SCHEMA)
 
 
@@ -157,7 +157,7 @@ def lookup(bench: Bench, rows: Stream, name: str) -> Stream:
 
 @step("Stream.lookup", variant=True)
 def lookup_in_any_order(bench: Bench, rows: Stream, name: str) -> Stream:
-    """Rows of one event time may overtake each other; here all replies come at once."""
+    """Rows of equal event time may overtake each other; here all replies arrive at once."""
     return _looked_up(bench, rows, name, ordered=False)
 
 
@@ -304,8 +304,9 @@ for _name, _make in _WINDOWS.items():
 
 @step("KeyedStream.window", "WindowedStream.aggregate", by_order=True, makes_late=True)
 def calendar_windows(bench: Bench, rows: Stream, name: str) -> Stream:
-    """Of times that are so far apart that some ms are some days. Event time is made anew of these: which rows are late
-    follows from the order in which they come."""
+    """Uses times so far apart that some milliseconds become some days. A new watermark follows these times, so the
+    order of arrival determines which rows are late.
+    """
     times = f"CASE WHEN t > {DAY_MS} THEN t ELSE t * {DAY_MS // 16} END"
     slower = rows.select({"k": "k", "t": times, "n": "n"}).with_watermarks("t", 6 * DAY_MS // 16 * MS)
     days = slower.key_by("k").window(name, Calendar("day", zone="Europe/Berlin"), event_time="t")
@@ -430,13 +431,20 @@ def asof_join_of_the_same(bench: Bench, rows: Stream, name: str) -> Stream:
 
 # ------------------------------------------------------------ pairs
 
-_READERS = ("process_with_timers", "deduplicate_within", "tumbling")  # of event time: behind each variant
-_BEFORE = ("map_to_earlier", "map_batches_to_more")  # each variant
+_READERS = (
+    "process_with_timers",
+    "deduplicate_within",
+    "tumbling",
+)  # steps that use event time, tried after each variant
+_BEFORE = ("map_to_earlier", "map_batches_to_more")  # steps tried before each variant
 
 
 def pairs(first: str) -> list[Step]:
-    """The steps that are tried behind `first`. Steps that depend on the order of rows are left out behind those that
-    promise none; where inputs of one source interleave, so are steps that lose late rows."""
+    """Returns the steps to try after `first`.
+
+    Steps that depend on the order of rows are omitted after steps without a guaranteed order; where inputs of one
+    source interleave, so are steps that lose late rows.
+    """
     before = STEPS[first]
     found = []
     for behind in STEPS.values():

@@ -25,7 +25,7 @@ _MOST_TURNS = 1_000_000
 
 
 class _Collecting(Operator):
-    """In place of a sink: keeps the rows in the order in which they come."""
+    """Replacement for a sink that keeps the rows in order of arrival."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
@@ -35,7 +35,7 @@ class _Collecting(Operator):
 
 
 class InlineJob:
-    """A flow, ready to run. `step` lets each subtask do one piece of work in turn."""
+    """A flow ready to run. `step` lets each subtask do one piece of work in turn."""
 
     def __init__(self, flow: Dataflow, world: World, parallelism: int = 1) -> None:
         graph = compile_plan(flow.plan, parallelism)
@@ -85,7 +85,7 @@ class InlineJob:
     # ------------------------------------------------------------ inside
 
     def _inputs(self, graph: JobGraph, chain: Chain, parallelism: int) -> dict[tuple[int, int], InputChannel]:
-        """By edge and the subtask that sends; a forward edge has one channel."""
+        """Returns the channels by edge and sending subtask; a forward edge has one channel."""
         found: dict[tuple[int, int], InputChannel] = {}
         for edge in graph.inputs(chain.id):
             for source in range(1 if edge.partitioning == "forward" else parallelism):
@@ -133,7 +133,7 @@ class InlineJob:
 
 
 def run_inline(flow: Dataflow, world: World, parallelism: int = 1) -> dict[str, list[Row]]:
-    """By name of the sink the rows that it got, in their order."""
+    """Returns the rows of each sink by the sink's name, in order of arrival."""
     job = InlineJob(flow, world, parallelism)
     job.run()
     return job.sinks

@@ -1,4 +1,4 @@
-"""Driving one operator by hand: real keyed state, real snapshots through an object store, no slot around it."""
+"""Harness that drives one operator by hand: real keyed state, real snapshots in an object store, no slot."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ Kind = Literal["memory", "rocksdb"]
 
 @contextlib.contextmanager
 def held_in_memory(entries: int | None) -> Iterator[None]:
-    """Columnar tables hold about so many entries in memory; None: as many as usual."""
+    """Limits columnar tables to about `entries` entries in memory; None: the usual limit."""
     if entries is None:
         yield
         return
@@ -61,7 +61,7 @@ class InlineExecutor:
 
 
 class World:
-    """What outlives an operator instance: the object store and a place on disk."""
+    """The object store and the folder that outlive an operator instance."""
 
     def __init__(
         self, kind: Kind = "memory", subtask: int = 0, parallelism: int = 1, cache_bytes: int = 64 << 20
@@ -125,7 +125,7 @@ class World:
         )
 
     def finish(self, operator: str, checkpoint: int, capture: Capture) -> OperatorSnapshot:
-        """What the slot does after the synchronous part of a snapshot."""
+        """Finishes a snapshot as the slot does after its synchronous part."""
         values = dict(capture.values)
         if capture.blocking is not None:
             values.update(capture.blocking())
@@ -139,7 +139,7 @@ class World:
 
 
 class _OfLoop:
-    """What an operator may call on the slot's loop alone: not where it is opened, on a worker thread."""
+    """Call allowed only on the slot's loop, not while the operator opens on a worker thread."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
@@ -151,7 +151,7 @@ class _OfLoop:
 
 
 class Driven:
-    """One operator, opened; collects what it emits as rows (dicts)."""
+    """One opened operator; collects the emitted rows as dicts."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Driven:
         name: str = "op",
         tags: Sequence[str] = (),
     ) -> None:
-        """`tags`: of side outputs, whose batches are collected in `side`."""
+        """`tags`: tags of side outputs, whose batches are collected in `side`."""
         self.operator = operator
         self.world = world or World()
         self.name = name
@@ -245,6 +245,6 @@ class Slots:
         for driven in self.driven:
             driven.operator.close()
         slots = Slots(self.make, parallelism, snapshots, self.driven[0].world.store, self._tags)
-        for driven in slots.driven:  # no file is called as one that is there
+        for driven in slots.driven:  # new files get new names
             driven.world._numbers = self.driven[0].world._numbers
         return slots

@@ -29,10 +29,12 @@ KEYS = 40
 
 
 class Target(CollectSink):
-    """All subtasks write to this one object."""
+    """Sink whose subtasks all write to this one object."""
 
     def has(self, many: int) -> bool:
-        """At least so many rows; of `numbers_flow` some of each key. Asked again and again, so rows stay in columns."""
+        """Returns True at `many` rows or more, which for `numbers_flow` include every key. Polled, so rows stay in
+        columns.
+        """
         batches = self.batches()
         if not batches or sum(batch.num_rows for batch in batches) < many:
             return False
@@ -45,7 +47,7 @@ class Target(CollectSink):
 
 
 class Number:
-    """How many rows of its key came before, by its own state."""
+    """Emits the number of the row within its key, from its own state."""
 
     seen = ValueState(int, default=0)
 
@@ -55,12 +57,14 @@ class Number:
 
 
 NUMBERED = {"key": int, "n": int, "own": int}
-ROWS_PER_S = 1_000  # what a test costs is how many come while it lasts
+ROWS_PER_S = 1_000  # the cost of a test grows with its rows
 
 
 def numbers_flow(target: Target, name: str = "job", read: list[int] | None = None) -> Dataflow:
-    """Rows of `KEYS` keys from five splits, each numbered within its key by an aggregate (`n`) and by a function
-    (`own`). `read` gets every value as often as it comes out of the source."""
+    """Flow of `KEYS` keys from five splits; an aggregate (`n`) and a function (`own`) number the rows of each key.
+
+    `read` collects every value as often as the source emits the value.
+    """
     flow = Dataflow(name)
     rows = flow.rate("numbers", ROWS_PER_S, keys=KEYS, splits=5).select(["key", "value"])
     if read is not None:
@@ -91,7 +95,7 @@ def check_each_once(*targets: Target) -> None:
 
 
 class RunningJob:
-    """`programs`: what `replace` may name. `options`: those of `Dataflow.run`."""
+    """A running job. `programs`: programs that `replace` may name. `options`: options of `Dataflow.run`."""
 
     def __init__(
         self, flow: Dataflow, folder: Path | str, programs: Mapping[str, Dataflow] | None = None, **options: Any
@@ -117,8 +121,9 @@ class RunningJob:
                 await asyncio.sleep(0.02)
 
     async def rows_in(self, target: Target, many: int) -> JobStatus:
-        """At least so many; of `numbers_flow` some of each key: each split has keys of its own, and one may have read
-        nothing when another has read as many."""
+        """Waits for `many` rows or more, which for `numbers_flow` include every key: each split has its own keys, and
+        one split may be unread when another has that many rows.
+        """
 
         return await self.until(lambda status: target.has(many))
 
@@ -140,7 +145,7 @@ class RunningJob:
         return next(each for each in status.rescales if each.id == request.id)
 
     async def savepoint(self, url: str) -> int:
-        """The checkpoint that it is a copy of."""
+        """Writes a savepoint and returns the checkpoint that the savepoint copies."""
         id = uuid.uuid4().hex
         self.runner.savepoint(SavepointRequest(id, url))
         status = await self.until(lambda status: all(each.ended_ms for each in status.savepoints))

@@ -1,5 +1,8 @@
-"""A source that gives its rows at once, and nothing more until something has been seen (`fired`). It tells that it is
-not to be asked before, so what is seen was made without input. After a long while it ends, and `fired` says so."""
+"""A source that emits its rows at once, and no more until an event was observed (`fired`).
+
+The source requests no earlier poll, so the observed rows were made without input. After a long time the source ends,
+and `fired` reports the end.
+"""
 
 import time
 from collections.abc import Sequence

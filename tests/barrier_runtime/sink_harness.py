@@ -32,7 +32,7 @@ NOW_NS = 100_000_000  # for latencies
 
 
 class Crash(BaseException):
-    """The process is gone. No `except Exception` sees it."""
+    """Death of the process; no `except Exception` catches it."""
 
 
 class CrashingStore:
@@ -40,7 +40,7 @@ class CrashingStore:
 
     def __init__(self, store: ObjectStore, crash_at: int | None = None) -> None:
         self._store = store
-        self._moments = 0  # two per write: before it and after it
+        self._moments = 0  # two per write: before and after
         self._crash_at = crash_at
 
     @property
@@ -90,7 +90,7 @@ class CrashingStore:
 
 
 class HandExecutor:
-    """Runs what is submitted when the test says so: commits can be late."""
+    """Runs submitted work on the test's command, so commits can be late."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
@@ -113,7 +113,7 @@ class HandExecutor:
 
 
 class Reports(list[CommitReport]):
-    """What a sink told the coordinator."""
+    """Reports from a sink to the coordinator."""
 
     @property
     def committed_checkpoints(self) -> list[int]:
@@ -133,7 +133,7 @@ def no_keyed_state() -> Any:
 
 
 class Subtask:
-    """One opened sink subtask and the hands that move it."""
+    """One opened sink subtask, driven by hand."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Subtask:
         self.metrics = MetricGroup(lambda: NOW_NS)
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.manifests: dict[int, OperatorSnapshot] = {}
-        self.objects: dict[str, bytes] = {}  # what decided checkpoints have stored of large values, by key
+        self.objects: dict[str, bytes] = {}  # large values stored by decided checkpoints, by key
         self.on_stored: dict[int, Callable[[dict[str, FileRef]], None]] = {}
         self.subtask = subtask
         self.parallelism = parallelism
@@ -208,14 +208,14 @@ class Subtask:
         return (self.manifests[checkpoint],)
 
     def settle(self) -> None:
-        """Run the executor, and play the coordinator of a job with this one sink subtask."""
+        """Runs the executor, and acts as the coordinator of a job with this one sink subtask."""
         self.executor.run()
         while self.operator._sink.global_committer and self.parallelism == 1 and self._committed() > self._visible():
             through = self._committed()
             self.operator.on_commit_globally(through, partial(self._manifest, through))
             self.executor.run()
             if self._visible() < through:
-                return  # it failed, and is tried again when time has passed
+                return  # failed: retried when time has passed
             self.operator.on_visible(through)
 
     def _wake(self) -> None:
@@ -228,7 +228,7 @@ class Subtask:
         return self.reports.committed_globally_through
 
     def decided(self, checkpoint: int) -> None:
-        """As the slot tells it: values that only one subtask goes on with count as large ones."""
+        """Notifies as the slot does: values that only one subtask restores count as large."""
         values = self.manifests[checkpoint].values if checkpoint in self.manifests else {}
         large = {name: value for name, value in values.items() if name.startswith(OWN)}
         self.objects.update({f"{checkpoint}/{name}": value for name, value in large.items()})
@@ -242,7 +242,7 @@ class Subtask:
         self.settle()
 
     def pass_time(self) -> None:
-        """Whatever was to be called later is due now."""
+        """Makes all delayed calls due now."""
         due, self.later = self.later, []
         for _, call in due:
             call()
@@ -251,7 +251,7 @@ class Subtask:
 
 @dataclass
 class Job:
-    """Numbers 0 … `rows` - 1 through one sink subtask; a checkpoint after every `rows_per_checkpoint`."""
+    """Passes numbers 0 … `rows` - 1 through one sink subtask; a checkpoint follows every `rows_per_checkpoint` rows."""
 
     make_sink: Callable[[], TwoPhaseCommitSink]
     rows: int = 6
@@ -260,7 +260,7 @@ class Job:
     decided: list[tuple[int, int, OperatorSnapshot]] = field(default_factory=list)  # checkpoint, position, snapshot
     next_checkpoint: int = 1
     late_commits: bool = False
-    ends: bool = False  # the input ends behind the last row, with one checkpoint more
+    ends: bool = False  # the input ends after the last row, with one more checkpoint
 
     def run(self, store: ObjectStore) -> None:
         """One generation, until the end or a `Crash`."""
@@ -287,17 +287,17 @@ class Job:
             checkpoint, self.next_checkpoint = self.next_checkpoint, self.next_checkpoint + 1
             self.decided.append((checkpoint, position, subtask.barrier(checkpoint)()))
         if self.decided:
-            subtask.operator.on_complete(self.decided[-1][0])  # also where nothing came after a restore
+            subtask.operator.on_complete(self.decided[-1][0])  # also if no row followed a restore
         subtask.settle()
 
 
 def numbers_in(store: ObjectStore) -> list[int]:
-    """What a reader sees: every file that is not hidden, in the order of names."""
+    """Returns the numbers in all visible files, in the order of file names."""
     return [number for key in visible_in(store) for number in numbers_of(key, store.get(key))]
 
 
 def numbers_in_commit_log(store: ObjectStore, records: int | None = None) -> list[int]:
-    """What a reader of the commit log sees, in its order; of the first `records` records, or of all."""
+    """Returns the numbers that a reader of the commit log sees, in order; of the first `records` records, or of all."""
     log = read_commit_log(store, "job", "out")
     names = [file.name for record in log[:records] for file in record.files]
     return [number for name in names for number in numbers_of(name, store.get(name))]
@@ -326,7 +326,9 @@ def crashed_everywhere(
     left_in: Callable[[Store], list[str]],
     late_commits: bool,
 ) -> int:
-    """A job of four rows dies at every place where `crashing` can die, and is run again. Returns how many there are."""
+    """Runs a job of four rows that dies at every place of `crashing`, and reruns the job. Returns the number of
+    places.
+    """
     for crash_at in itertools.count():
         store, job, crashed = make_store(), Job(make_sink, rows=4, late_commits=late_commits), False
         try:

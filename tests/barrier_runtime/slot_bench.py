@@ -44,7 +44,7 @@ SOURCE, TARGET = 0, 1
 
 
 class Feed:
-    """A source whose rows the test adds; each split is a list that can be read again from any position."""
+    """A source to which the test adds rows; each split is a list that can be read again from any position."""
 
     schema = SCHEMA
     exactly_once = True
@@ -90,7 +90,7 @@ class FeedReader:
 
 
 class Totals(Operator):
-    """Counts rows; remembers its life."""
+    """Counts rows; records its lifecycle calls."""
 
     def __init__(self):
         self.life = []
@@ -119,7 +119,7 @@ class Totals(Operator):
 
 @dataclass
 class Recorder:
-    """The slot's end of a control connection. `up=False`: what is said is lost, as on a broken connection."""
+    """The slot's end of a control connection. `up=False`: messages are lost, as on a broken connection."""
 
     said: list = field(default_factory=list)
     up: bool = True
@@ -240,7 +240,7 @@ class Bench:
         return [snapshot for ack in acks for snapshot in ack.operators]
 
     def reconnect(self, index=0, last_completed=0):
-        """The connection is there again: what the slot says on it, after its Register was answered."""
+        """Restores the connection; returns the slot's messages after the answer to its Register."""
         link, slot = self.links[index], self.slots[index]
         link.up, link.said = True, []
         slot.connected()

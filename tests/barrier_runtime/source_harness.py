@@ -1,4 +1,4 @@
-"""Driving one subtask's source by hand: a clock that is told, snapshots, restores."""
+"""Harness that drives one subtask's source by hand: a clock set by the test, snapshots, restores."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def opened(spec: SourceSpec, world: World, restored: tuple[OperatorSnapshot, ...
     try:
         driver.open(world.context(NAME, restored), spec)
     except BaseException:
-        driver.close()  # as a slot does: it may have begun to look for splits
+        driver.close()  # as a slot does: discovery may have begun
         raise
     return driver
 

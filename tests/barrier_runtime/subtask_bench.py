@@ -1,4 +1,6 @@
-"""One subtask between real channels, a clock of its own, and a record of what it captured, recorded and emitted."""
+"""One subtask between real channels, with a clock of its own, and a record of captured, recorded
+and emitted elements.
+"""
 
 import pyarrow as pa
 
@@ -26,7 +28,7 @@ def values(batches):
 
 
 class Summing(Operator):
-    """Forwards rows, remembers their sum, emits it as one row when its input ends."""
+    """Forwards rows and sums them; emits the sum as one row at the end of its input."""
 
     def __init__(self):
         self.total = 0
@@ -61,7 +63,7 @@ class CapturedCalls:
 
 
 class Bench:
-    """One subtask between real channels; plays the slot around it."""
+    """One subtask between real channels; acts as its slot."""
 
     def __init__(self, inputs=2, aligner=Aligner, room=1 << 20, ports=None, aligned_only=(), replay=(), operator=None):
         self.captured = CapturedCalls()
@@ -112,9 +114,9 @@ class Bench:
     def ended(self, subtask):
         self.ended_subtasks.append(subtask.id)
 
-    # what the world does
+    # events from outside
     def queue(self, *pairs):
-        """Elements come in; nothing is taken, barriers are noticed."""
+        """Adds elements to the channels without processing them; barriers are announced."""
         for channel, element in pairs:
             self.inputs[channel].push(element, 10)
             self.subtask.take_announcements()

@@ -101,7 +101,7 @@ class TcpJob:
             memory=SlotMemory(self.options.state_memory_mb << 20),
             options=self.options,
             new_uuid=lambda: uuid.uuid4().hex,
-            trim_memory=lambda dropped: None,  # the heap is that of all tests
+            trim_memory=lambda dropped: None,  # the heap is shared by all tests
         )
         identity = SlotIdentity(index, slot_uuid, os.getpid(), "h", index, host, port)
         slot = Slot(self.graph, self.spec.checkpoints.mode, identity, resources, plane)
@@ -149,7 +149,7 @@ class TcpJob:
         return self.status.generations
 
     async def until(self, condition: Callable[[], object], seconds: float = 240.0) -> None:
-        """Wait for `condition`; fails with the job's status when it ends first, or the time is over."""
+        """Waits for `condition`; fails with the job's status if the job ends first or the time is over."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while not condition():
@@ -173,7 +173,7 @@ class TcpJob:
     # ---- doing
 
     def break_slot(self, index: int) -> None:
-        """A failure of one of its subtasks that a new generation may cure."""
+        """Raises a retryable failure in one of the slot's subtasks."""
         execution = self.slots[index]._execution
         assert execution is not None, "the slot has nothing that could fail"
         execution._fail(None, "x", OSError("the test breaks it"))

@@ -1,6 +1,4 @@
-"""What a newcomer's natural code does, line by line: it gives the right rows, or a message that names the thing and the
-remedy. Each was once silent, wrong or hard to read.
-"""
+"""A newcomer's natural code, line by line: right rows, or a message that names the thing and the remedy."""
 
 import datetime
 import itertools

@@ -1,4 +1,4 @@
-"""An operator of windows beside a model that takes row by row: what is done to both, and how rows are compared."""
+"""A window operator against a row-by-row model: actions applied to both, and comparison of rows."""
 
 import datetime
 from typing import Any, Protocol
@@ -43,7 +43,9 @@ def late_rows(slots: Slots) -> Rows:
 
 
 def actions_of(row: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[Action]:
-    """Rows with the steps of their watermarks, which "told rows" has within the batch; a restart has a parallelism."""
+    """Draws actions: rows with the steps of their watermarks, which "told rows" applies within the batch, watermarks,
+    and restarts with a parallelism.
+    """
     return st.one_of(
         st.tuples(st.just("rows"), st.lists(st.tuples(row, st.just(0)), min_size=1, max_size=15)),
         st.tuples(st.just("told rows"), st.lists(st.tuples(row, st.integers(0, 12)), min_size=1, max_size=25)),
@@ -55,7 +57,7 @@ def actions_of(row: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[Acti
 def driven_beside(
     model: Model, slots: Slots, actions: list[Action], schema: pa.Schema
 ) -> tuple[Slots, Rows, Rows, bool]:
-    """Both to the end of time. The slots that are left, results, late rows; whether it was one slot all the time."""
+    """Runs both to the end of time. Returns the slots, results, late rows, and whether a single slot ran throughout."""
     got, late, parallelism = [], [], {slots.parallelism}
     for checkpoint, (action, argument) in enumerate([*actions, ("watermark", WATERMARK_MAX)], 1):
         if action == "restart":

@@ -30,7 +30,7 @@ def aggregating(
     wall: bool = False,
     in_slices: bool = False,
 ) -> WindowOperator:
-    """`wall`: by the wall clock. `in_slices`: where windows share slices; else entries are windows."""
+    """`wall`: uses the wall clock. `in_slices`: windows share slices; otherwise each entry is a window."""
     clock, content = WallTime() if wall else EventTime(event_time), Aggregates(aggregates, in_slices)
     return WindowOperator(name, keys, window, clock, content, schema, late, lateness_ms, early)
 

@@ -1,4 +1,4 @@
-"""What `connect`, `broadcast` and `process` on a stream without key refuse when the flow is written."""
+"""Refusals of `connect`, `broadcast` and `process` on streams without a key, at build time."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""An `async def` where nobody awaits it is refused when the flow is written, with where such a function belongs."""
+"""An `async def` in a place that does not await is refused at build time; the error names the right place."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Writing a flow down: what is refused at once and why, and which chains and edges come out."""
+"""Building a flow: immediate refusals with their reasons, and the resulting chains and edges."""
 
 import datetime
 import subprocess
@@ -40,7 +40,7 @@ def flow_and_stream() -> tuple[Dataflow, Stream]:
 
 
 def shape(graph: JobGraph) -> list[tuple[str, list[str]]]:
-    """Per chain its name and its input edges."""
+    """Returns the name and the input edges of each chain."""
     return [
         (chain.name, [f"{edge.source_chain} {edge.partitioning} {','.join(edge.keys)}".strip() for edge in edges])
         for chain in graph.chains
@@ -248,7 +248,7 @@ class _ByEventTime(_OnlyRows):
 
 class _ByWallClock(_OnlyRows):
     def on_wall_timer(self, key: int, due_ms: int, ctx: ProcessContext) -> None:
-        """May come while no row does, and asks how far event time is."""
+        """May run without rows, and reads the event time."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a program sees of an error: the user's own exception as its cause, and no frames of ours before the message."""
+"""Errors as programs see them: the user's own exception is the cause, and no runtime frames precede the message."""
 
 import subprocess
 import sys
@@ -75,7 +75,7 @@ def test_the_cause_is_the_users_own_exception_from_its_first_frame_on(
     frames = traceback.extract_tb(cause.__traceback__)
     assert frames[-1].name == innermost
     assert {Path(frame.filename).name for frame in frames} == {Path(__file__).name}
-    assert "Traceback" not in str(failed.value)  # it is shown once, as the cause's
+    assert "Traceback" not in str(failed.value)  # shown only once, in the cause
     assert "Traceback" in failed.value.told
     assert f"raised {kind.__name__}" in str(failed.value)
     assert str(failed.value).endswith("then start the job again.")
@@ -145,7 +145,7 @@ def on_spark(flow: Dataflow) -> None:
 
 
 NO_SERVER = "127.0.0.1:9"
-MISSING: dict[str, tuple[str, str, Callable[[Dataflow], Any]]] = {  # case: module, extra, what needs it
+MISSING: dict[str, tuple[str, str, Callable[[Dataflow], Any]]] = {  # case: module, extra, code that needs the module
     "spark": ("pyspark", "spark", on_spark),
     "s3 checkpoints": ("boto3", "s3", into(CollectSink(), checkpoints="s3://bucket/c")),
     "s3 checkpoints by obstore": (
@@ -203,7 +203,7 @@ def test_missing_extra_is_reported_in_a_single_line_without_stack_frames(
     module, extra, use = MISSING[case]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, module, None)
-    sketches._library.cache_clear()  # another test may have had it
+    sketches._library.cache_clear()  # another test may have loaded the module
     with pytest.raises((InvalidJob, JobFailed)) as refused:
         use(Dataflow("script"))
     shown = traceback.TracebackException.from_exception(refused.value)
@@ -265,7 +265,7 @@ def test_every_error_can_be_imported_from_the_package() -> None:
 
 @pytest.mark.slow
 def test_a_mistyped_step_gets_one_suggestion() -> None:
-    """Python adds one of its own to an AttributeError that has its object."""
+    """Python adds a suggestion of its own to an AttributeError that has its object."""
     code = "from barrier_runtime import Dataflow\nDataflow('s').rate('r', 10, 10).fliter('value > 3')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     told = "AttributeError: 'Stream' object has no attribute 'fliter': did you mean 'filter'?"

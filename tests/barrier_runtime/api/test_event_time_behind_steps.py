@@ -1,4 +1,4 @@
-"""Which steps follow event time row by row, and what that asks of the steps before them."""
+"""Steps that follow event time row by row, and their demands on upstream steps."""
 
 import datetime
 from typing import Any

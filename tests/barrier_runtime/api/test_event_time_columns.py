@@ -1,4 +1,4 @@
-"""A step whose event time is another column than the watermark's is told so: its rows may be late."""
+"""A step whose event-time column differs from the watermark's column warns: its rows may be late."""
 
 import warnings
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def as_of(flow: Dataflow) -> Stream:
 
 
 def late_rows(flow: Dataflow) -> Stream:
-    """A side output, whose rows are others than those of its step."""
+    """Returns a side output, whose rows differ from those of its step."""
     left, right = read(flow, "left").key_by("k"), read(flow, "right").key_by("k")
     _, late, _ = left.join("j", right, between=(-SECOND, SECOND), event_time="at", late=True)
     return late
@@ -81,7 +81,9 @@ def test_a_window_by_another_column_than_the_watermarks_is_told(
 def test_where_the_columns_agree_or_are_not_known_nothing_is_told(
     make: Callable[[Dataflow], Stream], column: str
 ) -> None:
-    """A function may put the time into any column; a union of streams by different ones is by none."""
+    """A function may put the time into any column; a union of streams with different event-time columns has no event-
+    time column.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         window(make(Dataflow("f")), column)
@@ -119,7 +121,7 @@ def results(flow: Dataflow, window: Any) -> KeyedStream:
 
 @pytest.mark.parametrize("case", FOLLOWING)
 def test_the_start_of_a_window_as_event_time_is_told_where_results_would_be_late(case: str) -> None:
-    """They come when the watermark has passed the end of their window."""
+    """Results appear when the watermark has passed the end of their window."""
     window, step = FOLLOWING[case]
     with pytest.warns(UserWarning, match=r"event time is column 'window_start', but the watermark is of 'window_end'"):
         step(results(Dataflow("f"), window))

@@ -1,4 +1,4 @@
-"""What a newcomer tries in the first hour: looking at rows, frames as small tables, plain values as columns."""
+"""First steps of a newcomer: looking at rows, frames as small tables, plain values as columns."""
 
 import datetime
 import decimal

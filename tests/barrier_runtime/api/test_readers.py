@@ -1,4 +1,4 @@
-"""The methods that read a source have the arguments of its class; event time is said in the source or beside it."""
+"""The `read_…` methods have the arguments of their source class; event time is set in the source or in the method."""
 
 import inspect
 import subprocess

@@ -1,4 +1,4 @@
-"""What a type checker knows of the public names: every one, so that a wrong argument is seen before the job runs."""
+"""Type hints of all public names, so that type checkers find wrong arguments before the job runs."""
 
 import ast
 import subprocess

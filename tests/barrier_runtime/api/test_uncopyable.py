@@ -1,5 +1,7 @@
-"""A function that refers to what no other process can have is told with the step and the variable: as a warning where
-the flow runs in one process, as an error where it is to run on Spark, before that starts."""
+"""Functions that refer to objects that cannot be sent to another process: the message names the step and the variable.
+
+A warning if the flow runs in one process; on Spark an error before the start.
+"""
 
 import abc
 import enum
@@ -86,9 +88,9 @@ def test_a_run_on_spark_is_refused_with_step_and_variable(tmp_path: Path) -> Non
         ([{"a": closing_over(row for row in ())}], "`lock` of closing_over.<locals>.label(), a generator"),
         (inner_class(), "`file` of class Held, a _io.TextIOWrapper"),
         (closing_over({"kept": [LOCK]}), "`lock` of closing_over.<locals>.label(), a _thread.lock"),
-        (WithAttribute, ""),  # another process imports it
+        (WithAttribute, ""),  # another process imports the class
         (closing_over([1, "a", None, b"x"]), ""),
-        (test_what_can_be_copied_is_not_warned_of, ""),  # its module's globals are not sent with it
+        (test_what_can_be_copied_is_not_warned_of, ""),  # the globals of the function's module are not sent
     ],
 )
 def test_the_variable_is_found(value: Any, told: str) -> None:

@@ -124,7 +124,7 @@ NOT_COUNTED: dict[str, Callable[[Dataflow], Any]] = {
 
 
 def told(make: Callable[[Dataflow], Any]) -> tuple[list[str], str]:
-    """Warnings while the flow was written, and what `explain` says."""
+    """Returns the warnings at build time, and the text of `explain`."""
     flow = Dataflow("updates")
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""Mistakes of a first user, each refused with its remedy: what would be ignored, is not there, or is no answer."""
+"""Mistakes of first users, each refused with its remedy: ignored arguments, missing things, and invalid answers."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta

@@ -1,5 +1,6 @@
-"""A wrong kind of argument of any public method of flows, streams, harnesses and handles is refused with an error of
-ours, which tells the parameter or the value, and nothing wrong is taken in silence."""
+"""Arguments of a wrong kind to any public method of flows, streams, harnesses and handles: the runtime's own error
+names the parameter or the value, and no wrong argument is silently accepted.
+"""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ LOCAL: Any = LocalJobHandle.__new__(LocalJobHandle)
 DAY = timedelta(days=1)
 SCHEMA = "k string, n bigint, t timestamp"
 AT_T = {"event_time": "t"}
-# None, lists, texts and functions are right in some places, and tried where they are not.
+# None, lists, texts and functions are valid in some places, and tried in the others.
 VALUES = [5, -1, 1.5, b"x", object(), ("a", 5), [None], {"x": 1}, None, DAY, print]
 
 
@@ -106,7 +107,7 @@ def connected() -> Any:
 
 
 def variadic(call: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """`call` with its `*columns` or `**aggregates` as a parameter."""
+    """Returns `call` with its `*columns` or `**aggregates` as named parameters."""
     kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
     call.__signature__ = inspect.Signature(kinds)  # type: ignore[attr-defined]
     return call
@@ -184,7 +185,7 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
     **{f"KeyedHarness.{each}": harness_method(each) for each in ("push", "watermark", "wall", "side")},
     "ConnectedHarness": (lambda: ConnectedHarness, {"function": OfInputs, "keys": {"a": "k", "b": "k"}}),
 }
-# What no annotation tells from what is right: functions of any kind, literals, no name, no bound.
+# Valid values that annotations cannot express: functions of any kind, literals, empty names, missing bounds.
 TAKEN: dict[str, list[Any]] = {
     "function": [print],
     "fetch_many": [print],
@@ -207,7 +208,7 @@ OPTIONAL = {
     *("schema", "key_schema", "event_time", "name", "pattern", "until", "key", "debezium", "deduplicate", "retry"),
     *("cache", "early", "side", "state", "deleted", "restore"),
 }
-ELSEWHERE = {  # they ask their system first, or run; below
+ELSEWHERE = {  # these query their system first, or run; tested below
     *("Dataflow.from_spark", "Dataflow.read_postgres_changes", "Dataflow.explain", "Dataflow.run", "Dataflow.start"),
     *("Dataflow.run_local", "Dataflow.start_local"),  # options: tests/test_options_table.py
 }
@@ -246,7 +247,7 @@ def test_a_wrong_kind_of_argument_is_told_by_its_name_or_its_value(
 
 
 def started() -> Any:
-    """Keyed by a column that has the name of one of a window join's."""
+    """Stream keyed by a column whose name equals a window join's result column."""
     return stream().select({"window_start": "k", "t": "t"}).key_by("window_start")
 
 

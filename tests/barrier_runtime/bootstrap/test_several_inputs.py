@@ -1,4 +1,4 @@
-"""State of steps that `connect` several inputs, whose key columns have a name each, made of DataFrames."""
+"""Savepoints from DataFrames for steps that `connect` several inputs with differently named key columns."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Savepoints made of DataFrames: read back they are the frames, and a job goes on from them as from its own state."""
+"""Savepoints made of DataFrames: reading returns the frames, and a job continues from them as from its own state."""
 
 import datetime
 import subprocess
@@ -262,8 +262,9 @@ def test_what_does_not_fit_is_refused_by_name(states: Any, said: str, tmp_path: 
     ],
 )
 def test_open_windows_go_on_from_what_was_written(tmp_path: Path, parallelism: int, window: Tumbling | Sliding) -> None:
-    """4.6: each has five rows of before and gets those of the job, once; a start of a window is `namespace_1`, also
-    of a `Sliding`, whose own checkpoints have slices there."""
+    """4.6: each window has five rows from the savepoint and gets the job's rows once; `namespace_1` is the start of a
+    window, also for a `Sliding`, whose own checkpoints contain slices.
+    """
     out = CollectSink()
     job = flow(windows=out, window=window)
     open_windows = pa.table({"user": USERS, "namespace_1": [0] * 200, "rows": [5] * 200})
@@ -319,7 +320,7 @@ def test_rows_of_one_key_are_told_as_one_entry_of_each_kind_of_state(tmp_path: P
 
 def test_a_state_is_emptied_by_a_frame_without_rows(tmp_path: Path) -> None:
     full, empty = str(tmp_path / "full"), str(tmp_path / "empty")
-    known = pa.table({"user": ["a", "b"], "value": [1, 2], "namespace_1": [7, 7]})  # what it has not is passed over
+    known = pa.table({"user": ["a", "b"], "value": [1, 2], "namespace_1": [7, 7]})  # missing columns are skipped
     write_savepoint(full, flow=flow(), states={("all", "last"): known})
     assert read_back(full, "all", "last") == [{"user": "a", "value": 1}, {"user": "b", "value": 2}]
     for nothing in (known.slice(0, 0), pa.RecordBatchReader.from_batches(known.schema, [])):
@@ -369,7 +370,7 @@ _TYPES: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", _TYPES)
 def test_many_keys_of_each_type_are_where_the_job_looks_for_them(kind: str) -> None:
-    """4.6: the bootstrap puts a column of keys into key groups, the job finds a key by itself: one function."""
+    """4.6: the bootstrap assigns key groups by column and the job assigns them by key, with the same result."""
     type_, make = _TYPES[kind]
     column = pa.array([make(n) for n in range(0, 1_000_000, 10)], type_)
     by_column = key_groups_of([column], 128).tolist()

@@ -1,4 +1,4 @@
-"""Types as users spell them: what is printed as a type is accepted as one; SQL's names; Python's types and classes."""
+"""Types as users write them: every printed type is accepted; names of SQL; Python's types and classes."""
 
 import dataclasses
 import datetime

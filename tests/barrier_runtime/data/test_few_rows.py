@@ -93,7 +93,7 @@ def test_lists_and_frames_of_them_give_the_same_rows_bit_for_bit(rows: pa.Record
     batch = Batch(rows, 5)
     assert batch.as_few is not None
     writer, reader = FrameWriter(), FrameReader()
-    for _ in range(2):  # the second comes without a schema
+    for _ in range(2):  # the second frame has no schema
         ((element, _),) = reader.feed(b"".join(bytes(chunk) for chunk in writer.encode(batch)))
         assert isinstance(element, Batch)
         assert (element.emit_ns, len(element)) == (5, rows.num_rows)
@@ -230,7 +230,7 @@ AGGREGATES = {
 
 
 def outcome(driven: Driven, batch: Batch) -> Any:
-    """What comes of a batch: rows, or the error."""
+    """Returns the rows of a batch, or the error."""
     try:
         driven.operator.process(batch, Emit(driven.batches.append))
     except InvalidJob as error:
@@ -274,7 +274,7 @@ def test_running_aggregates_of_lists_equal_those_of_arrow(
 
 @pytest.mark.parametrize("aggregates", ["counts", "extremes", "sums"])
 def test_running_aggregates_of_lists_go_on_with_the_next_batch(aggregates: str) -> None:
-    """Without nulls, which would leave them to numpy: a key comes again in the same batch and in later ones."""
+    """Without nulls, which numpy would handle: a key is repeated in the same batch and in later ones."""
     schema = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("w", pa.int64()), ("x", pa.float64())])
     arrow, lists = (Driven(RunningAggregateOperator("r", ["k"], AGGREGATES[aggregates]), name="r") for _ in range(2))
     for numbers in ([(1, 5, -3, 0.1), (2, 7, 2, 1.5), (1, -2, 9, 0.2)], [(2, 1, 1, -0.7), (1, 8, -4, 0.4)]):
@@ -342,7 +342,7 @@ def test_a_generator_gives_the_same_rows_few_at_a_time_and_many(keys: int | None
     ],
 )
 def test_a_time_that_python_has_not_is_told_and_is_no_number(kind: pa.DataType, far: Any, count: int) -> None:
-    """A number went out through `map` as one of another unit."""
+    """Otherwise `map` would emit a number as a time of another unit."""
     rows = pa.RecordBatch.from_arrays([pa.array([None, *[far] * count], kind)], ["at"])
     with pytest.raises(InvalidJob, match="is not in the years 1 to 9999"):
         list(each_row_of(Batch(rows, 0)))

@@ -1,4 +1,4 @@
-"""Dictionaries and views of text, at the top and inside other types, become their values; what is plain stays."""
+"""Dictionaries and views of text, at the top level and inside other types, become their values; plain columns stay."""
 
 import pyarrow as pa
 import pytest

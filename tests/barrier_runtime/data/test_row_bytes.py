@@ -1,4 +1,4 @@
-"""Rows as bytes are the rows again, whatever their types and wherever cells end."""
+"""Rows survive the round trip through bytes, for all types and cell borders."""
 
 import datetime
 import decimal
@@ -67,7 +67,7 @@ def test_bytes_that_are_no_rows_are_refused(kinds: tuple[pa.DataType, ...]) -> N
     codec = RowBytes(schema)
     arrays = [pa.array(COLUMNS[pa.int64()][:1] if kind == pa.int64() else [None], kind) for kind in kinds]
     _, data = codec.encode(pa.RecordBatch.from_arrays(arrays, schema=schema))
-    wide = 5  # where the length of the first wide column is
+    wide = 5  # offset of the length of the first wide column
     damaged = [data[:-1], data[:3], data + b"\x00", bytes(len(data)), b"\xff" * len(data)]
     if len(kinds) == 3:
         damaged.append(data[:wide] + b"\x01" + data[wide + 1 :])

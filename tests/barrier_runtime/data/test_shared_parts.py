@@ -1,4 +1,4 @@
-"""What stands in several expressions is computed once, and what comes out is the same."""
+"""Common parts of several expressions are computed once, with equal results."""
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,13 +30,13 @@ def sql(text: str) -> pc.Expression:
     ("expressions", "parts"),
     [
         ([pc.list_value_length(_parts), pc.is_null(_parts)], 1),
-        ([_sum, _sum * 2, pc.negate(_sum * 2)], 1),  # the larger one; the smaller one stands alone then
+        ([_sum, _sum * 2, pc.negate(_sum * 2)], 1),  # the larger part is shared; the smaller then occurs only once
         ([sql("CASE WHEN hour(ts) > 8 THEN 'a' WHEN hour(ts) < 4 OR hour(ts) = 6 THEN 'b' END")], 1),
         ([sql("date_format(ts, 'yyyy-MM-dd')"), sql("date_format(ts, 'yyyy-MM')"), sql("n > 1 AND m > 1")], 1),
         ([sql("CASE WHEN n > 0 THEN n END"), sql("CASE WHEN n > 0 THEN m END"), sql("n > 0")], 1),
         ([pc.struct_field(pc.field("s"), "x") + 1, pc.struct_field(pc.field("s"), "x"), pc.field("s", "y")], 1),
         ([pc.field("n"), pc.field("n"), pc.scalar(1), pc.scalar(1), *[pc.add(pc.scalar(1), 2)] * 2], 0),
-        ([pc.field(1) + 1, pc.field(1) + 1], 0),  # a column by its number is in no serialised form
+        ([pc.field(1) + 1, pc.field(1) + 1], 0),  # a column by number has no serialised form
         ([pc.field("n").cast(pa.int32()), pc.field("n").cast(pa.int16())], 0),  # nearly the same is not the same
         ([pc.field("n") + pa.scalar(1, pa.int8()), pc.field("n") + pa.scalar(1, pa.int16())], 0),
         (

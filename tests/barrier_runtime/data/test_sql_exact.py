@@ -1,4 +1,4 @@
-"""Decimals and times in SQL expressions keep every digit, whatever they stand beside, and so does their text."""
+"""Decimals and times in SQL expressions, and their texts, keep every digit in every combination."""
 
 import datetime
 import pickle
@@ -116,7 +116,7 @@ def test_text_that_is_no_decimal_of_38_digits_ends_the_job(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["CAST(d AS DECIMAL(38, 18))", "coalesce(e, d)", "IF(e IS NULL, d, e)"])
 def test_a_decimal_does_not_become_another_number_where_it_has_too_many_digits(text: str) -> None:
-    """`10^21` with 18 digits behind the point is beyond the 128 bits that Arrow computes with."""
+    """`10^21` with 18 digits after the point exceeds the 128 bits of Arrow's arithmetic."""
     large = {"d": decimals(38, 0, "123456789012345678901234", "2"), "e": decimals(38, 18, None, "0.5")}
     with pytest.raises(InvalidJob, match="does not fit in precision 38"):
         computed(text, **large)
@@ -275,7 +275,7 @@ def test_a_constant_that_nanoseconds_do_not_hold_is_refused_with_a_remedy() -> N
 def test_times_that_clocks_show_twice_or_never_are_truncated(
     zone: str, unit: str, time: datetime.datetime, begin: datetime.datetime
 ) -> None:
-    """All in UTC. Of a midnight that is there twice it is the first one, of one that is not there what comes then."""
+    """All values in UTC. A repeated midnight is the first of the two; a skipped midnight is the next existing time."""
     found = computed(f"date_trunc('{unit}', t)", t=times("ms", zone, time, None))
     assert (found.type, found.cast(pa.timestamp("ms")).to_pylist()) == (pa.timestamp("ms", zone), [begin, None])
 
@@ -345,7 +345,7 @@ def test_days_and_a_date_are_a_date_in_either_order() -> None:
 )
 @pytest.mark.parametrize("operator", ["LIKE", "ILIKE"])
 def test_an_escaped_backslash_in_a_pattern_is_one(operator: str, pattern: str, found: list[bool]) -> None:
-    """Also where nothing but % is at one end, of which Arrow took both backslashes."""
+    """Also if only % is at one end, where Arrow read both backslashes literally."""
     texts = pa.array(["C:\\a\\", "C:\\b", "C:%%", None])
     assert computed(f"a {operator} '{pattern}'", a=texts).to_pylist() == [*found, None]
 
@@ -451,7 +451,7 @@ def test_what_is_in_a_list(text: str, values: list[bool | None]) -> None:
 
 @pytest.mark.parametrize("quote", ["", "'"])
 def test_a_list_of_many_values_is_looked_up(quote: str) -> None:
-    """It was an OR of as many comparisons, which took Arrow seconds for a batch of one row, and minutes for 5,000."""
+    """An OR of as many comparisons takes Arrow seconds for a batch of one row, and minutes for 5,000 values."""
     compiled = SqlExpression(f"a IN ({', '.join(f'{quote}{n}{quote}' for n in range(50))})", "t").compiled(
         pa.schema([("a", pa.string() if quote else pa.int64())])
     )

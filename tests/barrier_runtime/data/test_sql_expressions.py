@@ -1,4 +1,4 @@
-"""SQL expressions: what they give, as Spark SQL does, and what is refused by name when the flow is written."""
+"""SQL expressions: results as in Spark SQL, and refusals by name at build time."""
 
 import datetime
 import decimal
@@ -409,7 +409,7 @@ def test_what_is_not_known_is_refused_by_name(text: str, said: str) -> None:
     ],
 )
 def test_what_nobody_needs_does_not_fail(text: str, values: list[Any]) -> None:
-    """The fourth row has a 0, the second one's `j` is 2, and no text is a number."""
+    """The fourth row has a 0, the second row's `j` is 2, and no text is a number."""
     assert computed(text).to_pylist() == values
 
 
@@ -493,7 +493,7 @@ def test_a_remainder_of_doubles_is_exact_with_and_without_arrow_s_own(by_arrow: 
 
 @pytest.mark.slow
 def test_many_conditions_that_may_fail_are_few_calls() -> None:
-    """Each in the rows of all before it would be more than there are atoms."""
+    """Evaluating each condition in the rows of all earlier ones would need more calls than there are atoms."""
     terms = " AND ".join(f"i / small > -{number}e9" for number in range(1, 101))
     assert computed(f"small <> 0 AND {terms}").to_pylist() == [True, True, None, False]
 
@@ -551,7 +551,7 @@ def test_a_remainder_without_arrow_s_own_travels_to_a_process_that_compiles_noth
 
 @pytest.mark.parametrize("known", [True, False])
 def test_steps_take_text(known: bool) -> None:
-    """Where a schema is not known yet, SQL is compiled for the rows that come."""
+    """If the schema is unknown at build time, SQL is compiled for the arriving rows."""
     rows = [{"kind": "bid", "price": 50}, {"kind": "bid", "price": 150}, {"kind": "ask", "price": 300}]
     flow = br.Dataflow("sql")
     stream = _source(flow, rows, {"kind": str, "price": int})
@@ -643,7 +643,7 @@ def test_the_values_are_those_of_spark_sql(spark: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """One whole number is like another, and a not-a-number like itself."""
+    """Makes equal numbers, and NaNs, compare equal."""
     if isinstance(value, float):
         return "nan" if value != value else round(value, 12)
     return value

@@ -1,4 +1,4 @@
-"""Functions of ours that Arrow's engine calls: for columns cut anywhere, of few texts and many, in another process."""
+"""The runtime's own functions in Arrow's engine: columns cut anywhere, few and many texts, another process."""
 
 import datetime
 import pickle

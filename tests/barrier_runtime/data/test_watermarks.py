@@ -1,4 +1,4 @@
-"""The watermark over several channels: minimum of the active ones, never back."""
+"""Watermark over several channels: the minimum of the active channels, never decreasing."""
 
 from barrier_runtime.data.elements import WATERMARK_MAX, Idle, Watermark
 from barrier_runtime.data.watermarks import WatermarkMerger
@@ -38,8 +38,9 @@ def test_a_channel_without_rows_holds_nothing_back_from_the_beginning():
 
 
 def test_rows_held_for_the_end_are_not_passed_while_an_empty_channel_has_not_ended():
-    """Two subtasks hear the same in another order: neither says that it is idle, which would let its successors go on
-    to where the other one is, past the rows that it holds."""
+    """Two subtasks get the same elements in different orders: neither reports idleness, which would advance its
+    successors to the watermark of the other subtask, past the rows that the other subtask holds.
+    """
     ends_first, ends_last = WatermarkMerger(3, empty=[2]), WatermarkMerger(3, empty=[2])
     assert ends_first.on_end(1) is None
     assert ends_first.on_watermark(0, 10) == Watermark(10)

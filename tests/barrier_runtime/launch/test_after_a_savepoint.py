@@ -1,4 +1,4 @@
-"""What a job that began with a savepoint does next: its first checkpoint, and a fork that writes where the job does."""
+"""Jobs restored from a savepoint: their first checkpoints, and a fork that writes to the job's targets."""
 
 import collections
 import contextlib
@@ -22,7 +22,7 @@ from barrier_runtime.state_tables import open_checkpoint
 from barrier_runtime.state_tables.finding import find_checkpoint
 from tests.barrier_runtime.running_job import RunningJob, Target, check_each_once, numbers_flow, without_gaps
 
-MANY = 20_000  # keys that no row comes for
+MANY = 20_000  # keys without rows
 
 
 @pytest.mark.slow
@@ -30,8 +30,9 @@ MANY = 20_000  # keys that no row comes for
 async def test_the_first_checkpoints_behind_a_savepoint_need_nothing_of_it_and_restore(
     tmp_path: Path, mode: str
 ) -> None:
-    """1.7 (FLINK-39964): the first one names files of the job's own copy, the second one those of the first; each
-    restores when the savepoint is gone, whoever was to own it."""
+    """1.7 (FLINK-39964): the first checkpoint names files of the job's own copy, the second one those of the first;
+    both restore after the savepoint is gone, in every restore mode.
+    """
     url, folder = str(tmp_path / "savepoint"), tmp_path / "jobs"
     known = pa.table({"key": range(MANY), "value": [0] * MANY})
     write_savepoint(url, flow=numbers_flow(Target(), "next"), states={("own", "seen"): known}, parallelism=2)
@@ -75,8 +76,9 @@ async def test_the_first_checkpoints_behind_a_savepoint_need_nothing_of_it_and_r
 async def test_a_restart_uploads_what_is_new_and_files_stay_while_anything_names_them(
     tmp_path: Path, parallelism: int
 ) -> None:
-    """A job that keeps one checkpoint is started again and again: the large state is written once, fsck finds nothing
-    missing and nothing left over that is needed, and each successor has all of it."""
+    """A job that keeps one checkpoint is restarted repeatedly: the large state is written once, fsck finds no missing
+    and no unneeded object, and each successor has the whole state.
+    """
     url, folder = str(tmp_path / "savepoint"), tmp_path / "jobs"
     known = pa.table({"key": range(MANY), "value": [0] * MANY})
     write_savepoint(url, flow=numbers_flow(Target(), "next"), states={("own", "seen"): known}, parallelism=2)
@@ -120,15 +122,16 @@ def _manifests(folder: Path) -> list[Manifest]:
 
 
 def _objects(manifest: Manifest) -> dict[str, int]:
-    """Files of the state with many keys, by object and place in it."""
+    """Returns the files of the state with many keys: object and offset -> size."""
     refs = [ref for each in manifest.operators if each.operator == "own" for ref in each.files]
     return {f"{ref.key}+{ref.offset}": ref.size for ref in refs if ref.key is not None}
 
 
 @pytest.mark.slow
 async def test_a_fork_that_writes_where_the_job_writes_touches_nothing_of_it(tmp_path: Path) -> None:
-    """1.8: transactions carry the job's name. Both write to one folder and one table, both are started again beside
-    each other, which recovers and sweeps, and each row of both is there once."""
+    """1.8: transactions contain the job's name. Both jobs write to one folder and one table, both restart at the same
+    time, which recovers and cleans up, and each row of both is there once.
+    """
     folder, table = str(tmp_path / "out"), str(tmp_path / "table")
     (tmp_path / "out").mkdir()
 

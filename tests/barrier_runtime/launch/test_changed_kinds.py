@@ -181,7 +181,7 @@ def stored_by(flow: Dataflow, folder: Path) -> Manifest:
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Manifest]:
-    """What a job of each kind has stored."""
+    """Returns the stored manifest of a job of each kind."""
     return {kind: stored_by(flow_of(step), tmp_path_factory.mktemp("stored")) for kind, step in STEPS.items()}
 
 
@@ -195,7 +195,7 @@ def of_step(manifest: Manifest) -> list[OperatorSnapshot]:
 
 
 def without(manifest: Manifest, *values: str) -> Manifest:
-    """As an earlier release wrote it."""
+    """Returns the manifest as an earlier release wrote it."""
     return msgspec.structs.replace(
         manifest,
         operators=tuple(
@@ -225,7 +225,7 @@ def test_every_change_of_kind_is_refused_with_both_kinds_and_the_remedy(stored: 
     for (before, manifest), (now, spec) in itertools.product(stored.items(), specs.items()):
         if before == now:
             continue
-        said = refusal(spec, manifest, allow_non_restored=True)  # which drops what is gone, and nothing else
+        said = refusal(spec, manifest, allow_non_restored=True)  # drops only removed operators
         assert "'step'" in said, (before, now)
         assert "new name" in said or "another name" in said, said
         assert "allow_non_restored" in said
@@ -249,7 +249,7 @@ def test_a_state_of_a_name_that_is_gone_is_dropped_by_express_wish_alone(stored:
 
 
 def test_what_an_earlier_release_stored_without_a_kind_is_told_by_its_tables(stored: Any, specs: Any) -> None:
-    """A definition, or a key, tells the rest."""
+    """The definition or the key identifies the kind."""
     for before, manifest in stored.items():
         earlier = without(manifest, KIND, TARGET)
         assert refusal(specs[before], earlier) == "", before
@@ -261,7 +261,9 @@ def test_what_an_earlier_release_stored_without_a_kind_is_told_by_its_tables(sto
 
 
 MINUTES = timedelta(minutes=5)
-STATES: dict[str, tuple[Any, Callable[[Any, dict[str, Any]], object]]] = {  # and what writes it
+STATES: dict[
+    str, tuple[Any, Callable[[Any, dict[str, Any]], object]]
+] = {  # name: (state, function that writes the state)
     "ValueState": (ValueState(int, default=0), lambda state, row: setattr(state, "value", row["v"])),
     "ValueState of text": (ValueState(str), lambda state, row: setattr(state, "value", row["k"])),
     "ListState": (ListState(int), lambda state, row: state.append(row["v"])),
@@ -273,7 +275,7 @@ STATES: dict[str, tuple[Any, Callable[[Any, dict[str, Any]], object]]] = {  # an
 
 
 def with_state(state: Any, write: Callable[[Any, dict[str, Any]], object]) -> Callable[[Stream, Stream], Any]:
-    """A step whose function has this state under the name `seen`, and writes it."""
+    """Returns a step whose function has this state under the name `seen`, and writes the state."""
 
     def process(self: Any, key: str, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
         write(self.seen, row)
@@ -302,7 +304,7 @@ def numbered(rows: Stream) -> Any:
 
 
 def texts(rows: Stream) -> Any:
-    """With another type of a column that is aggregated."""
+    """Changes the type of an aggregated column."""
     return rows.select({"k": "k", "v": "CAST(v AS VARCHAR)"}).key_by("k")
 
 
@@ -323,7 +325,7 @@ def columns(kind: str) -> Callable[[Stream, Stream], Any]:
 
 
 BEFORE = {**STEPS, "greatest": totals(n=max_("v")), **{name: with_state(*each) for name, each in STATES.items()}}
-# The kind as it was, as it is now, how its refusal tells what it was: the definition, the key, or the state.
+# (kind before, kind now, text of the refusal on the old definition, key or state)
 CHANGED: list[tuple[str, Callable[[Stream, Stream], Any], str]] = [
     ("tumbling", tumbling(Tumbling(MINUTES)), "as tumbling 1:00:00, but the job now has it as tumbling 0:05:00"),
     ("tumbling", tumbling(Tumbling(HOUR, offset=MINUTES)), "as tumbling 1:00:00, but"),
@@ -398,7 +400,7 @@ ALIKE = {"jsonl": "JSONL files", "watched": "JSONL files"}
 
 
 class Other:
-    """A source that says what its positions are positions in, and is not read."""
+    """A source that declares what its positions refer to, and is never read."""
 
     exactly_once = True
     schema = pa.schema({"v": pa.int64()})
@@ -467,7 +469,7 @@ def with_kind(manifest: Manifest, operator: str, kind: str) -> Manifest:
 # ---------------------------------------------------------------- sinks
 
 
-SINKS: dict[str, tuple[Any, str, str]] = {  # what is made of it, its kind, its target
+SINKS: dict[str, tuple[Any, str, str]] = {  # name: (sink, its kind, its target)
     "jsonl": (JsonlSink("/nowhere/out"), "a jsonl sink", "folder out"),
     "csv": (CsvSink("/nowhere/out"), "a csv sink", "folder out"),
     "elsewhere": (CsvSink("/nowhere/others"), "a csv sink", "folder others"),
@@ -491,7 +493,7 @@ PENDING_SET = b'{"version":1,"checkpoint":1,"entries":[[1,0,"eHg="]]}'
 
 
 def test_a_sink_of_another_kind_or_target_takes_no_transactions_of_the_first(tmp_path: Path) -> None:
-    """Where nothing has to be committed, as in a savepoint or when the job has finished, it is restored."""
+    """If no commit is pending, as in a savepoint or after the job has finished, the job is restored."""
     manifest = stored_by(reading(SOURCES["iterator"], tmp_path), tmp_path / "jobs")
     specs = {name: spec_of(reading(SOURCES["iterator"], tmp_path, sink)) for name, (sink, _, _) in SINKS.items()}
     for before, now in itertools.product(SINKS, repeat=2):
@@ -557,7 +559,7 @@ def test_a_sink_of_an_earlier_release_is_told_by_its_description(tmp_path: Path)
 
 
 class Held(JsonlSink):
-    """Its target does not answer."""
+    """Sink whose target does not answer."""
 
     def commit(self, committable: bytes) -> None:
         raise Unavailable("the target does not answer: wait")

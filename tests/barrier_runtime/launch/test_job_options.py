@@ -1,4 +1,4 @@
-"""Options as users give them: what is refused and how, what a flow says of its runs, where values come from."""
+"""Options as users set them: refusals, options in the flow, and the origin of values."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def flow(**options: Any) -> Dataflow:
 
 
 def shown(made: Dataflow, **options: Any) -> dict[str, str]:
-    """Of `explain`: option → value and where it comes from."""
+    """Returns from `explain`: option -> value and its origin."""
     settings = made.explain(**options).partition("settings\n")[2].partition("\n\n")[0]
     return dict(line.strip().split(": ", 1) for line in settings.splitlines())
 

@@ -1,5 +1,6 @@
-"""Jobs whose subtasks are several databases for as long as the test lasts: rescaled, killed, saved, forked, read and
-replayed while these become one, with every kind of state and timers in them."""
+"""Jobs whose subtasks have several databases throughout the test: rescaled, killed, saved, forked, read and replayed
+while the databases merge, with every kind of state and timers in them.
+"""
 
 import collections
 import datetime
@@ -29,7 +30,7 @@ WEEK_MS = 7 * 24 * 3_600_000
 
 @pytest.fixture(autouse=True)
 def _slow_merging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is in a database, it is opened rather than copied; and an entry moves each 20 ms."""
+    """Databases of any size are opened instead of copied, and one entry moves each 20 ms."""
     monkeypatch.setattr(restore.BACKENDS["rocksdb"], "copied_bytes", 0)
     monkeypatch.setattr(backend_snapshots, "_AT_ONCE", 1)
     monkeypatch.setattr(backend_snapshots, "_MOST_AT_ONCE", 1)
@@ -37,7 +38,7 @@ def _slow_merging(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Everything:
-    """Numbers the rows of its key, and negative its timers; all it stores has to agree with that."""
+    """Numbers the rows of its key, and its timers negatively; all its states must agree."""
 
     seen = ValueState(int, default=0)
     due = ValueState(int, default=0)
@@ -74,7 +75,7 @@ class Everything:
 
 
 def everything_flow(target: Target, name: str = "job") -> Dataflow:
-    """So few rows a second that a busy machine keeps up: barriers wait behind rows that wait."""
+    """Few rows per second, so that a busy machine keeps up: barriers wait behind queued rows."""
     flow = Dataflow(name)
     rows = flow.rate("numbers", 80, keys=KEYS, splits=5, event_time="intended_at")
     kept = rows.key_by("key").process("kept", Everything, schema={"key": int, "n": int}, event_time="intended_at")

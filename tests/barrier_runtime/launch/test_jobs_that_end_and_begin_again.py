@@ -1,4 +1,4 @@
-"""A job that is run like a cron task: to the end of its input, again and again, as more input comes."""
+"""A job run like a cron task: repeatedly to the end of its input, with more input each time."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def flow(folder: Path) -> Dataflow:
 
 
 def run(folder: Path, number: int, parallelism: int = 1) -> None:
-    """Once, with one more file of input."""
+    """Runs the job once with one more input file."""
     (folder / "in").mkdir(exist_ok=True)
     (folder / "in" / f"{number}.jsonl").write_text(f'{{"n":{number}}}\n')
     flow(folder).run_local(checkpoints=str(folder / "ck"), parallelism=parallelism)
@@ -53,7 +53,7 @@ def newest_manifest(folder: Path) -> bytes:
 
 
 def forget_that_it_finished(folder: Path) -> None:
-    """As if its process had died between the last global commit and the end of its log."""
+    """Removes the last record, as if the process had died between the last global commit and the end of its log."""
     key, record = records(folder)[-1]
     assert isinstance(record, Finish)
     (folder / "ck" / key).unlink()
@@ -61,7 +61,7 @@ def forget_that_it_finished(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_ten_runs_forget_shown_files_of_earlier_runs_and_tolerate_rotated_files(tmp_path: Path) -> None:
-    """T4, T7: a finished job has made everything visible, so no later start looks for its files."""
+    """T4, T7: a finished job has made all rows visible, so no later start looks for its files."""
     sizes = []
     for number in range(10):
         run(tmp_path, number)
@@ -88,7 +88,7 @@ def test_another_parallelism_finds_nothing_to_settle_either(tmp_path: Path) -> N
 def test_death_after_the_last_global_commit_costs_a_check_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    """T3, T4: then nothing says that all is visible, so the next run looks; a file may be gone meanwhile."""
+    """T3, T4: no record says that all rows are visible, so the next run looks; a file may have disappeared."""
     for number in range(4):
         run(tmp_path, number)
         forget_that_it_finished(tmp_path)
@@ -102,7 +102,7 @@ def test_death_after_the_last_global_commit_costs_a_check_and_loses_nothing(
 
 
 def test_a_decided_file_that_nobody_has_seen_still_stops_the_start(tmp_path: Path) -> None:
-    """T4: neither the folder nor its commit log knows it."""
+    """T4: neither the folder nor its commit log contains the file."""
     run(tmp_path, 0)
     forget_that_it_finished(tmp_path)
     shown(tmp_path)[0].unlink()
@@ -113,7 +113,7 @@ def test_a_decided_file_that_nobody_has_seen_still_stops_the_start(tmp_path: Pat
 
 
 def test_rows_collected_by_two_runs_of_one_program_are_each_collected_once(tmp_path: Path) -> None:
-    """T4: a job that failed has not said that all was visible, so the next start commits its transactions again."""
+    """T4: a failed job has no record that all rows were visible, so the next start commits its transactions again."""
     log, rows = tmp_path / "ck" / "collected" / "log", 4_000
 
     def run_with(sink: CollectSink, fails: bool) -> None:

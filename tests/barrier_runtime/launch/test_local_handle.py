@@ -1,4 +1,4 @@
-"""A job that runs beside the program: stop, status, wait, and what a notebook shows of it."""
+"""A job that runs in parallel to the program: stop, status, wait, and display in a notebook."""
 
 import asyncio
 import atexit
@@ -51,7 +51,7 @@ def test_a_job_that_ends_at_once_is_not_kept_until_the_program_ends(monkeypatch:
     gone = threading.Event()
 
     def register(function: Any) -> None:
-        if function.__self__._thread.ident is not None:  # it runs: let it come to its end
+        if function.__self__._thread.ident is not None:  # if the thread runs, wait until it ends
             assert gone.wait(60)
         order.append("register")
 
@@ -110,7 +110,7 @@ def test_a_program_may_look_from_several_threads() -> None:
 
 
 def test_a_question_that_the_loop_has_not_answered_when_it_ends_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop cancels it as it ends: who asked gets the last status."""
+    """The ending loop cancels the request, and the caller gets the last status."""
     go_on, asked = threading.Event(), threading.Event()
     ask = asyncio.run_coroutine_threadsafe
 

@@ -66,7 +66,7 @@ def test_a_run_leaves_what_the_program_has_frozen_frozen_also_after_a_failure():
     circle = Circle()
     left = weakref.ref(circle)
     gc.freeze()
-    del circle  # nothing but the collector would free it, and it does not as long as it is frozen
+    del circle  # only the collector frees the cycle, and frozen objects are not collected
     flow.run_local(parallelism=1, checkpoint_interval=0.05)
     assert failed
     assert sink.rows() == [{"n": 1}]
@@ -91,18 +91,18 @@ def write(folder, name, first_ms):
 
 
 def test_rows_added_after_every_window_was_closed_are_an_error_and_not_silently_late(tmp_path):
-    """A finished job has let event time run to its end; what comes later would be dropped, row by row."""
+    """A finished job has advanced event time to its end; later rows would be dropped one by one."""
     write(tmp_path, "1.jsonl", 1_000_000)
     options = {"parallelism": 1, "checkpoints": str(tmp_path / "checkpoints")}
     windows(tmp_path).run_local(**options)
-    windows(tmp_path).run_local(**options)  # nothing new: nothing to complain of
+    windows(tmp_path).run_local(**options)  # no new rows: no error
     write(tmp_path, "2.jsonl", 2_000_000)
     with pytest.raises(JobFailed, match=r"had read all of its input .*another name"):
         windows(tmp_path).run_local(**options)
 
 
 def with_dictionaries(make, declared=None):
-    """Ten rows with a column that `make` makes of an encoded one, by key; what comes out."""
+    """Builds a keyed flow of ten rows whose column `w` `make` derives from a dictionary-encoded column."""
     flow = Dataflow("words")
     sink = CollectSink()
 
@@ -130,7 +130,7 @@ ENCODED = pa.dictionary(pa.int32(), pa.string())
 @pytest.mark.parametrize("declared", [None, {"t": pa.int64(), "w": ENCODED}], ids=["found", "declared"])
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_rows_are_counted_by_a_dictionary_column(parallelism, declared):
-    """A subtask hears rows of its own slot and of others: both must have one type."""
+    """A subtask gets rows of its own slot and of others: both must have the same type."""
     flow, sink, rows = with_dictionaries(lambda words: words, declared)
     rows.key_by("w").aggregate("count", n=count()).sink("out", sink)
     flow.run_local(parallelism=parallelism)
@@ -214,7 +214,7 @@ def test_checkpoints_go_on_while_the_commits_of_seventeen_sinks_hang():
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_job_whose_splits_wait_for_slower_ones_ends_with_all_its_rows(parallelism):
-    """The fast source is ahead at once; its splits wait for the slow one, and it ends before them."""
+    """The fast source is ahead at once; its splits wait for the slow source, which ends first."""
 
     def events(count, step):
         return lambda index, of: ({"k": n % 3, "at": n * step} for n in range(index, count, of))
@@ -234,7 +234,7 @@ def test_a_job_whose_splits_wait_for_slower_ones_ends_with_all_its_rows(parallel
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_an_input_that_has_been_silent_for_its_idle_timeout_holds_no_split_back(parallelism):
-    """The silent one ends when the last row of the other has been seen, a minute of event time beyond its own row."""
+    """The silent input ends after the last row of the other, which is one minute of event time after its own row."""
     flow, sink, seen = Dataflow("silent"), CollectSink(), threading.Event()
 
     def silent(index, of):
@@ -255,7 +255,7 @@ def test_an_input_that_has_been_silent_for_its_idle_timeout_holds_no_split_back(
 
 
 def test_an_error_with_half_a_surrogate_pair_is_told_as_any_other():
-    """As `str` of a file's name that is not UTF-8 has it: no message and no history can carry one."""
+    """`str` of a file name that is not UTF-8 contains such a surrogate; messages and histories cannot."""
 
     def fails(row):
         raise ValueError("cannot open caf\udce9.csv")

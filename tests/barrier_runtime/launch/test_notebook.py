@@ -1,4 +1,4 @@
-"""A job in a real notebook kernel with real ipywidgets: what a person sees below the cell, and what the button does."""
+"""A job in a real notebook kernel with real ipywidgets: the display below the cell, and the button's effect."""
 
 import subprocess
 import time
@@ -35,15 +35,14 @@ job
 
 
 class Notebook:
-    """What a page does for a notebook: sends cells, and keeps its widgets as the kernel's messages say, whichever cell
-    they are of."""
+    """Replacement for a notebook's page: sends cells, and updates widgets from the kernel's messages of any cell."""
 
     def __init__(self, client: BlockingKernelClient) -> None:
         self._client = client
         self._state: dict[str, dict[str, Any]] = {}
 
     def run(self, code: str) -> list[dict[str, Any]]:
-        """The outputs of a cell. Raises what the cell raises."""
+        """Runs a cell and returns its outputs. Raises the cell's error."""
         sent = self._client.execute(code)
         outputs: list[dict[str, Any]] = []
         while True:
@@ -131,7 +130,7 @@ def test_a_job_that_fails_says_so_in_its_cell(notebook: Notebook) -> None:
 
 @pytest.mark.slow
 def test_a_widget_that_is_closed_is_not_followed_any_more(notebook: Notebook) -> None:
-    """As a cell that is run again closes the output of its last run."""
+    """For example when a rerun cell closes the output of its last run."""
     notebook.run(STARTS)
     (said,) = notebook.run(
         """

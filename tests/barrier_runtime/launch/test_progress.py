@@ -1,4 +1,4 @@
-"""What is told of a running job: a line per sink, one line per death, never a death twice; on a terminal, in a file."""
+"""Progress of a running job: a line per sink, one line per death, no death twice; on a terminal and in a file."""
 
 import io
 
@@ -121,7 +121,7 @@ def test_a_line_for_each_sink_says_what_is_visible_and_how_late() -> None:
     ]
     (first, _) = follower.lines(status(**facts, records=9_000, at_ms=12_000))
     assert first.startswith("files: 9,000 rows read, 2,000/s")
-    (first, _) = follower.lines(status(records=3_000, at_ms=13_000))  # went back to a checkpoint
+    (first, _) = follower.lines(status(records=3_000, at_ms=13_000))  # back to a checkpoint
     assert first == "files: 3,000 rows read"
 
 
@@ -190,4 +190,4 @@ def test_on_a_terminal_lines_are_written_over_and_deaths_stay(monkeypatch: pytes
         for each in (status(), back()):
             show(each)
     assert plain.getvalue() == f"job {back().job}: {DIED}; all slots go on from checkpoint 41; back after 1,412 ms\n"
-    assert "\x1b[1A" in out.getvalue()  # the cursor goes back up: a line per sink, whatever is told
+    assert "\x1b[1A" in out.getvalue()  # the cursor moves up for one line per sink, whatever else is printed

@@ -1,4 +1,4 @@
-"""A program that no longer has one of its sinks, with `allow_non_restored`: decided rows are rows, not state."""
+"""A program without one of its sinks, with `allow_non_restored`: decided rows are committed, not dropped as state."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ ROWS = 60_000
 
 
 class Stuck(JsonlSink):
-    """Its target is out of reach for as long as the job lives."""
+    """Sink whose target is unreachable for the whole job."""
 
     def commit(self, committable: bytes) -> None:
         raise OSError("the target is down")
@@ -27,7 +27,7 @@ class Own(Stuck):
 
 
 def decide_without_a_commit(folder: Path, sink: type[JsonlSink]) -> int:
-    """The number of rows that the last checkpoint decided, none of which is visible."""
+    """Returns the number of rows that the last checkpoint decided; none of them is visible."""
     log = folder / "ck" / "job" / "log"
 
     def until_three_checkpoints(row: dict[str, int]) -> dict[str, int]:
@@ -47,7 +47,7 @@ def decide_without_a_commit(folder: Path, sink: type[JsonlSink]) -> int:
 
 
 def changed(folder: Path) -> list[int]:
-    """The same job with another sink, to its end; what that one got."""
+    """Runs the same job with another sink to its end; returns that sink's rows."""
     flow, sink = Dataflow("job"), CollectSink()
     flow.rate("numbers", 1_000_000, ROWS, splits=1).sink("new", sink)
     flow.run_local(checkpoints=str(folder / "ck"), checkpoint_interval=0.05, allow_non_restored=True)
@@ -56,7 +56,7 @@ def changed(folder: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_what_was_decided_of_a_removed_sink_is_made_visible_before_it_is_forgotten(tmp_path: Path) -> None:
-    """T4, I5: the rows before the checkpoint are the old sink's, those behind it the new one's: none is nobody's."""
+    """T4, I5: rows before the checkpoint belong to the old sink, rows after it to the new sink, and none is lost."""
     decide_without_a_commit(tmp_path, Stuck)
     new = changed(tmp_path)
     lines = (line for path in (tmp_path / "out").glob("part-*") for line in path.read_text().splitlines())

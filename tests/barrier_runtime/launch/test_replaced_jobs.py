@@ -1,4 +1,4 @@
-"""Jobs in one process whose program is replaced while they run: rows, state that stays, begins, is read as another."""
+"""Jobs in one process whose program is replaced while they run: rows, and state that is kept, added or converted."""
 
 import collections
 from pathlib import Path
@@ -58,8 +58,9 @@ def flow(target: Target, function: type, read: list[int], name: str = "own", job
 async def test_job_survives_program_and_parallelism_changes_without_loss_or_duplicates(
     tmp_path: Path, unaligned: bool
 ) -> None:
-    """Each key's numbers are 1, 2, 3, and so on; what is new begins at the barrier, and what goes and comes keeps what
-    it had."""
+    """Each key's numbers are 1, 2, 3, and so on; new state begins at the barrier, and state removed and added again
+    keeps its values.
+    """
     target, read = Target(), list[int]()
     programs = {"two": flow(target, Summed, read), "three": flow(target, First, read)}
     job = RunningJob(flow(target, First, read), tmp_path, programs, parallelism=2, unaligned=unaligned)

@@ -41,7 +41,7 @@ async def test_a_job_goes_through_other_parallelisms_and_loses_doubles_and_repea
 
 async def test_no_slots_in_time_and_the_job_goes_on_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def starts_none(*_: object) -> None:
-        """Slots in the same process may come within a millisecond."""
+        """Starts no slots: slots in the same process would register within a millisecond."""
         await asyncio.Event().wait()
 
     monkeypatch.setattr(local, "_start_standbys", starts_none)
@@ -64,7 +64,7 @@ async def test_no_slots_in_time_and_the_job_goes_on_as_it_was(tmp_path: Path, mo
 
 
 async def test_a_wish_that_the_end_of_the_job_makes_void_is_told_so(tmp_path: Path) -> None:
-    """A job that has ended goes on with nothing."""
+    """An ended job cannot be rescaled."""
     target, asked = Target(), rescale_asked(4, 60.0)
     job = RunningJob(numbers_flow(target), tmp_path, parallelism=2)
     await job.rows_in(target, 100)

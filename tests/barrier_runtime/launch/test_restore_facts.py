@@ -1,4 +1,4 @@
-"""`explain --restore` and `run --restore` tell what was read and what is still to be committed."""
+"""`explain --restore` and `run --restore` report the rows read and the transactions still to be committed."""
 
 import re
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_a_run_prints_the_same(tmp_path: Path) -> None:
 
 
 def test_transactions_of_a_checkpoint_that_are_not_known_to_be_visible_are_told(tmp_path: Path) -> None:
-    """The job was stopped: its newest checkpoint lists what it had still to commit when it was taken."""
+    """The job was stopped: its newest checkpoint lists the transactions still pending at the checkpoint."""
     flow = Dataflow("shown")
     flow.rate("numbers", 20_000, splits=1).sink("out", JsonlSink(str(tmp_path / "out")))
     folder = str(tmp_path / "jobs")
@@ -63,7 +63,7 @@ def test_transactions_of_a_checkpoint_that_are_not_known_to_be_visible_are_told(
 
 
 def test_how_much_of_files_is_left_is_told(tmp_path: Path) -> None:
-    """1.9: bytes of those that were not begun, and of the others what is behind the position."""
+    """1.9: bytes of files that were not begun, plus the bytes after the position of the others."""
     (tmp_path / "in").mkdir()
     for name in "abcd":
         (tmp_path / "in" / f"{name}.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(10_000)))

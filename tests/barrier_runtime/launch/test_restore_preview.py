@@ -1,4 +1,4 @@
-"""`explain --restore`: what a start with a savepoint would do, before anything is written."""
+"""`explain --restore`: a preview of a start with a savepoint, before any write."""
 
 import re
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Seen:
 
 
 def changed(name: str = "next") -> Dataflow:
-    """`numbers_flow` with another type of one state, one that is new, and an operator of another name."""
+    """`numbers_flow` with another type of one state, a new state, and a renamed operator."""
     flow = Dataflow(name)
     rows = flow.rate("numbers", 4_000, keys=40, splits=5)
     counted = rows.key_by("key").aggregate("renamed", n=count())
@@ -38,7 +38,7 @@ def contents(folder: Path) -> Mapping[str, bytes]:
 
 @pytest.mark.slow
 async def test_a_start_with_a_savepoint_is_told_by_names_and_nothing_is_written(tmp_path: Path) -> None:
-    """1.2, 1.9: no byte of the savepoint names a place; what is refused is refused by `explain`, with exit code 2."""
+    """1.2, 1.9: the savepoint contains no absolute place; `explain` shows each refusal and exits with code 2."""
     stored = tmp_path / "stored"
     target, url = Target(), str(stored / "savepoint")
     job = RunningJob(numbers_flow(target, "job"), stored / "job", parallelism=2)

@@ -62,7 +62,7 @@ async def test_a_fork_goes_on_from_the_savepoint_and_the_job_is_not_disturbed(tm
 
 @pytest.mark.slow
 async def test_windows_and_timers_are_in_it(tmp_path: Path) -> None:
-    """A window that is open in the savepoint has its rows of before and after once."""
+    """A window open in the savepoint has its earlier and later rows once."""
 
     def windows(name: str, target: Target) -> Dataflow:
         flow = Dataflow(name)
@@ -117,7 +117,7 @@ def test_wrong_places_are_refused_when_they_are_given(tmp_path: Path) -> None:
 async def test_drained_job_has_fired_all_windows_and_another_continues_only_if_allowed(
     tmp_path: Path, parallelism: int, of_wall_clock: bool
 ) -> None:
-    """Windows of ten hours: none would fire before the end. Each row that was read is in one, of each job."""
+    """Windows of ten hours: none fires before the end. Each row read is in one window of each job."""
     size = Tumbling(datetime.timedelta(hours=10))
 
     def windows(name: str, target: Target, read: Target) -> Dataflow:

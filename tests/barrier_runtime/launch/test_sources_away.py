@@ -1,4 +1,4 @@
-"""A server that does not answer when the driver lists splits is waited for as the restart strategy says."""
+"""If a server does not answer while the driver lists splits, the restart strategy decides how long the driver waits."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ def three(index: int, of: int) -> Iterator[dict[str, Any]]:
 
 
 class Away(IteratedRows):
-    """It answers from the fifth time on."""
+    """Source whose server answers from the fifth request on."""
 
     def __init__(self) -> None:
         super().__init__("src", three, pa.schema([("n", pa.int64())]), True, 1)

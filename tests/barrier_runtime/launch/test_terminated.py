@@ -1,4 +1,4 @@
-"""SIGTERM to a program that calls `run_local`: as `docker stop`, systemd and `kill` send it."""
+"""SIGTERM to a program that calls `run_local`, as sent by `docker stop`, systemd and `kill`."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def test_sigterm_ends_a_program_with_a_local_run_as_usual_and_leaves_no_folder(t
         running.terminate()
         _, printed = running.communicate(timeout=120)
     finally:
-        running.kill()  # nothing to one that has ended
+        running.kill()  # no effect after its end
     assert running.returncode == -signal.SIGTERM
     assert "Traceback" not in printed
     assert rows_in(tmp_path / "out") >= committed

@@ -1,6 +1,6 @@
-"""Trouble as an operator sees it: a whole job in this process, real slots and stores, and what its status says.
+"""Errors as an operator sees them: the status of a whole job in this process, with real slots and stores.
 
-Every state is seen to come with its reason, and to go by itself once the cause is gone.
+Every state appears with its reason, and disappears by itself once its cause is gone.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ PATIENCE_S = 60
 
 
 class Target(CollectSink):
-    """A sink whose target can be made to refuse commits and to hang in pre-commits. For one subtask."""
+    """Sink for one subtask whose target refuses commits or hangs in pre-commits on the test's command."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Target(CollectSink):
 
 
 class Job:
-    """A running job: its coordinator and what its store and target can be made to do."""
+    """A running job with its coordinator, store and target."""
 
     running: "asyncio.Task[JobStatus]"
 
@@ -62,7 +62,7 @@ class Job:
         self.target = target
 
     async def until(self, condition: str, *reasons: str) -> JobStatus:
-        """The first status with this condition and all of `reasons` in its text."""
+        """Returns the first status with this condition and all `reasons` in its text."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
             status = self.runner.status()
@@ -74,7 +74,7 @@ class Job:
 
 @contextlib.asynccontextmanager
 async def begun(flow: Dataflow, target: CollectSink, **options: object) -> AsyncIterator[Job]:
-    """A job that never ends, from its beginning; stopped at the end, if it still runs."""
+    """Starts an endless job; stops the job at the end if it still runs."""
     chosen = JobOptions.from_keywords({"parallelism": 1, "checkpoint_interval": 0.1, **options})
     graph = compile_plan(flow.plan, 1, chosen.max_parallelism, mode=chosen.mode)
     spec, store = job_spec(graph, chosen), MemoryStore()
@@ -88,7 +88,7 @@ async def begun(flow: Dataflow, target: CollectSink, **options: object) -> Async
 
 @contextlib.asynccontextmanager
 async def watched(**options: object) -> AsyncIterator[Job]:
-    """A job when it runs; store and target answer again before it is stopped."""
+    """A running job; store and target work again before the job is stopped."""
     target, flow = Target(), Dataflow("watched")
     numbers = flow.rate("numbers", 20_000, keys=20_000)
     numbers.map_batches(scatter).key_by("key").aggregate("count", n=count()).sink("out", target)
@@ -104,7 +104,7 @@ async def watched(**options: object) -> AsyncIterator[Job]:
 
 @contextlib.asynccontextmanager
 async def with_away(**options: object) -> AsyncIterator[Job]:
-    """A job, when it runs, whose sink's server goes away."""
+    """A running job whose sink's server may become unreachable."""
     flow, target = Dataflow("away"), Away()
     flow.rate("numbers", 1_000).sink("out", target)
     async with begun(flow, target, **{"checkpoint_interval": 0.05, **options}) as job:
@@ -149,7 +149,7 @@ async def test_uploads_that_fail_are_shown_with_the_object_until_they_succeed() 
 
 @pytest.mark.slow
 async def test_a_commit_that_fails_is_shown_with_the_sink_until_it_succeeds() -> None:
-    """T4: retried for ever, shown as such, never dropped."""
+    """T4: retried forever, visible in the status, never dropped."""
     async with watched() as job:
         job.target.down.set()
         status = await job.until("WAITING_SINK", "sink out/0 cannot commit checkpoint", "OSError: the target is down")
@@ -161,7 +161,7 @@ async def test_a_commit_that_fails_is_shown_with_the_sink_until_it_succeeds() ->
 
 
 async def test_a_subtask_that_never_acknowledges_is_named_until_it_does() -> None:
-    """C7: the checkpoint hangs in one subtask."""
+    """C7: one subtask delays the checkpoint."""
     async with watched() as job:
         job.target.answers.clear()
         await job.until("NO_CHECKPOINT", "waits for 1/0 (count, out)")
@@ -170,7 +170,7 @@ async def test_a_subtask_that_never_acknowledges_is_named_until_it_does() -> Non
 
 
 async def test_endless_snapshot_expires_and_the_job_reports_each_repeated_recovery() -> None:
-    """C7, C11: expiry counts as a failure; with none tolerated every expiry ends a generation."""
+    """C7, C11: an expiry counts as a failure; with none tolerated, every expiry ends a generation."""
     async with watched(
         checkpoint_timeout=0.2, tolerable_failures=0, restart="fixed_delay", restart_delay=0, restart_attempts=None
     ) as job:
@@ -180,7 +180,7 @@ async def test_endless_snapshot_expires_and_the_job_reports_each_repeated_recove
 
 
 class Away(CollectSink):
-    """A sink whose server is away now and then."""
+    """A sink whose server is temporarily unreachable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Away(CollectSink):
 async def test_a_server_that_is_down_is_waited_for_in_one_generation_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """T4: many more attempts than restarts are allowed, one line of the log, no stack."""
+    """T4: many more attempts than allowed restarts, one log line, no stack."""
     monkeypatch.setattr("barrier_runtime.runtime.opening._OPEN_AGAIN_MOST_S", 0.05)
     with caplog.at_level(logging.WARNING, "barrier_runtime"):
         async with with_away(restart_attempts=3) as job:

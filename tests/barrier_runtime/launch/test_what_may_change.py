@@ -1,4 +1,4 @@
-"""The table in docs/operating.md: what may be another when a job goes on, by kind of snapshot. A test a cell."""
+"""The table in docs/operating.md of changes allowed at a restore, by kind of snapshot: one test per cell."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.barrier_runtime.running_job import RunningJob, Target, check_each_onc
 
 
 class Also(First):
-    """One more state; its rows have the columns that they had."""
+    """Has one more state; its rows have the same columns."""
 
     also = ValueState(int, default=0)
 
@@ -26,7 +26,7 @@ KINDS = ("aligned checkpoint", "unaligned checkpoint", "savepoint")
 
 
 async def left_behind(kind: str, folder: Path, target: Target, **options: Any) -> dict[str, Any]:
-    """A job that has ended without a word, or with a savepoint. What its successor restores from."""
+    """Ends a job without notice, or with a savepoint. Returns the options with which its successor restores."""
     unaligned = {"unaligned": True, "aligned_timeout": 0.0} if kind == "unaligned checkpoint" else {}
     job = RunningJob(flow(target, First, []), folder, **unaligned, **options)
     await job.rows_in(target, 300)
@@ -71,7 +71,7 @@ async def test_another_number_of_key_groups_is_refused(tmp_path: Path, kind: str
 
 
 async def ended(job: RunningJob) -> None:
-    """Raises what a program is told."""
+    """Raises the job's error as for a program."""
     status = await job.task
     if status.outcome == "failed":
         raise InvalidJob(status.error)

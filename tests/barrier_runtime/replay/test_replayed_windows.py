@@ -49,7 +49,7 @@ def total_of(row: dict[str, Any]) -> int:
 def test_sliding_windows_come_out_again_as_they_were_committed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where windows are still going out when the last row has been read again: then nothing was to end yet."""
+    """Also if windows still fire after the last row has been read again: at that point the replay must not end."""
     job = two_checkpoints(str(tmp_path / "ckpt"), lambda: flow_of(kind, tmp_path / "out"))
     reach = Slices.reach
 
@@ -70,7 +70,7 @@ def test_sliding_windows_come_out_again_as_they_were_committed(
 
 
 def held_flow(kind: str, out: Path) -> Dataflow:
-    """Rows come out of order, so how they lie in an open window depends on where batches end."""
+    """Rows are out of order, so their order in an open window depends on batch borders."""
 
     def rows(index: int, of: int) -> Iterator[dict[str, Any]]:
         for at in range(0, len(ROWS), 20):

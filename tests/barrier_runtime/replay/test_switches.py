@@ -1,4 +1,4 @@
-"""A job whose broadcast rows become valid at barriers: replayed, verified, checked by fsck, saved and forked."""
+"""A job whose broadcast rows become valid at barriers: replay, verify, fsck, savepoint and fork."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What state forgets in its own time makes no difference between a job and its replay."""
+"""State that expires by its own clock makes no difference between a job and its replay."""
 
 import datetime as dt
 import time
@@ -30,7 +30,7 @@ class Recent:
 
 
 class Later(Recent):
-    """Forgets nothing that a replay has: it never had it."""
+    """Its state contains entries that the replay never had."""
 
     def process(self, group: int, row: dict[str, Any], ctx: Any) -> Iterator[dict[str, Any]]:
         self.seen[time.time_ns() % 1_000_000] = row["n"]
@@ -38,7 +38,7 @@ class Later(Recent):
 
 
 def job_of(kind: str, folder: Path, make: Any = Recent) -> TwoCheckpoints:
-    """Rows of five groups each second in their order; ten rows have one id, at most five seconds apart."""
+    """A job with rows of five groups per second, in order; ten rows share an id, at most five seconds apart."""
 
     def rows(index: int, of: int) -> Iterator[dict[str, Any]]:
         for at in range(0, len(ROWS), 20):

@@ -1,4 +1,4 @@
-"""A flow that is run again comes to the same, or what differs is named: clocks, random numbers, the order of sets."""
+"""A repeated flow has equal results, or `verify` names the difference: clocks, random numbers, the order of sets."""
 
 import random
 import time
@@ -60,7 +60,7 @@ class SetOrder:
 
 
 def sketches(cut: int, values: int) -> dict[str, Any]:
-    """The state of both sketches that are hash tables, read back behind each `cut` rows."""
+    """Returns the state of both hash-table sketches, read back after each `cut` rows."""
     encoding = EncodedValues(pa.string())
     written: dict[str, Any] = {"rows": values}
     for sketch in (DistinctSketch("v", encoding), FrequentSketch("v", encoding)):

@@ -1,4 +1,4 @@
-"""A local job that kept two checkpoints, with rows between them and behind them."""
+"""A local job with two retained checkpoints, with rows between and after them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def flow_of(
     each_ms: float = 1.0,
     may_come: Callable[[int], bool] = lambda at: True,
 ) -> Dataflow:
-    """Row `at` and those behind it come once `may_come(at)`, which is asked for every twentieth."""
+    """Emits row `at` and the next rows once `may_come(at)` holds, which is evaluated for every twentieth row."""
     import time
 
     def rows(index: int, of: int) -> Iterator[dict[str, Any]]:

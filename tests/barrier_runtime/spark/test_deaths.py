@@ -1,4 +1,4 @@
-"""What kills a process is told by its name: Spark's workers by their daemon, the coordinator by the driver."""
+"""Messages about killed processes name the cause: Spark's workers by their daemon, the coordinator by the driver."""
 
 import os
 import signal
@@ -81,7 +81,7 @@ os._exit(0)
 
 
 def test_a_worker_that_dies_while_the_death_of_another_is_told_ends_no_daemon():
-    """The handler of the second interrupts that of the first in the middle of its line."""
+    """The handler of the second death interrupts the first handler in the middle of its line."""
     ended = subprocess.run(
         [sys.executable, "-c", _TWO_AT_ONCE],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

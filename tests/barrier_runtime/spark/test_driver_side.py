@@ -1,4 +1,4 @@
-"""What the driver and a Spark task do at the edges of a job: a coordinator that is gone for good, a slot sent away."""
+"""The driver and a Spark task in edge cases of a job: a coordinator that is gone for good, a dismissed slot."""
 
 import asyncio
 import fcntl
@@ -65,14 +65,14 @@ def test_a_coordinator_that_can_not_be_started_again_ends_the_waiting_with_its_w
 
 
 def test_a_slot_that_was_replaced_fails_its_task_so_that_spark_starts_another():
-    """Z8, rP6: a task that returns is done for Spark, and its slot would stay empty for ever."""
+    """Z8, rP6: Spark treats a returned task as done, so the slot would stay empty."""
     assert result_of(1, Shutdown("finished", "all read")) == (1, "finished", "all read")
     with pytest.raises(Unavailable, match=r"slot 1 .* was silent"):
         result_of(1, Shutdown("replaced", "it was silent"))
 
 
 def test_no_task_outlives_the_loop_of_a_slot_that_leaves(caplog):
-    """Python would tell of each in the executor's log: "Task was destroyed but it is pending"."""
+    """For each such task Python would log "Task was destroyed but it is pending" in the executor's log."""
     ended: list[str] = []
     tasks: list[asyncio.Task[None]] = []
 
@@ -84,7 +84,9 @@ def test_no_task_outlives_the_loop_of_a_slot_that_leaves(caplog):
             ended.append("cleaned up")
 
     async def leaves():
-        tasks.append(asyncio.get_running_loop().create_task(lasting()))  # or it may be collected while it waits
+        tasks.append(
+            asyncio.get_running_loop().create_task(lasting())
+        )  # the reference keeps the waiting task from being collected
         await asyncio.sleep(0)
         return Shutdown("finished", "")
 
@@ -95,7 +97,7 @@ def test_no_task_outlives_the_loop_of_a_slot_that_leaves(caplog):
 
 
 def test_only_the_folders_of_dead_slots_are_removed(tmp_path):
-    """A folder in use holds open databases; process ids say nothing about another container's processes."""
+    """A folder in use contains open databases; process ids are meaningless across containers."""
     living, dead, newborn = (tmp_path / name for name in ("0-living", "1-dead", "2-newborn"))
     for folder in (living, dead, newborn):
         folder.mkdir()
@@ -110,7 +112,7 @@ def test_only_the_folders_of_dead_slots_are_removed(tmp_path):
 
 
 def test_a_folder_stays_that_another_slot_looks_at_before_its_lock_is_held(tmp_path, monkeypatch):
-    """Slots of a host begin together, and each of them looks what the dead left."""
+    """Slots of a host begin together, and each looks for folders of dead slots."""
     folder = tmp_path / "0-begins"
     folder.mkdir()
     flock = fcntl.flock
@@ -130,7 +132,7 @@ def test_a_folder_stays_that_another_slot_looks_at_before_its_lock_is_held(tmp_p
 
 @pytest.mark.slow
 def test_the_worker_daemon_has_everything_a_slot_needs_before_it_forks():
-    """What is imported after the fork is time in which a killed slot is not replaced."""
+    """Imports after the fork delay the replacement of a killed slot."""
     script = """
 import sys
 from barrier_runtime.spark import worker_daemon
@@ -168,7 +170,7 @@ print(len(set(sys.modules) - loaded) > 0)
 
 
 def test_forked_worker_rereads_no_archive_and_collector_skips_earlier_imports(tmp_path):
-    """Every worker of pyspark, which comes in an archive, begins with `importlib.invalidate_caches`."""
+    """Every worker of pyspark, which is packed in an archive, begins with `importlib.invalidate_caches`."""
     script = """
 import gc, importlib, os, sys, zipfile, zipimport
 path = sys.argv[1]

@@ -1,4 +1,6 @@
-"""A slot hears that another one died: a line without a stack, unless stacks are asked for. All else keeps its stack."""
+"""The death of another slot is logged in one line without a stack, unless stacks are enabled. Other errors keep
+theirs.
+"""
 
 import logging
 import sys
@@ -13,7 +15,7 @@ from barrier_runtime.state.errors import Unavailable
 
 
 def told(error: Exception) -> str:
-    """What a handler with the filter writes of `error`."""
+    """Returns the text that a handler with the filter writes for `error`."""
     try:
         raise error
     except Exception:
@@ -38,7 +40,7 @@ def test_other_errors_keep_their_stacks(error: Exception) -> None:
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_that_a_peer_was_lost_is_left_out_for_people(lost: bool) -> None:
-    """The slot says of each failure whether it is one (`Slot.failed`); a second one of the same words has no stack."""
+    """`Slot.failed` marks each failure that is a lost peer; a repeated message has no stack."""
     record = logging.LogRecord("barrier_runtime.slot", logging.WARNING, "", 0, "it broke", (), None)
     vars(record)[PEER_LOST] = lost
     assert without_lost_peers(record) is not lost

@@ -1,4 +1,4 @@
-"""Which Spark jobs are submitted for the slots of a job that is rescaled, on a context that runs nothing."""
+"""Spark jobs submitted for the slots of a rescaled job, on a context that runs nothing."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tests.waiting import until
 
 
 class Context:
-    """In place of Spark's: a job runs until all of its slots have left, or it is cancelled."""
+    """Replacement for Spark's context: a job runs until all its slots have left or the job is cancelled."""
 
     def __init__(self) -> None:
         self.submitted: list[tuple[int, ...]] = []
@@ -98,7 +98,7 @@ def test_present_slots_of_a_dead_coordinator_are_not_started_again() -> None:
 
 
 def test_slots_that_are_given_up_while_their_spark_job_is_submitted_do_not_run() -> None:
-    """Spark knows nothing yet that it could cancel, and a function that is pickled may take long."""
+    """Spark has no job to cancel yet, and pickling a function may take long."""
     context = Context()
     given_up = threading.Event()
     context.before = lambda: until(given_up.is_set)

@@ -1,4 +1,4 @@
-"""The data source of state, as PySpark calls it, without a session."""
+"""The state data source called as PySpark calls it, without a session."""
 
 from pathlib import Path
 from typing import Any

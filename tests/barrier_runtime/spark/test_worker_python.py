@@ -1,4 +1,4 @@
-"""Spark's workers with a Python that lacks this package are told before slots are started, with the remedy."""
+"""A Spark worker's Python without this package is refused before slots start, with the remedy."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def without_packages(folder: Path) -> str:
-    """A Python that finds nothing but its own library, whatever is in its environment."""
+    """Returns a Python that finds only its standard library, whatever its environment contains."""
     program = folder / "python"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n', encoding="utf-8")
     program.chmod(0o755)
@@ -36,7 +36,9 @@ def test_a_python_without_the_package_is_told_with_the_remedy(tmp_path: Path) ->
 
 
 def test_a_python_that_finds_the_package_but_not_what_it_needs_is_told(tmp_path: Path) -> None:
-    """As one with the source on its path: each slot failed, and the job waited for slots for ever."""
+    """For example a Python with the source on its path: each slot would fail, and the job would wait for slots
+    forever.
+    """
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n', encoding="utf-8")
     program.chmod(0o755)

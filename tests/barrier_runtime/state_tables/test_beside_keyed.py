@@ -1,4 +1,6 @@
-"""What checkpoints hold beside keyed state, as tables: rows in flight, rows of joins, broadcast state, transactions."""
+"""Checkpoint contents other than keyed state, as tables: rows in flight, rows of joins, broadcast
+state, transactions.
+"""
 
 import time
 from collections import Counter
@@ -20,7 +22,7 @@ STORED = Path(__file__).parents[2] / "stored"
 
 @pytest.fixture(scope="module")
 def unaligned(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where a job has its checkpoints that an earlier release left, with rows in flight and transactions pending."""
+    """Checkpoint folder of a job of an earlier release, with rows in flight and pending transactions."""
     folder = tmp_path_factory.mktemp("unaligned")
     unpack(STORED / "f69d69f-unaligned.tar.xz", folder)
     return str(folder / "checkpoints")
@@ -41,7 +43,7 @@ def test_what_was_read_is_either_in_state_or_in_flight(unaligned: str) -> None:
     in_flight = Counter(row["k"] for row in waiting)
     numbers = [row["n"] for row in waiting]
     assert len(set(numbers)) == len(numbers)
-    for key, rows in in_flight.items():  # of a key the first ones are in state, and those after them in flight
+    for key, rows in in_flight.items():  # the first rows of a key are in state, the later ones in flight
         first = min(row["n"] for row in waiting if row["k"] == key)
         assert seen.get(key, 0) <= first // 7 + 1
         assert rows > 0
@@ -57,7 +59,7 @@ def test_transactions_that_wait_are_listed(unaligned: str) -> None:
 
 
 def waiting_rows(rows: list[dict[str, Any]], over: list[bool], key: str, start: int | str) -> Any:
-    """Gives `rows`, and then others of keys behind `start`, of which none comes twice, until it is over."""
+    """Yields `rows`, and then rows of distinct keys after `start`, until `over` is set."""
 
     def given(index: int, of: int) -> Iterator[dict[str, Any]]:
         yield from rows
@@ -71,7 +73,7 @@ def waiting_rows(rows: list[dict[str, Any]], over: list[bool], key: str, start: 
 
 
 async def stored_rows(flow: Dataflow, target: Target, many: int, folder: Path, over: list[bool]) -> str:
-    """A savepoint of the job when so many rows have come out."""
+    """Writes a savepoint of the job after `many` rows."""
     job = RunningJob(flow, folder / "job", parallelism=2)
     try:
         await job.rows_in(target, many)
@@ -140,7 +142,7 @@ async def test_broadcast_state_is_a_map(tmp_path: Path) -> None:
     found: list[dict[str, Any]] = []
     try:
         await job.rows_in(target, 30)
-        for attempt in range(200):  # rules and orders come side by side
+        for attempt in range(200):  # rules and orders arrive concurrently
             await job.savepoint(str(tmp_path / f"savepoint-{attempt}"))
             with open_checkpoint(str(tmp_path / f"savepoint-{attempt}")) as stored:
                 (info,) = [each for each in stored.tables() if each.state == "limits"]

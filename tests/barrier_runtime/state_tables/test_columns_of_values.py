@@ -1,4 +1,4 @@
-"""Stored values as columns: many at once are what each of them is."""
+"""Stored values as columns: a column of values equals its single values."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints: inserted, changed and deleted entries, and nothing else."""
+"""Differences between two checkpoints: inserted, changed and deleted entries, and no others."""
 
 from pathlib import Path
 from typing import Any

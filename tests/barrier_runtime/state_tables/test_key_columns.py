@@ -1,4 +1,4 @@
-"""Keys of all types in tables of state, in what changed and in replays: as rows have them, and as people write them."""
+"""Keys of all types in state tables, in differences and in replays: as in rows, and as people write them."""
 
 import datetime as dt
 import json
@@ -20,7 +20,7 @@ from barrier_runtime.tools.state import show
 
 NAME = "key: of all, kinds"
 BERLIN = ZoneInfo("Europe/Berlin")
-# type, two keys, how a person writes the first one
+# type: (Arrow type, two keys, text of the first key)
 KINDS: dict[str, tuple[pa.DataType, list[Any], str]] = {
     "date": (pa.date32(), [dt.date(2026, 1, 2), dt.date(1960, 5, 6)], "2026-01-02"),
     "time": (pa.timestamp("ms"), [dt.datetime(2026, 1, 2, 3), dt.datetime(1960, 5, 6)], "2026-01-02T03:00:00"),

@@ -1,4 +1,4 @@
-"""State of a running job is read while it drops checkpoints: nothing that a reader looks at goes away."""
+"""Reading the state of a running job that drops checkpoints: objects in use by a reader are kept."""
 
 import contextlib
 import fnmatch
@@ -37,7 +37,7 @@ def flow(over: list[bool]) -> Dataflow:
             for _ in range(20):
                 n += 1
                 yield {"user": f"u{n % 500}", "n": n}
-            time.sleep(0.02)  # what the test costs is how many rows come while it lasts
+            time.sleep(0.02)  # the cost of the test grows with its rows
 
     flow = Dataflow("kept")
     read = flow.from_iterator("rows", rows, schema={"user": str, "n": int}, splits=1)
@@ -58,7 +58,7 @@ def test_a_hundred_reads_beside_a_job_that_keeps_one_checkpoint_all_succeed(tmp_
         try:
             seen = set()
             deadline = time.monotonic() + 120
-            while len(seen) < 3 and time.monotonic() < deadline:  # it completes and drops
+            while len(seen) < 3 and time.monotonic() < deadline:  # the job completes and drops checkpoints
                 try:
                     with open_checkpoint(str(tmp_path), "kept") as stored:
                         seen.add(stored.checkpoint)
@@ -86,7 +86,7 @@ def test_a_pinned_checkpoint_stays_until_it_is_closed(tmp_path: Path) -> None:
     def manifests() -> int:
         found = 0
         for folder in (tmp_path / "kept" / "checkpoints").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the job has just deleted it
+            with contextlib.suppress(FileNotFoundError):  # the job has just deleted the folder
                 found += len(fnmatch.filter(os.listdir(folder), "manifest*.json"))
         return found
 

@@ -1,4 +1,4 @@
-"""4.3: some columns of a state, and how many entries it has, without reading values that nobody asked for."""
+"""4.3: some columns of a state, and its number of entries, without reading other values."""
 
 import asyncio
 from collections.abc import Iterator
@@ -100,7 +100,7 @@ def test_a_column_that_is_not_there_is_refused_with_those_that_are(stored: Store
 async def test_columns_that_a_checkpoint_has_whole_are_counted_by_the_heads_of_their_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And columns of which it has changes, too, by their keys: the same number."""
+    """Columns stored as changes are counted by their keys, with the same result."""
     target = Target()
     job = RunningJob(numbers_flow(target, "job"), tmp_path / "job", parallelism=2)
     await job.rows_in(target, 2_000)

@@ -1,4 +1,4 @@
-"""Checkpoints as tables: what a run left in each kind of state is read from its files alone, by another program."""
+"""Checkpoints as tables: another program reads each kind of state of a run from its files alone."""
 
 import asyncio
 import dataclasses
@@ -231,7 +231,7 @@ def test_a_filter_on_the_key_reads_one_subtask(storage: str, monkeypatch: pytest
 def test_a_filter_on_the_whole_key_reads_a_small_part_of_the_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4.3: of RocksDB's files the blocks of one key group."""
+    """4.3: reads only the blocks of one key group from RocksDB's files."""
     keys, rng = list(range(20_000)), random.Random(1)
     notes = [rng.randbytes(100).hex() for _ in keys]
     done = write_savepoint(
@@ -274,7 +274,7 @@ def test_what_is_not_there_is_named(storage: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_needs_no_part_of_the_program(storage: str) -> None:
-    """Another process, which has none of the classes."""
+    """Reads in another process without the program's classes."""
     program = f"""
 from barrier_runtime.state_tables import open_checkpoint, stored_state
 with open_checkpoint({storage!r}, "kept") as stored:
@@ -302,7 +302,7 @@ async def test_a_savepoint_is_read_by_its_folder_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_states_of_the_runtimes_own_are_read_too(tmp_path: Path) -> None:
-    """Ids that were seen, rows that windows hold as they came, and all else of such a job."""
+    """Seen ids, raw rows of windows, and all other state of such a job."""
     flow, target = Dataflow("own"), Target()
 
     def endless(index: int, of: int) -> Iterator[dict[str, Any]]:

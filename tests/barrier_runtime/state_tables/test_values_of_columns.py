@@ -1,4 +1,4 @@
-"""What `table` gives of a value is stored again as what it was, for types of every kind."""
+"""Values read by `table` are stored again as equal values, for types of every kind."""
 
 import datetime
 import enum

@@ -28,7 +28,7 @@ Rows = list[dict[str, Any]]
 
 
 class Shelf:
-    """A target in memory. Each of its methods is one atomic step, as of a server."""
+    """Target in memory. Each of its methods is one atomic step, like a server's."""
 
     def __init__(self) -> None:
         self.staged: dict[str, Rows] = {}
@@ -179,7 +179,7 @@ class CommitsUnknownSilently(RightSink):
 
 
 class RemembersHighestCheckpoint(RightSink):
-    """Of a job, not of its lineage."""
+    """Remembers the highest checkpoint of a job instead of a lineage."""
 
     def commit(self, committable: bytes) -> None:
         named = self.named(committable)
@@ -202,7 +202,7 @@ class SweepsBeforeItCommits(RightSink):
 
 
 class RecoversOnlyItsOwn(RightSink):
-    """Of a larger parallelism, the subtasks beyond its own are left to nobody."""
+    """After a larger parallelism, no subtask recovers the transactions of the removed subtasks."""
 
     def recover(self, decided: Sequence[bytes]) -> None:
         super().recover([each for each in decided if self.named(each).subtask == self.context.subtask])
@@ -222,7 +222,7 @@ class ShowsPartsOfAWhole(RightSink):
     global_committer = True
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
-        """Forgotten: each part is shown by its own commit."""
+        """Does nothing: each part becomes visible by its own commit."""
 
 
 class PreCommitNeverWorks(RightSink):
@@ -267,7 +267,7 @@ class CommitsTheNewestFirst(CommitsSeveralAtOnce):
 
 
 class Upserts(RightSink):
-    """Writes at once, by key: right for who sees early what a replay will write again."""
+    """Writes at once, by key: correct for readers that accept early rows which a replay writes again."""
 
     def pre_commit(self, transaction: Rows, checkpoint: int) -> bytes | None:
         for row in transaction:
@@ -314,8 +314,9 @@ def certified(sink: type[RightSink], *, only: str | None = None, scenarios: int 
 @pytest.mark.draws
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_right_sink_passes_every_scenario(parallelism: int) -> None:
-    """T1, T2, T3, T6, T7, T8, T9, T11, T14, T15: all enumerated crashes and stalls of one subtask, none drawn by lot.
-    Of two subtasks, which have more of them and dearer ones: some, and `make oracle` has all."""
+    """T1, T2, T3, T6, T7, T8, T9, T11, T14, T15: all enumerated crashes and stalls of one subtask, without random
+    ones. Two subtasks have more scenarios, which cost more: this test runs some, and `make oracle` runs all.
+    """
     shelf = Shelf()
     scenarios = None if parallelism == 1 else len(some(1_600))
     certificate = certify(
@@ -382,7 +383,7 @@ def test_a_failure_tells_the_scenario_the_steps_and_what_was_seen() -> None:
 
 
 def test_a_pre_commit_that_fails_once_is_called_again() -> None:
-    """T10: its rows ride with the next checkpoint."""
+    """T10: its rows are part of the next checkpoint."""
     assert "held" in certified(PreCommitWorksTheSecondTime)
 
 

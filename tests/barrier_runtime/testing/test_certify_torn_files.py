@@ -1,4 +1,4 @@
-"""A commit that writes a file under its final name is not atomic, though it be one line: certify finds it."""
+"""A commit that writes a file under its final name is not atomic, even for one line: certify finds the error."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from barrier_runtime.testing import NotCertified, certify
 
 
 class Staging(TwoPhaseCommitSink):
-    """Right, but for what `put` does."""
+    """Correct except for `put`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class OneLine(Staging):
 
 
 class BeginsAnew(OneLine):
-    """Knows that a process may die before the first byte, and not that it may die behind it."""
+    """Handles a death before the first byte, but not a death after the first byte."""
 
     def commit(self, committable: bytes) -> None:
         out, staged = self.folder / "out" / committable.decode(), self.folder / "staged" / committable.decode()
@@ -94,7 +94,7 @@ def certified(sink: type[Staging], folder: Path, empty: bool = True, **settings:
 @pytest.mark.slow
 @pytest.mark.parametrize("sink", [OneLine, WritesText, Copies])
 def test_a_commit_that_writes_in_place_is_torn_and_the_scenario_is_named(sink: type[Staging], tmp_path: Path) -> None:
-    """T10: without `inside`; the reader raises at a file that is there in part."""
+    """T10: without `inside`; the reader raises at a partial file."""
     with pytest.raises(NotCertified, match="the reader cannot read what is there") as failed:
         certified(sink, tmp_path)
     assert failed.value.rule == "torn"
@@ -107,7 +107,7 @@ def test_a_commit_that_writes_in_place_is_torn_and_the_scenario_is_named(sink: t
 
 @pytest.mark.slow
 def test_also_where_reader_and_sink_pass_over_what_is_still_empty(tmp_path: Path) -> None:
-    """T10: only a process that dies in mid-write leaves a file that is there in part."""
+    """T10: only a process that dies during a write leaves a partial file."""
     with pytest.raises(NotCertified, match="the reader cannot read what is there") as failed:
         certified(BeginsAnew, tmp_path, empty=False)
     assert failed.value.rule == "torn"

@@ -1,4 +1,4 @@
-"""`check`: right flows pass at every phase, and bugs planted in a flow are found and told with seed, phase and row."""
+"""`check`: correct flows pass at every crash point, and planted bugs are reported with seed, crash point and row."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from barrier_runtime.testing.flows.given_rows import difference, tables_of
 from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario, named
 from barrier_runtime.testing.flows.run import FlowUnderTest, run_flow
 
-REACHED = tuple(phase for phase in PHASES if phase != "manifest")  # a small one is inside the decision
+REACHED = tuple(phase for phase in PHASES if phase != "manifest")  # a small manifest is inside the decision
 
 PAYMENTS = pa.schema([("card", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("ms", "UTC"))])
 TOTALS = pa.schema([("card", pa.string()), ("amount", pa.int64()), ("total", pa.int64())])
@@ -27,7 +27,7 @@ ROWS = [{"card": f"card-{i % 5}", "amount": i, "at": 1_000 * i} for i in range(4
 
 
 class Total:
-    """Of a card: what was paid so far. Tells large ones in a side output, too, and when five seconds have passed."""
+    """Running total of a card. Large totals, and totals after five seconds, go to a side output, too."""
 
     total = ValueState(int, default=0)
 
@@ -43,11 +43,11 @@ class Total:
 
 
 def nothing(rows: pa.RecordBatch) -> None:
-    """What the flows' own sinks would do."""
+    """Replacement for the flow's own sinks."""
 
 
 class Sum:
-    """Of a card: what was paid so far, and nothing else."""
+    """Running total of a card, without side output."""
 
     total = ValueState(int, default=0)
 
@@ -113,7 +113,7 @@ class TableSink(TwoPhaseCommitSink):
         """Shows nothing."""
 
     def abort(self, committable: bytes) -> None:
-        """What is staged is not seen."""
+        """Does nothing: staged rows are invisible."""
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         for committable in committables:
@@ -128,7 +128,7 @@ def table() -> CheckedSink:
 
 
 class EagerSink(TableSink):
-    """Wrong: what is staged is seen."""
+    """Wrong: staged rows are visible."""
 
     global_committer = False
 
@@ -148,8 +148,9 @@ def eager_table() -> CheckedSink:
 
 @pytest.fixture
 def few_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows come in a quarter of the usual time, and one checkpoint is kept: as many checkpoints as it takes until files
-    of an older one are deleted."""
+    """Rows arrive in a quarter of the usual time, and one checkpoint is retained: just enough checkpoints follow to
+    delete files of an older one.
+    """
     monkeypatch.setattr(run, "_LENGTHS_NS", (150_000_000, 220_000_000))
     monkeypatch.setitem(run._CHECKPOINTS, "retained", 1)
 
@@ -217,7 +218,7 @@ class GlobalTotal:
 
 
 class LastSeen:
-    """Wrong where cards come in several splits: the total depends on which payment comes first."""
+    """Wrong if a card's rows are in several splits: the total depends on the order of payments."""
 
     total = ValueState(int, default=0)
 
@@ -227,7 +228,7 @@ class LastSeen:
 
 
 def flow_with_a_closure() -> Dataflow:
-    """Wrong: the total is in a variable of the process, lost with it."""
+    """Wrong: the total is in a variable of the process and is lost with the process."""
     totals: dict[str, int] = {}
 
     def process(card: str, row: dict[str, Any], ctx: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`check` of windows and joins that no other checked flow has: each row once, whatever dies in whatever phase."""
+"""`check` of windows and joins that other checked flows lack: each row once, for any death at any crash point."""
 
 from datetime import timedelta
 from typing import Any
@@ -36,7 +36,7 @@ def build() -> Dataflow:
             "early-by-time", Tumbling(20 * SECOND), event_time="at", early=Every(interval=4 * SECOND)
         ).aggregate(n=count(), v=sum_("v")),
     }
-    # What windows by the wall clock hold is another thing in each run, but not what all of them hold together.
+    # The content of processing-time windows differs between runs, but the content of all of them together does not.
     for name, window in {"clock": Tumbling(SECOND / 10), "clock session": Session(SECOND / 20)}.items():
         by_clock = keyed.window(name.replace(" ", "-"), window, clock="processing").aggregate(n=count(), v=sum_("v"))
         all_of_key = by_clock.key_by("k").window(f"all-{name.replace(' ', '-')}", Global())

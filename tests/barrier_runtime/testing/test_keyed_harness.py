@@ -1,4 +1,4 @@
-"""`KeyedHarness`: what users test their keyed functions with."""
+"""`KeyedHarness`, the harness for users' tests of keyed functions."""
 
 import datetime
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class Total:
 
 
 class Sessions:
-    """Says after 10 ms of silence what it heard; `k` of the whole, by user."""
+    """Emits the number of rows of the user, and 10 ms after each row the negated number of received values."""
 
     n = ValueState(int, default=0)
     heard = ListState(int)

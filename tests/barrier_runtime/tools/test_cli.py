@@ -101,7 +101,7 @@ def test_ctrl_c_ends_a_local_run_without_a_stack_and_leaves_no_folder(tmp_path: 
         running.send_signal(signal.SIGINT)
         _, printed = running.communicate(timeout=60)
     finally:
-        running.kill()  # nothing to one that has ended
+        running.kill()  # no effect after its end
     assert running.returncode == 130
     assert "interrupted: job from-the-shell was stopped" in printed
     assert "Traceback" not in printed
@@ -110,8 +110,9 @@ def test_ctrl_c_ends_a_local_run_without_a_stack_and_leaves_no_folder(tmp_path: 
 
 @pytest.mark.slow
 def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(tmp_path: Path) -> None:
-    """As `docker stop` and systemd send it. The first checkpoint is the last: what was read until then is committed, of
-    each subtask: how far the other one was when the row 100 was read is not known."""
+    """Signal of `docker stop` and systemd. The first checkpoint is the last: it commits the rows read so far by each
+    subtask; the other subtask's progress at row 100 is unknown.
+    """
     app = write_app(
         tmp_path,
         f"""
@@ -140,7 +141,7 @@ def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(t
         running.terminate()
         told, printed = running.communicate(timeout=60)
     finally:
-        running.kill()  # nothing to one that has ended
+        running.kill()  # no effect after its end
     assert (running.returncode, printed[:11]) == (143, "terminated:")
     assert "stopped after a last checkpoint" in printed
     assert "Traceback" not in printed
@@ -244,7 +245,7 @@ def test_a_mistake_in_the_flow_is_shown_with_the_users_line(tmp_path: Path) -> N
 def test_a_program_that_runs_its_flow_while_it_is_loaded_is_refused_with_its_line(
     command: tuple[str, ...], how: str, tmp_path: Path
 ) -> None:
-    """Else a flow would run twice: when the command loads the program, and when it runs the flow."""
+    """Otherwise the flow would run twice: when the command loads the program, and when it runs the flow."""
     out = tmp_path / "out"
     app = write_app(tmp_path, APP.format(rows=10, out=out) + f"    print(flow.{how}())\n")
     done = run_here(command[0], f"{app}:flow", *command[1:])

@@ -1,4 +1,4 @@
-"""Completion of commands and flags, in a shell of a user whose home is new."""
+"""Completion of commands and flags, in the shell of a user with a new home folder."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import COMMAND
 
-# What bash does at the Tab key: the function that is registered for the command fills COMPREPLY.
+# At the Tab key, bash calls the function registered for the command, which fills COMPREPLY.
 SHELL = """
 barrier-runtime --install-completion
 source ~/.bashrc

@@ -1,4 +1,4 @@
-"""`barrier-runtime demo`: a job of real processes with a page, of which one is killed on the way."""
+"""`barrier-runtime demo`: a job of real processes with a page; one process is killed while the job runs."""
 
 import os
 import re
@@ -54,7 +54,7 @@ def test_the_demo_has_a_page_and_survives_the_kill_of_a_slot() -> None:
 
 @pytest.mark.slow
 def test_the_demo_goes_on_with_a_coordinator_that_does_not_know_the_job_yet(tmp_path: Path) -> None:
-    """As one that was killed and started again before it got the job from its supervisor."""
+    """For example a coordinator that was killed and restarted before its supervisor sent the job."""
     job, _ = demo_module._prepared(str(tmp_path), 2_000, 2_000)
     job.prove(open_store(demo_module._checkpoints(str(tmp_path))))
     with (
@@ -99,7 +99,7 @@ def test_sigterm_ends_the_demo_with_a_last_checkpoint_and_no_folder(tmp_path: Pa
         assert (running.wait(timeout=120), rest[0]) == (0, "stopping, with a last checkpoint\n"), rest
         assert re.match(r"written: (nothing|[\d,]+ orders in [\d,]+ windows, of which 0 are there twice)", rest[-2])
     finally:
-        running.kill()  # nothing to one that has ended
+        running.kill()  # no effect after its end
         running.communicate()
     assert list(tmp_path.glob("barrier-runtime-demo-*")) == []
 

@@ -1,4 +1,4 @@
-"""`barrier-runtime fsck` as an operator meets it: on what killed jobs left in a folder and on S3."""
+"""`barrier-runtime fsck` from an operator's view: on files that killed jobs left in a folder and on S3."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def records(store: ObjectStore) -> int:
 
 
 def run_and_kill(folder: Path, url: str) -> ObjectStore:
-    """Run the job of `folder` for some checkpoints, then SIGKILL it."""
+    """Runs the job of `folder` for some checkpoints, and kills the job with SIGKILL."""
     app = folder / "app.py"
     app.write_text(textwrap.dedent(APP.format(out=folder / "out")))
     command = [*COMMAND, "run", f"{app}:flow", "--local", "--interval", "0.1", "--checkpoints", url]
@@ -64,7 +64,7 @@ def run_and_kill(folder: Path, url: str) -> ObjectStore:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a job that was killed twice."""
+    """Folder of a job that was killed twice."""
     folder = tmp_path_factory.mktemp("original") / "job"
     folder.mkdir()
     for _ in range(2):
@@ -74,7 +74,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def killed(original: Path, tmp_path: Path) -> Iterator[Path]:
-    """It, under the same path, which is that of its rows; afterwards it is as it was."""
+    """Yields the killed job's folder under the path of its rows; restores the folder afterwards."""
     shutil.copytree(original, tmp_path / "kept")
     yield original
     shutil.rmtree(original)
@@ -102,7 +102,7 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(killed: Path) -> None:
 
 @pytest.fixture(params=["folder", "s3"])
 def url(request: pytest.FixtureRequest, killed: Path) -> str:
-    """Where the job goes on: in its folder, or in a bucket to which all that it has stored was moved."""
+    """URL where the job continues: its folder, or a bucket to which all its objects were moved."""
     folder = str(killed / "checkpoints")
     if request.param == "folder":
         return folder
@@ -115,7 +115,7 @@ def url(request: pytest.FixtureRequest, killed: Path) -> str:
 
 @pytest.mark.slow
 def test_a_killed_job_is_whole_and_its_orphans_go_when_asked(killed: Path, url: str) -> None:
-    """I1, I2, S9: then one byte of a snapshot file is changed, and the exit code says so."""
+    """I1, I2, S9: after one byte of a snapshot file is changed, the exit code reports the damage."""
     store = open_store(url)
     store.put("killed/data/1/slot/never-decided", b"of a checkpoint that was under way at the kill")
     report = as_json(url, "--min-age", "0")
@@ -132,7 +132,7 @@ def test_a_killed_job_is_whole_and_its_orphans_go_when_asked(killed: Path, url: 
     assert "upload of generation 1 that no retained checkpoint names" in done.stdout
     assert done.stdout.endswith("clean\n")
     assert not orphans & {found.key for found in store.list("")}
-    run_and_kill(killed, url)  # it goes on from there
+    run_and_kill(killed, url)  # the job continues from there
 
     (job,) = as_json(url)["jobs"]
     assert [each for each in job["unreferenced"] if each["state"] == "orphan"] == [], "too young"

@@ -1,4 +1,4 @@
-"""`barrier-runtime new` as a newcomer meets it: what it makes runs, and its own tests pass."""
+"""`barrier-runtime new`: the generated project runs, and its own tests pass."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The commands `replay` and `verify` as a user meets them: a program in a file, a process, what it prints."""
+"""The commands `replay` and `verify`: a program in a file, a process and its output."""
 
 import subprocess
 import textwrap

@@ -1,4 +1,4 @@
-"""`barrier-runtime report`: from a running coordinator, and of a job that has ended, from its checkpoints alone."""
+"""`barrier-runtime report`: from a running coordinator, and for an ended job from its checkpoints alone."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`barrier-runtime savepoints`: what it prints of a folder of savepoints, and what it deletes."""
+"""`barrier-runtime savepoints`: its output for a folder of savepoints, and its deletions."""
 
 import re
 from pathlib import Path

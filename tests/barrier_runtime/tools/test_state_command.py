@@ -1,4 +1,4 @@
-"""`barrier-runtime state`: what it prints of a checkpoint and what it refuses."""
+"""`barrier-runtime state`: its output for a checkpoint, and its refusals."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`barrier-runtime transactions` as an operator meets it: a job was killed between a decision and its commit."""
+"""`barrier-runtime transactions` from an operator's view: a job was killed between a decision and its commit."""
 
 import json
 import shutil
@@ -66,7 +66,7 @@ APP = """
 
 @dataclass(frozen=True)
 class Killed:
-    """What a job left that was killed with several decided checkpoints and no commit."""
+    """A job killed with several decided checkpoints and no commit."""
 
     folder: Path
     interval: float = 0.1
@@ -101,7 +101,7 @@ class Killed:
         return run_here("transactions", "stuck", *arguments, "--checkpoints", self.url)
 
     def run_on(self, *arguments: str) -> Done:
-        """The same program again, with commits that work, to its end; the processes of the test are those killed."""
+        """Runs the same program to its end, with working commits, in this process."""
         (self.folder / "may-commit").touch()
         return run_here(*self.command(*arguments)[1:])
 
@@ -118,7 +118,9 @@ class Killed:
 
 @contextmanager
 def running(job: Killed, sink: str = "Stuck", rate: int = 500, records: int = 5) -> Iterator[None]:
-    """The job's process, while it has decided some checkpoints; killed at the end. `records`: of its decision log."""
+    """Runs the job's process until some checkpoints are decided, and kills the process at the end. `records`: number
+    of records in its decision log.
+    """
     job.folder.mkdir(exist_ok=True)
     (job.folder / "app.py").write_text(textwrap.dedent(APP.format(rows=ROWS, rate=rate, sink=sink)))
     with deciding(job.command(), Path(job.url) / "stuck" / "log", records=records, patience_s=90):
@@ -135,7 +137,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Killed:
 
 @pytest.fixture
 def killed(original: Killed, tmp_path: Path) -> Iterator[Killed]:
-    """A job of its own, as the killed one left it, under the same path: its snapshots name that."""
+    """Yields the killed job under its own path, which its snapshots name; restores the folder afterwards."""
     kept = tmp_path / "kept"
     shutil.copytree(original.folder, kept)
     yield original
@@ -164,7 +166,7 @@ def test_list_shows_what_is_decided_and_changes_nothing(killed: Killed) -> None:
 def test_finished_job_lists_no_transaction_though_its_last_manifest_names_some(
     tmp_path: Path,
 ) -> None:
-    """The manifest of the last checkpoint is written before its commits, and none comes after it."""
+    """The manifest of the last checkpoint is written before its commits, and no manifest follows."""
     flow = Dataflow("ended")
     flow.rate("numbers", 1_000_000, 1_000).sink("out", JsonlSink(str(tmp_path / "out")))
     flow.run_local(checkpoints=str(tmp_path / "checkpoints"))
@@ -177,7 +179,7 @@ def test_finished_job_lists_no_transaction_though_its_last_manifest_names_some(
 
 
 def test_commit_settles_and_the_job_goes_on_with_nothing_lost_or_doubled(killed: Killed) -> None:
-    """T3, T6, T11: settled by another process, twice, and once more by the restarted job."""
+    """T3, T6, T11: another process commits twice, and the restarted job commits once more."""
     wanted = sum(each["rows"] for each in json.loads(killed.settle("list", "--format", "json").stdout)["transactions"])
     assert killed.visible() == []
     for _ in range(2):
@@ -191,7 +193,7 @@ def test_commit_settles_and_the_job_goes_on_with_nothing_lost_or_doubled(killed:
 
 
 def test_a_pending_set_too_large_for_the_manifest_is_listed_and_committed(tmp_path: Path) -> None:
-    """T11: above 4 KiB it is an object of its own, as after some hours in which the target was out of reach."""
+    """T11: a set above 4 KiB is an object of its own, as after some hours with an unreachable target."""
     job = Killed(tmp_path / "job", interval=0.01)
     with running(job, rate=2_000, records=200):
         pass
@@ -209,7 +211,7 @@ def test_a_pending_set_too_large_for_the_manifest_is_listed_and_committed(tmp_pa
 
 
 def test_abort_drops_what_was_never_decided_and_keeps_what_was(killed: Killed) -> None:
-    """T8, T9: as the next generation would; the killed one's undecided rows are unreferenced by now."""
+    """T8, T9: as the next generation would; nothing refers to the killed generation's undecided rows any more."""
     wanted = sum(each["rows"] for each in json.loads(killed.settle("list", "--format", "json").stdout)["transactions"])
     done = killed.settle("abort")
     assert (done.returncode, done.stderr) == (0, "")
@@ -224,7 +226,7 @@ def test_abort_drops_what_was_never_decided_and_keeps_what_was(killed: Killed) -
 
 
 def test_abort_takes_a_generation_of_its_own_before_it_drops_anything(killed: Killed) -> None:
-    """Z1: else a job that is started at the same moment has the token under which its rows are dropped."""
+    """Z1: otherwise a job started at the same moment has the token under which its rows are dropped."""
     head = read_pending(open_existing_store(killed.url), "stuck").head
     assert killed.settle("abort").returncode == 0
     assert killed.run_on().returncode == 0
@@ -235,7 +237,7 @@ def test_abort_takes_a_generation_of_its_own_before_it_drops_anything(killed: Ki
 
 
 def test_an_accepted_loss_never_passes_for_success(killed: Killed) -> None:
-    """T6: the restart from that checkpoint fails, and the ways on that were named work."""
+    """T6: the restart from that checkpoint fails, and the remedies named in the error work."""
     done = killed.settle("abort", "--accept-loss")
     assert (done.returncode, done.stderr) == (0, "")
     assert "sink out: dropped checkpoint" in done.stdout

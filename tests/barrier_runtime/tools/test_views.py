@@ -1,4 +1,4 @@
-"""A job as tables on a terminal: what is there is shown, what is not is left out, and no name moves the cursor."""
+"""A job as tables on a terminal: present parts are shown, missing ones omitted, and no name moves the cursor."""
 
 import io
 import re
@@ -166,7 +166,7 @@ def test_of_no_jobs_it_is_said() -> None:
 
 
 class Answers:
-    """A coordinator that is asked again and again."""
+    """Polled coordinator with given answers."""
 
     def __init__(self, *answers: JobStatus | Exception) -> None:
         self._answers = list(answers)

@@ -1,4 +1,4 @@
-"""`column_of`: each value comes out of its column as it went in, or is refused with its place."""
+"""`column_of`: each value is read back equal from its column, or refused with its place."""
 
 import datetime as dt
 import decimal

@@ -1,4 +1,4 @@
-"""Texts of files in a declared type: what the type keeps of a text, and why it refuses one."""
+"""Texts of files in a declared type: values kept by the type, and reasons for refusals."""
 
 import re
 from typing import Any
