@@ -1,9 +1,9 @@
 """A table of all public steps, for tests that cut the same rows into other batches.
 
-Each step takes and gives rows of `SCHEMA`, so any step can stand behind any other. What a step gives beside its main
-output (late rows, misses, failed rows) goes into sinks of its own. A step with several inputs gets `bench.other()` as
-the second one, whose rows have all come before the first row of the stream at hand; the steps `…_of_the_same` get a
-second stream of the same source, so the rows of their inputs interleave.
+Each step takes and emits rows of `SCHEMA`, so any step can follow any other. Other outputs of a step (late rows,
+misses, failed rows) go into sinks of their own. A step with several inputs gets `bench.other()` as its second input,
+all of whose rows precede the first row of the stream; the steps `…_of_the_same` get a second stream of the same
+source, so the rows of their inputs interleave.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Runs a whole flow on one thread: real subtasks, channels and source drivers, without a coordinator and checkpoints.
 
-A run costs some milliseconds, so thousands of small flows can be compared. What sinks get is collected row by row.
+A run takes some milliseconds, so thousands of small flows can be compared. The rows of sinks are collected one by one.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class InlineJob:
             for each in self._opened:
                 each.close()
 
-    # ------------------------------------------------------------ what a subtask asks of its slot
+    # ------------------------------------------------------------ a subtask's host
 
     def now_ms(self) -> float:
         return self._now_ns / 1e6

@@ -1,4 +1,4 @@
-"""A whole job in one process that is changed while it runs: stopped with a savepoint, rescaled, given another program.
+"""A whole job in one process, changed during the run: stopped with a savepoint, rescaled, or its program replaced.
 
 job = RunningJob(numbers_flow(target), tmp_path, parallelism=2)
 await job.rows_in(target, 400)

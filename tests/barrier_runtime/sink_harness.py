@@ -1,7 +1,7 @@
 """A miniature job around one sink: positions, checkpoints, a decision log and generations, run by hand in one thread.
 
-Everything of the sink is the real thing (operator, driver, encoders, store). The harness plays the slot and the
-coordinator: it crashes where a test says, restores the last *decided* checkpoint with a higher token, and goes on.
+All parts of the sink are real (operator, driver, encoders, store). The harness acts as the slot and the coordinator:
+it crashes at a place chosen by the test, restores the last *decided* checkpoint with a higher token, and continues.
 """
 
 import io

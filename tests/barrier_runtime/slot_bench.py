@@ -1,7 +1,8 @@
-"""Real slots of one tiny job on one loop, a hand that plays the coordinator, and a record of what each slot says.
-A slot leaves the heap of the tests' process alone, unless a test gives it the real `trim_memory`.
+"""Real slots of one tiny job on one loop, a coordinator played by the test, and a record of each slot's messages.
 
-The job: a source that is fed by the test, one row per poll → (rebalance) → one operator of the test's choice.
+Slots leave the heap of the tests' process alone, unless a test passes the real `trim_memory`.
+
+The job: a source fed by the test, one row per poll → (rebalance) → one operator chosen by the test.
 """
 
 import asyncio

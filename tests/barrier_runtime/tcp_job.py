@@ -1,6 +1,6 @@
 """A whole job in one process as on a cluster: real slots, coordinator, sockets, frames, caps and messages; no Spark.
 
-`run_local` hands messages and batches over as objects, so no size, codec or frame rule of a cluster is in force there.
+`run_local` passes messages and batches as objects, so it applies no size, codec or frame rule of a cluster.
 
     async with TcpJob(flow, folder, parallelism=2, checkpoint_interval=0.2) as job:
         await job.until(lambda: job.completed >= 3)

@@ -1,4 +1,4 @@
-"""Every kind of step with state under the name that another kind had: refused before the job is touched, both named.
+"""Every kind of step with state under the name of another kind: refused before any write; the error names both kinds.
 
 `KINDS` are all public kinds of steps that keep state, sources and sinks; each runs once, and what its job has stored is
 then offered to every other kind. Nothing is begun at zero without a word, and nothing is read as what it is not.
@@ -11,7 +11,7 @@ then offered to every other kind. Nothing is begun at zero without a word, and n
 | a sink, rows pending  | goes on; another target is refused     | refused      | refused              | refused (+)|
 | a sink, all visible   | goes on                                | goes on      | refused              | refused (+)|
 
-(*) With allow_non_restored it is dropped. (+) With allow_non_restored what was decided is committed first.
+(*) With allow_non_restored the state is dropped. (+) With allow_non_restored decided rows are committed first.
 """
 
 import itertools

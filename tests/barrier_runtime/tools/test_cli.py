@@ -1,7 +1,8 @@
-"""The command `barrier-runtime` as a user meets it: a process with arguments, an exit code and what it prints. What is
-refused before anything runs is asked for in this process.
+"""The command `barrier-runtime` as a user sees it: a process with arguments, an exit code and output.
 
-Without Spark, except where a worker's view of the modules is the point; jobs on Spark are in tests/integration.
+Refusals before a run are tested in this process.
+
+Without Spark, except where a worker's view of the modules matters; jobs on Spark are in tests/integration.
 """
 
 import json
@@ -199,7 +200,7 @@ def test_a_users_exception_is_all_that_is_printed(tmp_path: Path) -> None:
     assert done.stderr.endswith("then start the job again.\n")
 
 
-# ---------------------------------------------------------------- what names no flow
+# ---------------------------------------------------------------- targets without a flow
 
 
 @pytest.mark.parametrize(

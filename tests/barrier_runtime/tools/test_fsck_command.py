@@ -148,7 +148,7 @@ def test_a_killed_job_is_whole_and_its_orphans_go_when_asked(killed: Path, url: 
     assert loose <= {found.key for found in store.list("")}, "nothing is deleted where anything is damaged"
 
 
-# ---------------------------------------------------------------- what cannot be checked
+# ---------------------------------------------------------------- failed checks
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_a_commit_that_fails_in_recovery_is_tried_until_it_succeeds(store: Memor
     assert numbers_in(store) == [1, 2, 3]
 
 
-# ---------------------------------------------------------------- who may drop what
+# ---------------------------------------------------------------- clean-up rights
 
 
 @pytest.mark.slow

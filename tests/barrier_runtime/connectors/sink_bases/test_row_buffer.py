@@ -69,7 +69,7 @@ def test_what_failed_goes_out_first_when_it_is_tried_again() -> None:
     assert target.got == [1, 2]
 
 
-# ---------------------------------------------------------------- what it weighs
+# ---------------------------------------------------------------- size of a buffer
 
 
 def texts(rows: int, characters: int) -> pa.RecordBatch:

@@ -119,7 +119,7 @@ def test_times_are_those_that_arrow_shows(unit: str, values: list[int | None]) -
     assert shown(Batch(few, 0)) == shown(Batch(rows, 0))
 
 
-# ---------------------------------------------------------------- what functions return
+# ---------------------------------------------------------------- results of functions
 
 VALUES = st.one_of(
     st.none(),

@@ -32,7 +32,7 @@ def keyed(function: Any, **options: Any) -> Callable[[Stream], Stream]:
     return lambda stream: stream.key_by("k").process("p", function, **options)
 
 
-# ------------------------------------------------------------ a row counts as it was when it was yielded
+# ------------------------------------------------------------ a yielded row keeps its values
 
 
 class YieldsItsState:

@@ -137,7 +137,7 @@ def test_many_tables_are_joined_as_they_are() -> None:
         check_newest(seed)
 
 
-# ---------------------------------------------------------------- one by one
+# ---------------------------------------------------------------- single cases
 
 
 def left(key: str | None, time: int, number: int = 0) -> Row:

@@ -343,7 +343,7 @@ def test_a_slice_ends_with_its_time() -> None:
     assert slices == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
-# ---- what a function sees and gives
+# ---- inputs and results of a function
 
 
 def test_timer_sees_the_watermark_and_no_event_time_and_emits_at_the_time_reached() -> None:

@@ -365,7 +365,7 @@ def test_what_msgspec_cannot_write_is_kept_with_pickle_by_name() -> None:
     ) == [1j, 2j]
 
 
-# ---------------------------------------------------------------- one value of what was added
+# ---------------------------------------------------------------- aggregated values
 
 
 def test_an_aggregate_may_change_its_accumulator_in_place() -> None:

@@ -624,7 +624,7 @@ def _dirty(backend: Any) -> int:
     return sum(len(table._dirty) for table in backend._tables.values())
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(

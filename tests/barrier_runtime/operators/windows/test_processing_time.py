@@ -145,7 +145,7 @@ def started(window: Window, wall_ms: int, world: Clocks | None = None, restored:
     return Driven(operator(window), world, restored)
 
 
-# ------------------------------------------------------------ all of it
+# ------------------------------------------------------------ random actions
 
 
 class Job:
@@ -331,7 +331,7 @@ def test_each_row_counts_and_no_window_is_emitted_twice_if_the_clock_is_set_back
         assert all(end > at for _, _, end, _ in of_row), "its time is not before that of the machine"
 
 
-# ------------------------------------------------------------ one by one
+# ------------------------------------------------------------ single cases
 
 
 @WINDOWS

@@ -215,7 +215,7 @@ def test_a_sum_that_leaves_64_bits_when_slices_meet_names_the_key() -> None:
         it.watermark(WATERMARK_MAX)
 
 
-# ---- what is stored
+# ---- stored state
 
 
 def stored(made: Any, world: World) -> Any:

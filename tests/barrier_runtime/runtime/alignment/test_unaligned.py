@@ -39,7 +39,7 @@ def snapshots(effects):
     return [effect.barrier.id for effect in effects if isinstance(effect, TakeSnapshot)]
 
 
-# ---------------------------------------------------------------- what is recorded
+# ---------------------------------------------------------------- recorded rows
 
 
 def test_in_flight_rows_are_exactly_those_before_their_own_channels_barrier():

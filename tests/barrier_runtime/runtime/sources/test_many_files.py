@@ -140,7 +140,7 @@ def test_the_work_for_a_finished_split_does_not_depend_on_how_many_there_are(
         driver.close()
 
 
-# ---------------------------------------------------------------- what is stored
+# ---------------------------------------------------------------- stored values
 
 
 @pytest.mark.slow

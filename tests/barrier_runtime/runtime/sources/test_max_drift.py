@@ -241,7 +241,7 @@ def test_a_join_holds_what_the_drift_brings_of_the_fast_side_and_no_more() -> No
     assert len(driven.rows) == 1_000
 
 
-# ---------------------------------------------------------------- what the coordinator answers
+# ---------------------------------------------------------------- the coordinator's answers
 
 
 def test_nobody_goes_ahead_until_all_slots_have_told() -> None:

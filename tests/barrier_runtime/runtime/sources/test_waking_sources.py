@@ -1,4 +1,4 @@
-"""Sources whose rows come by a thread: the slot sleeps until the thread wakes it, and no row is ever left lying.
+"""Sources with rows from a thread: the slot sleeps until the thread wakes the slot, and no row is left behind.
 
 | the queue of the loop | the thread            | then                                                             |
 |---|---|---|
