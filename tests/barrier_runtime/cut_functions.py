@@ -1,4 +1,4 @@
-"""Functions of users in the table of steps (`cut_steps`). They depend on their rows and on event time alone."""
+"""Users' functions in the table of steps (`cut_steps`). They depend only on their rows and on event time."""
 
 import datetime
 from typing import Any

@@ -133,7 +133,7 @@ def map_batches_to_fewer(bench: Bench, rows: Stream, name: str) -> Stream:
 
 @step("Stream.map_batches")
 def map_batches_to_more(bench: Bench, rows: Stream, name: str) -> Stream:
-    """As many rows as came in some batches, by chance."""
+    """Emits another number of rows, which by chance equals the input's in some batches."""
     return rows.map_batches(as_many_as_n, schema=SCHEMA)
 
 

@@ -75,7 +75,7 @@ def numbers_flow(target: Target, name: str = "job", read: list[int] | None = Non
 
 
 def numbers_of(rows: Sequence[dict[str, Any]]) -> dict[int, list[int]]:
-    """Of each key, in order. The aggregate's count and the function's own are the same, and no key is missing."""
+    """Returns the numbers of each key, in order. Asserts that both counts agree and that no key is missing."""
     found: dict[int, list[int]] = collections.defaultdict(list)
     for row in rows:
         assert row["n"] == row["own"], row
@@ -89,7 +89,7 @@ def without_gaps(of_key: list[int]) -> bool:
 
 
 def check_each_once(*targets: Target) -> None:
-    """Together they have of each key 1, 2, 3, and so on."""
+    """Asserts that the targets together have 1, 2, 3, and so on for each key."""
     both = numbers_of([row for target in targets for row in target.rows()])
     assert all(of_key[0] == 1 and without_gaps(of_key) for of_key in both.values()), both
 

@@ -36,7 +36,7 @@ class Crash(BaseException):
 
 
 class CrashingStore:
-    """Passes every call on, and crashes before or after the write that the test chose."""
+    """Passes every call on, and crashes before or after the write chosen by the test."""
 
     def __init__(self, store: ObjectStore, crash_at: int | None = None) -> None:
         self._store = store
@@ -187,7 +187,7 @@ class Subtask:
         )
 
     def barrier(self, checkpoint: int) -> Callable[[], OperatorSnapshot]:
-        """The synchronous part; calling the result runs the rest."""
+        """Runs the synchronous part; calling the result runs the rest."""
         capture = self.operator.snapshot(checkpoint)
 
         def finish() -> OperatorSnapshot:
@@ -263,7 +263,7 @@ class Job:
     ends: bool = False  # the input ends after the last row, with one more checkpoint
 
     def run(self, store: ObjectStore) -> None:
-        """One generation, until the end or a `Crash`."""
+        """Runs one generation, until the end or a `Crash`."""
         self.token += 1
         position, restored = 0, ()
         if self.decided:

@@ -206,7 +206,7 @@ class Bench:
     # ---- the coordinator's part
 
     def tell(self, *messages):
-        """To every slot, in order."""
+        """Sends messages to every slot, in order."""
         for message in messages:
             for slot in self.slots:
                 slot.handle(message)
@@ -224,7 +224,7 @@ class Bench:
         self.tell(Start(token))
 
     async def acks(self, checkpoint, token):
-        """Until every subtask acknowledged; returns the acks in the order of subtasks."""
+        """Waits until every subtask has acknowledged; returns the acks in the order of subtasks."""
 
         def found():
             acks = [a for link in self.links for a in link.got(Ack) if (a.token, a.checkpoint) == (token, checkpoint)]
@@ -234,7 +234,7 @@ class Bench:
         return [found()[subtask] for subtask in sorted(found())]
 
     async def checkpoint(self, checkpoint, token):
-        """Taken and decided. Returns the snapshots, as the manifest would have them."""
+        """Takes and decides a checkpoint. Returns the snapshots as in the manifest."""
         self.tell(Trigger(token, checkpoint, 0))
         acks = await self.acks(checkpoint, token)
         self.tell(CheckpointComplete(token, checkpoint))
@@ -263,7 +263,7 @@ class Bench:
         return self.links[index].got(SubtaskFailed)[-1]
 
     def visible(self):
-        """Numbers that a reader of the output sees."""
+        """Returns the numbers that a reader of the output sees."""
         keys = [info.key for info in self.output.list("") if not info.key.startswith("_")]
         return sorted(json.loads(line)["n"] for key in keys for line in self.output.get(key).splitlines())
 

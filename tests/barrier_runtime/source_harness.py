@@ -44,7 +44,7 @@ def rows_of(batches: list[Batch]) -> list[dict[str, Any]]:
 
 
 def drained(driver: SourceDriver, max_rows: int | None = None, now_ns: int = 0) -> list[Batch]:
-    """Everything until the end, as fast as possible."""
+    """Reads all batches until the end, as fast as possible."""
     batches = []
     while not driver.finished:
         batch = driver.poll(now_ns, max_rows)

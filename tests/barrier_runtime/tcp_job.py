@@ -42,8 +42,9 @@ from barrier_runtime.state.store.paths import Paths
 
 
 class TcpJob:
-    """`storage`: URL or folder of the checkpoints. `wrap`: puts something around the store, for coordinator and slots.
-    `options`: those of `Dataflow.run`. Leaving the context ends slots, sockets, threads and local folders."""
+    """A running job. `storage`: URL or folder of the checkpoints. `wrap`: wraps the store for coordinator and slots.
+    `options`: options of `Dataflow.run`. Leaving the context ends slots, sockets, threads and local folders.
+    """
 
     runner: JobRunner
 
@@ -140,7 +141,7 @@ class TcpJob:
 
     @property
     def completed(self) -> int:
-        """The newest completed checkpoint of this run."""
+        """Id of the newest completed checkpoint of this run."""
         last = self.status.checkpoints.last_completed
         return 0 if last is None else last.checkpoint
 
@@ -162,7 +163,7 @@ class TcpJob:
             await asyncio.sleep(min(max(0.01, waited / 20), 0.05))  # a status takes a good part of a millisecond
 
     async def outcome(self, seconds: float = 240.0) -> JobStatus:
-        """The last status, once the job has ended."""
+        """Returns the last status, once the job has ended."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while self.runner.outcome is None:

@@ -65,7 +65,7 @@ def raises(row: Row) -> bool:
 def test_the_cause_is_the_users_own_exception_from_its_first_frame_on(
     step: Callable[[Stream], Stream], kind: type[Exception], innermost: str
 ) -> None:
-    """So that a debugger or a collector of errors can go there."""
+    """Debuggers and error collectors can then jump to that frame."""
     flow = Dataflow("script")
     step(source(flow)).sink("o", CollectSink())
     with pytest.raises(JobFailed) as failed:

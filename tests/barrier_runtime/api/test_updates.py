@@ -1,4 +1,4 @@
-"""Steps that count every update of a running aggregate are warned of when the flow is written, and in `explain`."""
+"""Steps that count every update of a running aggregate cause a warning at build time and in `explain`."""
 
 import warnings
 from collections.abc import Callable, Iterator

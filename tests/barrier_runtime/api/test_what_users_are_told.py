@@ -33,7 +33,7 @@ def stream(rows: Sequence[Row] = ROWS) -> tuple[Dataflow, Stream]:
 
 
 def ended(step: Callable[[Stream], Stream], sink: Any = None, rows: Sequence[Row] = ROWS, **options: Any) -> JobFailed:
-    """The failure of the job."""
+    """Runs the flow and returns its failure."""
     flow, source = stream(rows)
     step(source).sink("o", sink or CollectSink())
     with pytest.raises(JobFailed) as failed:

@@ -17,7 +17,7 @@ from barrier_runtime.launch.local_handle import LocalJobHandle
 from barrier_runtime.launch.on_spark import JobHandle
 from barrier_runtime.testing import ConnectedHarness, KeyedHarness, certify, check
 
-# An argument is looked at before the job is.
+# Methods check their arguments before they use the job.
 HANDLE: Any = JobHandle.__new__(JobHandle)
 LOCAL: Any = LocalJobHandle.__new__(LocalJobHandle)
 DAY = timedelta(days=1)

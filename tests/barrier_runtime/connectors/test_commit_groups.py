@@ -1,4 +1,4 @@
-"""Groups of decided checkpoints that a sink commits at once: as many as go, halved after a failure."""
+"""Groups of decided checkpoints that a sink commits at once: as many as possible, halved after a failure."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 
 class Target:
-    """Takes groups without a poisoned step, up to a size."""
+    """Target that accepts groups without a poisoned step, up to a size."""
 
     def __init__(self, poisoned: int | None = None, most: int = 1_000, error: Callable[[str], Exception] = InvalidJob):
         self.poisoned = poisoned

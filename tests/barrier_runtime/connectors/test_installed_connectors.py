@@ -54,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Not on the terminal."""
+        """Does nothing, so that the terminal stays clean."""
 
 
 @pytest.fixture

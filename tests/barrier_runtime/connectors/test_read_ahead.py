@@ -43,7 +43,7 @@ def test_an_error_comes_at_the_turn_of_its_object() -> None:
 
 
 def test_several_objects_are_under_way_at_a_time() -> None:
-    """Each waits until all four are."""
+    """Each read waits until all four have started."""
     all_there = threading.Barrier(4)
 
     def read(number: int) -> int:

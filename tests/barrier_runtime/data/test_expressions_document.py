@@ -1,4 +1,4 @@
-"""The functions that docs/expressions.md lists are those that there are."""
+"""The functions listed in docs/expressions.md are exactly the existing ones."""
 
 import re
 from pathlib import Path

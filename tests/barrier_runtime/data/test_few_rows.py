@@ -1,4 +1,4 @@
-"""Small batches as lists: the same rows as in Arrow, wherever a step takes them so."""
+"""Small batches as lists: the same rows as in Arrow, in every step that takes lists."""
 
 import struct
 from typing import Any

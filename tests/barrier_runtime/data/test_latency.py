@@ -1,4 +1,4 @@
-"""Latencies: recorded in rows, merged without loss, remembered compactly until rows are visible."""
+"""Latencies: recorded per row, merged without loss, and stored compactly until rows are visible."""
 
 import pytest
 from hdrh.histogram import HdrHistogram

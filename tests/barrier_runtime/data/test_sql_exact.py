@@ -180,7 +180,7 @@ def test_a_rounded_decimal_that_does_not_fit_ends_the_job() -> None:
     ],
 )
 def test_doubles_are_rounded_to_many_digits(kind: pa.DataType, digits: int, value: float, rounded: float) -> None:
-    """Arrow's own rounding has powers of ten of 32 bits: 0.12345678901 was 0.1234567895…"""
+    """Arrow's own rounding uses 32-bit powers of ten, which turns 0.12345678901 into 0.1234567895…."""
     given = pa.array([value, None]).cast(kind, safe=False)
     found = computed(f"round(a, {digits})", a=given)
     assert (found.type, found.to_pylist()) == (kind, pa.array([rounded, None]).cast(kind, safe=False).to_pylist())

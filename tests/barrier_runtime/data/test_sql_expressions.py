@@ -510,7 +510,7 @@ def test_what_has_no_value_ends_the_job(text: str) -> None:
 
 @pytest.mark.parametrize("operator", ["+", "/", "div"])
 def test_each_part_of_a_long_expression_is_compiled_once(operator: str) -> None:
-    """Twice at each of sixty levels would never end."""
+    """Two compilations at each of sixty levels would never end."""
     assert len(computed(f" {operator} ".join(["j"] * 60))) == len(ROWS)
 
 

@@ -39,7 +39,7 @@ def flow_of(kind: str, out: Path) -> Dataflow:
 
 
 def total_of(row: dict[str, Any]) -> int:
-    """Of the rows of the window that `row` tells."""
+    """Returns the total of the input rows of the window in `row`."""
     begins = (row["window_start"] - BEGIN) // SECOND
     return sum(each["n"] for each in ROWS if each["user"] == row["user"] and 0 <= each["n"] - begins < 60)
 

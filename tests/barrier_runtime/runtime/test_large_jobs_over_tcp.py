@@ -158,7 +158,7 @@ class Held(Numbers):
 
 
 class HeldReader(NumbersReader):
-    """Rows are numbered from 1,000,000 times the split's number on."""
+    """Rows are numbered from 1,000,000 times the split's number."""
 
     def __init__(self, kind: str, number: str) -> None:
         super().__init__(kind == "live")

@@ -1,4 +1,4 @@
-"""The scheduler sleeps and wakes by itself: nothing else may be needed to keep a paced source going."""
+"""The scheduler sleeps and wakes by itself: a paced source needs no other events."""
 
 import asyncio
 import subprocess
@@ -69,7 +69,7 @@ class HandClock:
 
 
 class Slow(Operator):
-    """Takes a given time of the clock per batch."""
+    """Operator that advances the clock by a given time per batch."""
 
     def __init__(self, clock, batch_s, batch_done):
         self.clock, self.batch_s, self.batch_done = clock, batch_s, batch_done

@@ -579,7 +579,7 @@ class Failing(Totals):
 
 @pytest.mark.parametrize("at", ["row", "order", "timer", "executor"])
 async def test_whatever_an_operator_raises_wherever_it_is_called_fails_the_generation(tmp_path, at):
-    """An error that only reaches a log is a job that waits for ever."""
+    """An error that only reaches a log would leave the job waiting forever."""
 
     class FailingThere(Failing):
         pass
@@ -886,7 +886,7 @@ async def test_a_slot_reads_no_further_ahead_than_it_was_told_and_tells_how_far_
     await bench.until(lambda: {"numbers": HeldBack("0", 110)} in told())
     assert bench.operators[0].total == 3
     link.said.clear()
-    bench.tell(Registered(5, 0, 0))  # there may be another coordinator, which knows nothing
+    bench.tell(Registered(5, 0, 0))  # a new coordinator may have no event times
     await bench.until(lambda: told() == [{"numbers": HeldBack("0", 110)}])
     bench.feed.end()
     bench.tell(LowestEventTime(5, 2**63 - 1))

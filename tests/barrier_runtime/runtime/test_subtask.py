@@ -86,7 +86,7 @@ def test_an_ended_subtask_answers_a_trigger_at_once_and_sends_no_barrier():
 
 
 def test_trigger_before_the_end_is_answered_when_the_input_ends_without_a_barrier():
-    """C18: upstream had ended before the trigger came and so never sent the barrier."""
+    """C18: upstream had ended before the trigger arrived, and so never sent the barrier."""
     bench = Bench(inputs=1)
     bench.subtask.on_trigger(barrier(3))
     assert bench.captured_totals() == []

@@ -257,7 +257,7 @@ def test_barrier_overtakes_timers_once_all_of_several_channels_have_the_barrier(
 
 
 def test_rows_that_could_not_be_spread_anew_are_not_overtaken() -> None:
-    """Those of a broadcast input."""
+    """Covers rows of a broadcast input."""
     _, bench = opened(3_500, aligned_only=[0])
     held_up(bench)
     for _ in range(2):

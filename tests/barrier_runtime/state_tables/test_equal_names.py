@@ -1,4 +1,4 @@
-"""A key column may be called as a column of the state, and a step's name may have dots."""
+"""A key column may have the name of a state column, and a step's name may contain dots."""
 
 import json
 from collections.abc import Iterator

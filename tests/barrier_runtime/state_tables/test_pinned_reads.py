@@ -46,7 +46,7 @@ def flow(over: list[bool]) -> Dataflow:
 
 
 def last_values(read: int) -> dict[str, int]:
-    """Of each user, when so many rows were read."""
+    """Returns the last value of each user after `read` rows."""
     return {f"u{n % 500}": n for n in range(max(1, read - 499), read + 1)}
 
 

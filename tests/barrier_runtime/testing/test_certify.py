@@ -1,4 +1,4 @@
-"""`certify`: right sinks pass every scenario; sinks with a planted mistake fail, with the rule they break."""
+"""`certify`: correct sinks pass every scenario; sinks with a planted mistake fail with the violated rule."""
 
 import copy
 import json

@@ -79,7 +79,7 @@ class Copies(Staging):
 
 
 def certified(sink: type[Staging], folder: Path, empty: bool = True, **settings: Any) -> None:
-    """`empty`: the reader looks also at files in which nothing is."""
+    """Certifies the sink. `empty`: the reader reads empty files, too."""
 
     def rows() -> list[dict[str, Any]]:
         texts = [path.read_text() for path in (folder / "out").glob("*.json")]

@@ -158,7 +158,7 @@ def few_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_checkpoints")
 def test_a_right_flow_gives_the_same_rows_whatever_dies_in_whatever_phase() -> None:
-    """T10: with a sink of the user's that shows the rows of all subtasks at once."""
+    """T10: with a user's sink that makes the rows of all subtasks visible at once."""
     checked = check(rich_flow, {"payments": ROWS}, parallelism=2, sinks={"out": table})
     assert checked.phases == REACHED
     assert checked.crashes == 2 * len(REACHED)

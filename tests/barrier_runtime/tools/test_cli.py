@@ -305,7 +305,7 @@ def test_explain_prints_chains_edges_settings_and_guarantees(app: str) -> None:
 
 
 def test_explain_says_where_each_value_comes_from(tmp_path: Path) -> None:
-    """A flag counts before the environment, that before the flow file."""
+    """A flag overrides the environment, which overrides the flow file."""
     flow = 'Dataflow("from-the-shell", retained=2, min_pause=3, mode="at_least_once")'
     app = write_app(tmp_path, APP.format(rows=10, out=tmp_path).replace('Dataflow("from-the-shell")', flow))
     variables = {"BARRIER_RUNTIME_RETAINED": "3", "BARRIER_RUNTIME_MIN_PAUSE": "0.5", "BARRIER_RUNTIME_MASTER": "x"}

@@ -80,7 +80,7 @@ class Killed:
         return str(self.folder / "out")
 
     def visible(self) -> list[int]:
-        """Values in the order of the commit log."""
+        """Returns the values in the order of the commit log."""
         store = open_store(self.out)
         names = [file.name for record in read_commit_log(store, "stuck", "out") for file in record.files]
         return [json.loads(line)["value"] for name in names for line in store.get(name).splitlines()]
@@ -280,7 +280,7 @@ def test_a_sink_of_ones_own_is_made_as_told(tmp_path: Path) -> None:
 
 
 def test_settings_can_be_given_in_place_of_what_the_snapshot_says(killed: Killed, tmp_path: Path) -> None:
-    """The target was moved."""
+    """Needed when the target was moved."""
     moved = tmp_path / "moved"
     shutil.move(killed.out, moved)
     done = killed.settle("commit", "--set", f"out.url={moved}")

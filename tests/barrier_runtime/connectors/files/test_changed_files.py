@@ -277,7 +277,7 @@ def test_a_watched_file_that_was_rewritten_after_it_was_read_is_named(tmp_path: 
 
     driver = watching()
     assert until(driver, 100) == list(range(100, 200))
-    changed_at(path, 2)  # the same bytes: no change
+    changed_at(path, 2)  # same bytes: no change
     write(tmp_path / "_b.jsonl", range(300, 301))
     os.replace(tmp_path / "_b.jsonl", tmp_path / "b.jsonl")
     assert until(driver, 1) == [300]

@@ -43,7 +43,7 @@ def log_on(store: MemoryStore) -> CommitLog:
 
 
 def test_each_commit_is_one_record_and_repeating_it_adds_nothing(store: MemoryStore) -> None:
-    """T6: commit after commit is success."""
+    """T6: a repeated commit succeeds."""
     log = log_on(store)
     for _ in range(2):
         append(log, 1, 1, "1-a", "1-b")
@@ -218,7 +218,7 @@ def test_a_bit_that_is_read_wrongly_never_names_a_file_again(store: MemoryStore)
 
 
 def written_otherwise(data: bytes) -> bytes:
-    """A record with the same content in other bytes, as a release with other fields has them."""
+    """Returns a record with the same content in other bytes, as a release with other fields writes records."""
     fields = dict(sorted(json.loads(data).items(), reverse=True), check="")
     stamp = hashlib.sha256(json.dumps(fields).replace('"check": ""', '"check":""').encode()).hexdigest()
     return json.dumps({**fields, "check": stamp}).replace(f'"check": "{stamp}"', f'"check":"{stamp}"').encode()
@@ -465,7 +465,7 @@ def test_records_that_are_gone_or_damaged_are_not_summarised_and_stop_no_commit(
 
 @pytest.mark.parametrize("fault", [Fault.FAIL_BEFORE, Fault.APPLY_THEN_FAIL])
 def test_a_summary_that_cannot_be_written_is_written_by_the_repetition(fault: Fault) -> None:
-    """O2: also by that of a successor. The record is there once."""
+    """O2: also by a successor's repetition. The record exists once."""
     for successor in (False, True):
         store = summarised(249)
         log = log_on(store)

@@ -67,7 +67,7 @@ def test_any_piece_is_that_of_the_plain_file_in_whatever_order_they_are_asked_fo
 
 
 def test_several_compressed_streams_in_one_file_are_one_text(tmp_path: Path, ending: str) -> None:
-    """As `cat a.gz b.gz` makes them, and every log rotation that appends."""
+    """`cat a.gz b.gz` and appending log rotations create such files."""
     compress = COMPRESS[ending]
     (tmp_path / f"a.jsonl.{ending}").write_bytes(compress(lines(0, 5)) + compress(lines(5, 5)))
     assert [row["n"] for row in rows_of(drained(opened(spec_of(source(tmp_path)), World())))] == list(range(10))

@@ -1,4 +1,4 @@
-"""Files of a store are fetched ahead: which requests that takes, how many at a time; rows and positions stay."""
+"""Prefetching of a store's files: number of requests, and concurrent requests; rows and positions are unchanged."""
 
 import gzip
 import io
@@ -332,7 +332,7 @@ def test_a_range_that_cannot_be_had_ends_the_generation_with_the_name_of_the_fil
 def test_a_file_that_is_shorter_than_listed_where_there_are_no_versions_is_named(
     store: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in HDFS: no ETags."""
+    """For example on HDFS, which has no ETags."""
     plain = MemoryStore.list
     monkeypatch.setattr(
         Counting,

@@ -1,4 +1,4 @@
-"""Folders that give columns, `day=2026-01-01/`, as sources read them."""
+"""Sources over folders that define columns, such as `day=2026-01-01/`."""
 
 import json
 from datetime import date, timedelta

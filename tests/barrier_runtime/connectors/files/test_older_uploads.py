@@ -1,4 +1,4 @@
-"""Committables of older releases, which name multipart uploads of S3: completed, aborted and swept as ever."""
+"""Committables of older releases, which name multipart uploads of S3: completed, aborted and cleaned up as before."""
 
 import hashlib
 import io
@@ -31,7 +31,7 @@ MakeStore: TypeAlias = Callable[[], S3Store]
 
 
 class OldStaging(Staging):
-    """As older releases staged files with `staging="multipart"`."""
+    """Sink that stages files as older releases did with `staging="multipart"`."""
 
     def stage(self, data: bytes, rows: int, earliest: int, folder: str = "") -> StagedFile:
         names = replace(self._names, owner=sink_tag(self._names.job, self._names.sink) + self._names.owner)
@@ -250,7 +250,7 @@ def test_leftovers_of_three_subtasks_are_aborted_by_one(make_store: MakeStore) -
 def test_an_answer_that_never_comes_only_delays(
     make_store: MakeStore, request_name: str, applied: bool, times: int
 ) -> None:
-    """T4, T10: whether the request was carried out or not."""
+    """T4, T10: whether or not the request was executed."""
     store = make_store()
     before = Subtask(old, store)
     before.write([1])

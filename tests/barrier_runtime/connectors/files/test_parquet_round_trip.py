@@ -29,7 +29,7 @@ def there_and_back(rows: pa.Table, declared: bool) -> pa.Table:
 
 @pytest.mark.parametrize("declared", [True, False])
 def test_special_values_of_every_type_come_back(declared: bool) -> None:
-    """Without a schema, of a type that holds the same values."""
+    """Without a schema, the type read holds the same values."""
     for kind in KEPT:
         column = kind.special()
         read = there_and_back(pa.table({"v": column}), declared)["v"]

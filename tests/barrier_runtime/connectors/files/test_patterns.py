@@ -23,7 +23,7 @@ TREE = (
     *("x/a.txt", "x/c.txt", "x/n.csv", "x/y/a.txt", "x/y/z/d.txt", "y/a.txt", "xx/e.txt"),
     *("_staging/a.txt", "x/_staging/s.txt", "x/.t/a.txt", "_day=1/k.txt", "x/_day=2/k.txt"),
 )
-PATTERNS = {  # files that a source of `.txt` files reads
+PATTERNS = {  # pattern: files read by a source of `.txt` files
     "*.txt": {"a.txt", "b.txt", "ab.txt", "[1].txt"},
     "?.txt": {"a.txt", "b.txt"},
     "[ab].txt": {"a.txt", "b.txt"},
@@ -135,7 +135,7 @@ def pattern_of_two_folders(tmp_path: Path) -> JsonlFiles:
 
 
 def as_before(spec: SourceSpec) -> SourceSpec:
-    """With the ids of earlier releases, the files' names alone."""
+    """With the ids of earlier releases, which are the files' names only."""
     return replace(spec, splits=tuple(replace(split, id=split.formerly, formerly="") for split in spec.splits))
 
 

@@ -107,7 +107,7 @@ def test_a_job_goes_on_from_what_a_cut_left_at_any_moment(tmp_path: Path) -> Non
 
 
 def seen(folder: Path) -> list[tuple[object, ...]]:
-    """Rows of the commit log's files."""
+    """Returns the rows of the commit log's files."""
     store = open_existing_store(str(folder / "out"))
     names = [name.rsplit("/", 1)[-1] for name in committed_files(str(folder / "out"))]
     rows = [json.loads(line) for name in names for line in store.get(name).splitlines()]

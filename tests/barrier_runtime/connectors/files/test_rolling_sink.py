@@ -249,7 +249,7 @@ def test_columns_that_cannot_be_folders_are_refused(store: MemoryStore) -> None:
 
 
 def test_a_partitioned_sink_is_made_again_of_its_settings_and_shows_what_was_decided(store: MemoryStore) -> None:
-    """As `barrier-runtime transactions` does, without the program."""
+    """`barrier-runtime transactions` does so, without the program."""
     sink = Jsonl("memory://target", partition_by="n")
     sink.open(SinkContext("job", "out", 1, 0, 1, lambda url: store, store, "lineage"))
     transaction = sink.begin_transaction()
@@ -280,7 +280,7 @@ def test_a_job_that_failed_goes_on_with_its_open_files_at_another_parallelism(tm
     store = open_store(str(tmp_path / "checkpoints"))
 
     def stored() -> bool:
-        objects = store.list("")  # a walk of the folder would meet files that go meanwhile
+        objects = store.list("")  # a listing of the folder would meet files being deleted
         return any("/data/" in found.key and found.size > 5_000 for found in objects)
 
     def numbers(split: int, splits: int) -> Iterator[dict[str, Any]]:

@@ -77,7 +77,7 @@ FORMATS["csv.gz"] = (compressed(write_csv, "gzip"), FORMATS["csv"][1])
 
 @pytest.fixture(params=FORMATS)
 def format(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Small blocks, so that files of these tests have many."""
+    """Small blocks, so that these tests' files have many."""
     monkeypatch.setattr(line_blocks, "BLOCK_BYTES", 700)
     return str(request.param)
 
@@ -187,7 +187,9 @@ def test_a_row_group_is_read_in_parts_of_bounded_size(tmp_path: Path, rows: int,
     while not driver.finished:
         batch = driver.poll(0)
         assert batch is not None
-        assert pa.total_allocated_bytes() - before < rows * row_bytes * 7 // 10  # 8 MB and a page of it, of 10 or 20 MB
+        assert (
+            pa.total_allocated_bytes() - before < rows * row_bytes * 7 // 10
+        )  # one block of 8 MB and one page, of 10 or 20 MB
         assert batch.rows.column("s")[0].as_py() == f"{seen}{text[len(str(seen)) :]}"
         seen += len(batch)
     assert seen == rows

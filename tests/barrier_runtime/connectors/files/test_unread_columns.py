@@ -1,4 +1,4 @@
-"""Columns of Parquet files that no step wants are not read; every other flow gets all of them."""
+"""Columns that no step needs are not read from Parquet files; all other flows get all columns."""
 
 import datetime
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def test_what_no_step_wants_is_not_read_and_results_are_those_of_all_columns(tmp
 
 
 def test_edges_behind_sources_and_filters_say_what_columns_they_have(tmp_path: Path) -> None:
-    """Rows in flight of a release that read all are cut to them."""
+    """Rows in flight of an older release, which read all columns, are cut to the used columns."""
     flow = Dataflow("read")
     spread = flow.read_parquet("in", written(tmp_path / "in")).rebalance()
     spread.filter("k = 1").rebalance().filter("v > 4").rebalance().select(["text"]).sink("out", CollectSink())

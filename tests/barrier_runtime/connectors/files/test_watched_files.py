@@ -37,7 +37,7 @@ SOON = timedelta(milliseconds=10)
 
 
 def appear(folder: Path, name: str, rows: int) -> None:
-    """As a writer should: under another name first, then renamed."""
+    """Creates a file as writers should: under another name first, then renamed."""
     lines = "".join(json.dumps({"file": name, "n": n}) + "\n" for n in range(rows)).encode()
     target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -151,7 +151,7 @@ def test_what_is_no_event_of_this_table_is_a_bad_record_and_not_a_wrong_row(told
 
 
 def test_a_deserialiser_gives_events_too() -> None:
-    """Avro's gives decimals as they are."""
+    """Avro's deserialiser returns decimals unchanged."""
 
     def deserialise(payload: bytes, context: Any) -> Any:
         return event("c", None, {"id": 3, "price": Decimal("9.50"), "day": datetime.date(2024, 1, 1), "blob": b"x"})

@@ -159,7 +159,7 @@ def ask(asker: Asker, error: int | None = None) -> int:
 
 
 def test_a_client_that_answers_with_an_error_of_leadership_is_replaced() -> None:
-    """As librdkafka's administrator does for ever after a broker was started again."""
+    """librdkafka's admin client does so forever after a broker's restart."""
     made: list[Client] = []
     asker = Asker(lambda: Client(made))
     assert (ask(asker), ask(asker)) == (0, 0)

@@ -75,7 +75,7 @@ def feed_from(offset: int, end: int | None = None) -> PartitionQueue:
 
 
 def taken(queue: PartitionQueue, max_rows: int) -> tuple[list[int], int] | None:
-    """The offsets of the rows, and the position after them."""
+    """Returns the offsets of the rows, and the position after them."""
     found = queue.take(max_rows)
     return None if found is None else (found.rows.column(0).to_pylist() if found.rows else [], found.next_offset)
 

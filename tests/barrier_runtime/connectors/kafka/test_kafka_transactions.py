@@ -16,7 +16,9 @@ from barrier_runtime.state.threads import Threads
 
 
 class Library:
-    """In place of the client library's producer and consumer: the offsets of the first producer are never answered."""
+    """Replacement for the client library's producer and consumer: offset requests of the first producer are never
+    answered.
+    """
 
     def __init__(self) -> None:
         self.producers = 0

@@ -52,7 +52,7 @@ def refusal(code: str) -> JsonRESTError:
 
 
 def taken(reader: KinesisReader, count: int, max_rows: int = 1_000_000) -> list[dict[str, Any]]:
-    """So many rows, as soon as they are there."""
+    """Returns `count` rows as they arrive."""
     rows: list[dict[str, Any]] = []
     woken = threading.Event()
     reader.wake_by(woken.set)

@@ -1,4 +1,4 @@
-"""Which alterations of a table keep every value, without a server."""
+"""Table alterations that keep every value, checked without a server."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -45,7 +45,7 @@ class World:
         assert polled.rows.num_rows == len(tags)
 
     def acknowledged(self, connection: int = 1) -> list[int]:
-        """By the channel of the connection, all in all."""
+        """Returns all tags acknowledged on the connection's channel."""
         self.consumer._carry_out(self.channel, connection)
         return self.channel.acknowledged
 

@@ -59,7 +59,7 @@ class RememberingSink(MailboxSink):
 
 
 class ReadStore(MemoryStore):
-    """Knows which objects were read."""
+    """Store that records the objects read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ def test_rows_that_are_gone_keep_nothing_older_from_being_delivered() -> None:
 
 def test_a_target_that_leaves_rows_unread_gets_the_next_transaction_from_its_start() -> None:
     class Headlines(MailboxSink):
-        """Looks at the first batch only."""
+        """Sink that reads only the first batch."""
 
         def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
             self.mailbox.keep(token.text, next(batches).to_pylist())
@@ -362,7 +362,7 @@ def test_a_restart_sweeps_what_was_never_decided_and_delivers_what_was() -> None
 
 
 def test_after_rescaling_each_origin_is_swept_by_one_subtask_only() -> None:
-    """T8: three wrote, two go on: subtask 0 owns the origins 0 and 2."""
+    """T8: three subtasks wrote and two continue: subtask 0 owns the origins 0 and 2."""
     store, mailbox = MemoryStore(), Mailbox()
     for subtask in range(3):
         sealed(opened(MailboxSink(mailbox), store, subtask=subtask, parallelism=3), 1, [subtask])
@@ -462,7 +462,7 @@ def test_a_target_out_of_reach_keeps_the_rows_until_it_is_back() -> None:
 
 
 def test_after_rescaling_nothing_begins_before_everything_decided_is_delivered() -> None:
-    """R2: the older rows of a key may be another subtask's to deliver."""
+    """R2: another subtask may have to deliver the older rows of a key."""
     store, mailbox = MemoryStore(), Mailbox()
     before = Subtask(lambda: MailboxSink(mailbox), store)
     before.write([1])

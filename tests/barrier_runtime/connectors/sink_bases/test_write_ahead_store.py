@@ -43,7 +43,7 @@ def numbers_in(folder: Path) -> list[int]:
 
 @pytest.fixture
 def ran(tmp_path: Path) -> Path:
-    """A folder with the checkpoints of a job that has ended."""
+    """Folder with the checkpoints of an ended job."""
     (tmp_path / "out").mkdir()
     flow = Dataflow("job")
     rows = flow.from_iterator("numbers", lambda index, of: [{"n": n} for n in range(index, 100, of)], schema={"n": int})

@@ -21,7 +21,7 @@ async def test_work_handed_in_after_closing_is_dropped_without_a_word():
 
 
 async def test_commits_that_hang_take_no_thread_from_snapshots_and_restores():
-    """Of any number of dead targets."""
+    """With any number of unreachable targets."""
     never = threading.Event()
     loop = asyncio.get_running_loop()
     workers = Workers(loop)

@@ -92,7 +92,7 @@ def test_at_another_parallelism_event_time_is_told_by_those_who_are_behind(edges
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_columns_that_nobody_wants_any_more_are_left_out(parallelism):
-    """As those of Parquet files that an older release read all the same."""
+    """For example columns of Parquet files that an older release read although unused."""
     stored = Stored(2)
     for subtask in range(2):
         stored.write(subtask, {0: [timed([1, 2, 3], [5 * subtask] * 3)]})

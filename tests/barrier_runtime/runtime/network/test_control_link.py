@@ -45,7 +45,7 @@ class Daemon:
         self.server = ControlServer(self.directory, self.listening)
 
     async def vanish(self):
-        """Without a word: leases are not given back."""
+        """Stops without notice: leases are not released."""
         await self.server.close()
         for task in [*self.directory._tasks.values(), *self.directory._keeping]:
             task.cancel()
@@ -119,7 +119,7 @@ async def test_redirecting_standby_is_asked_with_pauses_and_does_not_count_as_co
 
 
 async def keep_changing(store):
-    """A leader somewhere else, of which only the lease is seen."""
+    """Renews another leader's lease, which is the only visible sign of that leader."""
     sequence = 0
     while True:
         sequence += 1

@@ -57,7 +57,9 @@ def test_elements_survive_the_wire_however_the_bytes_are_cut(step):
 @examples(60)
 @given(st.integers(1, 400))
 def test_the_sizes_of_elements_are_all_bytes_that_came(step):
-    """Else a sender waits for ever for credit: a schema larger than the window, and rows that do not fill a quarter."""
+    """Otherwise a sender waits forever for credit: with a schema larger than the window, and rows that do not fill a
+    quarter.
+    """
     few = Batch(rows(1, 2, 3), 17, np.array([1, 2, 3]))
     assert few.as_few is not None
     data = wire(FrameWriter(), few, *ELEMENTS)
@@ -126,7 +128,7 @@ def test_frames_of_a_later_release_are_refused_with_the_remedy():
 
 
 def test_frames_of_before_there_were_versions_are_read():
-    """The bytes of a watermark as the release of f69d69f wrote them."""
+    """The bytes are a watermark written by release f69d69f."""
     older = bytes.fromhex("000000080300000000000000000000000000000000ebd3e032000000000000000000003039")
     assert [element for element, _ in FrameReader().feed(older)] == [Watermark(12345)]
 

@@ -1,4 +1,4 @@
-"""The two-phase driver as interleavings: events in, effects out. No sink, no store, no clock."""
+"""Interleavings of the two-phase driver: events in, effects out, without sink, store and clock."""
 
 import pytest
 

@@ -22,7 +22,7 @@ from tests.drawn import examples
 
 @pytest.fixture(autouse=True)
 def full_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Iterators are waited for until they have filled a batch, however slow this machine is."""
+    """Iterators fill a batch before they return rows, on a machine of any speed."""
     monkeypatch.setattr(rows_ahead, "_TIMEOUT_S", 30.0)
 
 
@@ -63,7 +63,7 @@ def test_the_split_whose_event_time_is_furthest_behind_is_read_first() -> None:
     while (batch := driver.poll(0, 10)) is not None:
         order.append(batch.rows.column("split")[0].as_py())
     assert order[:4] == [0, 1, 1, 1]  # split 0 is at 90 ms; split 1 catches up in steps of 10 ms …
-    assert order.index(0, 1) == 11  # … until it has reached 90 ms too, or more
+    assert order.index(0, 1) == 11  # … to 90 ms or more
 
 
 def test_without_event_time_splits_take_turns() -> None:
