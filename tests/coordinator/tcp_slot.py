@@ -42,11 +42,11 @@ class TcpSlot:
         self.committed: dict[str, int] = {}
         self.drained = False
         self.inbox: list[ToSlot] = []
-        self.told: list[str] = []  # by daemons that stand by
+        self.told: list[str] = []  # messages of standby daemons
         self._socket: socket.socket | None = None
 
     def connect(self, address: tuple[str, int], timeout_s: float = 60.0) -> "TcpSlot":
-        """Connect, prove, register. Tries again until the coordinator is there."""
+        """Connects, authenticates and registers, with retries until the coordinator answers."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -95,7 +95,7 @@ class TcpSlot:
         )
 
     def seek(self, addresses: Sequence[tuple[str, int]], timeout_s: float = 30.0) -> tuple[str, int]:
-        """Try the daemons in turn until one serves; returns its address. Its first message is still to be received."""
+        """Tries the daemons in turn until one serves; returns its address, with its first message still unread."""
         deadline = time.monotonic() + timeout_s
         while True:
             for address in addresses:
@@ -112,7 +112,7 @@ class TcpSlot:
             time.sleep(0.02)
 
     def _next(self) -> bytes:
-        """The next message's bytes; it stays the next."""
+        """Returns the next message's bytes, without consuming the message."""
         assert self._socket is not None
         while not self._pending:
             data = self._socket.recv(65536)
@@ -126,7 +126,7 @@ class TcpSlot:
         self._socket.sendall(self._framing.frame(encode(message)))
 
     def receive(self) -> ToSlot:
-        """The next message. `ConnectionError` when the coordinator is gone."""
+        """Returns the next message. Raises `ConnectionError` if the coordinator is gone."""
         message = decode_to_slot(self._next())
         self._pending.pop(0)
         self.inbox.append(message)
@@ -144,14 +144,14 @@ class TcpSlot:
         return message
 
     def until(self, kind: type[Kind]) -> Kind:
-        """Read until a message of this kind has come."""
+        """Returns the next message of this kind; skips others."""
         while True:
             message = self.receive()
             if isinstance(message, kind):
                 return message
 
     def ack(self, checkpoint: int, **objects: FileRef) -> None:
-        """`objects`: files of its state."""
+        """Acknowledges a checkpoint with `objects` as files of its state."""
         for chain in (0, 1):
             snapshot = OperatorSnapshot("numbers", self.index, 2, {"position": b"1"}, objects=objects)
             operators = (snapshot,) if chain == 0 else ()

@@ -1,4 +1,4 @@
-"""Pins of readers: what they hold back, and for how long. Interleavings of a reader and a coordinator that deletes."""
+"""Pins of readers: held deletes and their duration, in interleavings of a reader and a deleting coordinator."""
 
 import random
 from collections import Counter
@@ -89,8 +89,9 @@ def test_pins_that_cannot_be_listed_hold_everything() -> None:
 
 
 def test_objects_a_reader_finds_after_its_pin_are_never_deleted_at_any_moment() -> None:
-    """The reader knows 5, the job completes 6 and drops 5, at any step of the reader: it reads what is the newest when
-    its pin is there."""
+    """The reader knows checkpoint 5; the job completes 6 and drops 5 at any step of the reader.
+
+    The reader reads the checkpoint that is the newest when its pin is stored."""
     for drops_at in range(4):
         world, newest, deleted = World(), 5, []
 
@@ -115,7 +116,7 @@ def test_objects_a_reader_finds_after_its_pin_are_never_deleted_at_any_moment() 
 
 
 class Interrupted(MemoryStore):
-    """Between an answer of the store and what its caller makes of it, `meanwhile` happens: as on other threads."""
+    """A store that calls `meanwhile` before it returns an answer, like a concurrent thread."""
 
     meanwhile: Callable[[], object] = lambda: None
 
@@ -131,7 +132,7 @@ class Interrupted(MemoryStore):
         return iter(found)
 
     def once(self, happens: Callable[[], object]) -> None:
-        """At the next list."""
+        """Calls `happens` at the next list."""
 
         def now() -> None:
             if self.calls.get("list", 0) > before:
@@ -158,7 +159,7 @@ def test_what_two_calls_may_both_free_goes_once() -> None:
 
 
 def test_what_comes_to_wait_while_pins_are_listed_is_not_freed_by_that_list() -> None:
-    """The list had no pin; the reader's and the dropped checkpoint are both younger."""
+    """The list contained no pin; the reader's pin and the dropped checkpoint are both younger."""
     store, deletions = interrupted()
     CheckpointPin(store, PATHS, 5).release()
     pins: list[CheckpointPin] = []
@@ -178,7 +179,7 @@ def test_what_comes_to_wait_while_pins_are_listed_is_not_freed_by_that_list() ->
 def test_many_concurrent_deletions_run_once_each_and_never_before_an_earlier_pin(
     seed: int,
 ) -> None:
-    """Calls begin within others, pins come and go meanwhile, and some lists fail."""
+    """Calls start within other calls, pins are added and removed, and some lists fail."""
     rng = random.Random(seed)
     store, deletions = interrupted()
     held: list[tuple[int, CheckpointPin]] = []

@@ -1,4 +1,4 @@
-"""Coordinators that die, stall and meet each other: one log, no fork, and the outcome is what the log says."""
+"""Coordinators that die, stall and compete: one log, no fork, and the log decides the outcome."""
 
 import pytest
 from coordinator_world import Coordinator, keys_of, kinds, log_of, options, spec, started
@@ -26,13 +26,13 @@ from barrier_runtime.state.store.memory import Fault, MemoryStore
 
 
 def moved(slot, coordinator):
-    """The slot's process survives and connects to another coordinator."""
+    """Connects the surviving slot's process to another coordinator."""
     slot.coordinator = coordinator
     return slot.connect()
 
 
 def successor(store, *slots, leader="leader-b", job=None, **arguments):
-    """A restarted coordinator to which all slots come back."""
+    """Returns a restarted coordinator with all slots reconnected."""
     coordinator = Coordinator(store, job, leader=leader, now_ms=2_000_000, **arguments).begin().settle()
     for slot in slots:
         moved(slot, coordinator)
@@ -40,7 +40,7 @@ def successor(store, *slots, leader="leader-b", job=None, **arguments):
 
 
 def at_decision(store):
-    """A coordinator whose checkpoint 1 is about to be decided: the COMPLETE put is the next effect."""
+    """Returns a coordinator whose next effect is the put of COMPLETE for checkpoint 1."""
     coordinator, a, b = started(store)
     coordinator.later(1_000)
     a.ack(1)
@@ -110,7 +110,7 @@ def test_a_slot_lost_while_LEAD_is_on_its_way_is_noticed(store):
 
 
 def test_commits_reported_at_the_reconnection_count(store):
-    """I10: the FINISH of a restarted coordinator waits for exactly what is not visible yet."""
+    """I10: the FINISH of a restarted coordinator waits for exactly the commits that are not visible yet."""
     old, a, b = started(store)
     a.end()
     b.end()
@@ -171,7 +171,7 @@ def test_stalled_coordinator_requests_no_kill_before_reading_its_mail_on_waking(
 
 
 def test_new_slots_look_for_the_successor_of_a_coordinator_that_was_replaced(store):
-    """As long as it answered their heartbeats they would stay with it, and the successor would wait for them."""
+    """A replaced coordinator must not answer heartbeats: the slots would stay while the successor waits for them."""
     coordinator, a, b = started(store)
     coordinator.post(UserRescale(RescaleRequest("wish", 3, 600_000)))
     c = coordinator.slot(2).connect()
@@ -191,7 +191,7 @@ def test_new_slots_look_for_the_successor_of_a_coordinator_that_was_replaced(sto
 
 
 def recovered_checkpoint(store, *dead):
-    """A new run of the program after everything died: what it restores."""
+    """Starts a new run after all processes died; returns the restored checkpoint, the coordinator and its slots."""
     coordinator = Coordinator(store, spec(run_id="run-2"), leader="leader-c").begin().settle()
     slots = [coordinator.slot(index, attempt=9) for index in (0, 1)]
     coordinator.run_with(*slots)
@@ -216,7 +216,7 @@ def test_a_crash_between_the_decision_and_its_answer_means_it_is_decided(store):
 
 
 def test_a_crash_before_anyone_is_told_is_made_good_at_the_reconnection(store):
-    """F3: survivors learn from Registered what a lost CheckpointComplete would have said."""
+    """F3: survivors learn from Registered about a decision whose CheckpointComplete was lost."""
     coordinator, a, b = at_decision(store)
     coordinator.step_without_answer()
     assert a.got(CheckpointComplete) == []
@@ -281,11 +281,11 @@ def test_a_crash_between_FENCE_and_deployment_is_just_another_generation(store):
     assert survivor.last(Deploy).checkpoint == replacement.last(Deploy).checkpoint == 1
 
 
-# ---------------------------------------------------------------- generation change while a decision is under way
+# ---------------------------------------------------------------- generation change during a decision
 
 
 def test_a_slot_lost_while_the_decision_is_unknown_waits_for_the_decision(store):
-    """I9: the new generation starts from what the log says, known only now."""
+    """I9: the new generation restores the checkpoint in the log, which is known only after the decision."""
     coordinator, a, b = at_decision(store)
     store.inject(Fault.APPLY_THEN_FAIL, "put_if_absent")
     a.fail("trouble")
@@ -360,7 +360,7 @@ def test_a_fenced_coordinator_deletes_nothing(store):
 
 
 def test_two_runs_that_start_at_once_end_with_one_leader(store):
-    """Z3, Z4: the loser of a position adopts what it finds and fences one further."""
+    """Z3, Z4: the loser of a position adopts the record there, and fences at the next position."""
     one = Coordinator(store, spec(run_id="run-1"), leader="leader-a").begin()
     two = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin()
     one.run_until(Append)
@@ -403,7 +403,7 @@ def test_an_adopted_job_leads_only_the_newest_run_of_the_log(store):
 
 
 def test_facts_told_while_LEAD_is_on_its_way_are_not_lost(store):
-    """They are not said again: a commit, an end of input, a failure."""
+    """Slots do not repeat these messages: a commit, an end of input, a failure."""
     _, a, b = started(store)
     new = successor(store, a, b)
     a.commit(0)
@@ -438,7 +438,7 @@ def test_messages_to_a_coordinator_that_does_not_lead_yet_have_no_effect(store):
     assert a.got(CheckpointComplete) == []
 
 
-# ---------------------------------------------------------------- storage trouble while starting
+# ---------------------------------------------------------------- storage errors at the start
 
 
 def test_an_unreadable_head_is_an_end_not_a_fresh_start(store):
@@ -466,7 +466,7 @@ def test_a_transient_read_error_is_the_edges_to_retry_and_decides_nothing(store)
 @pytest.mark.parametrize("damage", ["flip", "missing"])
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_a_damaged_or_missing_manifest_ends_the_job_and_names_it(damage, store):
-    """C15, F8, O8: the head is the only candidate; an older one is never taken."""
+    """C15, F8, O8: the head is the only candidate; no older checkpoint is restored."""
     first, a, b = started(store, spec(checkpoints=options(retained=3)))
     for _ in range(2):
         first.checkpoint(a, b)

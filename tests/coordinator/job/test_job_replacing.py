@@ -64,9 +64,9 @@ def beat(*slots: FakeSlot) -> None:
 
 
 def paused_at(coordinator: Coordinator, *slots: FakeSlot, commit: bool = True) -> int:
-    """The barrier with which sources stop, decided, and committed."""
+    """Decides and commits the last checkpoint of the old slots; returns its id."""
     coordinator.later(0)
-    if not slots[0].last(Trigger).pause:  # the newest one was not fresh
+    if not slots[0].last(Trigger).pause:  # the newest checkpoint was not fresh
         coordinator.acknowledge(*slots)
     trigger = slots[0].last(Trigger)
     assert trigger.pause, "sources stop with it"
@@ -80,12 +80,12 @@ def paused_at(coordinator: Coordinator, *slots: FakeSlot, commit: bool = True) -
 
 
 def fences(store: MemoryStore) -> list[tuple[str, int]]:
-    """(program, restored checkpoint) of each."""
+    """Returns (program, restored checkpoint) of each FENCE."""
     return [(each.spec.program, each.restored_checkpoint) for each in log_of(store) if isinstance(each, Fence)]
 
 
 def moved(store: MemoryStore) -> tuple[Coordinator, RescaleRequest, list[FakeSlot], list[FakeSlot], int]:
-    """The FENCE with the new program is appended, and its slots restore."""
+    """Replaces the program up to the point where the new slots restore."""
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
     request = ask(coordinator)
@@ -170,7 +170,7 @@ def checkpoint_with_state(coordinator: Coordinator, *slots: FakeSlot) -> int:
 
 
 def test_the_last_checkpoint_is_looked_at_too() -> None:
-    """The first one of the job: what it holds, nobody knew before the sources had stopped."""
+    """The job has no earlier checkpoint: its state is known only after the sources have stopped."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     request = ask(coordinator, wish(LOSSY))
@@ -264,7 +264,7 @@ def test_a_program_that_does_not_come_to_run_is_taken_back(how: str) -> None:
 
 
 def hang(coordinator: Coordinator, c: FakeSlot, d: FakeSlot, *, asks_server: bool) -> None:
-    """The new program does not run for as long as the replace may take: slot 1 has restored, slot 0 opens."""
+    """Lets the replace time out: slot 1 has restored, slot 0 hangs in an open."""
     d.restored()
     if asks_server:
         c.say(Waiting(c.token, "also", 1, "db:5432 does not answer"))
@@ -422,7 +422,7 @@ def test_what_can_never_be_had_is_refused(changes: dict[str, object], said: str)
 
 
 def test_the_checkpoint_that_moves_is_aligned() -> None:
-    """Rows in flight have the columns that the old program gave them."""
+    """Rows in flight have the old program's columns."""
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(unaligned=True, aligned_timeout_ms=0)))
     request = ask(coordinator)
     new_slots(coordinator, request)
@@ -440,7 +440,7 @@ def test_descriptions_of_earlier_releases_are_of_the_program_that_a_run_began_wi
 
 
 def ended_job(store: MemoryStore, job: JobSpec) -> Coordinator:
-    """Another run of the program, which ends at once."""
+    """Starts another run of the program, which ends at once."""
     again = Coordinator(store, job, now_ms=5_000_000).begin().settle()
     if again.ended is None:
         again.stop("now")
@@ -449,7 +449,7 @@ def ended_job(store: MemoryStore, job: JobSpec) -> Coordinator:
 
 
 def test_a_program_that_was_replaced_does_not_come_back_by_accident() -> None:
-    """The machine is gone, and what starts the job again knows the program that it began with."""
+    """The machine is lost, and the restart knows the job's first program only."""
     store = MemoryStore()
     coordinator, a, b = started(store, spec(fingerprint="old"))
     request = ask(coordinator)

@@ -46,9 +46,9 @@ def standbys(coordinator: Coordinator, *indices: int) -> tuple[FakeSlot, ...]:
 
 
 def last_checkpoint(coordinator: Coordinator, *slots: FakeSlot) -> int:
-    """The barrier with which sources stop, acknowledged and decided; sinks have not committed it."""
+    """Decides the last checkpoint of the old slots, without the sinks' commits; returns its id."""
     coordinator.later(0)
-    if not slots[0].last(Trigger).pause:  # that of the last round
+    if not slots[0].last(Trigger).pause:  # the checkpoint of the last round
         coordinator.acknowledge(*slots)
     trigger = slots[0].last(Trigger)
     assert trigger.pause, "sources stop with it"
@@ -64,7 +64,7 @@ def commit(number: int, *slots: FakeSlot) -> None:
 
 
 def fences(store: MemoryStore) -> list[tuple[int, int]]:
-    """(parallelism, restored checkpoint) of each."""
+    """Returns (parallelism, restored checkpoint) of each FENCE."""
     return [(each.spec.parallelism, each.restored_checkpoint) for each in log_of(store) if isinstance(each, Fence)]
 
 
@@ -124,7 +124,7 @@ def test_slots_that_are_not_needed_leave_when_the_log_says_so():
 
 
 def test_a_rescale_that_is_asked_for_while_the_job_restores_gets_its_slots():
-    """As by a program that was started again: its slots are there, and have not opened what they have."""
+    """A restarted program does so: its slots have registered, but have not opened their state."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     number = coordinator.checkpoint(a, b)
@@ -150,7 +150,7 @@ def test_a_rescale_that_is_asked_for_while_the_job_restores_gets_its_slots():
 
 
 def asked_while_it_restores(store):
-    """A job whose two slots restore, and which is to have three."""
+    """Returns a job whose two slots restore, with a requested rescale to three."""
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
     b.fail()
@@ -178,7 +178,7 @@ def test_a_restore_takes_nothing_from_the_time_that_a_rescale_has():
 
 
 def test_a_new_slot_that_is_lost_while_the_job_restores_is_none_of_its_slots():
-    """The generation does without it: it is not to begin again."""
+    """The generation does not need the new slot, and must not restart."""
     store = MemoryStore()
     coordinator, a, b = asked_while_it_restores(store)
     (c,) = standbys(coordinator, 2)
@@ -271,9 +271,10 @@ def test_sources_that_have_stopped_for_nothing_read_on_in_a_new_generation(momen
 
 
 def test_a_leaving_slot_that_stands_still_between_decision_and_commit_holds_the_move():
-    """Its transactions of m are prepared, it has heard that m is decided, stands still for a minute, and commits then.
-    Until it is given up nobody else has the job; who has it afterwards restores m, whose transactions are listed there;
-    and what it says late is no word of theirs."""
+    """The slot has pre-committed checkpoint m, knows that m is decided, stalls for a minute, then commits.
+
+    No new slot takes over before the slot is fenced. The new slots restore m, whose manifest lists the transactions,
+    and the coordinator ignores late messages of the old slot."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     ask(coordinator, 1)
@@ -319,7 +320,7 @@ def test_trouble_before_the_move_ends_the_rescale_and_not_the_job():
 
 @pytest.mark.parametrize("appended", [False, True])
 def test_the_log_alone_says_which_slots_the_job_has_when_the_coordinator_dies(appended):
-    """Its successor, which the driver gave the first description, has as many slots as the newest FENCE says."""
+    """The successor has the first description from the driver, but the parallelism of the newest FENCE."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     ask(coordinator, 3)
@@ -462,7 +463,7 @@ def test_current_and_leaving_slots_fetch_before_a_fresh_checkpoint_stops_sources
 
 
 def test_compacted_files_are_in_the_checkpoint_before_the_pause_of_the_sources():
-    """Else it would be written and fetched in the pause, and may be much of the state."""
+    """Otherwise the compacted files, maybe much of the state, would be written and fetched during the pause."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     a.prefetches = b.prefetches = False
@@ -492,7 +493,7 @@ def test_compacted_files_are_in_the_checkpoint_before_the_pause_of_the_sources()
 
 
 def test_earlier_requested_checkpoint_is_not_always_due_while_checkpoints_are_off():
-    """A tick at once behind each tick took a core, and each counted as one that came late: all waiting began anew."""
+    """Otherwise ticks would follow each other at once, use a whole core, and count as late, so all waits restart."""
     coordinator, a, b = started(MemoryStore())
     a.prefetches = b.prefetches = False
     first = coordinator.checkpoint(a, b)
@@ -597,7 +598,7 @@ def test_slots_that_do_not_fetch_in_time_leave_the_job_as_it_was():
 
 
 def test_a_fence_whose_put_hangs_is_the_stores_trouble_until_it_lands() -> None:
-    """1.15 as people see it: nothing is read meanwhile, and a store that says nothing is named."""
+    """1.15 in the status: no rows are read meanwhile, and the silent store is named."""
     coordinator, a, b = started(MemoryStore(), spec(slot_timeout_ms=600_000, progress_timeout_ms=60_000))
     ask(coordinator, 1)
     commit(last_checkpoint(coordinator, a, b), a, b)
@@ -618,7 +619,7 @@ def test_a_fence_whose_put_hangs_is_the_stores_trouble_until_it_lands() -> None:
 
 
 def stopped_sources(coordinator: Coordinator, *slots: FakeSlot) -> int:
-    """The barrier with which they stop, acknowledged; nothing is written yet."""
+    """Acknowledges the last checkpoint of the sources, before any write; returns its id."""
     ask(coordinator, 1)
     coordinator.later(0)
     trigger = slots[0].last(Trigger)
@@ -630,8 +631,9 @@ def stopped_sources(coordinator: Coordinator, *slots: FakeSlot) -> int:
 
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_sources_do_not_stand_longer_than_was_allowed_for_a_manifest_that_hangs() -> None:
-    """1.15: they read on in their generation, and no failure of a checkpoint is counted. What is stored after all is
-    named by no record."""
+    """1.15: sources continue in their generation, and no failed checkpoint is counted.
+
+    No record names a manifest that is stored after that."""
     store = MemoryStore()
     coordinator, a, b = started(store, spec(slot_timeout_ms=600_000))
     number = stopped_sources(coordinator, a, b)
@@ -672,7 +674,7 @@ def test_a_subtask_that_does_not_answer_holds_the_sources_no_longer_than_was_all
 
 
 def test_a_decision_that_is_on_its_way_is_not_given_up() -> None:
-    """Only the log says what became of it (I9)."""
+    """Only the log decides about the pending record (I9)."""
     store = MemoryStore()
     coordinator, a, b = started(store, spec(slot_timeout_ms=600_000))
     number = stopped_sources(coordinator, a, b)

@@ -75,7 +75,7 @@ def test_missing_slots_are_named_with_the_remedy_when_the_time_is_up():
 
 
 def test_slots_that_have_their_cores_are_waited_for_longer_and_not_for_ever():
-    """On a machine that others keep busy a process may need minutes until it can register."""
+    """On a busy machine a process may need minutes until it can register."""
     starting = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
     without = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
     for coordinator, cores in ((starting, 2), (without, 1)):
@@ -109,7 +109,7 @@ def pass_time(coordinator: Coordinator, seconds: int) -> None:
 
 
 def test_a_higher_task_attempt_replaces_a_lower_one_and_not_the_other_way():
-    """Z10: two attempts of one slot; the older one is told to leave."""
+    """Z10: two attempts of one slot; the older attempt is dismissed."""
     coordinator = Coordinator(MemoryStore()).begin().settle()
     old, new = coordinator.slot(0, attempt=3).connect(), coordinator.slot(0, attempt=4).connect()
     assert old.last(Shutdown).outcome == "replaced"
@@ -161,7 +161,7 @@ def test_a_slot_lost_while_restoring_means_a_new_generation(store):
 
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_a_checkpoint_is_complete_only_when_its_record_is_in_the_log():
-    """C4, Z7: nobody is told before; the manifest is there before the decision that names it."""
+    """C4, Z7: no slot is notified before; the manifest is stored before the decision that names the manifest."""
     coordinator, a, b = started(MemoryStore())
     coordinator.later(1_000)
     assert a.last(Trigger) == b.last(Trigger)
@@ -242,7 +242,7 @@ def test_a_checkpoint_whose_manifest_can_not_be_stored_fails_and_nothing_is_dele
 
 
 def test_while_a_decision_is_unknown_nothing_is_decided_or_deleted():
-    """C12, I9 (FLINK-22494): the put is repeated until it is known."""
+    """C12, I9 (FLINK-22494): the put is repeated until its outcome is known."""
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(max_concurrent=3)))
     for number in (1, 2, 3):
         coordinator.checkpoint(a, b, files=f"f{number}")
@@ -279,7 +279,7 @@ def test_one_of_several_checkpoints_completes_first_and_subsumes_the_older():
 
 
 def test_a_generation_change_aborts_what_is_under_way_and_ids_go_on():
-    """F10, C11: failover reasons do not count as failures."""
+    """F10, C11: failovers do not count as failures."""
     coordinator, a, b = started(MemoryStore())
     coordinator.checkpoint(a, b)
     coordinator.later(1_000)
@@ -323,7 +323,7 @@ def test_a_checkpoint_that_refers_to_deleted_files_is_never_decided():
 
 
 def test_orphans_of_an_older_generation_are_swept_and_nothing_else_is(store):
-    """S5, S9: the sweep of a new generation, while uploads of its own go on."""
+    """S5, S9: a new generation sweeps while its own uploads continue."""
     coordinator, a, b = started(store)
     for slot in (a, b):
         slot.upload("kept")
@@ -345,7 +345,7 @@ def test_orphans_of_an_older_generation_are_swept_and_nothing_else_is(store):
 
 
 def test_the_checkpoint_that_a_job_stops_with_says_so_to_every_slot(store):
-    """So that they tell their last figures with it."""
+    """Slots report their last figures with this checkpoint."""
     coordinator, *slots = started(store)
     coordinator.checkpoint(*slots)
     assert [slot.last(Trigger).stop for slot in slots] == [False, False]
@@ -428,7 +428,7 @@ def test_a_new_process_for_the_slot_ends_the_grace_at_once():
 
 
 def test_the_signal_that_a_lost_process_died_of_is_told():
-    """Spark's worker daemon knows it, and so does the process that takes the place of the dead one."""
+    """Spark's worker daemon knows the signal, and so does the process that replaces the dead process."""
     coordinator, a, b = started(MemoryStore())
     b.cut()
     coordinator.later(500)
@@ -463,7 +463,7 @@ def test_a_silent_slot_is_given_up_and_its_zombie_is_turned_away():
 
 
 def test_a_coordinator_that_stood_still_blames_no_slot_for_it():
-    """A stalled process reads what came in before it judges silence."""
+    """A stalled process reads the received messages before judging silence."""
     coordinator, _a, _b = started(MemoryStore(), spec(slot_timeout_ms=1_000))
     coordinator.now_ms += 60_000
     coordinator.post(Tick())
@@ -577,7 +577,7 @@ def test_a_finished_job_has_a_final_checkpoint_and_all_its_rows_visible():
 
 @pytest.mark.parametrize("outcome", ["finished", "failed"])
 def test_a_checkpoint_whose_decision_is_under_way_when_the_job_ends_is_its_last_one(outcome):
-    """A later run goes on from it, so the status must not name the one before."""
+    """A later run restores this checkpoint, so the status must not name the checkpoint before."""
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(max_concurrent=2)))
     coordinator.later(1_000)
     a.end()
@@ -647,7 +647,7 @@ def test_a_failure_after_the_end_of_input_restores_and_ends_again():
 
 
 def test_what_had_ended_before_a_failure_has_not_ended_after_it():
-    """C18: the new generation reads on from the checkpoint, so it must hear of each end again."""
+    """C18: the new generation reads from the checkpoint, so every end of input must be reported again."""
     coordinator, a, b = started(MemoryStore())
     coordinator.checkpoint(a, b)
     a.end()
@@ -769,7 +769,7 @@ def test_a_slot_that_tells_how_far_it_is_hears_how_far_the_slowest_one_is(store)
 
 
 def test_reports_of_slots_before_a_restart_are_forgotten_and_late_reports_ignored(store):
-    """The next generation begins at its checkpoint: what was reached before is further than that."""
+    """The next generation restores a checkpoint: reports from before the restart are ahead of this generation."""
     coordinator, a, b = started(store)
     for slot in (a, b):
         slot.say(EventTimeReached(1, {"numbers": HeldBack("p", 9_000)}))

@@ -24,7 +24,7 @@ def state(coordinator: Coordinator, request: SavepointRequest) -> str:
 
 
 def acked(coordinator: Coordinator, *slots, files: str = "f") -> int:
-    """The checkpoint that is under way gets all its answers, with files that are there."""
+    """Acknowledges the pending checkpoint in all slots, with files that exist in the store; returns its id."""
     number = slots[0].last(Trigger).checkpoint
     for slot in slots:
         for name in files.split():
@@ -63,7 +63,7 @@ def test_a_savepoint_is_a_visible_checkpoint_in_a_folder_of_its_own():
 
 
 def test_a_commit_that_is_told_with_a_new_connection_counts_for_it():
-    """Its own message was lost with the one before; a drained job, say, has no later one."""
+    """The commit's message was lost with the old connection; a drained job, for example, has no later commit."""
     coordinator, a, b = started(MemoryStore())
     asked = wish()
     coordinator.savepoint(asked)
@@ -79,7 +79,7 @@ def test_a_commit_that_is_told_with_a_new_connection_counts_for_it():
 
 
 def test_nothing_of_it_is_shared_with_the_job():
-    """The job's own folder is emptied, the savepoint is whole; nothing in it names a place."""
+    """The savepoint is complete after the job's folder was emptied, and contains no location."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     asked = wish()
@@ -113,7 +113,7 @@ def test_it_counts_only_checkpoints_that_were_triggered_after_it_was_asked_for()
 
 
 def test_sinks_that_are_always_a_checkpoint_behind_hold_it_up_no_longer_than_that():
-    """Its files stay, although newer checkpoints are complete."""
+    """The savepoint's files stay, although newer checkpoints are complete."""
     coordinator, a, b = started(MemoryStore())
     asked = wish()
     coordinator.savepoint(asked)
@@ -200,7 +200,7 @@ def test_what_is_being_copied_is_not_deleted():
 
 
 def test_what_is_being_copied_is_not_deleted_by_a_later_generation():
-    """A copy of much state takes longer than a slot lives, and the first decision behind that sweeps."""
+    """A copy of large state may outlive a slot, and the first decision of the next generation sweeps."""
     options = CheckpointOptions(interval_ms=1_000, retained=1)
     restart = RestartOptions(strategy="fixed_delay", initial_ms=0)
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options, restart=restart))
@@ -309,7 +309,7 @@ def test_a_savepoint_asked_for_behind_the_last_checkpoint_is_of_that_too():
 
 @pytest.mark.parametrize("copied", [False, True], ids=["copying", "copied"])
 def test_a_slot_is_lost_while_the_job_stops_with_a_savepoint(copied):
-    """The next generation reads on before it stops, so the savepoint is taken again, of what it stopped with."""
+    """The next generation reads further rows before the stop, so the savepoint is taken again at the stop."""
     coordinator, a, b = started(MemoryStore())
     asked = wish(stops=True)
     coordinator.stop("checkpoint", asked)

@@ -1,5 +1,6 @@
-"""A job is to stop with a savepoint, and whoever was asked dies, at each point between the wish and the end of the job.
-Nobody asks again. Afterwards the job runs, or has ended with that savepoint."""
+"""Stops with a savepoint while the coordinator dies at each point between the request and the job's end.
+
+The request is not repeated. Afterwards the job runs, or has ended with that savepoint."""
 
 import uuid
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def wish() -> SavepointRequest:
 
 
 def answer(slot: FakeSlot) -> None:
-    """Does what it was asked for since the last time."""
+    """Lets the slot execute all requests received since the last call."""
     heard, slot.inbox = slot.inbox, []
     for message in heard:
         if isinstance(message, Deploy):
@@ -51,7 +52,7 @@ def answer(slot: FakeSlot) -> None:
 
 
 def go_on(coordinator: Coordinator, *slots: FakeSlot, until: Callable[[Effect], bool] = lambda _: False) -> bool:
-    """Everybody does what is to be done, until the job has ended, or up to a store effect."""
+    """Runs coordinator and slots until the job has ended, or up to a store effect."""
     for _ in range(_ROUNDS):
         while coordinator.todo:
             if until(coordinator.todo[0]):
@@ -102,7 +103,7 @@ def died(point: str, store: MemoryStore, asked: SavepointRequest, mode: str) -> 
 
 
 def successor(of: Coordinator, *slots: FakeSlot) -> Coordinator:
-    """With the slots that are left."""
+    """Returns a successor with the remaining slots."""
     coordinator = Coordinator(of.store, leader="leader-b", now_ms=of.now_ms + 1_000)
     coordinator.begin()
     for slot in slots:
@@ -154,7 +155,7 @@ def test_coordinator_and_slots_die_and_the_next_generation_is_stopped(point: str
 
 
 def test_successor_that_finds_all_ended_marks_the_last_checkpoint_as_drained() -> None:
-    """Its slots tell in their first message that they have ended, so nothing is left to end."""
+    """The slots report in their first message that they have ended, so no source is left to end."""
     store, asked = MemoryStore(), wish()
     before, a, b = died("the last checkpoint is decided", store, asked, "drain")
     after = Coordinator(store, leader="leader-b", now_ms=before.now_ms + 1_000).begin()
@@ -263,7 +264,7 @@ def test_a_drained_job_whose_savepoint_cannot_be_written_does_not_end_with_it() 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_another_run_of_the_job_is_not_stopped(mode: str) -> None:
-    """Somebody has started the whole program again."""
+    """A user has started the whole program again."""
     store, asked = MemoryStore(), wish()
     before, _, _ = died("the savepoint is to be copied", store, asked, mode)
     after = Coordinator(store, spec(run_id="run-2", allow_drained=True), now_ms=before.now_ms + 1).begin()
@@ -305,7 +306,7 @@ def test_who_looks_after_the_end_finds_the_savepoint_without_a_history() -> None
 
 
 def test_only_records_that_need_a_newer_version_have_one() -> None:
-    """FENCE and COMPLETE list what is kept; other records are as they were, unless they speak of a savepoint."""
+    """FENCE and COMPLETE list the kept checkpoints; other records are unchanged unless they name a savepoint."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.stop("checkpoint")

@@ -1,4 +1,4 @@
-"""Only an appended record permits to tell slots of a completed checkpoint, and to delete."""
+"""Only an appended record permits the notification of slots about a completed checkpoint, and deletes."""
 
 import ast
 import inspect
@@ -71,7 +71,7 @@ def test_permits_and_what_demands_one_have_one_door_each():
 
 
 def made_in(file, homes):
-    """Those of the classes that the file calls, under whatever name it imports them from their home."""
+    """Returns the classes of `homes` that the file calls, under any imported name."""
     tree = nodes(str(file.relative_to(ROOT)))
     known = {
         alias.asname or alias.name: alias.name

@@ -1,4 +1,4 @@
-"""What the simulation found, told as the shortest interleaving that shows it."""
+"""Bugs found by the simulation, each as the shortest interleaving that shows the bug."""
 
 import pytest
 from coordinator_world import Coordinator, kinds, log_of, options, spec, started
@@ -9,7 +9,7 @@ from barrier_runtime.state.store.memory import MemoryStore
 
 
 def test_a_leader_that_waits_for_slots_finds_out_that_somebody_else_leads(store: MemoryStore) -> None:
-    """Found by the simulation: it appends nothing while it waits, and its successor has the slots it waits for."""
+    """Found by the simulation: the waiting leader appends no record, and its successor has its slots."""
     coordinator, _a, b = started(store)
     b.cut()
     coordinator.later(2_000)
@@ -26,8 +26,8 @@ def test_a_leader_that_waits_for_slots_finds_out_that_somebody_else_leads(store:
 
 
 def test_a_manifest_that_went_while_the_log_was_being_read_is_looked_for_again(store: MemoryStore) -> None:
-    """Found by the simulation: a starting coordinator read the log, the leader completed the next checkpoint and
-    dropped the one before. Only a log that still names the missing manifest is damage."""
+    """Found by the simulation: a starting coordinator read the log, then the leader completed the next checkpoint and
+    dropped the checkpoint before. A missing manifest is damage only if the log still names the manifest."""
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
     other = Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin()
@@ -52,7 +52,7 @@ def test_a_manifest_that_the_log_still_names_and_that_is_gone_ends_the_job(store
 
 
 def test_a_fenced_coordinator_does_not_take_what_its_successor_dropped_for_damage(store: MemoryStore) -> None:
-    """Found by the simulation: its slot restored a checkpoint whose files the successor had deleted meanwhile."""
+    """Found by the simulation: a slot restored a checkpoint whose files the successor had deleted."""
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
     Coordinator(store, spec(run_id="run-2"), leader="leader-b").begin().settle()
@@ -63,7 +63,7 @@ def test_a_fenced_coordinator_does_not_take_what_its_successor_dropped_for_damag
 
 
 def test_a_log_record_with_a_flipped_bit_in_its_text_is_corrupt_and_not_a_crash(store: MemoryStore) -> None:
-    """Found by the simulation: bytes that are no UTF-8 are no `DecodeError` to the decoder."""
+    """Found by the simulation: the decoder raises no `DecodeError` for invalid UTF-8."""
     coordinator, _, _ = started(store)
     key = coordinator.paths.log_record(1)
     store.damage(key, store.get(key).replace(b"run-1", b"ru\xee-1"))
@@ -74,7 +74,7 @@ def test_a_log_record_with_a_flipped_bit_in_its_text_is_corrupt_and_not_a_crash(
 
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_a_leader_looks_again_only_when_its_last_look_was_answered() -> None:
-    """While the store does not answer, looks must not pile up before what has to be written."""
+    """While the store does not answer, reads of the log must not queue before pending writes."""
     coordinator, a, b = started(MemoryStore())
     coordinator.trigger()
     a.ack(1)
@@ -123,12 +123,13 @@ def test_successor_that_must_fail_the_job_waits_for_work_of_its_predecessor(stor
 def test_leader_that_stood_still_sends_nothing_to_slots_that_know_its_successor(
     decided: int, store: MemoryStore
 ) -> None:
-    """I3: found by the simulation. Its successor decided checkpoints and died; the slots came back, and heard of
-    another checkpoint with an id of theirs. Its manifest would have replaced the decided one."""
+    """I3: found by the simulation. The successor decided checkpoints and died; the slots came back to the old leader.
+
+    The old leader had triggered another checkpoint with the same id; its manifest would have replaced the decided one."""
     zombie, a, b = started(store, spec(reconnect_grace_ms=2_000))
     a.cut()
     b.cut()
-    zombie.later(1_000)  # triggers checkpoint 1, which nobody hears of
+    zombie.later(1_000)  # triggers checkpoint 1, which no slot receives
     assert zombie.phase == "running"
     successor = Coordinator(store, leader="leader-b", now_ms=zombie.now_ms).begin().settle()
     for slot in (a, b):
@@ -143,7 +144,7 @@ def test_leader_that_stood_still_sends_nothing_to_slots_that_know_its_successor(
         heard = len(slot.inbox)
         slot.coordinator = zombie
         slot.connect()
-        slot.ack(decided)  # it may not know that this is decided
+        slot.ack(decided)  # the old leader may not know this decision
         assert slot.closed
         assert len(slot.inbox) == heard
     zombie.settle()

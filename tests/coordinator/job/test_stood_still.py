@@ -1,5 +1,6 @@
-"""A coordinator that stood still for long, and reads what slots sent meanwhile before it hears that time has passed: an
-event loop gives what came on connections first."""
+"""A coordinator after a long stall: an event loop delivers received messages before timers.
+
+So the coordinator reads messages of slots before its first tick."""
 
 from coordinator_world import Coordinator, FakeSlot, started
 from test_job_replacing import ask as ask_to_replace
@@ -13,7 +14,7 @@ from barrier_runtime.state.store.memory import MemoryStore
 
 
 def stands_still(coordinator: Coordinator, ms: int = 50_000) -> None:
-    """All of its deadlines are over by so much; no event has told it yet."""
+    """Stalls the coordinator until `ms` after its deadline, without an event."""
     deadline = coordinator.protocol.next_deadline()
     assert deadline is not None
     coordinator.now_ms = max(coordinator.now_ms, deadline) + ms

@@ -1,4 +1,4 @@
-"""The table of a job's moves: what its page says is what holds, and no phase goes round it."""
+"""The table of a job's transitions: the documented table holds, and no phase bypasses the table."""
 
 import ast
 import inspect
@@ -22,7 +22,7 @@ PHASES = {phase.__module__ for phase in MOVES}
 
 
 def table_on_the_page() -> dict[tuple[str, str], set[str]]:
-    """(phase, decision) → the phases that may follow, as the module's docstring has them."""
+    """Returns (phase, decision) → possible next phases, from the module's docstring."""
     lines = (transitions.__doc__ or "").splitlines()
     head = next(number for number, line in enumerate(lines) if "wanted in" in line)
     names = lines[head].partition("→")[2].split()
@@ -69,7 +69,7 @@ def test_a_move_that_is_not_in_the_table_is_a_bug_of_ours(phase, wanted):
 
 @pytest.mark.parametrize("module", sorted({Phase.__module__, *PHASES}))
 def test_no_phase_knows_another_one_nor_the_table(module):
-    """Also not inside functions, and not for type checkers only."""
+    """Imports inside functions and under TYPE_CHECKING count, too."""
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     known = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert known & {*PHASES, transitions.__name__} == set()

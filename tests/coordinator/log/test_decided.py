@@ -1,5 +1,6 @@
-"""Manifests inside their log records, and what the log says is kept: a dropped checkpoint is not restored, although its
-record, with its manifest, stays for ever."""
+"""Manifests inside log records, and the log's list of kept checkpoints.
+
+A dropped checkpoint is not restored, although its record with the manifest stays for ever."""
 
 import random
 import zlib
@@ -30,7 +31,7 @@ from barrier_runtime.state_tables.finding import find_checkpoint
 from tests.drawn import seeds
 
 PATHS = Paths("flights")
-OLD = 20 * 60 * 1000  # ms, more than what the sweep spares
+OLD = 20 * 60 * 1000  # ms, older than all objects that the sweep spares
 
 
 def run(store, name, restore="latest", retained=1, **arguments):
@@ -39,7 +40,7 @@ def run(store, name, restore="latest", retained=1, **arguments):
 
 
 def decided_by(store, retained, count):
-    """A job that has decided checkpoints 1 to `count`, each with a file of its own."""
+    """Returns a job that has decided checkpoints 1 to `count`, each with a file of its own, and its slots."""
     coordinator, *slots = started(store, spec(checkpoints=options(retained=retained)))
     for number in range(1, count + 1):
         checkpoint(coordinator, *slots, files=f"f{number}")
@@ -87,7 +88,7 @@ def test_the_manifest_inside_has_to_be_the_decided_one(store):
         load_manifest(msgspec.structs.replace(second, inline=first.inline), store.get)
 
 
-# ---------------------------------------------------------------- what is kept, by itself
+# ---------------------------------------------------------------- kept checkpoints
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_the_manifest_inside_has_to_be_the_decided_one(store):
         ((2, 3), 3, 2, (2, 3)),
         ((2, 3, 4), 4, 2, (3, 4)),
         ((2, 3, 4), 2, 3, (3, 4, 2)),
-        ((2, 3, 4), 2, 1, (4, 2)),  # the newest is kept until there is a newer one
+        ((2, 3, 4), 2, 1, (4, 2)),  # the newest is kept until a newer checkpoint exists
         ((4, 2), 2, 1, (4, 2)),
         ((4, 2), 4, 1, (4,)),
         ((4, 2), -1, 1, (4, 2)),
@@ -174,7 +175,7 @@ def test_nothing_is_deleted_before_the_record_that_drops_it_is_certain(store, ou
 
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_who_dies_between_two_steps_of_dropping_leaves_no_half_checkpoint(store, is_dropped):
-    """Before the record that drops checkpoint 1 is there, or after that and before anything is deleted."""
+    """Dies before the record that drops checkpoint 1, or between this record and the first delete."""
     coordinator, slots = decided_by(store, 2, 2)
     for slot in slots:
         slot.upload("f3")
@@ -198,7 +199,7 @@ def test_who_dies_between_two_steps_of_dropping_leaves_no_half_checkpoint(store,
 
 
 def test_the_newest_decision_outlives_a_replay_that_decides_nothing(store):
-    """A run that replays from an older checkpoint and dies leaves the newest one to whoever begins next."""
+    """A run that replays from an older checkpoint and dies leaves the newest checkpoint to the next run."""
     decided_by(store, 2, 3)
     replay = run(store, "replay", "2", retained=1)
     slots = replay.slot(0, "r-0"), replay.slot(1, "r-1")
@@ -247,7 +248,7 @@ def test_files_of_kept_checkpoints_are_there_through_runs_and_replays(store, see
 
 
 def rewritten(store, *positions, **changes):
-    """The records at `positions` with other fields, and every later one made anew on top of them."""
+    """Changes fields of the records at `positions`, and chains all later records again."""
     parent = ""
     for each in range(1, len(log_of(store)) + 1):
         key = PATHS.log_record(each)

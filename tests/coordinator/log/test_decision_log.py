@@ -1,4 +1,4 @@
-"""The log: one append at a time, three outcomes, and nothing believed that is not in it."""
+"""The decision log: one append at a time, three outcomes, and only records in the log count."""
 
 import msgspec
 import pytest
@@ -82,7 +82,7 @@ def opened(store, **arguments):
 
 
 def put(store, log, record):
-    """Propose, and carry the append through to its end."""
+    """Proposes a record, and repeats its put until the outcome is known."""
     step = log.propose(record)
     while not isinstance(step, Appended | Foreign):
         if isinstance(step, Repeat):
@@ -94,7 +94,7 @@ def put(store, log, record):
 
 
 def fenced(store):
-    """A log with one generation, whose record it is."""
+    """Returns a log with one generation, fenced by this log's process."""
     log = opened(store)
     put(store, log, fence(log))
     return log
@@ -113,7 +113,7 @@ def test_records_land_in_order_and_are_found_again(store):
 
 
 def test_unknown_outcome_repeats_the_same_bytes_at_its_position_until_known(store):
-    """O3: the put times out, nothing is there, it lands later: one outcome."""
+    """O3: the put times out, the record is missing, the put lands later: one outcome."""
     log = opened(store)
     first = log.propose(fence(log))
     store.inject(Fault.LAND_LATE, "put_if_absent")
@@ -262,8 +262,8 @@ def test_the_head_is_found_in_few_reads(length):
 
 
 def test_who_reads_again_asks_only_for_what_is_new(store):
-    """Found by the simulation: who wanted to take over a job with short checkpoint intervals lost a hundred races for
-    the log's head, because it read the whole way to it again after each."""
+    """Found by the simulation: a takeover of a job with short checkpoint intervals lost a hundred races for the log's
+    head, because the process read the whole log again after each race."""
     log = opened(store)
     for run in range(20):
         put(store, log, fence(log, f"f{run}", run=f"run-{run}"))
@@ -275,7 +275,7 @@ def test_who_reads_again_asks_only_for_what_is_new(store):
         put(store, log, complete(log, checkpoint))
         before = store.calls["get"]
         found = reader.read(**asked)
-        assert store.calls["get"] - before <= 3  # the new record, and that there is none behind it
+        assert store.calls["get"] - before <= 3  # the new record, and the missing record after it
         assert found == view(store, **asked)
 
 

@@ -1,4 +1,4 @@
-"""What a new run may start from, and whether it fits."""
+"""Choice of the checkpoint that a new run restores, and its compatibility."""
 
 import msgspec
 import pytest
@@ -73,7 +73,7 @@ def test_a_replay_is_possible_by_express_wish_and_begins_a_new_lineage(restore, 
     [(True, "latest", True), (False, "latest", False), (True, "3", True), (True, "2", False), (True, "none", False)],
 )
 def test_only_what_a_finished_job_ended_with_is_known_to_be_visible(commits, restore, settled, store):
-    """I10: FINISH is written when every sink is through; a start from something older proves nothing."""
+    """I10: FINISH is written after the last commit of every sink; a start from an older checkpoint proves nothing."""
     first, a, b = started(store, spec(checkpoints=options(retained=3)))
     first.checkpoint(a, b)
     first.checkpoint(a, b)
@@ -98,7 +98,7 @@ def test_only_what_a_finished_job_ended_with_is_known_to_be_visible(commits, res
 
 
 def test_replaying_run_replays_again_when_recovering_before_its_first_checkpoint():
-    """R4: not from the newest decision of the lineage it left."""
+    """R4: does not restore the newest decision of the abandoned lineage."""
     store = stored()
     coordinator = second_run(store, restore="1", allow_replay=True)
     a, b = coordinator.slot(0), coordinator.slot(1)

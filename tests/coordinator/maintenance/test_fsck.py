@@ -1,4 +1,4 @@
-"""What fsck says of stores that real coordinators wrote: whole ones, damaged ones, and ones with unreferenced."""
+"""Reports of fsck about stores written by real coordinators: intact, damaged, with unreferenced objects."""
 
 import hashlib
 import time
@@ -24,7 +24,7 @@ NOW_MS = 10 * MIN_AGE_MS
 
 
 def successor(store, a, b, job=None, leader="leader-b"):
-    """A restarted coordinator to which both slots come back."""
+    """Returns a restarted coordinator with both slots reconnected."""
     coordinator = Coordinator(store, job, leader=leader, now_ms=2_000_000).begin().settle()
     for slot in (a, b):
         slot.coordinator = coordinator
@@ -40,7 +40,7 @@ def new_run(store, name, **changes):
 
 
 def checked(store, min_age_ms=MIN_AGE_MS, job=None, progress=no_progress):
-    """The only job's."""
+    """Returns the report of the only job."""
     (found,) = check_store(store, job, min_age_ms, NOW_MS, progress)
     return found
 
@@ -151,7 +151,7 @@ def three_checkpoints(retained=1):
 
 
 def rewritten(store, position, **changes):
-    """The record changed, and the hash in its successor with it, so that only the change itself can be noticed."""
+    """Changes the record, and the hashes in all later records, so that only the change itself is wrong."""
     key = PATHS.log_record(position)
     record = msgspec.structs.replace(decode_record(key, store.get(key)), **changes)
     store.damage(key, encode_record(record))
@@ -329,7 +329,7 @@ def test_files_are_read_in_pieces_and_packed_ones_at_their_offset(store):
 
 
 def with_files(snapshots, *refs):
-    """The slot acknowledges with these files."""
+    """Wraps `snapshots` of a slot, so that keyed snapshots name these files."""
 
     def changed(chain, checkpoint, files=""):
         found = snapshots(chain, checkpoint, files)
@@ -373,7 +373,7 @@ def littered():
     for slot in (a, b):
         slot.upload("f2")
         slot.ack(2, files="f2")
-    coordinator.step()  # the manifest is written, the decision never comes
+    coordinator.step()  # writes the manifest, without the decision
     coordinator.todo.clear()
     first = {name: a.data_key(name) for name in ("f1", "f2", "lost")}
     second, c, d = new_run(store, "run-2")
@@ -383,7 +383,7 @@ def littered():
         slot.ack(slot.highest, files="g1")
     while "COMPLETE" not in second.step().__repr__():
         assert second.todo
-    second.todo.clear()  # it dies before it sweeps
+    second.todo.clear()  # the process dies before its sweep
     c.upload("in-progress")
     store.put("flights/data/notes.txt", b"mine")
     return store, first, c.data_key("in-progress")

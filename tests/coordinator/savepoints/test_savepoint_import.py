@@ -1,5 +1,6 @@
-"""A job begins with a savepoint: what its log says decides, and whoever dies at any call of the store leaves the choice
-to the next start."""
+"""Starts of a job from a savepoint: the log decides.
+
+A process that dies at any call of the store leaves the choice to the next start."""
 
 import uuid
 from collections.abc import Iterator
@@ -186,7 +187,7 @@ def test_a_file_that_is_missing_is_found_before_the_job_has_a_checkpoint():
 
 @pytest.mark.parametrize("mode", ["no_claim", "claim"])
 def test_a_file_that_is_damaged_is_not_taken_over_and_the_savepoint_stays(mode: str, tmp_path: Path):
-    """Its bytes come through this process, and are looked at: with "claim" the savepoint would be deleted for it."""
+    """The copy checks the file's bytes: with "claim", the savepoint would be deleted in favour of damaged state."""
     url, _, _ = taken()
     target = open_store(url)
     damaged = next(info.key for info in target.list("data/"))
@@ -228,7 +229,7 @@ def test_a_second_claimer_is_refused():
 
 
 def test_where_another_job_claimed_a_savepoint_no_other_is_written():
-    """It would be taken for the one that was claimed when that job is started again by the same command."""
+    """A restart of the claiming job with the same command would take the new savepoint for the claimed one."""
     url, coordinator, _ = taken()
     store = MemoryStore()
     begin(store, url, mode="claim")
@@ -258,11 +259,11 @@ def test_where_another_job_claimed_a_savepoint_no_other_is_written():
 
 
 class Dies(Exception):
-    """The process is gone."""
+    """Death of the process."""
 
 
 class Mortal:
-    """A store whose process dies at a call, before it or when it is done."""
+    """A store whose process dies before or after a call."""
 
     def __init__(self, store: MemoryStore, calls: int, after: bool) -> None:
         self._store = store
@@ -307,7 +308,7 @@ class Mortal:
 @pytest.mark.parametrize("calls", range(1, 10))
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_a_start_that_dies_at_any_write_leaves_the_choice_to_the_next(calls: int, after: bool):
-    """FENCE, four files, the manifest, COMPLETE, FINISH: 8 writes; at the ninth it is through."""
+    """The start has 8 writes: FENCE, four files, the manifest, COMPLETE, FINISH; a ninth does not happen."""
     url, _, _ = taken()
     store = MemoryStore()
     died = False
@@ -329,7 +330,7 @@ def test_a_start_that_dies_at_any_write_leaves_the_choice_to_the_next(calls: int
 
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_who_stalled_over_the_copy_loses_to_who_came_after():
-    """Its FENCE is behind another's: its COMPLETE finds the place taken."""
+    """Another FENCE follows the stalled start's FENCE, so its COMPLETE finds its position taken."""
     url, _, _ = taken()
     store = MemoryStore()
 

@@ -1,4 +1,4 @@
-"""The tables of the lease: what a daemon makes of what it finds, and when a leader writes. No clock, no store."""
+"""The tables of the lease: a daemon's judgement of a lease, and a leader's writes. No clock, no store."""
 
 import msgspec
 import pytest
@@ -27,12 +27,12 @@ def lease(holder=A, position=5, sequence=1, run_id="run-1", released=False):
 
 
 def watched(by, *reads):
-    """States after each read (data, time)."""
+    """Returns the state after each read (data, time)."""
     watch = LeaseWatch("flights/lease.json", by)
     return [watch.judge(data if data is None else bytes(data), at, at).state for data, at in reads]
 
 
-# ---------------------------------------------------------------- what is found
+# ---------------------------------------------------------------- reads
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_lease_that_can_not_be_read_is_waited_for_as_for_our_own_term_and_told
     ids=["no lease", "released for another run", "ours, of another run", "released", "ours"],
 )
 def test_a_run_that_no_lease_names_may_just_be_starting_elsewhere(found, at_once):
-    """Its FENCE is in the log a moment before its first lease is written."""
+    """A run's FENCE is in the log shortly before its first lease is written."""
     watch = LeaseWatch("flights/lease.json", B)
     found = watch.judge(found and encode_lease(found), 10_000, 10_000)
     assert watch.may_take(found, "run-1", 10_000) is at_once
@@ -137,7 +137,7 @@ def test_a_damaged_lease_is_refused(damage):
 
 
 def test_a_lease_of_a_newer_release_is_held_until_it_is_gone():
-    """B6: for how long it is good, only that release knows."""
+    """B6: only the newer release knows the lease's term."""
     newer = encode_lease(lease()).replace(b'"version":1', b'"version":2')
     said = "has version 2, this release reads 1: run the same release in all daemons of one storage"
     with pytest.raises(InvalidJob, match=said):
@@ -151,7 +151,7 @@ def test_a_lease_of_a_newer_release_is_held_until_it_is_gone():
     assert watch.judge(None, 10_000_001, 10_000_001).state is FREE
 
 
-# ---------------------------------------------------------------- what a leader writes
+# ---------------------------------------------------------------- writes
 
 
 def keeper():
@@ -167,7 +167,7 @@ def test_a_leader_writes_at_first_and_before_any_slot_has_come():
 
 
 def test_every_write_has_another_content():
-    """Also after a restart, which begins to count anew: the sequence goes on from what is there."""
+    """After a restart the sequence continues from the stored lease."""
     leader, found, seen = keeper(), Judgement(FREE), set()
     for now in range(0, 3_000, 333):
         written = leader.renewal(found, 1, 2, now)
@@ -178,7 +178,7 @@ def test_every_write_has_another_content():
 
 
 def test_a_leader_that_has_lost_all_its_slots_for_a_whole_term_gives_way():
-    """One that is cut off from its slots must not keep a standby from leading them."""
+    """A leader without a connection to its slots must not keep a standby from leading them."""
     leader, found = keeper(), Judgement(OURS, lease(A))
     assert leader.renewal(found, 1, 2, 0)
     assert leader.renewal(found, 1, 0, 999)

@@ -73,7 +73,7 @@ def addresses(*daemons):
 
 
 def find_leader(slots, *daemons):
-    """Every slot looks for the daemon that serves it; returns where they are."""
+    """Lets every slot search for the daemon that serves it; returns the addresses found."""
     for slot in slots:
         slot.close()
     return {slot.seek(addresses(*daemons)) for slot in slots}
@@ -92,7 +92,7 @@ def history_of(folder):
 
 
 def led_by(folder, daemon):
-    """A lease with this daemon's address, written by it."""
+    """Returns the current lease if this daemon holds it, else None."""
     host, port = daemon.control_address
     found = lease_of(folder)
     return found if found is not None and found.control == f"{host}:{port}" and not found.released else None
@@ -116,7 +116,7 @@ def test_a_slot_that_lost_its_connection_is_sent_back_to_the_healthy_leader(unhu
 
 @pytest.mark.slow
 def test_a_killed_leader_is_followed_by_the_standby_in_the_same_generation(daemons, tmp_path):
-    """F6, F8, F9: no FENCE, no CancelGeneration: what runs goes on; counters and history go on."""
+    """F6, F8, F9: no FENCE, no CancelGeneration: the generation, counters and history continue."""
     leader, standby = daemons
     slots = running_slots(leader)
     for _ in range(3):
@@ -146,7 +146,7 @@ def test_a_killed_leader_is_followed_by_the_standby_in_the_same_generation(daemo
 
 @pytest.mark.slow
 def test_a_leader_that_is_terminated_gives_its_lease_back(tmp_path):
-    """F9: the standby need not wait for the term; here it is far longer than the test's patience."""
+    """F9: the standby need not wait for the end of the term, which exceeds the test's timeout."""
     with Daemon(tmp_path, "--lease", "3000") as leader, Daemon(tmp_path, "--lease", "3000") as standby:
         slots = running_slots(leader)
         one_checkpoint(slots)
@@ -260,7 +260,7 @@ def test_another_run_of_the_job_may_be_submitted_to_any_daemon_and_fences_the_fi
 
 @pytest.mark.slow
 def test_new_slot_at_a_daemon_before_its_run_is_in_the_log_is_not_dismissed(unhurried_daemons):
-    """A run that a daemon has never heard of may be about to begin at another one."""
+    """A run unknown to one daemon may be about to start at another daemon."""
     first, second = unhurried_daemons
     running_slots(first)
     secret = job_secret(daemon_key("5" * 64), "flights", "run-2")
@@ -334,7 +334,7 @@ def test_client_reports_no_answer_rather_than_an_unknown_job_while_nobody_leads(
 
 @pytest.mark.slow
 def test_a_run_that_ended_is_known_to_a_daemon_that_starts_later(tmp_path):
-    """Failed and cancelled are in no log record."""
+    """The log has no record of failed and cancelled runs."""
     with Daemon(tmp_path) as daemon:
         slots = running_slots(daemon)
         one_checkpoint(slots)
