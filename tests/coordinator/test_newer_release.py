@@ -1,6 +1,6 @@
-"""A person goes back to an older release: it says which release is wanted, calls nothing damaged, and touches nothing.
+"""Return to an older release: the older release names the required release, reports no damage, and writes nothing.
 
-What a newer release has written stands in the log or in the newest manifest; of leases see `server/test_lease`.
+The newer release's data is in the log or in the newest manifest; for leases see `server/test_lease`.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ def test_a_check_of_all_jobs_tells_of_a_newer_one_and_goes_on(newer: str) -> Non
 
 
 def test_who_was_replaced_by_a_newer_release_deletes_nothing_more() -> None:
-    """I7: whatever the record is, it stands behind the permit."""
+    """I7: any record after the permit refuses the delete."""
     store = job_of("record")
     store.put("flights/data/1/slot/file", b"x")
     with pytest.raises(InvalidJob, match=said_of("record")):

@@ -125,7 +125,7 @@ def test_leader_that_stood_still_sends_nothing_to_slots_that_know_its_successor(
 ) -> None:
     """I3: found by the simulation. The successor decided checkpoints and died; the slots came back to the old leader.
 
-    The old leader had triggered another checkpoint with the same id; its manifest would have replaced the decided one."""
+    The old leader had triggered a checkpoint with the same id, whose manifest would have replaced the decided one."""
     zombie, a, b = started(store, spec(reconnect_grace_ms=2_000))
     a.cut()
     b.cut()

@@ -1,4 +1,4 @@
-"""Interleavings that once ended in a hang or a wrong end, each on the real classes: stalls, lost words, races."""
+"""Interleavings that once ended in a hang or a wrong end, on the real classes: stalls, lost messages, races."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from barrier_runtime.state.store.memory import MemoryStore
 
 
 class HeldStore(MemoryStore):
-    """Reads wait until the test lets them go."""
+    """Store whose reads wait until the test releases them."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -32,7 +32,7 @@ class HeldStore(MemoryStore):
 
 
 class StrangeStore(MemoryStore):
-    """Raises what no contract foresees."""
+    """Store that raises exceptions outside of its contract."""
 
     def get(self, key, offset=0, size=None):
         raise KeyError("a bug in a store")
@@ -50,7 +50,7 @@ def test_a_coordinator_that_stood_still_goes_on_triggering_checkpoints():
 
 
 def test_the_last_commit_counts_also_when_only_the_reconnection_tells_of_it():
-    """rK8: the final commit's message is lost with its connection; nothing else will ever come of that slot."""
+    """rK8: the final commit's message is lost with its connection, and the slot sends no other message."""
     coordinator, first, second = started(MemoryStore())
     first.end()
     second.end()
@@ -110,7 +110,7 @@ def test_heartbeats_are_answered_so_that_no_quiet_coordinator_counts_as_dead():
 
 
 async def test_a_run_that_is_submitted_while_one_of_its_slots_has_it_adopted_is_led_once():
-    """F6: after a restart of the coordinator both come at the same time."""
+    """F6: after a restart of the coordinator both happen at the same time."""
     store = HeldStore()
     coordinator, _first, _second = started(store)
     directory = JobDirectory(store, daemon_key=b"k" * 32, leader="b", host="h")

@@ -1,5 +1,6 @@
-"""A job is to stop with a savepoint, and its coordinator, a real process, is killed at each request to the store that
-this takes: before the request is carried out, or before its answer. Nobody asks again."""
+"""Stops with a savepoint while the coordinator, a real process, is killed at each request to the store.
+
+The kill happens before the request is executed, or before its answer. The stop is not requested again."""
 
 import contextlib
 import os
@@ -54,7 +55,7 @@ def proxy(s3_endpoint: str, make_bucket: Callable[[str], None]) -> Iterator[Prox
 
 @pytest.fixture(scope="module")
 def coordinator(proxy: ProxyControl) -> Iterator[EmbeddedCoordinator]:
-    """One for all jobs: each of them kills the process once, and the next job finds the one that followed."""
+    """One coordinator for all jobs: each job kills the process once, and the next job uses the new process."""
     url = f"s3://{BUCKET}/{uuid.uuid4().hex}/jobs?endpoint={proxy.endpoint}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(embedded, "_QUICK_DEATH_S", 0.0)  # it is not given up, however quick the tests are
@@ -63,7 +64,7 @@ def coordinator(proxy: ProxyControl) -> Iterator[EmbeddedCoordinator]:
 
 
 class RealSlot(threading.Thread):
-    """Does what it is asked for, whoever coordinates, until the job has ended."""
+    """Slot that executes requests of any coordinator until the job has ended."""
 
     def __init__(self, slot: TcpSlot, address: tuple[str, int], store: ObjectStore) -> None:
         super().__init__(daemon=True)
@@ -136,7 +137,7 @@ class Job:
         return until(look, "what the job is to become", 120)
 
     def stop_and_kill(self, fault: str, point: str, mode: str) -> str:
-        """When the request has come, or was carried out, the process that made it dies. The id of the wish."""
+        """Kills the coordinator when its request has arrived, or was executed; returns the savepoint's id."""
         asked = SavepointAsked(uuid.uuid4().hex, self.savepoint)
         before = getattr(self.proxy.counts(), fault)
         self.proxy.set(Fault(fault, method="PUT", **POINTS[point]))

@@ -1,4 +1,4 @@
-"""Collectors that refuse, are away, or never answer: nobody waits for them, and nothing is made for them."""
+"""Collectors that refuse, are unreachable, or never answer: no process waits, and no data is built for them."""
 
 import contextlib
 import http.server
@@ -22,7 +22,7 @@ class Answer:
 
 
 class Collector:
-    """An exporter whose answers a test gives; without one it waits."""
+    """An exporter with answers given by the test; without an answer it waits."""
 
     def __init__(self) -> None:
         self.asked: queue.Queue[object] = queue.Queue()
@@ -65,7 +65,7 @@ def test_after_a_failure_nothing_is_wanted_until_the_rest_is_over(failure: Answe
 
 
 def test_until_a_collector_takes_an_empty_request_nothing_is_made_for_it() -> None:
-    """Two failures, a success, and the same again: rests begin anew."""
+    """Two failures, a success, and the same again: pauses restart at their shortest."""
     collector, rests = Collector(), []
     sending = Sending("traces", collector, "empty", lambda failures: rests.append(failures) or 0.0)
     for turn in range(2):
@@ -149,7 +149,7 @@ def test_closing_sends_what_waits() -> None:
 
 @contextlib.contextmanager
 def silent_collector() -> Iterator[tuple[str, threading.Event]]:
-    """Takes connections and what is sent over them, and never says a word."""
+    """A collector that accepts connections and data, and never answers."""
     asked, held = threading.Event(), []
     listening = socket.create_server(("127.0.0.1", 0))
 
@@ -190,7 +190,7 @@ def test_a_daemon_ends_although_its_collector_never_answers(tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_a_daemon_that_ends_sends_its_last_checkpoint(tmp_path, monkeypatch) -> None:
-    """It is found by the last look, and sent before the process ends."""
+    """The last look finds the checkpoint, which is sent before the process ends."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     got: queue.Queue[ExportTraceServiceRequest] = queue.Queue()

@@ -1,4 +1,4 @@
-"""The bottleneck is named in six topologies, from shares as slots tell them."""
+"""The bottleneck is named in six topologies, from shares reported by slots."""
 
 import pytest
 
@@ -48,7 +48,7 @@ SLOW_SINK = (
     chain(1, "count", 0, busy=0.05, blocked=0.9),
     chain(2, "out", 1, busy=0.03, held=0.95, sinks=("out",)),
 )
-# Of a loaded machine: each step takes longer because it waits for a processor in between.
+# On a loaded machine each step takes longer because it waits for a processor.
 STARVED = (
     chain(0, "source", busy=0.38, blocked=0.2, starved=0.4),
     chain(1, "count", 0, busy=0.33, starved=0.4),

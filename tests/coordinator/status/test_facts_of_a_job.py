@@ -1,4 +1,4 @@
-"""What a job tells of its checkpoints, failures and takeovers, and that a successor tells the same."""
+"""A job's reports on checkpoints, failures and takeovers, equal from its coordinator and a successor."""
 
 import itertools
 import uuid
@@ -106,7 +106,7 @@ def test_a_failure_is_kept_once_with_its_text_and_survives_the_coordinator(store
 
 
 def test_successors_report_savepoints_except_those_their_own_run_was_to_stop_with(store) -> None:
-    """Such a one is void when another coordinator goes on with the run: who wants it asks again."""
+    """Such a savepoint is void when another coordinator continues the run: users repeat the request."""
     coordinator, a, b = started(store)
     coordinator.savepoint(SavepointRequest("kept", f"memory://{uuid.uuid4().hex}"))
     for slot in (a, b):

@@ -1,4 +1,4 @@
-"""What `/metrics` tells: names as promised, few series; the dashboard and alerts that are shipped name only these."""
+"""Metrics of `/metrics`: documented names, few series; the shipped dashboard and alerts use only these names."""
 
 import json
 import re
@@ -60,7 +60,7 @@ LABELS = {"job", "operator", "sink", "slot", "cause", "result", "direction", "ki
 
 
 def told(status: JobStatus) -> dict[str, dict[tuple[str, ...], float]]:
-    """Samples by name, as a scraper reads them."""
+    """Returns samples by name, as a scraper reads them."""
     text = exposition([status], status.at_ms).decode()
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(text):
@@ -71,7 +71,7 @@ def told(status: JobStatus) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def lived() -> JobStatus:
-    """Of a job with a checkpoint, whose sink has not committed in one slot."""
+    """Returns the status of a job with a checkpoint whose sink has not committed in one slot."""
     coordinator, a, b = started(MemoryStore())
     coordinator.later(500)
     coordinator.trigger()
@@ -123,7 +123,7 @@ def test_a_scraper_reads_what_the_job_did() -> None:
 
 
 def large(operators: int, slots: int) -> JobStatus:
-    """As many series as a job of that size can have: each operator a chain, a third of them sinks, all with state."""
+    """Returns a status with the most series: each operator a chain with state, a third of them sinks."""
     names = [f"operator_{number}" for number in range(operators)]
     own = {f"{name}.user_{metric}": 1.0 for name in names for metric in "abcdefghij"}
     late = {f"{name}.late_rows": 1.0 for name in names}
@@ -206,7 +206,7 @@ async def test_the_daemon_serves_it_behind_the_token() -> None:
 
 
 def busy() -> JobStatus:
-    """A job that has samples of every family."""
+    """Returns the status of a job with samples of every family."""
     base = lived()
     last = msgspec.structs.replace(base.checkpoints.last_completed, state_bytes={"count": 7_000}, new_bytes=1_200)
     figures = {
@@ -261,7 +261,7 @@ def test_metrics_otlp_names_and_page_figures_are_as_promised() -> None:
     assert text == SNAPSHOT.read_text(encoding="utf-8")
 
 
-# ---------------------------------------------------------------- what is shipped
+# ---------------------------------------------------------------- shipped files
 
 
 def expressions() -> list[str]:
@@ -278,7 +278,7 @@ PARTS_OF_A_HISTOGRAM = ("_bucket", "_sum", "_count")
 
 
 def labels_of(name: str) -> set[str]:
-    """Of the series of that name; empty if there is none."""
+    """Returns the labels of the series of that name; empty for unknown names."""
     for family in EXPOSED:
         if family.exposed == name and family.kind != "histogram":
             return {"job", *family.labels}

@@ -1,4 +1,4 @@
-"""What a job says of its own progress: facts and time in, a condition out; then the same through the whole protocol."""
+"""A job's condition, computed from facts and time, and then through the whole protocol."""
 
 import pytest
 from coordinator_world import Coordinator, options, spec, started
@@ -29,7 +29,7 @@ def facts(phase="running", **changes):
 
 
 def seen(*looks):
-    """The condition after each look: (now, facts)."""
+    """Returns the condition after each look: (now, facts)."""
     watch = ProgressWatch()
     return [watch.look(said, now) for now, said in looks]
 
@@ -257,7 +257,7 @@ def test_a_commit_that_keeps_failing_is_named_with_its_sink_attempts_and_error()
 
 
 def test_a_commit_that_fails_for_newer_checkpoints_is_one_trouble():
-    """As that of a global committer, which goes on to the newest checkpoint while none is committed."""
+    """A global committer does so: it continues to the newest checkpoint while no commit succeeds."""
     looks = [
         (now, facts(completed=now // 500, failing=(FailingCommit("out/-1", now // 500, 1, "down", since_ms=7),)))
         for now in range(0, 5_001, 500)
@@ -328,7 +328,7 @@ WATCHED = spec(
 
 
 def run_on(coordinator, ms, *slots):
-    """Time passes; the slots are alive and acknowledge nothing."""
+    """Advances time by `ms` with heartbeats of the slots, but without acks."""
     for _ in range(ms // 500):
         for slot in slots:
             slot.say(Heartbeat(slot.token))
@@ -336,7 +336,7 @@ def run_on(coordinator, ms, *slots):
 
 
 def test_a_subtask_that_never_acknowledges_is_named_and_its_ack_heals():
-    """C7 as people see it: NO_CHECKPOINT names the checkpoint, the subtasks and their operators."""
+    """C7 in the status: NO_CHECKPOINT names the checkpoint, the subtasks and their operators."""
     coordinator, a, b = started(MemoryStore(), WATCHED)
     assert coordinator.status.condition == "RUNNING"
     for _ in range(6):
@@ -365,7 +365,7 @@ def test_a_declined_upload_shows_the_object_and_the_reason():
 
 
 def test_an_append_that_is_retried_is_named_until_it_lands():
-    """C12, I9 as people see it: the decision is unknown, and the status says what is waited for."""
+    """C12, I9 in the status: while the decision is unknown, the status names the pending append."""
     coordinator, a, b = started(MemoryStore(), WATCHED)
     coordinator.trigger()
     for slot in (a, b):
@@ -415,7 +415,7 @@ def test_what_only_the_sweep_waits_for_does_not_keep_the_job_from_running():
 
 
 def test_a_failing_sink_is_named_until_it_has_committed():
-    """T4 as people see it: retried for ever, shown as such."""
+    """T4 in the status: the endless retry is visible."""
     coordinator, a, b = started(MemoryStore(), WATCHED)
     number = coordinator.checkpoint(a, b)
     a.commit(number)
@@ -518,7 +518,7 @@ def test_a_watched_job_that_is_well_needs_no_ticks_of_its_own():
 
 
 def test_a_silent_slot_does_not_spin_a_coordinator_that_waits_for_the_store():
-    """The deadline of a phase that judges no silence is not in the past for ever."""
+    """The deadline of a phase that ignores silent slots must not stay in the past."""
     coordinator, a, _b = started(MemoryStore(), spec(slot_timeout_ms=1_000))
     a.fail("trouble")
     assert coordinator.phase == "fencing"

@@ -1,4 +1,4 @@
-"""Histograms of latencies beside the library whose layout and encoding they have."""
+"""Histograms of latencies, compared with the library that defines their layout and encoding."""
 
 import random
 from pathlib import Path
@@ -90,6 +90,6 @@ def test_the_sum_is_as_long_as_its_highest_index() -> None:
 
 
 def test_the_package_does_not_need_the_library() -> None:
-    """It drags in setuptools, pbr and a program `dump_hdrh`."""
+    """The library installs setuptools, pbr and a program `dump_hdrh`."""
     text = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text()
     assert "hdrhistogram" not in text[text.index("\ndependencies") : text.index("[project.optional-dependencies]")]

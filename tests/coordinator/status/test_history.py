@@ -1,4 +1,4 @@
-"""History and counters outlive coordinators and runs, agree with the log, and never stand in a job's way."""
+"""History and counters outlive coordinators and runs, agree with the log, and never block a job."""
 
 import asyncio
 
@@ -84,7 +84,7 @@ def test_at_most_the_last_hundred_checkpoints_are_kept(store):
     ids=["empty", "pickle", "another version", "cut"],
 )
 def test_a_damaged_history_is_reported_and_stops_nothing(damage, store):
-    """B6: refused undecoded; the job runs, only its figures start anew."""
+    """B6: refused undecoded; the job runs, and only its figures restart at zero."""
     store.put(PATHS.history, damage)
     with pytest.raises(InvalidJob if b"9" in damage else Corrupt, match=r"flights/history\.json"):
         decode_history(PATHS.history, damage)
@@ -126,7 +126,7 @@ def test_a_history_that_may_not_be_written_is_reported():
 
 
 def test_a_coordinator_that_was_replaced_does_not_write_over_its_successors_history(store):
-    """F6: the log's next position is looked at first."""
+    """F6: the coordinator reads the log's next position before the write."""
 
     async def main():
         zombie = JobRunner(JOB, store, leader="zombie", host="h")
@@ -149,7 +149,7 @@ def test_a_coordinator_that_was_replaced_does_not_write_over_its_successors_hist
 
 
 def test_how_a_run_ended_is_told_by_a_daemon_that_did_not_see_it(store):
-    """Failed and cancelled leave no record in the log: the history tells."""
+    """The log has no record of failed and cancelled runs: the history reports these ends."""
 
     async def stop(runner, slot):
         await eventually(lambda: runner.status().checkpoints.completed >= 1, "a checkpoint")
@@ -194,7 +194,7 @@ def test_a_run_that_finished_or_was_taken_over_is_told_from_the_log_alone(store)
 
 
 def committed_by_one(store):
-    """Two slots have a checkpoint that slot 1 has committed."""
+    """Returns a job with two slots and a checkpoint that only slot 1 has committed."""
     coordinator, a, b = started(store)
     coordinator.trigger()
     for slot in (a, b):
@@ -222,7 +222,7 @@ def failing(slot, attempts, error="the disk is full", checkpoint=1):
 
 
 def in_trouble(store):
-    """Two slots have a checkpoint that slot 0 cannot commit, and slot 1 has. Returns what is shown of it, too."""
+    """Returns such a job in which slot 0 cannot commit, with the reported commit failure."""
     coordinator, a, b = committed_by_one(store)
     failing(a, 1)
     began_ms = coordinator.now_ms
@@ -234,7 +234,7 @@ def in_trouble(store):
 
 
 def reads(first, history):
-    """A second coordinator that has read log and history, and has heard of no slot yet."""
+    """Returns a second coordinator that has read log and history, without any slot."""
     second = Coordinator(first.store, first.protocol.spec, "leader-b", Origin.ADOPTED, first.now_ms).begin()
     assert isinstance(second.todo.popleft(), ReadLog)
     second.post(LogRead(view(first.store), encode_history(history)))
@@ -254,7 +254,7 @@ def test_a_commit_that_fails_is_known_to_a_successor_before_any_slot_has_come(st
     assert second.status.commits.troubles == (trouble,)
     a.coordinator = second
     a.connect()
-    failing(a, 3, "still full")  # heard while it takes over
+    failing(a, 3, "still full")  # received during the takeover
     come_to(second, b)
     assert second.phase == "running"
     (later,) = second.status.commits.troubles
@@ -268,7 +268,7 @@ def test_a_commit_that_fails_is_known_to_a_successor_before_any_slot_has_come(st
 def test_a_trouble_that_ended_while_nobody_led_is_gone_when_its_slot_comes_back(store, hears_of_it):
     first, a, b, trouble = in_trouble(store)
     history = first.protocol.history()
-    a.committed["out/0"] = 1  # said to nobody
+    a.committed["out/0"] = 1  # reported to no coordinator
     second = Coordinator(first.store, first.protocol.spec, "leader-b", Origin.ADOPTED, first.now_ms).begin()
     second.todo.popleft()
     if hears_of_it == "before":
@@ -304,7 +304,7 @@ def test_troubles_of_another_run_or_of_a_sink_that_is_gone_are_forgotten(store):
 
 
 def test_failing_commit_is_recorded_at_begin_change_and_end_not_at_each_attempt(store):
-    """Without a checkpoint in between: none is taken while sinks are too far behind."""
+    """No checkpoint happens in between: none is taken while sinks are too far behind."""
     coordinator, a, _, _ = in_trouble(store)
     revisions = [coordinator.protocol.history_revision]
 
@@ -324,7 +324,7 @@ def test_failing_commit_is_recorded_at_begin_change_and_end_not_at_each_attempt(
     assert not is_news()
     a.commit(1)
     assert is_news()
-    failing(a, 53)  # an old word, which came late
+    failing(a, 53)  # an old, late message
     assert coordinator.status.commits.troubles == ()
     failing(a, 1, checkpoint=2)
     assert is_news()
@@ -350,7 +350,7 @@ def test_a_run_that_has_finished_has_no_trouble_whatever_was_stored_before(store
 
 
 def test_successor_knows_a_slot_by_its_task_that_hangs_while_the_coordinator_dies(store):
-    """Z9: only the predecessor had heard of it; its Spark task would hold the place until the resource wait timeout."""
+    """Z9: only the predecessor knew the slot, whose Spark task would hold its place until the resource wait timeout."""
     first, survivor, _hanging = started(store, spec(slot_timeout_ms=5_000, resume_timeout_ms=1_000))
     history = first.protocol.history()
     assert [(known.slot, known.task_attempt) for known in history.slots] == [(0, 0), (1, 0)]
@@ -388,7 +388,7 @@ def test_a_slot_that_a_predecessor_knew_and_that_comes_is_an_ordinary_survivor(s
 
 
 def successor_of(first, survivor, history):
-    """A second coordinator that has read log and history, and to which one slot has come."""
+    """Returns a second coordinator that has read log and history, with one slot."""
     second = reads(first, history)
     come_to(second, survivor)
     return second

@@ -1,4 +1,4 @@
-"""The latencies a status shows: as if all slots had counted into one histogram, since ever and in the last minute."""
+"""Merged latencies of a status: equal to one histogram of all slots, in total and for the last minute."""
 
 import random
 
@@ -15,7 +15,7 @@ MINUTE = 60_000
 
 
 class Process:
-    """One slot's histogram of one sink, and what the coordinator was told of it."""
+    """One slot's histogram of one sink, and its reports to the coordinator."""
 
     def __init__(self, began_empty: bool = True) -> None:
         self.told = ToldHistograms(began_empty)
@@ -31,7 +31,7 @@ class Process:
         return {"out:visible": self._own.encode().decode()}
 
     def seconds(self, first: int, last: int, latency_ms: int, rows: int = 10) -> None:
-        """`rows` rows a second, told every second."""
+        """Counts `rows` rows per second, and reports every second."""
         for second in range(first, last):
             self.count(latency_ms, rows)
             self.tell(second * 1_000)

@@ -1,4 +1,4 @@
-"""Phase times of all subtasks of a checkpoint: what is packed comes out again, within bounds."""
+"""Durations of all subtasks of a checkpoint: packing and unpacking, within bounds."""
 
 import random
 
@@ -18,7 +18,7 @@ TRIGGERED_MS = 1_795_000_000_000
 
 
 def some(subtasks: int, seed: int = 1) -> tuple[dict[SubtaskId, Ack], dict[SubtaskId, int]]:
-    """Acks of a chain's subtasks that took anything, and when each came."""
+    """Returns acks of a chain's subtasks with random durations, and their arrival times."""
     chance = random.Random(seed)
     acks, acked_ms = {}, {}
     for index in range(subtasks):

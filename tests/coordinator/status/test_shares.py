@@ -1,4 +1,4 @@
-"""Shares of the last 10 s from sums that slots tell, and which split holds a source's watermark back."""
+"""Shares of the last 10 s from sums reported by slots, and the split that holds a source's watermark back."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Traces: one per checkpoint, with the same ids from every process, each told once."""
+"""Traces: one per checkpoint, with equal ids from every process, each exported once."""
 
 from collections.abc import Sequence
 
@@ -106,7 +106,7 @@ def test_the_library_sends_them_with_their_ids_and_errors() -> None:
 
 
 class Led:
-    """Of a job's runner what `Tracing` reads, over the real protocol."""
+    """The part of a job's runner that `Tracing` reads, over the real protocol."""
 
     spec, has_led = spec(), True
 
@@ -133,7 +133,7 @@ class Sender:
         self.sent += [span.name for span in spans if not span.parent_id]
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Does nothing."""
 
 
 def test_no_history_is_read_while_a_sender_is_not_ready_and_nothing_of_it_is_missed(store) -> None:

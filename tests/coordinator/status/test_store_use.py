@@ -14,7 +14,7 @@ def metrics(writes: int, reads: int = 0) -> dict[str, float]:
 
 
 def test_what_a_process_did_before_it_was_first_heard_of_is_not_counted() -> None:
-    """A coordinator that takes over hears sums of hours."""
+    """A successor receives sums over hours."""
     use = StoreUseBetween()
     assert use.since_last() is None
     use.tell_slots([("a", metrics(5_000))])

@@ -1,4 +1,4 @@
-"""What is told of sinks' transactions: ages, until when they are safe, and the alarm at half of that time."""
+"""Reports about sinks' transactions: ages, safe time, and the alarm at half of the safe time."""
 
 import msgspec
 from coordinator_world import started

@@ -1,4 +1,4 @@
-"""Why a job does not start, shows nothing, or got slow: a table of statuses and what is said of them."""
+"""Reasons why a job does not start, shows no rows, or became slow: a table of statuses and reports."""
 
 import msgspec
 import pytest
@@ -44,7 +44,7 @@ HOUR = tuple(LatencyPoint(NOW - 60_000 * (20 - at), 5.0, 20.0, 25.0, 30.0, 1_000
 
 
 def running(**changes: object) -> JobStatus:
-    """A job as the protocol tells it, that runs well."""
+    """Returns the status of a healthy job, as the protocol reports it."""
     coordinator, _, _ = started(MemoryStore())
     checkpoints = CheckpointsStatus(triggered=19, completed=19, last_completed=HISTORY[-1], history=HISTORY)
     well = {

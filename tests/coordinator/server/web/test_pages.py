@@ -1,4 +1,4 @@
-"""The page's routes without a browser: who gets what, and what every answer carries."""
+"""The page's routes without a browser: access, and headers of every answer."""
 
 import contextlib
 import time

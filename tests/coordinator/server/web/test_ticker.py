@@ -1,4 +1,4 @@
-"""One tick for all readers: what they share, when the task lives, and that a slow or leaving reader harms no other."""
+"""One tick for all readers: shared data, the task's lifetime, and isolation of slow and leaving readers."""
 
 import asyncio
 from random import Random
@@ -11,7 +11,7 @@ from barrier_runtime.coordinator.server.web.pages import PageTick, Ticker
 
 
 class Looked:
-    """What the ticker looks at, and how often it did."""
+    """The source of the ticker, with a count of its looks."""
 
     def __init__(self) -> None:
         self.times: dict[str, int] = {}

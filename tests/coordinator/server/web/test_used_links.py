@@ -1,4 +1,4 @@
-"""That a link opens once: at whichever daemon, after kills, and when the store answers late or not at all."""
+"""Single use of links: at any daemon, after kills, and with late or missing answers of the store."""
 
 import threading
 
@@ -38,7 +38,7 @@ def test_of_many_that_use_a_link_at_once_one_is_let_in() -> None:
 
 
 class Silent(MemoryStore):
-    """Puts are done, but for a while nobody is told."""
+    """Store that executes puts, but for a while does not answer."""
 
     def __init__(self, trouble: Exception | None) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Silent(MemoryStore):
 
 @pytest.mark.parametrize("trouble", [None, Unavailable("away"), ConnectionError("away")])
 def test_while_the_store_does_not_say_nobody_is_let_in(trouble: Exception | None) -> None:
-    """G2. A put of which nobody was told may be there: then the link is used up."""
+    """G2. A put without an answer may have happened: then the link is used up."""
     store, mark = Silent(trouble), mark_of("n")
     with pytest.raises(Unavailable):
         use(store, mark, NOW)
