@@ -1,8 +1,8 @@
-"""The behaviours this project holds, and which test proves which: writes docs/behaviours.md from the tests' docstrings.
+"""The project's behaviours and the tests that prove them: writes docs/behaviours.md from the tests' docstrings.
 
-A test proves a behaviour when its docstring begins with the behaviour's id: `C11: …`, `S9, I7: …`. The ids are defined
-here. Run this file after adding a test; `tests/test_behaviours.py` fails when the document is stale, when an id is not
-defined, and when a behaviour of `MUST` has no test.
+A test proves a behaviour when the test's docstring begins with the behaviour's id: `C11: …`, `S9, I7: …`. This file
+defines the ids. Run this file after adding a test; `tests/test_behaviours.py` fails when the document is stale, when an
+id is not defined, and when a behaviour of `MUST` has no test.
 """
 
 import ast
@@ -193,12 +193,12 @@ MUST = tuple(
 
 _ID = r"[A-Z][0-9]{1,2}"
 _LEADING = re.compile(rf"{_ID}(?:, {_ID})*(?=[:.,;]|\s|$)")
-_DOCSTRING = re.compile(rf'"""\s*{_ID}')  # what a file without it holds need not be parsed
+_DOCSTRING = re.compile(rf'"""\s*{_ID}')  # other files need no parsing
 
 
 @cache
 def proofs() -> dict[str, list[str]]:
-    """Behaviour id -> tests whose docstrings begin with it, as path::name."""
+    """Behaviour id -> tests whose docstrings begin with the id, as path::name."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
@@ -210,7 +210,7 @@ def proofs() -> dict[str, list[str]]:
 
 
 def _outermost(text: str) -> Iterator[ast.stmt]:
-    """What tests are among: a module's statements, and those of its classes."""
+    """Statements among which tests are: those of a module, and of the module's classes."""
     for node in ast.parse(text).body:
         yield node
         if isinstance(node, ast.ClassDef):

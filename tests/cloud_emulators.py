@@ -1,5 +1,5 @@
-"""Emulators of Azure Blob (Azurite, installed by npm on first use, once a machine) and of Google Cloud Storage
-(fake-gcs-server, from PyPI, behind a gateway for the uploads of obstore, which it does not take).
+"""Emulators of Azure Blob (Azurite, installed by npm on first use, once per machine) and of Google Cloud Storage
+(fake-gcs-server, from PyPI, behind a gateway for obstore's uploads, which the server does not accept).
 """
 
 import base64
@@ -23,13 +23,13 @@ from tests.gcs_gateway import Gateway
 
 _FOLDER = machine_cache() / "emulators"
 _ACCOUNT = "devstoreaccount1"
-# The key that every Azurite has; it is in its documentation.
+# The key of every Azurite, from Azurite's documentation.
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _STARTING_S = 120.0
 
 
 def _installed(program: Path, command: list[str]) -> Path:
-    """By one process at a time: a second npm takes away what the first one has just linked."""
+    """Installs in one process at a time: a second npm removes the links that the first has just made."""
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with (_FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
@@ -39,7 +39,7 @@ def _installed(program: Path, command: list[str]) -> Path:
 
 
 class Emulator:
-    """One process, which ends with `stop`. `start` again: on the same port, with what it had kept."""
+    """A single process, which ends with `stop`. A repeated `start` uses the same port and the kept data."""
 
     def __init__(self, command: Callable[[int], list[str]]) -> None:
         self.port = free_port()
@@ -59,7 +59,9 @@ class Emulator:
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """It writes its lists of blobs first: Azurite does that every few seconds only, and Azure loses none."""
+        """Ends the process, which writes the lists of blobs first: Azurite otherwise writes them every few seconds, and
+        Azure loses no blob.
+        """
         self._process.terminate()
         self._process.wait()
 

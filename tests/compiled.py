@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-_FIRST = Path(importlib.util.cache_from_source(str(Path(__file__).with_name("conftest.py"))))  # every run has it
+_FIRST = Path(importlib.util.cache_from_source(str(Path(__file__).with_name("conftest.py"))))  # always compiled
 
 
 def main(paths: list[str]) -> int:
     if not _FIRST.with_name(f"{_FIRST.stem}-pytest-{pytest.__version__}.pyc").exists():
         command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "--no-summary", *paths]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # what is wrong with a test, its run tells
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # the tests' run reports faults
     return 0
 
 

@@ -1,5 +1,6 @@
-"""Fixtures that several parts share, and how tests are collected. An S3 endpoint is one moto server per test session,
-on a free loopback port."""
+"""Fixtures shared by several parts, and the collection of tests. An S3 endpoint is a moto server per test session, on a
+free loopback port.
+"""
 
 import asyncio
 import gc
@@ -34,15 +35,16 @@ _scratch = scratch.begin()  # None in workers: they have that of their parent
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """What failed tests wrote stays until the next run."""
+    """Keeps the files of failed tests until the next run."""
     if _scratch is not None and exitstatus == 0:
         scratch.end(_scratch)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """What collecting makes (modules, items) stays to the end: looking through it for garbage takes a quarter of the
-    time while it is made, and a tenth of a second at each full collection later."""
+    """Collection's objects (modules, items) live until the end: garbage collection of them takes a quarter of the time
+    of collecting, and a tenth of a second at each full collection later.
+    """
     gc.disable()
     try:
         return (yield)
@@ -53,7 +55,7 @@ def pytest_collection() -> Iterator[object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine runs on a loop of its own."""
+    """Runs a coroutine test on a separate loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
@@ -62,7 +64,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 async def _bounded(test: Awaitable[None]) -> None:
-    """Without a task of its own: tests count tasks."""
+    """Runs without a separate task: tests count tasks."""
     task = asyncio.current_task()
     assert task is not None
     too_long = asyncio.get_running_loop().call_later(_LOOP_S, task.cancel, f"no end within {_LOOP_S:g} s")
@@ -142,7 +144,7 @@ def s3_url(s3_endpoint: str, make_bucket: Callable[[str], None]) -> Callable[[st
 
 @pytest.fixture
 def manifests_are_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No manifest is small enough for its log record: each is an object, stored before its decision."""
+    """No manifest is small enough for its log record: each is a separate object, stored before the decision."""
     monkeypatch.setattr("barrier_runtime.coordinator.log.decided.INLINE_BYTES", 0)
 
 

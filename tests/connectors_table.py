@@ -1,6 +1,7 @@
 """Writes the tables of sources and targets in docs/connectors.md from `barrier_runtime/connectors/registry.py`.
 
-Run it after a change of the registry (`make tables`); `tests/house/test_connectors.py` fails when the page is stale.
+Run this file after a change of the registry (`make tables`); `tests/house/test_connectors.py` fails when the page is
+stale.
 """
 
 from collections.abc import Iterable

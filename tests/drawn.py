@@ -1,7 +1,7 @@
-"""How many examples or seeds a test tries, by the profiles of tests/conftest.py. A test names what it draws by itself;
-`make test` draws a quarter of the examples, `make check` a tenth, `make oracle` ten times as many. Of the seeds
-`make check` has a fifth, because the others are marked slow. `make oracle` runs the tests of hypothesis and those that
-are marked `draws`."""
+"""Numbers of examples or seeds per test, by the profiles of tests/conftest.py. A test names its own number; `make test`
+draws a quarter of the examples, `make check` a tenth, `make oracle` ten times as many. `make check` draws a fifth of
+the seeds, because the others are marked slow. `make oracle` runs the tests of hypothesis and those marked `draws`.
+"""
 
 from typing import Any
 
@@ -19,7 +19,9 @@ def examples(count: int, **others: Any) -> settings:
 
 
 def some(count: int) -> range:
-    """`for seed in some(80)`, in a test that is marked `draws`: as many as `@examples(80)` has, one at the least."""
+    """Seeds of a test marked `draws`, as in `for seed in some(80)`: as many as the examples of `@examples(80)`, at
+    least one.
+    """
     return range(max(1, count * settings.default.max_examples // OF))
 
 

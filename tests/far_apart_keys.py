@@ -1,5 +1,6 @@
-"""Keys that lie far apart, for tests whose state must be objects of its own in the store: the state of neighbours is so
-small that it travels inside the manifest."""
+"""Keys far apart, for tests whose state must be separate objects in the store: the state of neighbouring keys is so
+small that the manifest contains it.
+"""
 
 import pyarrow as pa
 

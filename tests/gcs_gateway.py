@@ -1,9 +1,9 @@
-"""What obstore says to Google Cloud Storage, said to fake-gcs-server, which lacks a part of it.
+"""A gateway that translates obstore's requests to Google Cloud Storage for fake-gcs-server, which lacks some of them.
 
-obstore writes by the XML interface (`PUT /bucket/object`, its copies, its uploads in parts). fake-gcs-server has that
-one for reads, lists and deletes; for uploads it has the JSON interface, with the same conditions. This gateway says the
-former in the words of the latter. It decides nothing: whether an object is there, its generation and its ETag are
-fake-gcs-server's. Of uploads in parts it keeps the parts until they are complete.
+obstore writes by the XML interface (`PUT /bucket/object`, copies, uploads in parts). fake-gcs-server has the XML
+interface for reads, lists and deletes; for uploads the server has the JSON interface, with the same conditions. This
+gateway translates the former into the latter. The gateway decides nothing: fake-gcs-server determines whether an object
+exists, and the object's generation and ETag. The gateway only keeps the parts of uploads until they are complete.
 """
 
 import http.client
@@ -45,7 +45,7 @@ class _Request(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Logs nothing."""
 
     def _handle(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -83,7 +83,7 @@ class _Request(BaseHTTPRequestHandler):
         self._answer_stored(status, answer, "resource")
 
     def _upload(self, bucket: str, name: str, body: bytes, asked: str = "") -> None:
-        """With its description before it: without one the server forgets the condition."""
+        """Uploads an object, the description first: without a description the server forgets the condition."""
         path = f"/upload/storage/v1/b/{bucket}/o?uploadType=multipart&{asked}"
         kind = self.headers.get("Content-Type") or "application/octet-stream"
         edge = f"--{uuid.uuid4().hex}"

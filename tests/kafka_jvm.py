@@ -9,10 +9,10 @@ from examples.servers.maven import java_program
 
 
 class _Noting(KafkaServer):
-    """Writes the classes that it has loaded when it ends."""
+    """A process that writes the list of its loaded classes when it ends."""
 
     def __init__(self, draft: str) -> None:
-        super().__init__({})  # that its folder is formatted needs no archive
+        super().__init__({})  # formatting the folder needs no archive
         self.jvm = (*self.jvm, f"-XX:ArchiveClassesAtExit={draft}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 

@@ -1,4 +1,4 @@
-"""A job's program as a process of its own, until it has decided some checkpoints; then it is killed."""
+"""A job's program as a separate process that is killed once it has decided some checkpoints."""
 
 import subprocess
 import time

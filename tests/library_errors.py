@@ -1,7 +1,7 @@
-"""Errors of each connector's library: which end a job at once, and which are tried again.
+"""Errors of each connector's library: errors that end a job at once, and errors that are retried.
 
 Each connector of the registry has an entry (`tests/house/test_connectors.py`). `translate` is the connector's own
-doorway, or None where its library's errors reach the engine as they are.
+doorway, or None where the library's errors reach the engine unchanged.
 """
 
 import errno
@@ -48,7 +48,9 @@ WHERE = "sink 'orders'"
 
 @dataclass(frozen=True)
 class LibraryErrors:
-    """`names`: texts of which each message has one, so that a user knows the connector and the place."""
+    """Errors of a library. `names`: texts of which each message contains one, so that a user knows the connector and
+    the place.
+    """
 
     translate: Callable[[Exception], Exception] | None
     mended: tuple[Exception, ...]
@@ -99,7 +101,7 @@ def _of_s3(error: Exception) -> Exception:
 
 
 def _of_files(error: Exception) -> Exception:
-    """By the store that raises it; what pyarrow raises reaches the engine as it is."""
+    """Errors of files are translated by the store that raises them; pyarrow's errors reach the engine unchanged."""
     if isinstance(error, clouds.BaseError):
         return _of_clouds(error)
     if isinstance(error, botocore.exceptions.ClientError | botocore.exceptions.BotoCoreError):
@@ -329,7 +331,7 @@ LIBRARY_ERRORS = {
     ),
 }
 
-# Whatever the connector: what encoders, converters and file systems raise.
+# Errors of encoders, converters and file systems, for every connector.
 RAW_MENDED: tuple[Exception, ...] = (
     *(pa.ArrowInvalid("Invalid UTF8 payload"), pa.ArrowTypeError("not a timestamp"), pa.ArrowKeyError("no field")),
     *(pa.ArrowNotImplementedError("no kernel"), pa.ArrowIndexError("x"), pa.ArrowSerializationError("x")),
@@ -356,6 +358,6 @@ RAW_PASSING: tuple[Exception, ...] = (
     ssl.SSLError(1, "record layer failure"),
     ssl.SSLEOFError(8, "EOF in violation"),
     socket.gaierror(socket.EAI_AGAIN, "try again"),
-    socket.gaierror(errno.EPERM, "address family for hostname not supported"),  # of macOS: numbers of its own
+    socket.gaierror(errno.EPERM, "address family for hostname not supported"),  # macOS has different numbers
     socket.herror(1, "unknown host"),
 )

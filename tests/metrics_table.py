@@ -1,6 +1,6 @@
 """Writes `docs/metrics.md` from the tables `coordinator/metric_table.py` and `coordinator/status/figure_table.py`.
 
-Run it after a change of the table (`make tables`); `tests/test_metrics_table.py` fails when what it writes is stale.
+Run this file after a change of a table (`make tables`); `tests/test_metrics_table.py` fails when the page is stale.
 """
 
 from pathlib import Path

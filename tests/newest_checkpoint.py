@@ -1,5 +1,6 @@
-"""The checkpoint that a job's next run restores, as its log tells. Which manifest was written last does not tell: the
-times of two files may be equal, or go back with the clock, and the text "9-1" comes after "10-1"."""
+"""The checkpoint that a job's next run restores, by the job's log. The newest manifest file is no evidence: the times
+of two files may be equal, or go back with the clock, and the text "9-1" sorts after "10-1".
+"""
 
 from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of

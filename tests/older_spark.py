@@ -1,5 +1,6 @@
-"""An older pyspark beside the one of the environment, for tests of jars that have no build for the newest Spark: a
-folder to be put before `sys.path`, fetched once a machine. `pyproject.toml` allows all of pyspark 4."""
+"""An older pyspark besides the environment's, for tests of jars that have no build for the newest Spark: a folder to
+put before `sys.path`, fetched once per machine. `pyproject.toml` allows all of pyspark 4.
+"""
 
 import subprocess
 import sys

@@ -1,6 +1,7 @@
 """Writes `coordinator/option_types.py` and `docs/options.md` from the table of options, `coordinator/option_table.py`.
 
-Run it after a change of the table (`make tables`); `tests/test_options_table.py` fails when what it writes is stale.
+Run this file after a change of the table (`make tables`); `tests/test_options_table.py` fails when a written file is
+stale.
 """
 
 import textwrap
@@ -74,7 +75,7 @@ class OptionValues(SlotOptions):
 
 
 def spelled(kind: Any) -> str:
-    """A type as it is written in a source file."""
+    """Spelling of a type in a source file."""
     if get_origin(kind) is Literal:
         return f"Literal[{', '.join(quoted(choice) for choice in get_args(kind))}]"
     if get_args(kind) and get_origin(kind) is not dict:

@@ -1,4 +1,4 @@
-"""Files of the repository as syntax trees, each parsed once for all rules of the house that look into it."""
+"""Files of the repository as syntax trees, each parsed once for all house rules that read the file."""
 
 import ast
 import gc
@@ -13,7 +13,7 @@ PRODUCT = ("barrier_runtime/", "coordinator/", "state/")
 
 @dataclass(frozen=True)
 class Outline:
-    """What is kept of a file, where keeping the trees of all files would take hundreds of megabytes."""
+    """The kept part of a file; the trees of all files would take hundreds of megabytes."""
 
     docstring: str
     imports: tuple[tuple[str, int], ...]
@@ -22,9 +22,9 @@ class Outline:
 
 @cache
 def parsed(file: str) -> ast.Module:
-    """The tree of a file of the product, whose path begins at the repository's root. Nobody may change it."""
+    """The tree of a file of the product, whose path begins at the repository's root. Callers must not change it."""
     tree = _tree(file)
-    gc.freeze()  # it stays to the end: no collection of garbage looks through it
+    gc.freeze()  # kept to the end: excluded from garbage collection
     return tree
 
 
@@ -70,7 +70,7 @@ _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 
 
 def statements(tree: ast.Module) -> list[ast.AST]:
-    """Of a file, wherever they stand: functions, classes and imports among them. A tenth of all its nodes."""
+    """Statements of a file, at any depth: functions, classes and imports among them. A tenth of all nodes."""
     found: list[ast.AST] = [tree]
     for node in found:  # which grows
         for name in _BLOCKS:

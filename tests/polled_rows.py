@@ -1,4 +1,4 @@
-"""What a reader gave, in Arrow."""
+"""The rows that a reader returned, in Arrow."""
 
 import pyarrow as pa
 

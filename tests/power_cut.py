@@ -1,11 +1,11 @@
 """A disk that keeps, at a power cut, only what was synced.
 
-Below `root` every fsync is noted: of a file, its bytes at that time; of a folder, its names at that time, and what they
-are. What survives a cut is what can be reached from `root` through noted names; a file that was never synced is there
-empty if its name was. `kept(names="all")` is the other disk that a file system may be: one that writes names at once,
-and bytes when it is told to. No fsync is passed on: who cuts the power of a model need not wait for the real disk.
+Below `root` every fsync is noted: of a file, the bytes at that time; of a folder, the names at that time and their
+inodes. A cut keeps the files that are reachable from `root` through noted names; a file that was never synced survives
+empty if the name was synced. `kept(names="all")` models another file system: it writes names at once, and bytes only at
+a sync. No fsync is passed on: a cut of the model's power does not depend on the real disk.
 
-Inodes are used again after a deletion, so what was noted is held open: no later file can be taken for it.
+Inodes are reused after a deletion, so noted files are held open: no later file can be mistaken for a noted file.
 """
 
 import errno
@@ -25,8 +25,9 @@ _CHANGES = ("link", "replace", "rename", "unlink", "mkdir", "rmdir", "fsync")
 
 
 class Disk:
-    """`moment` is called before each change of names and each sync, with what it is; it may copy what is kept or raise.
-    `fail_sync`: numbers of the syncs that fail (from 1), as a disk's error does."""
+    """`moment` is called before each change of names and each sync, with a description; `moment` may copy the kept
+    files or raise. `fail_sync`: numbers of the syncs that fail (from 1), as a disk's error does.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -65,7 +66,7 @@ class Disk:
         self.moment = moment
 
     def kept(self, into: Path, names: Names = "synced") -> Path:
-        """What a cut leaves now, in a fresh folder."""
+        """The files that a cut leaves now, in a fresh folder."""
         with self._lock:
             self._restore(os.stat(self.root).st_ino, self.root, into, names)
         return into
@@ -103,7 +104,7 @@ class Disk:
         names = {}
         for entry in os.scandir(f"/proc/self/fd/{self._held[inode]}"):
             if not entry.is_symlink():
-                # Held from now on: its inode must not be another file's when the name is looked up at the cut.
+                # Held open from now on: no other file may reuse the inode before the name is looked up at the cut.
                 names[entry.name] = self._hold(os.open(entry.path, os.O_RDONLY))
         self._folders[inode] = names
 

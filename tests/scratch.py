@@ -1,6 +1,7 @@
-"""Where tests write: in memory, where the machine has a file system there with room. Most of what a unit test waits
-for is otherwise the disk: each checkpoint, segment and RocksDB is written durably. A killed process loses no more there
-than on a disk, and what a power cut takes is decided by `tests/power_cut.py`, not by the disk."""
+"""The folder for files of tests: in memory, where the machine has a file system in memory with room. Unit tests mostly
+wait for the disk otherwise: each checkpoint, segment and RocksDB is written durably. A killed process loses no more
+in memory than on a disk, and `tests/power_cut.py` models the losses of a power cut, not the disk.
+"""
 
 import os
 import shutil
@@ -8,13 +9,14 @@ import tempfile
 from pathlib import Path
 
 _MEMORY = Path("/dev/shm")
-_PREFIX = "tests-"  # and the process that owns the folder; short, sockets are below it
+_PREFIX = "tests-"  # and the id of the owning process; short, as sockets are below the folder
 _ROOM = 4 << 30  # bytes; the largest step of `make test` needs a quarter
 
 
 def begin() -> Path | None:
-    """Makes the folder and names it to this process and those it starts. None: TMPDIR is somebody's choice (or the
-    folder of the process that started this one), or there is no room: then everything is as it always was."""
+    """Makes the folder and names the folder to this process and its children. None if TMPDIR is set (by a person, or by
+    the parent process), or if there is no room: then tests write to the usual place.
+    """
     if "TMPDIR" in os.environ or not _MEMORY.is_dir() or not os.access(_MEMORY, os.W_OK):
         return None
     for old in _MEMORY.glob(f"{_PREFIX}[0-9]*"):  # of runs that failed or were killed
@@ -23,9 +25,9 @@ def begin() -> Path | None:
     if shutil.disk_usage(_MEMORY).free < _ROOM:
         return None
     folder = _MEMORY / f"{_PREFIX}{os.getpid()}"
-    folder.mkdir(mode=0o711, exist_ok=True)  # servers of other users have folders in it
+    folder.mkdir(mode=0o711, exist_ok=True)  # servers of other users have folders there
     os.environ["TMPDIR"] = str(folder)
-    tempfile.tempdir = None  # it may have been looked up
+    tempfile.tempdir = None  # may be cached from an earlier call
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Fixtures that start a real server when it is first asked for. What is not installed fails, with the remedy."""
+"""Fixtures that start a real server at the first request. A missing server fails the test, with the remedy."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ Running = TypeVar("Running")
 def server_fixture(
     start: Callable[[], AbstractContextManager[Running]], *, scope: Literal["session", "function"]
 ) -> Any:
-    """One server per `scope`, under the name that the fixture is given in its conftest."""
+    """A server per `scope`, under the fixture's name in its conftest."""
 
     def server() -> Iterator[Running]:
         with start() as running:

@@ -1,8 +1,8 @@
-"""How tests start Spark's JVMs: many, each for seconds, so their start is what they cost.
+"""The start of Spark's JVMs in tests: many JVMs run, each for seconds, so their start dominates the cost.
 
-They compile lightly, collect with one thread, and load their classes from an archive of a JVM that has run a job before
-(class data sharing): together half of the processor time. `python -m tests.spark_jvm` makes the archive, below build/,
-where there is none for this Java and this pyspark; without it tests are only slower.
+The JVMs compile lightly, collect with one thread, and load their classes from an archive of a JVM that has run a job
+before (class data sharing): together half of the processor time. `python -m tests.spark_jvm` makes the archive, below
+build/, if there is none for this Java and this pyspark; without the archive tests are only slower.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ _BUILD = Path(__file__).resolve().parents[1] / "build"
 
 
 def archive() -> Path | None:
-    """Where the archive for this Java and this pyspark is, or has to be; None without one of them."""
+    """Path of the archive for this Java and this pyspark, existing or not; None without Java or pyspark."""
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
     pyspark = importlib.util.find_spec("pyspark")
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _run_a_job() -> tuple[str, str]:
-    """A job of a Python task on a JVM that notes the classes it loads. Returns its `java` and its class path."""
+    """Runs a job of a Python task on a JVM that notes the loaded classes. Returns the JVM's `java` and class path."""
     from barrier_runtime.spark.session import make_session
 
     spark = make_session("class-list", "local[2]", {})

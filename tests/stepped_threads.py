@@ -1,7 +1,8 @@
 """Real threads that take turns line by line, in an order that a seed decides: races inside functions can be replayed.
 
-Only one thread runs at a time. It may be stopped before any line of the traced files, and goes on when it is chosen
-again. Locks that the traced code makes are `Stepper.Lock`s, so that a thread that waits for one gives its turn away.
+Only one thread runs at a time. The stepper may stop the thread before any line of the traced files, and chooses the
+next thread. Locks that the traced code makes are `Stepper.Lock`s, so that a thread waiting for a lock gives its turn
+away.
 """
 
 import random
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-_TURNS = 200_000  # in which nothing but waiting happens: a deadlock
+_TURNS = 200_000  # without progress: a deadlock
 _LONGEST_BURST = 200  # lines in one turn
 
 
@@ -38,7 +39,7 @@ class Stepper:
         self._running: _Thread | None = None
 
     def run(self, **bodies: Callable[[], None]) -> None:
-        """All `bodies`, each on a thread of its own, until every one has ended. Raises what the first one raised."""
+        """Runs all `bodies`, each on a separate thread, until every thread has ended. Raises the first error."""
         self._threads = [_Thread(name, body) for name, body in bodies.items()]
         started = [threading.Thread(target=self._live, args=(each,), name=each.name) for each in self._threads]
         for thread in started:
@@ -105,7 +106,7 @@ class Stepper:
     def _give_way(self, waits: bool) -> None:
         thread = self._running
         if thread is None:
-            return  # outside of `run`: nobody else is there
+            return  # outside of `run`: no other thread exists
         thread.waits = waits
         self._back.release()
         thread.turn.acquire()

@@ -1,4 +1,4 @@
-"""docs/behaviours.md is what the tests say, and no behaviour that this project promises is without a test."""
+"""docs/behaviours.md matches the tests, and every promised behaviour has a test."""
 
 import sys
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""The example `bids` without servers: its flow in one process against plain Python, and its comparison against results
-that are wrong."""
+"""The example `bids` without servers: the flow in one process against plain Python, and the example's comparison
+against wrong results.
+"""
 
 from collections.abc import Iterator
 from typing import Any

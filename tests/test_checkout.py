@@ -1,4 +1,4 @@
-"""A checkout without symbolic links says so; the two folders at the top are no packages of their own."""
+"""A checkout without symbolic links reports the missing links; the two folders at the top are no separate packages."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ BACKEND = "barrier_runtime/tools/wheel"
 
 
 def _copy(folder: Path, *, links: bool) -> Path:
-    """What `git clone` makes of this repository, where links can be made and where they cannot."""
+    """A copy as `git clone` makes it of this repository, on systems with and without symbolic links."""
     for name in ("coordinator", "state"):
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text((ROOT / name / "__init__.py").read_text())
@@ -29,7 +29,7 @@ def _copy(folder: Path, *, links: bool) -> Path:
 
 
 def _python(folder: Path, code: str) -> str:
-    """The last line that Python prints, and "" if it ends well."""
+    """The last line that Python prints, or "" after a good end."""
     command = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = ['', {str(_site())!r}]; {code}"]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return ended.stderr.strip().rpartition("\n")[2] if ended.returncode else ""

@@ -1,5 +1,6 @@
-"""What README, ARCHITECTURE, CONTRIBUTING and docs/ say is so: files and public names are there, programs of docs/
-print what stands below them; and the licence."""
+"""Statements of README, ARCHITECTURE, CONTRIBUTING and docs/ are true: files and public names exist, programs of docs/
+print the output below them; and the licence.
+"""
 
 import contextlib
 import hashlib
@@ -37,7 +38,7 @@ PAGES = [
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_programs_of_a_page_print_what_stands_below_them(page: str) -> None:
-    """One after the other: later ones may use the names of earlier ones."""
+    """Programs run in order: later programs may use the names of earlier programs."""
     path = ROOT / "docs" / page
     names = {"__name__": "__main__"}
     for code, said in PROGRAM.findall(path.read_text(encoding="utf-8")):
@@ -48,7 +49,7 @@ def test_the_programs_of_a_page_print_what_stands_below_them(page: str) -> None:
 
 
 def test_the_programs_of_a_page_define_or_import_every_name_they_use(tmp_path: Path) -> None:
-    """So that a reader who takes them over, in their order, needs nothing that is not on the page."""
+    """A reader who copies the programs in their order needs nothing beyond the page."""
     for path in (ROOT / "docs").glob("*.md"):
         programs = "\n".join(code for code, _ in PROGRAM.findall(path.read_text(encoding="utf-8")))
         (tmp_path / f"{path.stem}.py").write_text(programs, encoding="utf-8")
@@ -57,7 +58,7 @@ def test_the_programs_of_a_page_define_or_import_every_name_they_use(tmp_path: P
     assert done.returncode == 0, done.stdout
 
 
-NEEDS = {r"\.run\(|\.start\(": "spark", r"import pyspark|from pyspark": "spark"}  # what in a program needs which extra
+NEEDS = {r"\.run\(|\.start\(": "spark", r"import pyspark|from pyspark": "spark"}  # text in a program -> extra
 NEEDS |= {
     rf"\b(?:{'|'.join(each.name for part in (*row.sources, *row.sinks) for each in part.classes)})\("
     rf"|import {row.library.module}|from {row.library.module}": row.library.extra
@@ -110,7 +111,7 @@ def test_every_file_that_a_document_names_exists(document: str) -> None:
 
 @pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md", *DESIGN])
 def test_every_module_that_is_named_without_its_package_exists(document: str) -> None:
-    """`log/records`, or what is in it: `page/job_view.KINDS`."""
+    """Names such as `log/records`, or a member: `page/job_view.KINDS`."""
     files = [str(path.relative_to(ROOT)) for top in TOP[:-1] for path in (ROOT / top).rglob("*")]
     named = set(SHORT.findall((ROOT / document).read_text(encoding="utf-8")))
     assert len(named) > 5 or document in DESIGN
@@ -125,7 +126,7 @@ def is_there(name: str, file: str) -> bool:
 
 
 def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
-    """By itself, or with all of its module."""
+    """The reference lists a name by itself, or with the whole module."""
     said = set(re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
     homes = barrier_runtime._HOME
     assert [name for name, home in sorted(homes.items()) if not {home, f"{home}.{name}"} & said] == []
@@ -146,7 +147,7 @@ def undocumented(kind: type) -> Iterator[str]:
 
 
 def test_every_method_of_a_public_class_has_a_docstring() -> None:
-    """Editors and `help()` show it; the reference has it."""
+    """Editors, `help()` and the reference show the docstring."""
     kinds = {kind for name in barrier_runtime.__all__ if isinstance(kind := getattr(barrier_runtime, name), type)}
     assert len(kinds) > 50
     assert sorted(method for kind in kinds for method in undocumented(kind)) == []

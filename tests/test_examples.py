@@ -1,4 +1,4 @@
-"""The main job in one process against an independent batch answer, and its checker against results that are wrong."""
+"""The main job in one process against an independent batch answer, and the job's checker against wrong results."""
 
 import copy
 from pathlib import Path
@@ -42,7 +42,7 @@ def truth(flights: pa.Table) -> dict[Key, Key]:
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the job writes, run in one process."""
+    """The job's output, from a run in one process."""
     folder = tmp_path_factory.mktemp("flights")
     build(prepare(folder), f"{folder}/output").run_local(
         parallelism=2, checkpoints=f"{folder}/checkpoints", checkpoint_interval=0.2

@@ -1,5 +1,6 @@
-"""The example `fraud` without servers: its flow in one process and its function by itself against plain Python, and its
-comparison against results that are wrong."""
+"""The example `fraud` without servers: the flow in one process and the function by itself against plain Python, and the
+example's comparison against wrong results.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ def answer() -> Answer:
 
 
 def right_result(answer: Answer) -> Result:
-    """As the job may give it: one confirmed alarm was told as unconfirmed and withdrawn."""
+    """A result that the job may give: a confirmed alarm was emitted as unconfirmed and withdrawn."""
     judged = [
         {"id": number, "card": card, "spent": spent, "limit": limit, "alarm": alarm}
         for number, (card, spent, limit, alarm) in answer.judged.items()

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "coordinator": {"state", "coordinator"},
     "barrier_runtime": {"state", "coordinator", "barrier_runtime"},
 }
-DOORWAYS = {  # library -> the only places that may import it
+DOORWAYS = {  # library -> the only places that may import the library
     "obstore": ("state/store/clouds.py",),
     "botocore": ("state/store/s3/aws.py", "barrier_runtime/connectors/kinesis/client.py"),
     "mypy_boto3_s3": ("state/store/s3/aws.py",),
@@ -31,7 +31,7 @@ DOORWAYS = {  # library -> the only places that may import it
     },
     "boto3": ("state/store/s3/aws.py", "barrier_runtime/connectors/kinesis/client.py"),
     "pyspark": ("barrier_runtime/spark/",),
-    "hdrh": (),  # benchmarks and tests only: it drags in packages and a program
+    "hdrh": (),  # benchmarks and tests only: hdrh brings packages and a program
     "greenlet": ("barrier_runtime/testing/simulation/jobs.py",),
     "starlette": ("coordinator/",),
     "uvicorn": ("coordinator/",),
@@ -54,7 +54,7 @@ def package_of(name: str) -> str:
 
 
 def file_of(name: str) -> str | None:
-    """The file of a dotted name, where it really is; None if there is none."""
+    """Our file of a dotted name, at the real location; None if there is none."""
     path = name.replace(".", "/")
     path = path.removeprefix("barrier_runtime/") if package_of(name) != "barrier_runtime" else path
     return next((found for found in (f"{path}.py", f"{path}/__init__.py") if (ROOT / found).exists()), None)
@@ -178,7 +178,7 @@ def test_importing_the_package_loads_no_spark_and_nothing_heavy(module: str) -> 
 
 
 def test_project_files_stand_on_their_own() -> None:
-    """Nothing refers to a folder beside the repository or to how the project is being built."""
+    """No text refers to a folder outside the repository or to the process of building the project."""
     tracked = [*PACKAGES, "tests", "examples", "benchmarks", "docs", ".ci"]
     files = [path for folder in tracked for path in (ROOT / folder).rglob("*") if path.is_file()]
     files += [path for path in ROOT.iterdir() if path.is_file()]
@@ -195,14 +195,15 @@ def test_project_files_stand_on_their_own() -> None:
 
 DECODERS_BELOW_MODULE_LEVEL = {
     "barrier_runtime/operators/state/described_types.py",  # users' types, one at a time under a lock
-    "barrier_runtime/connectors/source_bases/payloads.py",  # a type of its own per decoder: nobody else can use it
+    "barrier_runtime/connectors/source_bases/payloads.py",  # a separate type per decoder, shared with no thread
 }
 CONVERTS = {"barrier_runtime/launch/options.py"}  # plain types and unions of them; on the driver's one thread
 
 
 def test_every_decoder_of_a_type_is_made_when_its_module_is_imported() -> None:
-    """msgspec describes a type at its first use and lets other threads see the unfinished description: two threads
-    that decode a type for the first time end the process with a segmentation fault."""
+    """msgspec describes a type at the first use and lets other threads see the unfinished description: two threads that
+    decode a type for the first time end the process with a segmentation fault.
+    """
     wrong = [
         f"{module}:{node.lineno}: make a msgspec Decoder at the top of the module and use that"
         for module in modules()
@@ -214,11 +215,11 @@ def test_every_decoder_of_a_type_is_made_when_its_module_is_imported() -> None:
     assert wrong == []
 
 
-NO_STORED_THING = {  # struct with a field `version` -> why no `VersionedDecoder` reads it
+NO_STORED_THING = {  # struct with a field `version` -> the reason for no `VersionedDecoder`
     "coordinator/wire/handshake.py:Hello": "a peer's, in a frame of its own; the acceptor checks it",
     "state/versioned.py:_Versioned": "what the decoder itself reads",
 }
-COMPARES_VERSIONS = {  # a known version with another known one
+COMPARES_VERSIONS = {  # a known version replaced by another known version
     "barrier_runtime/connectors/kafka/sink/topic_limits.py",
     "barrier_runtime/runtime/network/frames.py",
     "state/columns/stored_rows.py",

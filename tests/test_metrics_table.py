@@ -1,5 +1,5 @@
-"""One table of metrics (`coordinator/metric_table.py`): what is written from it is current, what counts names its rows,
-and each row is counted somewhere. A new metric needs no change here.
+"""The table of metrics (`coordinator/metric_table.py`): files made from the table are current, counting code refers to
+rows, and each row is counted somewhere. A new metric needs no change here.
 """
 
 import ast
@@ -23,8 +23,8 @@ from barrier_runtime.coordinator.status.status import CheckpointsStatus, Checkpo
 from tests.parsed import walk
 
 ROWS = {name: row for name, row in vars(metric_table).items() if isinstance(row, Metric)}
-KINDS = {"count": Counter, "gauge": Gauge, "latency": Histogram}  # method of `MetricGroup` -> what it takes
-NO_METRICS = {"checkpoint", "token", "triggered_ms"}  # numbers of a checkpoint that identify it
+KINDS = {"count": Counter, "gauge": Gauge, "latency": Histogram}  # method of `MetricGroup` -> type of the row
+NO_METRICS = {"checkpoint", "token", "triggered_ms"}  # numbers that identify a checkpoint
 
 
 @cache

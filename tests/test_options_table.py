@@ -1,5 +1,5 @@
-"""One table of options (`coordinator/option_table.py`): what is written from it is current, and everything that takes,
-stores, checks or shows an option agrees with it. A new option needs no change here.
+"""The table of options (`coordinator/option_table.py`): files made from the table are current, and all code that takes,
+stores, checks or shows an option agrees with the table. A new option needs no change here.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ every_flag = pytest.mark.parametrize("option", ON_COMMAND_LINE.values(), ids=lam
 every_bounded = pytest.mark.parametrize("option", BOUNDED, ids=lambda option: option.name)
 
 
-# ---------------------------------------------------------------- what is written from it
+# ---------------------------------------------------------------- generated files
 
 
 @pytest.mark.parametrize(("file", "written"), [(TYPES, types), (DOCUMENT, document)], ids=["types", "document"])
@@ -73,7 +73,7 @@ def test_readme_leads_to_the_table() -> None:
     ids=lambda given: getattr(given, "__qualname__", ""),
 )
 def test_signatures_have_every_option_with_its_type_and_default(method: Any, names: set[str]) -> None:
-    """What notebooks complete and `help()` shows."""
+    """Notebooks complete from signatures, and `help()` shows them."""
     keywords = {
         name: parameter
         for name, parameter in inspect.signature(method).parameters.items()
@@ -129,7 +129,7 @@ def test_what_is_stored_has_a_field_for_each_option(struct: type[msgspec.Struct]
 
 
 def test_names_under_which_options_are_stored_stay() -> None:
-    """Logs and manifests that were written with them are read for ever. New ones are added; none goes."""
+    """Logs and manifests with these names are read for ever. New names are added; none is removed."""
     assert {
         *("interval_ms", "min_pause_ms", "timeout_ms", "max_concurrent", "tolerable_failures", "mode", "unaligned"),
         *("aligned_timeout_ms", "retained", "on_cancel"),

@@ -1,5 +1,6 @@
-"""`.ci/steps`, by which `make test` runs its steps: all of them, whatever becomes of one; and `.ci/python`, which
-chooses what `.venv` is made of."""
+"""`.ci/steps`, by which `make test` runs its steps: all steps run, whatever the outcome of one; and `.ci/python`, which
+chooses the contents of `.venv`.
+"""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What earlier releases stored, as the archives of tests/stored hold it."""
+"""Files stored by earlier releases, from the archives of tests/stored."""
 
 import tarfile
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Waiting for what others bring about (a thread, a process, a server, a task of the loop): for a condition, never for a
-time."""
+"""Waiting for effects of others (a thread, a process, a server, a task of the loop): for a condition, never a time."""
 
 import asyncio
 import time
@@ -12,8 +11,9 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str = "it has come about", patience_s: float = PATIENCE_S) -> T:
-    """What `condition` gives, once that counts as true. It is asked less often the longer it takes: often it asks a
-    coordinator or walks a folder, while what is waited for needs the processor."""
+    """Returns the first true value of `condition`. The interval between calls grows with the wait: many conditions
+    query a coordinator or walk a folder, while the awaited work needs the processor.
+    """
     began = time.monotonic()
     while not (found := condition()):
         waited = time.monotonic() - began
@@ -23,7 +23,7 @@ def until(condition: Callable[[], T], what: str = "it has come about", patience_
 
 
 async def eventually(condition: Callable[[], T], what: str = "it has come about") -> T:
-    """The same on a loop, which goes on meanwhile."""
+    """`until` for coroutines: the loop runs between the calls."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := condition()):
         assert time.monotonic() < deadline, f"waited in vain: {what}"

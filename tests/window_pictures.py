@@ -1,4 +1,4 @@
-"""Writes docs/images/windows.svg and joins.svg: what goes into windows and joins, and what comes out of the real ones.
+"""Writes docs/images/windows.svg and joins.svg: inputs of windows and joins, and outputs of the real operators.
 
 python -m tests.window_pictures
 """
@@ -22,7 +22,7 @@ Draw = Iterable[str]
 
 
 def windows() -> str:
-    """One row of the picture per kind of window."""
+    """Rows of the picture, one per kind of window."""
     drawn = [_axis("rows of one key", 30), *_dots(ROWS, 30, _IN)]
     top = 60
     for name, window in (
@@ -62,7 +62,7 @@ def joins() -> str:
     return _svg(top, "Joins of the same two streams; each line is a result", drawn)
 
 
-# ------------------------------------------------------------ what comes out
+# ------------------------------------------------------------ outputs
 
 
 def _read(flow: Dataflow, name: str, seconds: Iterable[int]) -> Any:
@@ -73,7 +73,7 @@ def _read(flow: Dataflow, name: str, seconds: Iterable[int]) -> Any:
 
 
 def _windowed(window: Any) -> list[tuple[int, int, int]]:
-    """(start, end, rows) of each result; a window by count goes from its first row to its last one."""
+    """(start, end, rows) of each result; a window by count spans from its first row to its last row."""
     flow, out = Dataflow("picture"), CollectSink()
     timed = {} if isinstance(window, Count) else {"event_time": "t"}
     results = _read(flow, "rows", ROWS).window("w", window, **timed).aggregate(n=count(), low=min_("t"), high=max_("t"))
@@ -96,7 +96,7 @@ def _joined(join: Callable[[Any, Any], Any]) -> list[tuple[int, int]]:
     return sorted((row["t"] // 1_000, row["t_right"] // 1_000) for row in out.rows())
 
 
-# ------------------------------------------------------------ how it looks
+# ------------------------------------------------------------ layout
 
 
 def _x(second: int) -> int:

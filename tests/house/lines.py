@@ -20,7 +20,7 @@ _LAYOUT = {tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tok
 
 
 def code_lines(source: bytes) -> int:
-    """Number of lines with code. A string that is a statement of its own is a docstring."""
+    """Number of lines with code. A string that is a whole statement is a docstring."""
     tokens = [token for token in tokenize.tokenize(io.BytesIO(source).readline) if token.type not in _LAYOUT]
     lines: set[int] = set()
     statement: list[tokenize.TokenInfo] = []
@@ -52,7 +52,7 @@ def revision(name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def folders(path: str) -> tuple[str, ...]:
-    """Folders that a file counts for: all, its package, its folder in the package."""
+    """Folders to which a file counts: all, the file's package, the folder in the package."""
     package, *inner = path.split("/")
     return ("all", package, f"{package}/{inner[0]}/" if len(inner) > 1 else f"{package}/*.py")
 

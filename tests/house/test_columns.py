@@ -1,7 +1,8 @@
-"""One way into a column: values that users give become Arrow through `data/values`, which keeps or refuses each value.
+"""The only way into a column: values that users give become Arrow through `data/values`, which keeps or refuses each
+value.
 
-Arrow's own conversions change values without a word. So a type that is not written down in the same place is taken by
-`column_of`, `column_of_json`, `column_of_texts` or `kept_cast`; whoever builds columns of the runtime's own is listed.
+Arrow's own conversions change values silently. So a type that is not stated at the call is handled by `column_of`,
+`column_of_json`, `column_of_texts` or `kept_cast`; code that builds the runtime's own columns is listed.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""A connector is one row of the registry: what folder, exports, pyproject and docs have is compared with it."""
+"""A connector is one row of the registry: folder, exports, pyproject and docs are compared with the row."""
 
 import ast
 import re
@@ -96,7 +96,7 @@ def test_the_docs_say_why_the_library_was_chosen(row: Connector) -> None:
 
 @with_library
 def test_the_doorway_imports_the_library(row: Connector) -> None:
-    """That nothing else does is tested with all doorways."""
+    """All doorways together have the test that no other module imports the library."""
     assert row.library is not None
     doorway = FOLDER / row.name / row.library.doorway
     imported = {

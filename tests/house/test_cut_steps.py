@@ -32,7 +32,7 @@ def test_each_public_method_of_a_stream_is_in_the_table_or_makes_no_step() -> No
 
 
 def test_all_streams_are_known_here() -> None:
-    """Classes of streams are those that steps are added to, and what `window` and `connect` give."""
+    """Classes of streams are those to which steps are added, and the results of `window` and `connect`."""
     found, todo = set(), [Steps]
     while todo:
         kind = todo.pop()

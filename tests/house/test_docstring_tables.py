@@ -1,4 +1,4 @@
-"""The tables in docstrings say what the code does: each is parsed and compared with it, or is listed here as prose."""
+"""Tables in docstrings match the code: each is parsed and compared with the code, or is listed here as prose."""
 
 import ast
 import re
@@ -86,7 +86,7 @@ PROSE = {  # tables that no code holds as data
 
 
 def tables(docstring: str | None) -> list[list[Row]]:
-    """Rows of cells without their head; a row whose first cell is empty goes on with the row before it."""
+    """Rows of cells without the head; a row whose first cell is empty continues the previous row."""
     found: list[list[Row]] = []
     inside = False
     for line in (docstring or "").splitlines():
@@ -193,7 +193,7 @@ def test_a_move_of_the_global_committer(row: Row) -> None:
 
 
 def test_the_global_committer_goes_on_with_the_wish_that_waits() -> None:
-    """What the table says behind a semicolon."""
+    """Covers the table's text after a semicolon."""
     committer = busy()
     committer.wanted(3, tuple)
     assert [type(each).__name__ for each in committer.committed()] == ["ReportGlobally", "CommitAll"]
@@ -206,7 +206,7 @@ def test_every_event_of_the_global_committer_is_in_its_table() -> None:
 
 
 def causes_given_in(module: typing.Any) -> set[str]:
-    """The first arguments of every `Reason(…)` in it."""
+    """The first arguments of every `Reason(…)` in the module."""
     file = str(Path(module.__file__).resolve().relative_to(ROOT))
     calls = [node for node in nodes(file) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reason"]
     return {ast.literal_eval(call.args[0]) for call in calls}

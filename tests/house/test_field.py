@@ -1,4 +1,4 @@
-"""Every input of `tests/field` names the report that it comes from."""
+"""Every input of `tests/field` names the report from which the input comes."""
 
 import ast
 import re

@@ -1,6 +1,6 @@
-"""The layers of the house as data: a folder imports only downward, counting imports in functions and for type checkers.
+"""The layers of the code as data: a folder imports only downward, counting imports in functions and for type checkers.
 
-What a layer needs of a higher one is handed to it, or lies too high.
+Code that a layer needs of a higher layer is passed to the layer as an argument, or lies too high.
 """
 
 import ast
@@ -17,7 +17,7 @@ from tests.parsed import nodes
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("state", "coordinator", "barrier_runtime")  # bottom to top; imported as barrier_runtime.state, …
 
-# Top to bottom. What stands in one line are equals, which do not import each other. A name is a folder or a file.
+# Top to bottom. Names on one line are equals, which do not import each other. A name is a folder or a file.
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "barrier_runtime": (
         ("tools",),
@@ -129,7 +129,7 @@ def modules() -> tuple[str, ...]:
 
 
 def file_of(name: str) -> str | None:
-    """The file of ours that a dotted name is, where it really lies."""
+    """Our file for a dotted name, at the real location."""
     path = name.replace(".", "/")
     for package in ("state", "coordinator"):
         if f"{path}/".startswith(f"barrier_runtime/{package}/"):
@@ -154,7 +154,7 @@ def layer(module: str) -> tuple[int, str]:
     for number, names in enumerate(LAYERS[package]):
         if name in names:
             return number, name
-    return -1, name  # the package's __init__, which only knows its doors
+    return -1, name  # the package's __init__, which only names its exports
 
 
 def edges() -> Iterator[tuple[str, str]]:
@@ -229,7 +229,7 @@ def circles() -> Iterator[frozenset[str]]:
 
 
 def system(module: str) -> str:
-    """The folder below connectors/ that a file is in; "" for what all share."""
+    """The folder below connectors/ that contains a file; "" for shared files."""
     parts = module.split("/")
     inside = parts[:2] == ["barrier_runtime", "connectors"] and len(parts) > 3 and parts[2] not in SHARED
     return parts[2] if inside else ""
@@ -258,7 +258,7 @@ def test_what_decides_touches_nothing_outside() -> None:
 
 
 def touches(node: ast.AST) -> list[str]:
-    """What `node` imports or calls of the world outside."""
+    """Outside parts of the world that `node` imports or calls."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names if alias.name.split(".")[0] in IMPURE]
     if isinstance(node, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""One name, one meaning: public classes are unique, and words that the field has a better term for stay out."""
+"""One name, one meaning: public classes are unique, and words with a better term of the field are refused."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from tests.parsed import nodes
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("barrier_runtime", "coordinator", "state")
 
-# A part of an identifier → what to write in its place.
+# A part of an identifier → the replacement.
 TERMS = {
     "alarm": "timer",
     "bag": "key batch",
@@ -89,7 +89,9 @@ def test_words_are_told_apart_in_identifiers() -> None:
 
 
 def test_test_files_that_run_together_have_different_names() -> None:
-    """pytest imports them by their names alone: of two it takes one, and refuses the other."""
+    """pytest imports test files by their names alone: of two files with one name pytest takes one, and refuses the
+    other.
+    """
     apart = ("ends", "integration", "browser", "simulation")  # steps of their own in `make test`
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
@@ -109,7 +111,7 @@ def test_a_name_of_a_test_is_a_short_claim() -> None:
     assert {name: str(file.relative_to(ROOT)) for file, name in names if len(name) > LONGEST_TEST_NAME} == {}
 
 
-# A docstring of a property begins with a noun or a verb. These words begin a fragment whose noun is missing.
+# A docstring of a property begins with a noun or a verb. These words begin a fragment without a noun.
 FRAGMENTS = re.compile(
     r"\W*(about|as|by|false|for|how|in|it|no|none|of|that|there|to|true|under"
     r"|what|when|where|whether|who|why|with|without)\b",

@@ -1,4 +1,4 @@
-"""Parquet files of others are opened in one place, which states the unit of INT96 times."""
+"""Parquet files of other writers are opened in a single place, which states the unit of INT96 times."""
 
 import ast
 from pathlib import Path

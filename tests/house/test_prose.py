@@ -4,7 +4,7 @@ import pytest
 
 from tests.house.prose import PRONOUNS, counted
 
-# Per 1,000 words: what, one, it, its. Whoever rewrites a folder lowers its row to the numbers that were reached.
+# Per 1,000 words: what, one, it, its. An editor of a folder lowers the folder's row to the numbers reached.
 BUDGETS = {
     "barrier_runtime": (0.3, 4.5, 3.0, 5.3),
     "coordinator": (0.4, 2.9, 4.1, 1.5),

@@ -1,4 +1,4 @@
-"""Sizes as guides: a file, a folder or a call that outgrows them has one idea too many, or a reason told here."""
+"""Sizes as guides: a file, a folder or a call above the bound has one idea too many, or a reason stated here."""
 
 import ast
 from collections import Counter
@@ -13,7 +13,7 @@ LINES_OF_A_FILE = 450  # about 400, and room for a change
 FILES_OF_A_FOLDER = 16
 PARAMETERS = 9  # without `self`
 
-# Each with a bound of its own, so that it does not grow unseen, and why it is one idea all the same.
+# Each has a separate bound against unnoticed growth, and the reason why the parts are one idea.
 LONG_FILES = {
     "barrier_runtime/operators/functions/process.py": (570, "one operator: rows, timers and errors share a key's turn"),
     "barrier_runtime/runtime/slot.py": (500, "every order of the coordinator and what a slot answers"),

@@ -1,4 +1,4 @@
-"""No default of a library decides what a text means: who reads CSV or JSON names the spellings of null."""
+"""Meanings of text do not depend on a library's defaults: every reader of CSV or JSON names the spellings of null."""
 
 import ast
 

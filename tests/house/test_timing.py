@@ -1,4 +1,4 @@
-"""A test passes on a machine ten times slower or faster: what is known to break that is looked for here."""
+"""Tests pass on a machine ten times slower or faster: this rule searches for known patterns that break that."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Mutants of a slot's limits against hanging, dying or oversized parts: threads, frames, decoders, places."""
+"""Mutants of slots against hanging, dying or oversized parts: threads, frames, decoders, conditions, places."""
 
 from tests.mutants.mutant import Mutant
 
