@@ -1,5 +1,6 @@
-"""Compiles the tests below the paths given where none of them is compiled yet, as in a fresh clone: else each of
-pytest's workers would rewrite and compile all of them at the same time."""
+"""Compiles the tests below the given paths if none is compiled yet, as in a fresh clone: otherwise each of pytest's
+workers would rewrite and compile all tests at the same time.
+"""
 
 import importlib.util
 import subprocess

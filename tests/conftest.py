@@ -24,7 +24,7 @@ settings.load_profile("patient")
 for profile, of_hundred in {"check": 10, "test": 25, "oracle": 1_000}.items():  # tests/drawn.py
     settings.register_profile(profile, settings.default, max_examples=of_hundred)
 
-os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_jvm.submit_options())  # those that programs under test start, too
+os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_jvm.submit_options())  # also for JVMs of programs under test
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", spark_jvm.LIGHT)
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; programs under test would inherit it

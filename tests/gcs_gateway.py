@@ -126,7 +126,7 @@ class _Request(BaseHTTPRequestHandler):
             self._upload(bucket, name, b"".join(parts[number] for number in wanted))
             del self.server.uploads[query["uploadId"]]
 
-    # ---- the rest
+    # ---- other requests
 
     def _pass_on(self, body: bytes) -> None:
         headers = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "connection")}

@@ -1,5 +1,6 @@
-"""Makes the archive of classes from which brokers of tests start (`class_archive` of examples/servers/kafka.py), where
-this machine has none for its Java and this Kafka. Without it tests are only slower."""
+"""Makes the archive of classes from which brokers of tests start (`class_archive` of examples/servers/kafka.py), if
+this machine has no archive for its Java and this Kafka. Without an archive tests are only slower.
+"""
 
 import os
 import sys

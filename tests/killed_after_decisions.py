@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def deciding(command: Sequence[str], log: Path, records: int, patience_s: float) -> Iterator[None]:
-    """Enters when there are so many records in the decision log `log`; SIGKILL at the end."""
+    """Enters when the decision log `log` has `records` records; SIGKILL at the end."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         deadline = time.monotonic() + patience_s

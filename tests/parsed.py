@@ -41,7 +41,7 @@ def outline(file: str) -> Outline:
 
 
 def walk(tree: ast.AST) -> list[ast.AST]:
-    """As `nodes`, in less than half of the time that `ast.walk` takes."""
+    """As `nodes`, in less than half of the time of `ast.walk`."""
     found = [tree]
     for node in found:  # which grows
         found += children(node)
@@ -61,7 +61,7 @@ def children(node: ast.AST) -> list[ast.AST]:
 
 @cache
 def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    """Those in which there may be nodes."""
+    """Fields that may contain nodes."""
     return tuple(name for name in kind._fields if name not in _WITHOUT_NODES)
 
 

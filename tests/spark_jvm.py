@@ -31,7 +31,7 @@ def archive() -> Path | None:
 
 
 def submit_options() -> str:
-    """For SPARK_SUBMIT_OPTS. An archive that does not fit (another class path) is passed over in silence."""
+    """Options for SPARK_SUBMIT_OPTS. The JVM silently ignores an archive that does not match (another class path)."""
     made = archive()
     return LIGHT if made is None or not made.exists() else f"{LIGHT} -XX:SharedArchiveFile={made} -Xlog:cds=off"
 

@@ -66,7 +66,7 @@ class Stepper:
                 raise each.error
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Called by a body: give the turn away until `condition` holds."""
+        """Called by a body: gives the turn away until `condition` holds."""
         while not condition():
             self._give_way(waits=True)
 
@@ -74,7 +74,7 @@ class Stepper:
         return _Lock(self)
 
     def lock_of(self, monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
-        """`threading.Lock()` in these modules makes locks that know of turns."""
+        """Makes `threading.Lock()` in these modules return locks that take part in turns."""
         for module in modules:
             monkeypatch.setattr(module, "threading", SimpleNamespace(Lock=self.Lock))
 

@@ -108,7 +108,7 @@ def test_there_are_no_import_circles_when_modules_are_loaded() -> None:
 
 
 def loaded_modules(module: str) -> Iterator[str]:
-    """Files of ours that are loaded when `module` is: imports at the top level, not those for type checkers only."""
+    """Our files that are loaded with `module`: imports at the top level, not those for type checkers only."""
     for node in parsed(module).body:
         if isinstance(node, ast.ImportFrom) and package_of(node.module or "") in PACKAGES:
             base = file_of(node.module or "")

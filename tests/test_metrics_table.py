@@ -29,7 +29,7 @@ NO_METRICS = {"checkpoint", "token", "triggered_ms"}  # numbers that identify a 
 
 @cache
 def product() -> tuple[tuple[str, ast.Name | ast.Call], ...]:
-    """Every name and call in those of the product's sources that speak of metrics, but the table's own."""
+    """Every name and call in the product's sources that mention metrics, without the table itself."""
     sources = {
         str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
         for package in ("barrier_runtime", "coordinator")

@@ -15,7 +15,7 @@ def test_one_or_two_rounds_have_no_interval() -> None:
 
 
 def test_three_to_five_rounds_have_students_interval_of_the_logarithms() -> None:
-    """By hand: logarithms 0, 1, 2 have mean 1 and deviation 1; 4.303 / √3 = 2.484."""
+    """Computed by hand: logarithms 0, 1, 2 have mean 1 and deviation 1; 4.303 / √3 = 2.484."""
     found = interval95([math.e, 1.0, math.e**2])
     assert found is not None
     assert [math.log(bound) for bound in found] == pytest.approx([1 - 2.484, 1 + 2.484], abs=0.001)
@@ -27,7 +27,7 @@ def test_a_figure_that_can_be_negative_has_students_interval_as_it_is() -> None:
 
 @pytest.mark.parametrize(("count", "left_out"), [(6, 0), (8, 0), (9, 1), (12, 2), (20, 5)])
 def test_from_six_rounds_on_it_is_the_interval_of_order_statistics(count: int, left_out: int) -> None:
-    """The numbers that are left out on each side are those of the sign test's table for 5 %, two-sided."""
+    """The sign test's table for 5 %, two-sided, gives the numbers left out on each side."""
     values = [float(value) for value in range(count)]
     assert interval95(values[::-1]) == (left_out, count - 1 - left_out)
 
@@ -53,7 +53,7 @@ def test_a_figure_is_told_with_its_median_and_from_three_rounds_on_with_its_inte
 
 
 def test_differences_of_pairs_have_the_interval_of_signed_ranks() -> None:
-    """Of 1 to 10 Wilcoxon's table leaves out the 8 lowest of 55 averages at 95 %: 1, 1.5, 2, 2, 2.5, 2.5, 3, 3."""
+    """For 1 to 10, Wilcoxon's table leaves out the 8 lowest of 55 averages at 95 %: 1, 1.5, 2, 2, 2.5, 2.5, 3, 3."""
     assert of_differences([float(value) for value in range(10, 0, -1)]) == (5.5, (3.0, 8.0))
     assert of_differences([3.0, 1.0, 2.0]) == (2.0, None)
 

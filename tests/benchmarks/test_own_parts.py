@@ -1,4 +1,4 @@
-"""The benchmarks of our own parts, without engines: the rows each workload gives, with checkpoints on the way."""
+"""The benchmarks of our own parts, without engines: the output of each workload, with checkpoints in between."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""results.json there and back, rounds put together, and the report made of a stored file."""
+"""Round trip of results.json, combined rounds, and the report made of a stored file."""
 
 from pathlib import Path
 

@@ -18,7 +18,7 @@ FIXED = Delay(20.0, sigma=0.0, slow_share=0.0)
 
 
 def fed(message: Message, data: bytes, step: int) -> tuple[bytes, bytes]:
-    """(body, bytes behind the message) of data that arrives in pieces."""
+    """(body, bytes after the message) of data that arrives in pieces."""
     body = rest = b""
     for begin in range(0, len(data), step):
         piece = data[begin : begin + step]

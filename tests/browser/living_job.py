@@ -85,7 +85,7 @@ class LivingJob:
         def completed() -> JobStatus | None:
             try:
                 now = self.status
-            except UnknownJob:  # a coordinator that was started again has not heard of a slot yet
+            except UnknownJob:  # a restarted coordinator has not received a slot's message yet
                 return None
             return now if now.checkpoints.completed >= count else None
 

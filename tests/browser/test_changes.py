@@ -110,8 +110,9 @@ _NOTE_WHAT_IS_SAID = """() => {
 def test_a_killed_coordinator_takes_nothing_from_an_open_page_nor_from_a_link(
     own_job: LivingJob, opened: Opened, context: Callable[..., BrowserContext], watched: Watched
 ) -> None:
-    """Session, checkpoints, generations and a commit that fails are there again, and the figures go on without a
-    reload. A link that was not used opens the page of the process that came after, once."""
+    """Session, checkpoints, generations and a failing commit are shown again, and the figures continue without a
+    reload. An unused link opens the page of the next process, once.
+    """
     unused = own_job.coordinator.client.page_link("flights")
     watched.expected = [
         "401",
@@ -178,7 +179,7 @@ def _failed(job: LivingJob) -> list[int]:
 
 
 def test_no_script_but_the_pages_own_runs(job: LivingJob, opened: Opened, watched: Watched) -> None:
-    """G3: even if a text came through unescaped."""
+    """G3: even if a text was left unescaped."""
     watched.expected = ["Content Security Policy"]
     page = opened(job)
     page.evaluate("""() => { const script = document.createElement("script"); script.textContent = "window.stolen = 1";

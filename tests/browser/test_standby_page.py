@@ -17,7 +17,7 @@ from tests.waiting import until
 
 @pytest.fixture
 def daemons(tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
-    lease = ("--lease", "3000")  # none takes over, however slow the machine is
+    lease = ("--lease", "3000")  # no standby takes over, however slow the machine is
     with Daemon(tmp_path, *lease) as first, Daemon(tmp_path, *lease) as second:
         for daemon in (first, second):
             until(lambda daemon=daemon: _answers(daemon), "the daemon to answer")
@@ -64,7 +64,7 @@ def test_a_standby_shows_the_same_history_and_changes_nothing(
         assert page.locator("button[data-dialog]").count() == 0
         assert "the disk is full (3 attempts since " in page.inner_text("#transactions")
         shown = bars(page)
-        # The leader's page is of another port: the cookie of the same token holds there, too.
+        # The leader's page has another port: the cookie of the same token is valid on both.
         assert page.locator(".notice a").get_attribute("href") == f"{leader.client.url}/jobs/{JOB.job}"
         other = logged_in(context().new_page(), leader)
         other.goto(f"{leader.client.url}/jobs/{JOB.job}")

@@ -102,7 +102,7 @@ def rows_from(reader: ChangesReader, count: int, most: int | None = None) -> lis
 
 
 def all_rows(reader: ChangesReader) -> list[dict[str, Any]]:
-    """Of a source that ends."""
+    """All rows of a source that ends."""
     rows: list[dict[str, Any]] = []
 
     def over() -> bool:

@@ -1,4 +1,4 @@
-"""A broker with a TLS listener behind a network that can cut handshakes off, as a broker that is restarted does."""
+"""A broker with a TLS listener behind a network that can cut off handshakes, as a restarting broker does."""
 
 import contextlib
 import socket

@@ -61,7 +61,7 @@ class Topic:
         self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap})  # the other does not know them yet
 
     def delete_before(self, offset: int, partition: int = 0) -> None:
-        """As retention would: the earliest offset is `offset` then."""
+        """Deletes records as retention does: the earliest offset is then `offset`."""
         (place,) = wanted = [TopicPartition(self.name, partition, offset)]
         done_at_last(lambda: self.admin.delete_records(wanted)[place].result())
 
@@ -75,7 +75,7 @@ class Topic:
         return asked_again(lambda: self.admin.list_topics(timeout=10)).topics
 
     def committed(self, group: str, partition: int = 0) -> int:
-        """The group's offset; negative: none."""
+        """The group's offset; negative if there is none."""
         from confluent_kafka import Consumer
 
         consumer = Consumer({"bootstrap.servers": self.kafka.bootstrap, "group.id": group})
@@ -138,7 +138,7 @@ def rows_from(reader: KafkaReader, count: int | None = None, max_rows: int = 65_
 
 
 def all_rows(source: KafkaTopics) -> list[dict[str, Any]]:
-    """Of a source with an end, split after split."""
+    """All rows of a source with an end, split after split."""
     rows = []
     for split in source.splits(1):
         with reading(source, split) as reader:

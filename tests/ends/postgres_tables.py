@@ -64,12 +64,12 @@ def pre_committed(sink: PostgresSink, checkpoint: int, *values: int) -> bytes:
 
 
 def made_visible(sink: PostgresSink, checkpoint: int, committables: Sequence[bytes]) -> None:
-    """All that has to happen once a checkpoint is decided."""
+    """Takes all steps that follow the decision of a checkpoint."""
     sink.commit_globally(checkpoint, committables)
 
 
 def seen(connection: psycopg.Connection[Any], table: str) -> list[int]:
-    """In the order in which the server has them."""
+    """Rows in the server's order."""
     return [n for (n,) in connection.execute(f"select n from {table}").fetchall()]
 
 

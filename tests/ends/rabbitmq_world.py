@@ -99,7 +99,7 @@ class Feeder:
         self.stop()
 
     def stop(self) -> int:
-        """How many there are."""
+        """Stops the feeder. Returns the number of messages."""
         self._stop.set()
         self._thread.join()
         return self.confirmed

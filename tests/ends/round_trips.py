@@ -129,7 +129,7 @@ class CountingProxy:
 
 @contextlib.contextmanager
 def counting_proxy(target: int, make_waits: Callable[[], Waits] = Turns) -> Iterator[CountingProxy]:
-    """Before the server at port `target` of 127.0.0.1."""
+    """A proxy before the server at port `target` of 127.0.0.1."""
     proxy = CountingProxy(target, make_waits)
     threading.Thread(target=proxy.serve, daemon=True).start()
     try:

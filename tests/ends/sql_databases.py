@@ -23,7 +23,7 @@ DATABASES = ("postgres", "mysql", "sqlite")
 
 
 class Database(ABC):
-    """`connection`: the test's own. Statements are those that all databases understand."""
+    """`connection`: private to the test. All databases understand the statements."""
 
     marks: ClassVar[str] = "barrier_runtime_commits"
     connection: Any
@@ -48,7 +48,7 @@ class Database(ABC):
         self.execute(f"truncate table {table}")
 
     def numbers(self, table: str) -> list[int]:
-        """In the order of the table."""
+        """Numbers in the order of the table."""
         return [n for (n,) in self.execute(f"select n from {table}")]
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Job:
         return sink
 
     def staged(self) -> list[str]:
-        """Objects of rows that are not visible yet, or were left behind."""
+        """Objects of rows that are not visible yet, or were left over."""
         return [info.key for info in self.store.list("") if "staged" in info.key]
 
 

@@ -49,7 +49,7 @@ def sink_of(clickhouse: ClickHouseServer, table: str, port: int = 0) -> ClickHou
 def test_the_sink_holds_what_it_declares_wherever_it_crashes(
     clickhouse: ClickHouseServer, database: Client, table: str
 ) -> None:
-    """See the scenarios of `certify`; rows may be seen early, none is lost or doubled in the end."""
+    """See the scenarios of `certify`; rows may be seen early, no row is lost or doubled in the end."""
     certify(
         lambda: sink_of(clickhouse, table),
         lambda: [

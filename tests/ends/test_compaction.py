@@ -92,7 +92,7 @@ class World:
         raise NotImplementedError
 
     def files(self) -> set[str]:
-        """Names of those that the newest version has."""
+        """Names of the newest version's files."""
         raise NotImplementedError
 
     def orphans(self) -> set[str]:
@@ -251,7 +251,7 @@ def test_files_that_were_compacted_are_compacted_again(world: Any) -> None:
 
 # ---------------------------------------------------------------- others between the moves
 
-STEPS = ["look", "write"]  # behind which somebody else moves
+STEPS = ["look", "write"]  # the step after which another party acts
 
 
 def compacted_with(world: Any, behind: str, move: Any) -> int:

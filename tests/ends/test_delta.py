@@ -227,7 +227,7 @@ def test_a_job_that_holds_commits_back_from_now_on_shows_what_was_shown_halfway(
 
 
 def test_the_sink_is_certified_on_s3(s3: S3Server) -> None:
-    """T3, T10. On a folder all of them run; here those after which somebody else lists and commits."""
+    """T3, T10. On a folder all scenarios run; here those after which another party lists and commits."""
     for only in ("straight plain", "fresh start", "many pending", "rescale 2 1 3", "walk 0"):
         certified(f"{s3.url}/certified", None, only=only)
 
@@ -631,7 +631,7 @@ def test_partitions_are_cut_by_value_and_keep_the_order_of_their_rows(url: str) 
     committed(sink, 1, pa.RecordBatch.from_pylist(rows, schema=schema))
     back = table(url).to_pyarrow_table(columns=["n", "city", "day", "ok"]).to_pylist()
     for row in rows:
-        row["city"] = row["city"] or None  # the format has no empty text there
+        row["city"] = row["city"] or None  # the format has no empty text in partitions
     assert sorted(back, key=lambda row: row["n"]) == rows
     for part in table(url).to_pyarrow_dataset().get_fragments():
         values = part.to_table(columns=["n"]).column("n").to_pylist()
@@ -684,7 +684,7 @@ def test_a_large_transaction_is_staged_early_in_several_files(folder: str) -> No
     assert numbers(folder) == list(range(1_000))
 
 
-# ---------------------------------------------------------------- tables that are there already
+# ---------------------------------------------------------------- existing tables
 
 
 def existing(url: str, schema: pa.Schema, **settings: Any) -> None:

@@ -103,7 +103,7 @@ def test_what_is_no_table_is_refused(folder: str) -> None:
 
 
 def test_a_table_with_deletion_vectors_is_refused_until_the_feature_is_dropped(folder: str) -> None:
-    """The protocols are those that Delta's jar 4.4 writes."""
+    """The protocols are those written by Delta's jar 4.4."""
 
     def commit(version: int, reader: int, **features: list[str]) -> None:
         protocol = {"minReaderVersion": reader, "minWriterVersion": 7, **features}

@@ -23,7 +23,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 @pytest.fixture
 def name(iceberg_rest: IcebergRestServer) -> str:
-    """Of a table that is not there yet."""
+    """Name of a table that does not exist yet."""
     if not iceberg_rest.running:
         iceberg_rest.start()
     return f"db.numbers_{uuid.uuid4().hex[:8]}"

@@ -16,7 +16,7 @@ from tests.ends.kafka_target import Job, Topic, kafka_sink, numbers, sealed
 
 
 def delete_markers(kafka: KafkaServer, job: Job) -> None:
-    """As the broker does with offsets that are older than offsets.retention.minutes."""
+    """Deletes markers, as the broker does with offsets older than offsets.retention.minutes."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
     known = asked_again(lambda: admin.list_consumer_groups().result()).valid
     groups = [each.group_id for each in known if job.name in each.group_id]

@@ -55,7 +55,7 @@ def test_the_sink_is_exactly_once_wherever_it_crashes(kafka: KafkaServer, topic:
 def test_a_producer_looks_for_its_coordinator_over_a_connection_that_is_there(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library that finds none looks again after half a second, which a recovery would wait for."""
+    """Without an open connection the library looks again after half a second, which a recovery would wait for."""
     said: list[str] = []
     log = logging.Logger("of this test", logging.DEBUG)
     log.addFilter(lambda record: said.append(record.getMessage()) or False)
@@ -239,7 +239,7 @@ def test_no_transaction_is_open_while_brokers_are_away_longer_than_its_limit(
         decided = [sealed(sink, 2, [2])]
         kafka.kill()
         out = time.monotonic()
-        decided.append(sealed(sink, 3, [3]))  # checkpoints go on
+        decided.append(sealed(sink, 3, [3]))  # checkpoints continue
         with monkeypatch.context() as patch:
             patch.setattr(kafka_client, "ANSWER_S", 2.0)
             with pytest.raises(Unavailable, match="it is tried again"):

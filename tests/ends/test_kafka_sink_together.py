@@ -191,7 +191,7 @@ def test_a_marker_that_is_gone_after_a_lot_asks_how_far_its_rows_are_there(
 
 
 def lose_the_next_answer(monkeypatch: pytest.MonkeyPatch, sink: Any, decided: list[Any]) -> None:
-    """The lot is committed at the broker, and the sink hears an error."""
+    """The lot is committed at the broker, and the sink gets an error."""
     commit = kafka_transactions.MarkedProducer._commit
 
     def commit_without_answer(self: Any, marker: Any) -> None:

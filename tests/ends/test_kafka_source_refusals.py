@@ -13,7 +13,7 @@ from examples.servers.base import free_port
 from tests.ends.kafka_world import Topic, reading, rows_from, source_of
 from tests.waiting import until
 
-# ---------------------------------------------------------------- records that are no longer there
+# ---------------------------------------------------------------- deleted records
 
 
 def test_position_no_longer_retained_stops_the_job_and_names_the_missing_records(kafka: KafkaServer) -> None:

@@ -1,4 +1,4 @@
-"""Partitions of a topic over several subtasks: restored at another parallelism, with partitions made meanwhile."""
+"""Partitions of a topic over several subtasks: restored at another parallelism, with partitions added in between."""
 
 import time
 from pathlib import Path
@@ -87,7 +87,7 @@ class Subtasks:
             job_store=MemoryStore(),
             call_later=nothing,
             wake=nothing,
-            wake_from_thread=lambda: None,  # the test looks until something is there
+            wake_from_thread=lambda: None,  # the test polls until there is one
         )
 
 

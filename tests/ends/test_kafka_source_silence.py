@@ -60,7 +60,7 @@ class World:
 
 @pytest.fixture
 def questions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Answers to the questions for ends; None: there was none."""
+    """Answers to the queries for ends; None: no answer."""
     ask, answers = StallWatch._ends, []
 
     def heard(self: StallWatch, *args: Any) -> Any:

@@ -174,7 +174,7 @@ def gets_on(copy: Copy, what: str, figure: Callable[[], int]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120 + ROUNDS * 400)
 def test_all_clients_go_on_after_the_broker_was_killed_started_again_and_stopped() -> None:
-    """T4: none of them answers with an error of leadership for ever, and every row is there once."""
+    """T4: no client answers with an error of leadership for ever, and every row appears once."""
     chance = random.Random(SEED)
     with kafka_server() as kafka, new_topic(kafka, PARTITIONS) as source, new_topic(kafka, PARTITIONS) as target:
         target.decode = lambda value: value

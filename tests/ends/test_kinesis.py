@@ -1,4 +1,4 @@
-"""A job that reads Kinesis (moto) while the server is killed, again and again."""
+"""A job that reads Kinesis (moto) through repeated kills of the server."""
 
 import datetime
 import json

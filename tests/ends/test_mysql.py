@@ -83,7 +83,7 @@ def written(sink: MySQLSink, checkpoint: int, rows: Any) -> None:
 
 
 def test_a_job_outlives_kills_of_the_server() -> None:
-    """Killed twice while rows come."""
+    """Two kills while rows arrive."""
     rows = 3_000
     with mariadb_server() as server:
         table = Table(server, "value bigint primary key, `key` bigint")

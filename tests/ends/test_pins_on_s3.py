@@ -25,7 +25,7 @@ def test_a_pin_on_s3_holds_what_is_read_and_lets_it_go_afterwards(s3: S3Server) 
         try:
             return open_checkpoint(url, "kept")
         except InvalidJob:
-            return None  # none is complete yet
+            return None  # no checkpoint is complete yet
 
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(flow(over).run_local, checkpoints=url, parallelism=1, checkpoint_interval=0.2, retained=1)

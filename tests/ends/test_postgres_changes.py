@@ -463,7 +463,7 @@ def test_a_job_goes_on_at_another_parallelism(tables: ChangedTables) -> None:
 
 
 def test_a_restart_goes_on_in_the_middle_of_a_transaction(tables: ChangedTables) -> None:
-    """A function fails once, behind a checkpoint."""
+    """A function fails once, after a checkpoint."""
     table = tables.table()
     slot = f"slot_{table}"
     tables.execute(

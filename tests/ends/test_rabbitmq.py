@@ -453,7 +453,7 @@ def visible(out: Path) -> list[int]:
 def test_messages_delivered_or_published_twice_are_emitted_once_and_queue_empties(
     rabbitmq: RabbitServer, queue: Queue, tmp_path: Path
 ) -> None:
-    """T13: the last acknowledgements, too: those of the checkpoint that ends the job."""
+    """T13: including the last acknowledgements, of the checkpoint that ends the job."""
     queue.publish_numbers(0, 500)
     queue.publish_numbers(100, 300)
     with reading(address(rabbitmq), queue.name, prefetch=200) as reader:

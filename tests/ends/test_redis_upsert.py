@@ -264,7 +264,7 @@ def test_floats_that_are_no_numbers_come_back(
 
 
 def test_a_server_that_stops_between_writes_is_waited_for(redis: RedisServer, prefix: str, job: Job) -> None:
-    """T4: the checkpoint fails until the server is back; then all rows are there."""
+    """T4: the checkpoint fails until the server is back; then all rows are in the database."""
     sink = job.open(RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True))
     transaction = written(sink, [{"id": number, "n": number} for number in range(1000)])
     redis.kill()
@@ -337,7 +337,7 @@ def test_a_password_is_used_and_never_shown(
 def test_five_thousand_rows_are_written_with_two_waits(
     redis: RedisServer, database: client.Redis, prefix: str, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In scripts of 256 rows, sixteen of which travel together."""
+    """Rows are written in scripts of 256 rows, sixteen scripts per request."""
     sink = job.open(RedisUpsertSink(redis.url, key="key", prefix=prefix, deterministic=True))
     sent = []
     send = client.Connection.send_packed_command
@@ -356,7 +356,7 @@ def test_five_thousand_rows_are_written_with_two_waits(
 def test_scripts_resent_after_partial_execution_write_each_row_once_and_in_order(
     redis: RedisServer, database: client.Redis, prefix: str, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the client library does when a connection ends before the last answer."""
+    """The client library resends when a connection ends before the last answer."""
     monkeypatch.setattr(redis_sink, "_ROWS_AT_ONCE", 2)
     sink = job.open(RedisUpsertSink(redis.url, key="key", prefix=prefix, deterministic=True))
     rows = pa.record_batch({"key": [1, 2, 1, 2, 1, 3], "score": [10, 20, 11, 21, 12, 30]})

@@ -113,6 +113,6 @@ def test_decided_rows_outlive_an_outage_and_are_committed_by_another_process(
     assert {"2", "4"} <= {key.rpartition("-")[2].partition(".")[0] for key in staged_in(store)}
     successor = opened(store, token=2)
     successor.recover([one, two])
-    until(lambda: staged_in(store) == [])  # checkpoint 3 was never decided; deletions are behind the commit
+    until(lambda: staged_in(store) == [])  # checkpoint 3 was never decided; deletions follow the commit
     successor.commit_globally(2, [one, two])
     assert rows_in(store) == [{"n": 1}, {"n": 2}]

@@ -1,4 +1,4 @@
-"""A savepoint on S3 that another tool has copied to another bucket, after all of the first bucket is gone."""
+"""A savepoint on S3 that another tool copied to another bucket, after the first bucket was deleted."""
 
 from typing import Any
 

@@ -32,7 +32,7 @@ NUMBERS = pa.schema([("n", pa.int64())])
 STAGE = 60  # rows of each of the three runs
 PARTS = 3  # files, partitions or shards
 
-Write = Callable[[list[int]], None]  # rows that come at the source
+Write = Callable[[list[int]], None]  # rows that arrive at the source
 Read = Callable[[Dataflow], Stream]  # a stream of them, in column n
 Source = tuple[Write, Read]
 

@@ -19,7 +19,7 @@ COLUMNS = "n bigint not null unique, t varchar(100)"
 
 @dataclass
 class Far:
-    """A database behind a proxy. `commit`: waits of a commit; `check`: of the server's check before the decision."""
+    """A database behind a proxy. `commit`: waits of a commit; `check`: waits of the check before the decision."""
 
     database: Database
     proxy: CountingProxy
@@ -108,7 +108,7 @@ def test_a_connection_that_ends_between_any_two_waits_loses_and_doubles_nothing(
     backlog = [pre_committed(sink, checkpoint, checkpoint) for checkpoint in (2, 3, 4)]
     if waits <= far.commit:
         far.proxy.cut_after(waits, with_answer=with_answer)
-    for _ in range(2):  # a connection that ends in the middle of an answer is not tried again by every session
+    for _ in range(2):  # not every session retries when a connection ends within an answer
         with contextlib.suppress(Unavailable):
             sink.commit_globally(4, backlog)
     sink.commit_globally(5, [*backlog, pre_committed(sink, 5, 5)])

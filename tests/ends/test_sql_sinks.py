@@ -70,7 +70,7 @@ def tried_again(sink: SqlSink, checkpoint: int, committables: list[bytes]) -> No
 
 
 def lose_connections(sink: Any) -> None:
-    """As the kernel does when the process dies."""
+    """Closes connections as the kernel does when the process dies."""
     with contextlib.suppress(AttributeError):  # a sink without connection yet
         sink.close()
 
@@ -182,7 +182,7 @@ def test_aborted_rows_can_never_be_committed(database: Database, job: Job) -> No
 
 
 def test_a_fresh_start_is_not_taken_for_an_earlier_one(database: Database, job: Job) -> None:
-    """T14: tokens and checkpoint ids from 1 again, on a target that has seen more."""
+    """T14: tokens and checkpoint ids from 1 again, on a target that has seen higher ids."""
     table = database.table()
     first, second = job.opened(table, token=50), job.opened(table, token=1, lineage="another")
     with closing_all([first, second]):
@@ -253,7 +253,7 @@ def test_a_transaction_that_outgrows_memory_is_staged_early_in_parts(database: D
 
 
 def test_a_job_that_ends_leaves_all_rows_once_and_nothing_else(database: Database, tmp_path: Path) -> None:
-    """T13: the rows after the last barrier come with the final checkpoint."""
+    """T13: the final checkpoint commits the rows after the last barrier."""
     table = database.table("n bigint not null primary key")
     flow = Dataflow(new_name())
     flow.rate("numbers", 20_000, 10_000, keys=7).select({"n": "value"}).sink("out", database.sink(table))

@@ -27,7 +27,7 @@ with_library = pytest.mark.parametrize(
 
 
 def extras() -> dict[str, list[str]]:
-    """Of pyproject: requirements by the extra's name."""
+    """Requirements of pyproject, by the extra's name."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     (table,) = re.findall(r"^\[project\.optional-dependencies\]\n(.*?)^\[", text, re.MULTILINE | re.DOTALL)
     found = re.findall(r"^(\w+) = (\[.*?\])$", table, re.MULTILINE | re.DOTALL)
@@ -40,7 +40,7 @@ def test_every_folder_has_a_row_and_every_row_a_folder() -> None:
 
 
 def test_errors_of_every_connectors_library_are_sorted() -> None:
-    """Those that a person must mend, and those that pass: `tests/library_errors.py`."""
+    """Permanent errors, which a person must resolve, and passing errors: `tests/library_errors.py`."""
     sorted_out = {name for name, entry in LIBRARY_ERRORS.items() if entry.mended and entry.passing}
     assert sorted_out == {row.name for row in CONNECTORS}
 
@@ -60,7 +60,7 @@ def test_the_extra_installs_the_library_and_dev_has_it(row: Connector) -> None:
 
 
 def test_every_source_says_what_its_positions_are_positions_in() -> None:
-    """A job does not go on with positions in something else under an old name."""
+    """A job does not continue with positions in another system under an old name."""
     silent = []
     for path in sorted(FOLDER.rglob("*.py")):
         for each in nodes(path.relative_to(ROOT).as_posix()):

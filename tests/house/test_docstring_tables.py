@@ -224,7 +224,7 @@ def test_every_bottleneck_is_in_its_table() -> None:
     assert {cell.strip("`") for cell in column(rows, 0)} == causes_given_in(bottleneck)
 
 
-# ------------------------------------------------------------ none is left out
+# ------------------------------------------------------------ completeness
 
 
 def test_every_table_is_compared_or_is_prose() -> None:

@@ -9,7 +9,7 @@ from tests.house.test_layers import modules
 from tests.parsed import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES_OF_A_FILE = 450  # about 400, and room for a change
+LINES_OF_A_FILE = 450  # about 400, and a margin for a change
 FILES_OF_A_FOLDER = 16
 PARAMETERS = 9  # without `self`
 

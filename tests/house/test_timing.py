@@ -12,7 +12,7 @@ _WRITTEN_AT = ("st_mtime", "st_mtime_ns", "modified_ms")
 _MENTIONED = re.compile("|".join(_WRITTEN_AT))
 _DEADLINE = re.compile(r"\bdeadline = time\.monotonic\(\) \+ (\d+(?:\.\d+)?)$", re.MULTILINE)
 _WAIT = re.compile(r"(?:\bwait_for\([\w.]+(?:\(\))?, |\bassert \S+\.(?:wait|join|drain)\()(\d+(?:\.\d+)?)\)")
-_TIMEOUT_S = 30  # at least, until a test gives up waiting for a condition
+_TIMEOUT_S = 30  # minimum time before a test gives up waiting for a condition
 
 
 def texts() -> Iterator[tuple[str, str]]:

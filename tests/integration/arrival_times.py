@@ -35,7 +35,7 @@ class Latency:
 
 
 def latency_between(out: Path, began: float, ended: float) -> Latency:
-    """Of all rows that arrived between two moments (seconds since the epoch)."""
+    """Latencies of all rows that arrived between two moments (seconds since the epoch)."""
     rows = [json.loads(line) for file in visible_files(out) for line in file.read_text().splitlines()]
     inside = sorted((row["at"], row["late_ms"]) for row in rows if began <= row["at"] <= ended)
     assert inside, "no row arrived in between: the stream stood still"

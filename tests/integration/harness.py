@@ -103,8 +103,9 @@ def counting_flow(
 
 
 def noisy_flow(name: str, out: Path | str, rate: float, keys: int) -> Dataflow:
-    """As `counting_flow`, without an end, and with a number for each key that no compression makes smaller: state that
-    is stored in files, and not in manifests."""
+    """As `counting_flow`, without an end, and with an incompressible number for each key: state that is stored in
+    files, and not in manifests.
+    """
     flow = Dataflow(name)
     numbers = flow.source("numbers", RateSource(rate, keys=keys, splits=1))
     numbers.map(_with_noise).key_by("key").aggregate("count", n=count(), most=max_("noise")).sink(
@@ -185,8 +186,9 @@ def gone(process: psutil.Process) -> bool:
 
 @dataclass(frozen=True)
 class Fault:
-    """SIGKILL `victim` once at each point for which a test asks, from within the sink of whichever slot gets there
-    first. Points are "sync", "async", "before commit" and "after commit"."""
+    """Kills `victim` (SIGKILL) once at each point that a test orders, from within the sink of the slot that reaches the
+    point first. Points are "sync", "async", "before commit" and "after commit".
+    """
 
     victim: str  # "slot" or "coordinator"
     folder: str  # its files record the ordered points, and the points that happened

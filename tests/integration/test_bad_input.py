@@ -197,7 +197,7 @@ def test_an_exception_in_a_users_function_is_shown_as_the_user_knows_it(folder, 
     text = error.value.told
     says(error, *words, "Fix the function")
     assert text.startswith('Traceback (most recent call last):\n  File "' + __file__)
-    assert "barrier_runtime/" not in text.replace("tests/barrier_runtime", "")  # none of our frames
+    assert "barrier_runtime/" not in text.replace("tests/barrier_runtime", "")  # not one of our frames
     assert text.endswith("then start the job again.")
     assert error.value.status.generations == 1
     assert caplog.text == ""  # logged once, by the error

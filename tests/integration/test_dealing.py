@@ -8,7 +8,7 @@ from tests.integration.dealing import dealt
 
 
 def blocks_of(order: list[int], workers: int) -> list[list[int]]:
-    """As `--dist worksteal` of pytest-xdist begins."""
+    """The initial blocks of pytest-xdist's `--dist worksteal`."""
     blocks, left = [], list(order)
     for number in range(workers):
         size = len(left) // (workers - number)

@@ -99,7 +99,7 @@ def running_daemon(folder):
 
 
 def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark, tmp_path):
-    """F9: both go on in their generation; the command line sees, triggers and stops them."""
+    """F9: both continue in their generation; the command line sees, triggers and stops them."""
     rows = 100_000  # over a minute at this rate: five commands of the command line run before the end
     options = {"spark": spark, "parallelism": 2, "checkpoint_interval": 0.3}
     with running_daemon(tmp_path) as daemon:
@@ -219,7 +219,7 @@ def test_a_stop_is_not_forgotten_when_the_coordinator_dies_before_it_is_done(spa
 
 @pytest.mark.parametrize("mode", ["checkpoint", "now"])
 def test_a_stopped_job_goes_on_where_it_was_when_started_again(spark, tmp_path, mode):
-    """C16: "checkpoint" commits all that its last checkpoint covers; "now" takes none."""
+    """C16: "checkpoint" commits all rows covered by the last checkpoint; "now" takes none."""
     rows, out = 40_000, tmp_path / "out"
     options = {"spark": spark, "parallelism": 2, "checkpoints": str(tmp_path / "checkpoints")}
     with counting_flow("stopped", out, rows, 5_000).start(**options, checkpoint_interval=0.3) as handle:

@@ -28,7 +28,9 @@ def running_with_checkpoints(handle, at_least):
 
 
 def went_on(handle, at_least):
-    """On a slow machine the rows overdue after a fault may be all that is left: the end is seen, not the next state."""
+    """True if the job runs with checkpoints or has ended: on a slow machine the overdue rows after a fault may be its
+    last.
+    """
     return handle.status().outcome is not None or running_with_checkpoints(handle, at_least)
 
 
@@ -89,7 +91,7 @@ def kill_if_there(pid):
 
 
 def test_a_killed_coordinator_is_back_without_a_new_generation(spark, tmp_path):
-    """F9: all slots survived, so the stream never stopped; checkpoints go on with higher numbers."""
+    """F9: all slots survived, so the stream never stopped; checkpoints continue with higher numbers."""
     out = tmp_path / "out"
     with start(counting_flow("coordinator-kill", out, ROWS, RATE), spark, tmp_path) as handle:
         until(lambda: running_with_checkpoints(handle, 2), "two checkpoints completed")

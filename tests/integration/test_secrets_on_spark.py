@@ -1,5 +1,6 @@
-"""J6, J7 with all processes there are: driver, coordinator, slots, S3. Secrets are planted or made, the job runs, a
-slot is killed, and then everything that was printed, logged, answered, stored or left is searched for them."""
+"""J6, J7 with all processes: driver, coordinator, slots, S3. Secrets are planted or made, the job runs, a slot is
+killed, and then all printed, logged, sent, stored and leftover data is searched for the secrets.
+"""
 
 import json
 import os

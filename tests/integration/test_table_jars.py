@@ -103,7 +103,7 @@ def test_the_jars_of_iceberg_and_delta_write_each_row_once_through_a_kill(tmp_pa
     run(-signal.SIGKILL)
     assert f"Spark {VERSION}" in run(0)
     first, again, *_ = (tmp_path / "calls").read_text().splitlines()
-    assert first == again  # the batch that was written before the kill came again
+    assert first == again  # the batch written before the kill was delivered again
 
     rows = DeltaTable(str(tmp_path / "delta")).to_pyarrow_table()
     assert sorted(rows["value"].to_pylist()) == list(range(ROWS))

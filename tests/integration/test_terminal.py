@@ -98,7 +98,7 @@ def test_run_and_top_in_terminals_of_80_and_200_columns_through_a_kill_and_ctrl_
 
         for top in tops:
             died = re.compile(r"(?s)recovery, generation .*died of\s+SIGKILL")
-            figures = ("rows/s in", "latency of the last minute")  # there are none for a moment after a recovery
+            figures = ("rows/s in", "latency of the last minute")  # missing for a moment after a recovery
             text = top.until(
                 "what died",
                 lambda text, died=died, figures=figures: died.search(text) and all(each in text for each in figures),

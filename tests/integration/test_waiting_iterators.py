@@ -1,4 +1,4 @@
-"""A generator that waits, on Spark: rows are committed meanwhile, and slots stay."""
+"""A generator that waits, on Spark: rows are committed during the wait, and slots stay."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The whole program dies, an executor dies, a second program comes: real processes on real Spark."""
+"""The whole program dies, an executor dies, a second program starts: real processes on real Spark."""
 
 import os
 import re

@@ -1,4 +1,6 @@
-"""Why a job on Spark does not start: who holds the cores, as Spark has them. `handle.why()`, report and command."""
+"""Reasons why a job on Spark does not start: the jobs that hold the cores, as Spark reports them. `handle.why()`,
+report and command.
+"""
 
 import subprocess
 import threading
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 
 def hold(spark, cores: int, released: Path, description: str) -> threading.Thread:
-    """A Spark job of the user's own, in the same session, that keeps so many cores until the file is there."""
+    """A Spark job of the user, in the same session, that keeps so many cores until the file exists."""
     name = str(released)
 
     def wait(_: int) -> None:

@@ -110,7 +110,7 @@ class Joined:
 
     @property
     def sql(self) -> str:
-        """For DuckDB and Spark."""
+        """Query for DuckDB and Spark."""
         if self.kind == "interval":
             on = f"l.k = r.k AND r.t - l.t BETWEEN {self.lower_ms} AND {self.upper_ms}"
             start = left_start = "CAST(NULL AS BIGINT)"
@@ -126,7 +126,7 @@ class Joined:
         return f"SELECT l.v, r.v, {start} FROM l {kind} JOIN r ON {on}"
 
     def _start(self, side: str) -> str:
-        """Of the window of a row; a remainder has the sign of the time in SQL."""
+        """Start of a row's window; in SQL a remainder has the sign of the time."""
         size = self.size_ms
         return f"({side}.t - (({side}.t % {size}) + {size}) % {size})"
 

@@ -71,5 +71,5 @@ def drawn(
 
 
 def ordered(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """As multisets of values, for comparison."""
+    """Multisets of values, for comparison."""
     return sorted((tuple(row.values()) for row in rows), key=repr)

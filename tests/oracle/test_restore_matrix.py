@@ -72,7 +72,7 @@ def out(stream: Any, name: str) -> None:
 
 
 class Collected:
-    """Of a key: how many rows came, by a value, a list and a map; a timer for each row, ten milliseconds on."""
+    """Per key: the number of rows, as a value, a list and a map; a timer for each row, ten milliseconds later."""
 
     seen = ValueState(int, default=0)
     listed = ListState(int)
@@ -104,7 +104,7 @@ class Numbered:
 
 
 class UnderRules:
-    """Every subtask has all rules that came; the rows of the stream go out as they are, the rules once each."""
+    """Every subtask holds all rules received; the rows of the stream are emitted unchanged, each rule once."""
 
     rules = BroadcastState(int, int)
 
@@ -194,7 +194,7 @@ def joins() -> Dataflow:
 
 
 def one_of_each() -> Dataflow:
-    """For as many slots as there are key groups."""
+    """As many slots as key groups."""
     flow = Dataflow("one-of-each")
     both = source(flow, "a").union(source(flow, "b").rebalance()).key_by("k")
     out(both.process("collected", Collected, schema=ROWS, event_time="t"), "collected")

@@ -206,7 +206,7 @@ def draw_windows(rng: random.Random, exact_late: bool) -> Windows:
 
 
 def _midnight(time: int, days: int) -> int:
-    """Of the day of a time in Berlin, so many days later."""
+    """Midnight of a time's day in Berlin, some days later."""
     day = (EPOCH + time * MS).astimezone(BERLIN).date() + datetime.timedelta(days=days)
     return (datetime.datetime(day.year, day.month, day.day, tzinfo=BERLIN) - EPOCH) // MS
 

@@ -27,7 +27,7 @@ class Bomb:
 
 
 class Doctor:
-    """Of job `job` in the folder `root`."""
+    """The doctor of job `job` in the folder `root`."""
 
     def __init__(self, root: Path, job: str) -> None:
         self.root = root

@@ -225,7 +225,7 @@ def test_a_data_frame_of_unknown_kind_is_refused() -> None:
         b"\xc1",
         pickle.dumps([[1]]),
         b"\x91" * 100_000,  # nested without end
-        b"\xdd\xff\xff\xff\xff",  # announces more than there is
+        b"\xdd\xff\xff\xff\xff",  # announces more bytes than exist
         msgspec.msgpack.encode([[1], [2, 3]]),
         msgspec.msgpack.encode([[1]]),
         msgspec.msgpack.encode([[], []]),

@@ -32,7 +32,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.kv.rocksdb import CONFIG_FILE, RocksDbKv, SlotMemory
 from barrier_runtime.state.kv.side_by_side import link_database
 
-ROWS, KEYS = 12_000, 10_000  # enough state for objects of their own beside the manifest
+ROWS, KEYS = 12_000, 10_000  # enough state for separate objects besides the manifest
 
 
 def run(folder: Path) -> None:

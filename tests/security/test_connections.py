@@ -45,7 +45,7 @@ def wait_until_closed(connection: socket.socket) -> bytes:
 
 
 def pour(connection: socket.socket, total: int) -> int:
-    """Send until everything is gone or the other side has had enough."""
+    """Sends until all bytes are sent or the other side closes the connection."""
     sent = 0
     try:
         while sent < total:
@@ -75,7 +75,7 @@ def a_slot_comes_and_is_served(daemon: Daemon) -> None:
 
 @pytest.mark.slow
 def test_a_crowd_of_strangers_costs_the_coordinator_little_and_goes_in_time(tmp_path: Path) -> None:
-    """H3: more connections than there are places, some silent, some mid-handshake, some pouring."""
+    """H3: more connections than places, some silent, some mid-handshake, some sending without end."""
     with living_daemon(tmp_path, "--handshake-timeout", "2") as daemon:
         before = daemon.memory_bytes
         hello = Initiator(b"x" * 32, job="flights", run_id="r", purpose="control", claims=b"", nonce=b"n" * NONCE_BYTES)
@@ -143,7 +143,7 @@ def test_a_stranger_that_pours_is_cut_off_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) -> None:
-    """B3: no memory for the announcement; the slot may come again."""
+    """B3: the announcement takes no memory; the slot may connect again."""
     with living_daemon(tmp_path) as daemon:
         job = spec(parallelism=1)
         secret = bytes.fromhex(daemon.client.submit(job).secret)
@@ -332,7 +332,7 @@ def test_only_expected_peers_reach_a_channel_and_nothing_may_come_before_admissi
         msgspec.msgpack.encode(ChannelId(2, 0, 0, 1)),  # an older generation
         msgspec.msgpack.encode(ChannelId(3, 9, 0, 1)),  # another edge
         msgspec.msgpack.encode(ChannelId(3, 0, 5, 1)),  # another sender
-        msgspec.msgpack.encode(ChannelId(3, 0, 0, 2)),  # meant for another slot
+        msgspec.msgpack.encode(ChannelId(3, 0, 0, 2)),  # addressed to another slot
         b"",
         b"\x80\x04K\x01.",
         b"\x91" * 3_000,

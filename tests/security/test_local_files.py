@@ -37,7 +37,9 @@ def open_to_others(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_running_local_job_leaves_no_readable_files_for_others_in_the_temp_folder(tmp_path: Path) -> None:
-    """J7: looked at from within the job, when state, snapshots and checkpoints are on disk; afterwards all is gone."""
+    """J7: checked from within the job, while state, snapshots and checkpoints are on disk; all files are deleted at the
+    end.
+    """
     program = """
         import json, os, stat, sys
         from pathlib import Path

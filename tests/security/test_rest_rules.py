@@ -80,7 +80,7 @@ def test_secrets_are_compared_in_constant_time(file: str) -> None:
 
 
 async def test_the_open_route_says_nothing_of_jobs() -> None:
-    """G2: health and process id, whatever else there is."""
+    """G2: only health and process id."""
     async with served() as (client, _):
         await client.put("/jobs/flights", content=body(), headers=GOOD)
         assert (await client.get("/healthz")).json() == {"status": "ok", "pid": 42}
@@ -133,7 +133,7 @@ def test_no_route_takes_code_files_or_names_of_logs() -> None:
         ("/jobs/{job}/checkpoints", "GET"),
         ("/jobs/{job}/checkpoints", "POST"),
         ("/jobs/{job}/rescale", "POST"),
-        ("/jobs/{job}/room", "PUT"),  # who holds cores: names, made printable and bounded
+        ("/jobs/{job}/room", "PUT"),  # names of holders of cores, made printable and bounded
         ("/jobs/{job}/replace", "POST"),  # only the file's name; only the program's own file is opened
         ("/jobs/{job}/stop", "POST"),
         ("/jobs/{job}/report", "GET"),

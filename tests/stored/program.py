@@ -17,7 +17,7 @@ from stored_rows import SCHEMA
 from barrier_runtime import CsvSink, Dataflow, JsonlSink, Tumbling, ValueState, count, max_, mean, min_, sum_
 
 HERE = Path(os.environ["BARRIER_STORED"])
-COMMITS = 4  # of each sink subtask, while the rest has to wait
+COMMITS = 4  # of each sink subtask; later commits wait
 SLOW_S = float(os.environ.get("BARRIER_STORED_SLOW", "0"))  # per row of the process function: so that rows queue up
 
 

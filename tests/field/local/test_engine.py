@@ -1,4 +1,4 @@
-"""The engine: errors that a person must mend, stops, options and figures of a running job."""
+"""The engine: errors that a person must resolve, stops, options and figures of a running job."""
 
 from collections import Counter
 from collections.abc import Iterator

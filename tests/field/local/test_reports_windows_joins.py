@@ -17,7 +17,7 @@ EVENTS = {"k": str, "at": int, "n": int}
 
 
 def windowed(rows: list[tuple[str, int, int]], window: Any, **options: Any) -> list[tuple[Any, ...]]:
-    """Key, start in seconds, end in seconds and number of rows of each window, as they come out."""
+    """Key, start in seconds, end in seconds and number of rows of each window, in the order of output."""
     given = [dict(zip(EVENTS, row, strict=True)) for row in rows]
 
     def step(stream: Any) -> Any:

@@ -158,7 +158,7 @@ class AtOnce:
 
 # Source: our own trial
 def test_wall_clock_timers_due_at_the_end_come_before_the_last_watermark() -> None:
-    """Their rows were behind the end of event time, where no window takes rows any more."""
+    """The timers' rows would otherwise be after the end of event time, where no window takes rows."""
     flow, out = Dataflow("field"), CollectSink()
     told = rows_of(flow, CLICKS[:1]).key_by("k").process("at-once", AtOnce, schema=CLICK)
     told.key_by("k").window("w", Tumbling(20 * MS), event_time="t").aggregate(n=count()).sink("out", out)

@@ -40,7 +40,7 @@ def context() -> SinkContext:
 
 
 def kept_values(kind: Kind, keeps: Callable[[pa.Array], None]) -> pa.Array:
-    """The special values that the sink does not refuse. `keeps` raises for those."""
+    """The special values that the sink accepts. `keeps` raises for refused values."""
     kept = []
     for value in [None, *kind.values]:
         column = array_of([value], kind.type)
@@ -58,7 +58,7 @@ def table_of(columns: Mapping[str, pa.Array]) -> pa.Table:
 
 
 def in_microseconds(column: pa.Array) -> pa.Array:
-    """Without the digits of nanoseconds that SQL databases do not have."""
+    """The column without the digits of nanoseconds, which SQL databases do not have."""
     if getattr(column.type, "unit", "") != "ns":
         return column
     kind = column.type

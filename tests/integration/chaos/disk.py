@@ -28,7 +28,7 @@ class SmallDisk:
         return not self.why_not
 
     def fill(self) -> int:
-        """Take all the space there is. Gives the bytes taken."""
+        """Takes all free space. Returns the bytes taken."""
         assert self.mounted, "this is a folder of the real disk, it is not ours to fill"
         taken = 0
         with self._filler.open("ab", buffering=0) as filler:

@@ -28,7 +28,7 @@ Kind = Literal[
     "store delay",
     "fill disk",
     "restart",  # the program stops cleanly and is started again
-    "takeover",  # a second run of the program is started beside the first
+    "takeover",  # a second run of the program is started while the first runs
 ]
 When = Literal["healthy", "now", "recovering"]
 
@@ -59,7 +59,7 @@ class Action:
 
 
 def plan(seed: int) -> Iterator[Action]:
-    """Without end."""
+    """Yields actions without end."""
     choose = random.Random(seed)
     while True:
         cards = _deck(choose)

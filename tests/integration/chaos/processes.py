@@ -31,7 +31,7 @@ def family(run: str, start: int | None = None) -> list[Found]:
     found = []
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # exited meanwhile
                 process = _looked_at(entry, mark, exact=start is not None)
                 if process is not None:
                     found.append(process)
@@ -39,7 +39,7 @@ def family(run: str, start: int | None = None) -> list[Found]:
 
 
 def send(process: Found, number: signal.Signals) -> bool:
-    """False when the process is gone. A process id that was given to another process is not struck."""
+    """False when the process has exited. A process id that was reused by another process is not struck."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -72,7 +72,7 @@ def listeners_of(pids: set[int]) -> set[Listener]:
 
 
 def all_listeners() -> set[Listener]:
-    """Of this host."""
+    """All listeners of this host."""
     found = set()
     for table in ("tcp", "tcp6"):
         for line in (_PROC / "net" / table).read_text().splitlines()[1:]:

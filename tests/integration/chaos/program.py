@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def accompany(handle: JobHandle, settings: Settings) -> None:
-    """Publish the status and pass the wish to stop on, as long as the program lives."""
+    """Publishes the status and passes on the request to stop, as long as the program lives."""
     pause = threading.Event()
     stop_wanted = Path(settings.stop_file)
     told = False

@@ -32,7 +32,7 @@ _TOTALS_SCHEMA = pa.schema([(name, pa.int64()) for name in ("value", "key", "gro
 
 @dataclass(frozen=True)
 class Reached:
-    """At `written_ns` a record appeared after which every split's rows due until `due_ns` were visible."""
+    """At `written_ns` a record appeared; since then the rows of every split due until `due_ns` are visible."""
 
     written_ns: int
     due_ns: int
@@ -56,7 +56,7 @@ class SinkView:
             self._observe(record)
 
     def committed_after(self, moment_ns: int) -> int | None:
-        """When a record first covered every split's rows up to those due after `moment_ns`; None: not yet."""
+        """Time of the first record that covers every split's rows up to those due after `moment_ns`; None: not yet."""
         at = bisect_right(self.timeline, moment_ns, key=lambda reached: reached.due_ns)
         return self.timeline[at].written_ns if at < len(self.timeline) else None
 
@@ -152,7 +152,7 @@ class Reader:
         self._thread.join()
 
     def committed_after(self, moment_ns: int) -> int | None:
-        """When every sink had shown every split's rows up to those due after `moment_ns`."""
+        """Time at which every sink had shown every split's rows up to those due after `moment_ns`."""
         times = [view.committed_after(moment_ns) for view in self.sinks.values()]
         return None if any(time_ns is None for time_ns in times) else max(time_ns for time_ns in times if time_ns)
 

@@ -48,7 +48,7 @@ class Chosen:
     minutes: float
     seed: int
     burn: int = 0
-    kills: int = 0  # go on until there were so many, also when the time is over
+    kills: int = 0  # continues until this many kills, even after the time is over
     rows_per_second: float = 2_000.0
     healthy_within_s: float = HEALTHY_WITHIN_S
     first: int = 0  # skip so many actions of the plan

@@ -74,7 +74,7 @@ class StoreProxy:
         try:
             await self._one_request(client, answer)
         except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            answer.transport.abort()  # the client went away, or the store did: the client sees a broken connection
+            answer.transport.abort()  # the client or the store disconnected: the client sees a broken connection
         finally:
             answer.close()
             self._serving.discard(this)
@@ -208,7 +208,7 @@ class ProxyControl:
         return f"http://127.0.0.1:{self.port}"
 
     def set(self, fault: Fault) -> Counts:
-        """In force when this returns."""
+        """Sets the fault, which is in force at the return."""
         return self._order(fault)
 
     def counts(self) -> Counts:

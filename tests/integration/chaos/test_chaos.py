@@ -61,7 +61,7 @@ def without(rows: Rows, at: int) -> Rows:
 
 
 def swapped(rows: Rows, order: list[int]) -> Rows:
-    """State columns stay right: they are of the group's rows as they came."""
+    """State columns stay right: they follow the order of the group's rows."""
     return Rows(rows.value[order], rows.key[order], rows.n[order], rows.due_ns[order])
 
 
@@ -387,8 +387,10 @@ def test_processes_and_sockets_are_found_by_mark_and_only_the_same_process_is_hi
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_short_chaos_loses_doubles_tears_and_leaves_nothing(tmp_path, seed):
-    """T3, Z3, Z8, Z9, F1, F3, F4, F6, F9, F11, R3. In seven strikes the first seed has a stalled slot, a killed one, an
-    executor killed in the recovery, a full disk, all processes at once, a slow store, and meanwhile the coordinator."""
+    """T3, Z3, Z8, Z9, F1, F3, F4, F6, F9, F11, R3. In seven strikes the first seed has a stalled slot, a killed slot,
+    an executor killed in the recovery, a full disk, all processes at once, a slow store, and meanwhile the
+    coordinator.
+    """
     result = chaos(Chosen(minutes=0.5, kills=4, seed=seed), tmp_path / "chaos", print)
     assert result.clean, result.why_not
     assert result.kills_in_all >= 4

@@ -56,7 +56,7 @@ class Numbers:
 
     @property
     def rows(self) -> int:
-        """Of those seen, each counted once."""
+        """Number of distinct rows seen."""
         return int(np.count_nonzero(self._times_seen))
 
     def observe(self, where: str, seen: Seen) -> None:

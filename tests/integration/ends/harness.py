@@ -79,7 +79,7 @@ OPTIONS: dict[str, Any] = {
 class Strike:
     kind: Kind
     hold_s: float  # of the server's outage
-    got_on_s: float | None  # from the strike (from the server's return) until the job got on; None: struck again before
+    got_on_s: float | None  # from the strike (or the server's return) to progress; None: struck again before
 
 
 @dataclass
@@ -235,7 +235,7 @@ class _Run:
                 start.process.wait()
 
     def _begin(self) -> float:
-        """Until the job runs. Returns a time before which no row was due: slots were still to come."""
+        """Waits until the job runs. Returns a time before which no row was due: slots had not all registered."""
         self._watch.start()
         self._supervisor.start()
         self._wait(lambda: self._supervisor.status() is not None, "the program had a status")

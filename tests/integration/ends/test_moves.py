@@ -1,4 +1,4 @@
-"""Five sinks of one job through rescales and a replace, with kills meanwhile. `run_moves` is the long form."""
+"""Five sinks of a job through rescales and a replace, with kills in between. `run_moves` is the long form."""
 
 from collections import Counter
 from pathlib import Path

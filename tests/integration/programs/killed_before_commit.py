@@ -17,7 +17,7 @@ class KillsTheProgram(Fault):
         before = self.happened(point)
         super().strike(point)
         while not before and self.happened(point):
-            time.sleep(0.1)  # until the worker notices that the program is gone, and leaves
+            time.sleep(0.1)  # until the worker notices the program's death, and exits
 
 
 def main() -> None:

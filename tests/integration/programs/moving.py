@@ -48,7 +48,7 @@ def main():
     began = Began(time.time() * 1000, len(list(log.glob("*.json"))))
     with build(out, int(rows), int(version)).start(**options) as handle:
         threading.Thread(target=kill_at, args=(moment, handle, log, began), daemon=True).start()
-        if moment == "starting":  # there is something to lose; the others ask at once, before their slots are there
+        if moment == "starting":  # there are rows to lose; other moments request the change before their slots exist
             while not has_checkpoint(handle, began):
                 time.sleep(0.02)
         if move == "rescale":
@@ -76,7 +76,7 @@ def kill_at(moment, handle, log, began):
 
 
 def decided(log, began):
-    """Whether a record of the move has come since the last time."""
+    """Whether a new record of the change has been written since the last call."""
     seen = set(sorted(log.glob("*.json"))[: began.records])
 
     def reached():
@@ -105,7 +105,7 @@ def workers():
     """Processes of slots; they are forks of a daemon that looks like them."""
     commands = []
     for each in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile, a zombie too
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile, or a zombie process
             commands.append(" ".join(each.cmdline()))
     return sum("worker_daemon" in command for command in commands) - 1
 
