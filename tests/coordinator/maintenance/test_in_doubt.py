@@ -1,4 +1,4 @@
-"""Who settles a dead job's transactions fences it, and leaves a log that everybody can go on from."""
+"""Resolving a dead job's transactions fences the job, and leaves a log from which any run can continue."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ def resolution(store, view=None, sleep=lambda seconds: None):
 
 
 def running(store, run_id, **changes):
-    """A coordinator whose two slots run, and the slots."""
+    """Returns a coordinator and its two running slots."""
     coordinator = Coordinator(store, spec(run_id=run_id, **changes), leader=f"leader-{run_id}").begin().settle()
     slots = [coordinator.slot(index, f"{run_id}-{index}").connect() for index in (0, 1)]
     coordinator.settle()
@@ -52,7 +52,7 @@ def take_checkpoint(coordinator, slots):
 
 @pytest.fixture
 def left():
-    """What a job left that was killed after two checkpoints."""
+    """Returns the store of a job that was killed after two checkpoints."""
     store = MemoryStore()
     coordinator, slots = running(store, "run-1")
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_the_job_starts_again_from_what_it_had_reached_with_a_higher_token(left,
 
 
 def test_whoever_led_the_job_unnoticed_is_fenced_and_decides_nothing_more(store):
-    """Z1: also when it is started again as the same run."""
+    """Z1: also if the leader restarts as the same run."""
     coordinator, slots = running(store, "run-1")
     take_checkpoint(coordinator, slots)
     resolution(store).begin()

@@ -1,5 +1,6 @@
-"""Somebody keeps a savepoint in the folder of the job that it was taken of, wherever in it: the job deletes nothing of
-it, whatever ends or is looked for, and its deletion takes nothing from the job."""
+"""Savepoints inside the folder of their own job, at any place.
+
+The job deletes no file of the savepoint in any sweep or end, and deleting the savepoint deletes no file of the job."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ FOLDERS = ["savepoints/one", "data/1/one", "checkpoints/1-1", "write-ahead/out",
 
 
 class Kept:
-    """A job that runs, with a savepoint in its folder."""
+    """A running job with a savepoint in its folder."""
 
     def __init__(self, root: Path, folder: str, how: CheckpointOptions | None = None) -> None:
         self.store: Any = open_store(str(root))

@@ -1,4 +1,4 @@
-"""Figures as people read them, at the edges between units."""
+"""Figures in readable units, at the boundaries between units."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_counts_rates_and_shares():
 
 @pytest.mark.parametrize("ms", [None, 0, -1, 10**18, -(2**63), 2**63 - 1])
 def test_times_that_are_none_are_absent(ms):
-    """Watermarks begin before all times and end behind them."""
+    """Watermarks start before all times and end after them."""
     assert (time_of_day(ms), day_and_time(ms), machine_time(ms)) == ("\u2013", "\u2013", "")
 
 

@@ -1,4 +1,4 @@
-"""Pages and reports as text: what they show of a status, what they leave out, and that no name is more than text."""
+"""Pages and reports as text: shown and omitted parts of a status, and names that are never more than text."""
 
 import base64
 import re
@@ -49,12 +49,12 @@ def facts(of: JobStatus | None = None, **more: object) -> JobFacts:
 
 
 def svgs(html: str) -> list[ElementTree.Element]:
-    """Every picture, which must be XML that stands by itself."""
+    """Returns every picture, parsed as an XML document of its own."""
     return [ElementTree.fromstring(each) for each in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
 
 
 def empty() -> JobStatus:
-    """A job of which nothing is known but its name."""
+    """Returns the status of a job of which only the name is known."""
     return status(
         checkpoints=CheckpointsStatus(),
         recoveries=(),
@@ -346,7 +346,7 @@ SECRETS = (
 
 @pytest.mark.parametrize("secret", SECRETS)
 def test_a_report_masks_what_looks_like_a_secret(secret):
-    """J6: wherever a library or a row put it."""
+    """J6: secrets of libraries and rows are masked, in any field."""
     one = status()
     known = status(
         error=f"cannot connect: {secret}",
@@ -443,7 +443,7 @@ def test_minutes_without_rows_are_gaps():
 
 
 def test_minutes_before_a_clock_was_set_back_are_drawn_within_the_picture():
-    """What a predecessor told by a clock that was ahead: each line goes from left to right, and not out of view."""
+    """The predecessor's clock was ahead: each line runs from left to right, within the picture."""
     points = list(status().latency_hour["files:visible"])
     ahead = [replace(each, at_ms=each.at_ms + 7_200_000) for each in points[:20]] + points[20:]
     picture = charts.latencies(ahead, "files:visible")

@@ -1,4 +1,4 @@
-"""A job that breaks inside: it ends, and its log says so where that can be said (`coordinator.server.last_word`)."""
+"""Jobs with an internal error: the job ends, and its log says so if possible (`coordinator.server.last_word`)."""
 
 import asyncio
 
@@ -61,7 +61,7 @@ def test_internally_broken_job_logs_its_fault_and_no_other_daemon_takes_the_job(
 
 
 def test_a_store_that_does_not_answer_does_not_keep_a_broken_job_from_ending(store):
-    """Who adopts it breaks again, and says it then."""
+    """A coordinator that adopts the job breaks again, and then logs the end."""
 
     async def check(runner, slot):
         await eventually(lambda: runner.status().checkpoints.completed, "a checkpoint")

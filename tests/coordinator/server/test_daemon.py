@@ -57,7 +57,7 @@ def embedded(tmp_path):
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
-    """One for all attacks that must leave it as it was; each with a job of its own, if any."""
+    """One coordinator for all attacks, which must leave it unharmed; attacks with a job have a job of their own."""
     with EmbeddedCoordinator(str(tmp_path_factory.mktemp("attacked") / "store")) as coordinator:
         yield coordinator
         assert coordinator.restarts == 0
@@ -74,7 +74,7 @@ def running_slots(coordinator, job=JOB):
 
 
 def until_closed(slot):
-    """Everything the slot still hears before its connection is gone."""
+    """Returns all messages to the slot before its connection ends."""
     heard = []
     while True:
         try:
@@ -162,7 +162,7 @@ def test_a_slot_of_a_run_that_was_taken_over_is_sent_home(tmp_path):
 
 @pytest.mark.slow
 def test_child_that_dies_before_its_answer_is_replaced_though_a_client_waits(embedded):
-    """G7: killed twice in a row, the second time before it served anybody."""
+    """G7: killed twice in a row, the second time before the first answer."""
     slots = running_slots(embedded)
     last = one_checkpoint(slots)
     embedded.client._timeout_s = 3_600
@@ -179,7 +179,7 @@ def test_child_that_dies_before_its_answer_is_replaced_though_a_client_waits(emb
 
 
 def asked(port):
-    """Has this process a question to that port under way?"""
+    """Returns whether this process has a connection to that port."""
     connections = psutil.Process().net_connections("tcp")
     return any(c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in connections)
 
@@ -266,7 +266,7 @@ class Daemon:
         self.start()
 
     def start(self):
-        """Again, at the same addresses."""
+        """Starts the daemon, at the same addresses each time."""
         descriptors = [listening.fileno() for listening in self.sockets]
         self.process = subprocess.Popen(self._command, stderr=self.log, pass_fds=descriptors, cwd=ROOT)
 
@@ -284,7 +284,7 @@ class Daemon:
         self.process.wait()
 
     def vanish(self):
-        """Killed, and nobody listens at its addresses any more, as when its host dies."""
+        """Kills the daemon and closes its addresses, as the death of its host does."""
         self.kill()
         for listening in self.sockets:
             listening.close()
@@ -310,7 +310,7 @@ def refused_arguments(tmp_path, *arguments, mode=0o600, token="5" * 64):
 
 
 def refused(*arguments, **token):
-    """What it says of these arguments when it refuses them, in this process."""
+    """Returns the daemon's error for these arguments; runs in this process."""
     with pytest.raises(InvalidJob) as error:
         asyncio.run(daemon._run(daemon._parsed(refused_arguments(*arguments, **token))))
     return str(error.value)
@@ -427,7 +427,7 @@ def test_a_slot_with_a_wrong_secret_gets_nowhere(attacked):
 
 
 def test_a_slot_that_registers_as_another_is_cut_off(attacked):
-    """G7: what the handshake proved must be what it says."""
+    """G7: the registered identity must be the identity proven in the handshake."""
     job = msgspec.structs.replace(JOB, job="as-another")
     secret = bytes.fromhex(attacked.submit(job).secret)
     slot = TcpSlot(job.job, job.run_id, secret, 0)

@@ -29,7 +29,7 @@ JOB = spec(checkpoints=options(interval_ms=20), parallelism=1)
 
 
 class LocalSlot:
-    """A slot in the same process, as local mode has it: answers at once."""
+    """A slot in the same process, as in local mode, that answers at once."""
 
     def __init__(self, runner, checkpoints=3, attempt=0):
         self.runner = runner
@@ -69,7 +69,7 @@ class LocalSlot:
 
 
 def lead(store, check=None, job=JOB, checkpoints=3):
-    """Run the job to its end with one local slot; returns (outcome, slot, runner)."""
+    """Runs the job to its end with one local slot; returns (outcome, slot, runner)."""
 
     async def whole():
         runner = JobRunner(job, store, leader="a", host="h")
@@ -176,7 +176,7 @@ def test_a_slot_that_disconnects_and_never_returns_is_waited_for_then_named():
 
 
 def test_a_runner_that_was_cancelled_is_deaf_to_what_slots_still_say(caplog):
-    """F9: Ctrl-C, or a daemon that stops, while acks are on their way: nothing is written and nothing goes wrong."""
+    """F9: Ctrl-C or a stopping daemon while acks are on their way: no write and no error."""
 
     class Held(LocalSlot):
         trigger = None
@@ -211,7 +211,7 @@ def test_a_runner_that_was_cancelled_is_deaf_to_what_slots_still_say(caplog):
 
 def test_a_runner_is_quiet_when_its_last_store_call_has_ended():
     class SlowStore(MemoryStore):
-        """A real store whose answers take their time."""
+        """A real store with slow answers."""
 
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""The REST interface: who may ask, what is refused, and that nothing secret is ever said."""
+"""The REST interface: authentication, refusals, and no secrets in answers."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ GOOD = {"Authorization": f"Bearer {SECRET}", "X-Barrier-Runtime": "1"}
 
 
 def client(probe=None, store=None):
-    """A client of the application in this process, and its directory."""
+    """Returns a client of the application in this process, and the application's directory."""
     directory = JobDirectory(store or MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h", probe=probe)
     app = application(directory, ControlAddress("127.0.0.1", 7), Token("test", SECRET.encode()), pid=42)
     transport = httpx.ASGITransport(app=app)
@@ -35,7 +35,7 @@ def client(probe=None, store=None):
 
 @contextlib.asynccontextmanager
 async def served(probe=None, store=None):
-    """One application, while it is asked."""
+    """Serves one application during a test."""
     http, directory = client(probe, store)
     async with http:
         yield http, directory
@@ -362,7 +362,7 @@ async def test_a_second_run_of_a_job_is_led_beside_the_first_until_the_log_decid
 
 @pytest.mark.slow
 async def test_a_program_sees_and_stops_its_own_run_though_another_was_submitted_since():
-    """The program of a run that is being taken over must not end the run that takes over."""
+    """The program of a run that is being taken over must not end its successor."""
     async with served() as (http, directory):
         for run_id in ("run-1", "run-2"):
             sent = await http.put("/jobs/flights", content=body(spec(run_id=run_id)), headers=GOOD)

@@ -222,7 +222,7 @@ def failing(slot, attempts, error="the disk is full", checkpoint=1):
 
 
 def in_trouble(store):
-    """Returns such a job in which slot 0 cannot commit, with the reported commit failure."""
+    """Returns a job whose checkpoint only slot 1 has committed and slot 0 fails to commit, and the reported failure."""
     coordinator, a, b = committed_by_one(store)
     failing(a, 1)
     began_ms = coordinator.now_ms
