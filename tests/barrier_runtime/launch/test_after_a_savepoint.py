@@ -76,8 +76,8 @@ async def test_the_first_checkpoints_behind_a_savepoint_need_nothing_of_it_and_r
 async def test_a_restart_uploads_what_is_new_and_files_stay_while_anything_names_them(
     tmp_path: Path, parallelism: int
 ) -> None:
-    """A job that keeps one checkpoint is restarted repeatedly: the large state is written once, fsck finds no missing
-    and no unneeded object, and each successor has the whole state.
+    """A job that keeps one checkpoint is restarted repeatedly: the large state is written once, fsck finds no object
+    missing and reports no needed object as left over, and each successor has the whole state.
     """
     url, folder = str(tmp_path / "savepoint"), tmp_path / "jobs"
     known = pa.table({"key": range(MANY), "value": [0] * MANY})

@@ -91,7 +91,7 @@ def write(folder, name, first_ms):
 
 
 def test_rows_added_after_every_window_was_closed_are_an_error_and_not_silently_late(tmp_path):
-    """A finished job has advanced event time to its end; later rows would be dropped one by one."""
+    """A finished job has advanced event time to the end; later rows would be dropped one by one."""
     write(tmp_path, "1.jsonl", 1_000_000)
     options = {"parallelism": 1, "checkpoints": str(tmp_path / "checkpoints")}
     windows(tmp_path).run_local(**options)

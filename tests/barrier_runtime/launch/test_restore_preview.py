@@ -38,7 +38,7 @@ def contents(folder: Path) -> Mapping[str, bytes]:
 
 @pytest.mark.slow
 async def test_a_start_with_a_savepoint_is_told_by_names_and_nothing_is_written(tmp_path: Path) -> None:
-    """1.2, 1.9: the savepoint contains no absolute place; `explain` shows each refusal and exits with code 2."""
+    """1.2, 1.9: no byte of the savepoint names a folder; `explain` shows each refusal and exits with code 2."""
     stored = tmp_path / "stored"
     target, url = Target(), str(stored / "savepoint")
     job = RunningJob(numbers_flow(target, "job"), stored / "job", parallelism=2)

@@ -63,7 +63,7 @@ def test_sigterm_ends_a_program_with_a_local_run_as_usual_and_leaves_no_folder(t
         running.terminate()
         _, printed = running.communicate(timeout=120)
     finally:
-        running.kill()  # no effect after its end
+        running.kill()  # no effect on an ended process
     assert running.returncode == -signal.SIGTERM
     assert "Traceback" not in printed
     assert rows_in(tmp_path / "out") >= committed

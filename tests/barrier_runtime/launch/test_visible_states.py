@@ -1,6 +1,6 @@
 """Errors as an operator sees them: the status of a whole job in this process, with real slots and stores.
 
-Every state appears with its reason, and disappears by itself once its cause is gone.
+Every state appears with a reason, and disappears by itself once the cause is gone.
 """
 
 import asyncio

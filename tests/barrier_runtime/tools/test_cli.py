@@ -102,7 +102,7 @@ def test_ctrl_c_ends_a_local_run_without_a_stack_and_leaves_no_folder(tmp_path: 
         running.send_signal(signal.SIGINT)
         _, printed = running.communicate(timeout=60)
     finally:
-        running.kill()  # no effect after its end
+        running.kill()  # no effect on an ended process
     assert running.returncode == 130
     assert "interrupted: job from-the-shell was stopped" in printed
     assert "Traceback" not in printed
@@ -142,7 +142,7 @@ def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(t
         running.terminate()
         told, printed = running.communicate(timeout=60)
     finally:
-        running.kill()  # no effect after its end
+        running.kill()  # no effect on an ended process
     assert (running.returncode, printed[:11]) == (143, "terminated:")
     assert "stopped after a last checkpoint" in printed
     assert "Traceback" not in printed

@@ -99,7 +99,7 @@ def test_sigterm_ends_the_demo_with_a_last_checkpoint_and_no_folder(tmp_path: Pa
         assert (running.wait(timeout=120), rest[0]) == (0, "stopping, with a last checkpoint\n"), rest
         assert re.match(r"written: (nothing|[\d,]+ orders in [\d,]+ windows, of which 0 are there twice)", rest[-2])
     finally:
-        running.kill()  # no effect after its end
+        running.kill()  # no effect on an ended process
         running.communicate()
     assert list(tmp_path.glob("barrier-runtime-demo-*")) == []
 

@@ -1,4 +1,4 @@
-"""`barrier-runtime new`: the generated project runs, and its own tests pass."""
+"""`barrier-runtime new`: the generated project runs, and the project's tests pass."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The commands `replay` and `verify`: a program in a file, a process and its output."""
+"""The commands `replay` and `verify`: a program in a file, a process and the output."""
 
 import subprocess
 import textwrap

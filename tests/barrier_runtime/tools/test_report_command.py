@@ -1,4 +1,4 @@
-"""`barrier-runtime report`: from a running coordinator, and for an ended job from its checkpoints alone."""
+"""`barrier-runtime report`: from a running coordinator, and for an ended job from the checkpoints alone."""
 
 from pathlib import Path
 

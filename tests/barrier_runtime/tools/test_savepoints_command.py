@@ -1,4 +1,4 @@
-"""`barrier-runtime savepoints`: its output for a folder of savepoints, and its deletions."""
+"""`barrier-runtime savepoints`: output for a folder of savepoints, and deletions."""
 
 import re
 from pathlib import Path

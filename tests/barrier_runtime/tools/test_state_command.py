@@ -1,4 +1,4 @@
-"""`barrier-runtime state`: its output for a checkpoint, and its refusals."""
+"""`barrier-runtime state`: output for a checkpoint, and refusals."""
 
 import json
 import re
