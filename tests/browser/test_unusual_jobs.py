@@ -81,7 +81,7 @@ def test_a_thousand_checkpoints_of_earlier_runs_are_a_strip_of_a_hundred_and_a_t
         page = opened(job)
         page.keyboard.press("p")
         expect(page.locator("svg.strip a.bar")).to_have_count(100)
-        assert int(page.locator("[data-live=completed]").inner_text().replace(",", "")) >= 983  # the job runs on
+        assert int(page.locator("[data-live=completed]").inner_text().replace(",", "")) >= 983  # the job continues
         page.click("text=/All .* as a table/")
         rows = page.locator("tbody tr")
         expect(rows.first).to_be_visible()

@@ -13,11 +13,11 @@ class Waits(Protocol):
     """Counts the waits of one connection. Each method has its own calling thread."""
 
     def sent(self, data: bytes) -> int:
-        """How many waits began with these bytes of the client."""
+        """Number of waits that began with these bytes of the client."""
         ...
 
     def answered(self, data: bytes) -> int:
-        """How many waits ended with these bytes of the server."""
+        """Number of waits that ended with these bytes of the server."""
         ...
 
 

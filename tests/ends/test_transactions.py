@@ -103,7 +103,7 @@ class Job:
 
 @pytest.fixture
 def postgres() -> Iterator[PostgresServer]:
-    """With a database without rows of other tests."""
+    """A server with a database without rows of other tests."""
     with postgres_server() as server:
         yield server
 

@@ -103,7 +103,7 @@ def counting_flow(
 
 
 def noisy_flow(name: str, out: Path | str, rate: float, keys: int) -> Dataflow:
-    """As `counting_flow`, without an end, and with an incompressible number for each key: state that is stored in
+    """A `counting_flow` without an end, and with an incompressible number for each key: state that is stored in
     files, and not in manifests.
     """
     flow = Dataflow(name)

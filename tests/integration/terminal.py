@@ -82,7 +82,7 @@ class Window:
         self._tmux("resize-window", "-t", self._name, "-x", str(columns), "-y", str(rows))
 
     def until(self, what: str, shown: Callable[[str], object]) -> str:
-        """Until the text on the screen is so; that text."""
+        """Waits until the text on the screen matches. Returns the text."""
         seen: list[str] = []
 
         def looks() -> bool:

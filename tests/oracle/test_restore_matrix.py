@@ -194,7 +194,7 @@ def joins() -> Dataflow:
 
 
 def one_of_each() -> Dataflow:
-    """As many slots as key groups."""
+    """A flow of as many slots as key groups."""
     flow = Dataflow("one-of-each")
     both = source(flow, "a").union(source(flow, "b").rebalance()).key_by("k")
     out(both.process("collected", Collected, schema=ROWS, event_time="t"), "collected")
@@ -232,7 +232,7 @@ def as_multiset(found: list[dict[str, Any]]) -> Counter[str]:
 
 
 def judge(name: str, mode: str, before: int, after: int) -> int:
-    """How many inputs of subtasks had rows in flight that were restored."""
+    """Number of inputs of subtasks whose rows in flight were restored."""
     scenario = FlowScenario(before * 100 + after, before, CrashPoint("decision", 1, "program"))
     outcome = run_flow(under_test(name, mode, before, after), scenario)
     where = f"{name}, {mode}, {before} to {after}"

@@ -61,7 +61,7 @@ class Doctor:
         return path
 
     def change_records(self, change: Callable[[Record], Record]) -> None:
-        """Rewrite the whole log with each record changed, the chain of hashes intact."""
+        """Rewrites the whole log with each record changed, the chain of hashes intact."""
         parent = ""
         for path in self.log:
             record = change(decode_record(path.name, path.read_bytes()))

@@ -49,7 +49,7 @@ class Job:
     def go_on(
         self, parallelism: int, unaligned: bool, until: Callable[[], bool], name: str = "stored", **more: Any
     ) -> None:
-        """Run by the present release until `until`, then stopped. `more`: options."""
+        """Runs the job by the present release until `until`, then stops the job. `more`: options."""
         for later in (self.folder / "later").iterdir():
             later.rename(self.folder / "watched" / later.name)
         options: dict[str, Any] = {"parallelism": parallelism, "checkpoint_interval": 0.2, "unaligned": unaligned}

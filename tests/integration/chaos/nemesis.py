@@ -90,7 +90,7 @@ class Nemesis:
         return time.time_ns()
 
     def await_healthy(self, since_ns: int) -> None:
-        """Until rows due after `since_ns` are committed, of every split in every sink. Raises `StuckJob`."""
+        """Waits until rows due after `since_ns` are committed, of every split in every sink. Raises `StuckJob`."""
         if not self.wait(lambda: self._reader.committed_after(since_ns) is not None, self._patience_s):
             status = self._supervisor.status()
             known = "no status" if status is None else f"phase {status.phase}, {status.reason or status.error}"

@@ -38,8 +38,8 @@ STORE: tuple[Kind, ...] = ("store refuse", "store hang", "store error", "store c
 
 @dataclass(frozen=True)
 class Action:
-    """Wait until `when` (healthy: rows due after the strike before are committed; recovering: the job is not running),
-    then for `gap_s`, then strike. A lasting fault is undone after `hold_s`.
+    """Waits until `when` (healthy: rows due after the strike before are committed; recovering: the job is not running),
+    then for `gap_s`, then strikes. A lasting fault is undone after `hold_s`.
     """
 
     kind: Kind

@@ -110,7 +110,7 @@ class Report:
         return {kind: sum(s.kind == kind for s in self.strikes) for kind in sorted({s.kind for s in self.strikes})}
 
     def moved(self) -> dict[str, int]:
-        """How many changes of the running job were carried out, by kind."""
+        """Number of completed changes of the running job, by kind."""
         return {
             kind: sum(m.kind == kind and m.done for m in self.moves) for kind in sorted({m.kind for m in self.moves})
         }
@@ -399,7 +399,7 @@ class _Run:
     # ------------------------------------------------------------ waiting
 
     def _get_on(self, since: float, rows: int) -> None:
-        """Until a checkpoint begun after `since` (wall clock) is complete and more than `rows` rows are visible."""
+        """Waits until a checkpoint begun after `since` (wall clock) is complete, and over `rows` rows are visible."""
 
         def gets_on() -> bool:
             status = self._supervisor.status()

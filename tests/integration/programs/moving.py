@@ -76,7 +76,7 @@ def kill_at(moment, handle, log, began):
 
 
 def decided(log, began):
-    """Whether a new record of the change has been written since the last call."""
+    """A function that returns True if a record of the change has been written since the last call."""
     seen = set(sorted(log.glob("*.json"))[: began.records])
 
     def reached():
