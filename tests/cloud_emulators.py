@@ -59,8 +59,8 @@ class Emulator:
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """Ends the process, which writes the lists of blobs first: Azurite otherwise writes them every few seconds, and
-        Azure loses no blob.
+        """Ends the process by SIGTERM: Azurite saves its lists of blobs on exit, and otherwise only every few seconds;
+        the real service loses no blob.
         """
         self._process.terminate()
         self._process.wait()

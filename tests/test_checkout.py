@@ -29,7 +29,7 @@ def _copy(folder: Path, *, links: bool) -> Path:
 
 
 def _python(folder: Path, code: str) -> str:
-    """The last line that Python prints, or "" after a good end."""
+    """Last line of Python's standard error; "" if Python exits with 0."""
     command = [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = ['', {str(_site())!r}]; {code}"]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return ended.stderr.strip().rpartition("\n")[2] if ended.returncode else ""

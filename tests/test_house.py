@@ -215,11 +215,11 @@ def test_every_decoder_of_a_type_is_made_when_its_module_is_imported() -> None:
     assert wrong == []
 
 
-NO_STORED_THING = {  # struct with a field `version` -> the reason for no `VersionedDecoder`
+NO_STORED_THING = {  # struct with a field `version` -> why no `VersionedDecoder` reads it
     "coordinator/wire/handshake.py:Hello": "a peer's, in a frame of its own; the acceptor checks it",
     "state/versioned.py:_Versioned": "what the decoder itself reads",
 }
-COMPARES_VERSIONS = {  # a known version replaced by another known version
+COMPARES_VERSIONS = {  # compares two known versions
     "barrier_runtime/connectors/kafka/sink/topic_limits.py",
     "barrier_runtime/runtime/network/frames.py",
     "state/columns/stored_rows.py",

@@ -96,7 +96,7 @@ def test_the_docs_say_why_the_library_was_chosen(row: Connector) -> None:
 
 @with_library
 def test_the_doorway_imports_the_library(row: Connector) -> None:
-    """All doorways together have the test that no other module imports the library."""
+    """The test of all doorways checks that no other module imports the library."""
     assert row.library is not None
     doorway = FOLDER / row.name / row.library.doorway
     imported = {

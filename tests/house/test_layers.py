@@ -258,7 +258,7 @@ def test_what_decides_touches_nothing_outside() -> None:
 
 
 def touches(node: ast.AST) -> list[str]:
-    """Outside parts of the world that `node` imports or calls."""
+    """Parts of the outside world that `node` imports or calls."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names if alias.name.split(".")[0] in IMPURE]
     if isinstance(node, ast.ImportFrom):
