@@ -7,7 +7,7 @@ from barrier_runtime.coordinator.job.rescaling import FetchingAhead, Next
 
 
 def test_when_all_slots_have_fetched_and_rest_a_checkpoint_is_taken_for_the_move():
-    """However fresh the newest is: what was compacted while it was taken is not in it."""
+    """The newest checkpoint lacks files that were compacted while the checkpoint was taken, however fresh it is."""
     ahead = FetchingAhead()
     assert ahead.next(0, 7) is Next.WAIT
     assert ahead.next(7, 7) is Next.CHECKPOINT

@@ -1,8 +1,8 @@
-"""Which state a job goes on from when it is put on one savepoint, then on another, then on the first again.
+"""State of a job that is started from one savepoint, then from another, then from the first again.
 
-States and moves, in every order up to three moves deep and at random up to twelve. A state is the content of the newest
-checkpoint, `S+2` being savepoint S and two checkpoints since; a line is what an unbroken run of `latest` made of one
-start. Each start but the one marked so takes a checkpoint.
+The tests cover states and moves in every order up to three moves deep, and at random up to twelve. A state is the
+content of the newest checkpoint; `S+2` stands for savepoint S and two checkpoints since. A line is the result of an
+unbroken sequence of `latest` after one start. Each start takes a checkpoint, except for the marked row.
 
 | move                    | newest checkpoint is of S's line | of another line, or the job's own | none     |
 |-------------------------|----------------------------------|-----------------------------------|----------|
@@ -75,7 +75,7 @@ def begin(store: MemoryStore, url: str, job: JobSpec | None = None, mode: str = 
 
 
 def newest(store: MemoryStore) -> str:
-    """What the newest checkpoint of the job holds."""
+    """Returns the content of the job's newest checkpoint; "" without a checkpoint."""
     view = read_log(store, Paths(JOB))
     return content_of(store, complete_of(view.completes[0])) if view.completes else ""
 
@@ -87,7 +87,7 @@ def content_of(store: MemoryStore, decided: Complete) -> str:
 
 
 def run(store: MemoryStore, job: JobSpec, checkpoints: int = 1) -> str:
-    """A run as its records say it: FENCE, checkpoints, FINISH. Returns what it restored."""
+    """Writes the records of a run: FENCE, checkpoints, FINISH. Returns the restored content."""
     view = read_log(store, Paths(JOB), restore=int(job.restore) if job.restore.isdigit() else None)
     choice = start_run(job, view)
     log, records = DecisionLog(JOB, view), RecordBuilder(job, Identity(uuid.uuid4().hex, "host"))
@@ -116,7 +116,7 @@ def run(store: MemoryStore, job: JobSpec, checkpoints: int = 1) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """`line`: the savepoint that the newest checkpoint grew from, or something that is none."""
+    """Model of a job. `line` is the savepoint from which the newest checkpoint grew, or another word without one."""
 
     newest: str = ""
     line: str = ""
@@ -134,7 +134,7 @@ MOVES = ("latest", "S", "T", "S!", "T!", "S!0", "1!", "none!")
 
 
 def expected(job: Job, move: str) -> Job | None:
-    """The job after `move`; None: refused."""
+    """Returns the job after `move`; None if the move is refused."""
     wanted, replays = move.rstrip("!0"), "!" in move
     if wanted == "latest":
         return job.advanced(job.newest, job.line)
@@ -239,7 +239,7 @@ def test_a_savepoint_is_known_after_more_runs_than_are_read_back():
 
 
 def test_a_log_of_an_earlier_release_tells_its_savepoint_by_the_run_that_imported_it():
-    """Its lineages carry no mark."""
+    """Lineages of earlier releases carry no mark."""
     store = MemoryStore()
     run(store, of(run_id="savepoint-id-S", restore="latest"))
     run(store, of())
@@ -250,7 +250,7 @@ def test_a_log_of_an_earlier_release_tells_its_savepoint_by_the_run_that_importe
 
 
 def test_a_fork_under_another_name_has_a_line_of_its_own():
-    """In one store, with one savepoint: neither goes on with what the other has reached."""
+    """Two jobs in one store use one savepoint: neither continues with the other's progress."""
     store, fork = MemoryStore(), spec(job="fork", run_id="fork-1")
     begin(store, URLS["S"])
     run(store, of())
@@ -319,7 +319,7 @@ def test_a_job_of_the_same_name_in_another_store_cannot_claim_what_is_claimed():
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_claim_of_an_earlier_release_counts_where_the_log_has_an_import(begun: bool):
-    """It holds the name of the job alone."""
+    """The claim of an earlier release holds only the name of the job."""
     url, store = in_a_folder(taken_of("S")), MemoryStore()
     if begun:
         begin(store, url)

@@ -58,7 +58,7 @@ def coordinator(proxy: ProxyControl) -> Iterator[EmbeddedCoordinator]:
     """One coordinator for all jobs: each job kills the process once, and the next job uses the new process."""
     url = f"s3://{BUCKET}/{uuid.uuid4().hex}/jobs?endpoint={proxy.endpoint}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedded, "_QUICK_DEATH_S", 0.0)  # it is not given up, however quick the tests are
+        patch.setattr(embedded, "_QUICK_DEATH_S", 0.0)  # no number of quick deaths ends the restarts
         with contextlib.closing(EmbeddedCoordinator(url)) as coordinator:
             yield coordinator
 
@@ -159,7 +159,7 @@ class Job:
 
     def close(self) -> None:
         self.proxy.set(Fault())
-        self.coordinator._specs.clear()  # the next process has only its own job to look after
+        self.coordinator._specs.clear()  # the next process serves its own job only
         for each in self.slots:
             each.outcome = each.outcome or "closed"
             each.join(120)
