@@ -13,7 +13,7 @@ from benchmarks.paced_source import PacedSource
 from benchmarks.workloads import WIDE_BYTES, names, wide_value, workload
 
 KEYS, ROWS, PACE = 300, 30_000, 500  # a minute of event time: several windows
-AUCTION_ROWS = 15_000  # of Nexmark's queries, which have half a minute
+AUCTION_ROWS = 15_000  # of Nexmark's queries: half a minute of event time
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from examples.servers.kafka_ends import TopicEnds
 from tests.integration.ends.audit import Seen
 from tests.integration.ends.kafka_feed import PARTITIONS
 
-_SILENT_S = 10.0  # from a consumer with rows to read, before another consumer replaces it …
+_SILENT_S = 10.0  # silence of a consumer with rows to read, before another replaces it …
 _SILENT_MOST_S = 80.0  # … with twice the patience: a new consumer needs many seconds on a busy machine
 
 
