@@ -157,11 +157,13 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "rows are committed in one transaction of Kafka, the marker that counts them in the next one",
         "topic",
         "barrier_runtime/connectors/kafka/sink/transactions.py",
-        "        returns_within(offsets_s, lambda: producer.send_offsets_to_transaction([offset], group, offsets_s))\n",
+        "        self._add_marker(lambda: producer.send_offsets_to_transaction([offset], "
+        "group, offsets_s), offsets_s)\n",
         "        producer.send_offsets_to_transaction([], group, offsets_s)\n"
         "        producer.commit_transaction(timeout_s)\n"
         "        producer.begin_transaction()\n"
-        "        returns_within(offsets_s, lambda: producer.send_offsets_to_transaction([offset], group, offsets_s))\n",
+        "        self._add_marker(lambda: producer.send_offsets_to_transaction([offset], "
+        "group, offsets_s), offsets_s)\n",
     ),
     (
         "first-staged-object-goes-last",
