@@ -15,10 +15,10 @@ from benchmarks.slow_store.delay import NONE, Delay
 from benchmarks.slow_store.inputs import Input, jsonl_input, parquet_input, small_files
 from benchmarks.slow_store.job import Order
 from benchmarks.slow_store.place import START_S, Place, Settings, numbers, place, result_of, stream_order, with_fields
-from benchmarks.slow_store.ranges import RangeServer
 from benchmarks.slow_store.requests import counted, in_sequence, read_requests
 from benchmarks.slow_store.result import CellResult, Value
 from benchmarks.slow_store.running import JobFailed, cpu_of, import_path, running
+from benchmarks.slow_store.servers import RangeServer
 
 _LOADED = msgspec.msgpack.Decoder(dict[str, bytes])
 

@@ -10,9 +10,7 @@ import argparse
 import asyncio
 import hashlib
 import mmap
-import os
 import random
-import sys
 import time
 from collections.abc import Sequence
 from email.utils import formatdate
@@ -26,7 +24,6 @@ from benchmarks.slow_store.delay import Delay
 from benchmarks.slow_store.messages import fields_of, operation
 from benchmarks.slow_store.proxy import add_delay, delay_of
 from benchmarks.slow_store.requests import Request, encoded
-from examples.servers.base import Server
 
 BUCKET = "files"
 _END = b"\r\n\r\n"
@@ -132,42 +129,6 @@ async def serve(folder: Path, port: int, delay: Delay, log: Path) -> None:
             lambda: _Connection(files, delay, source, written), "127.0.0.1", port, backlog=512
         )
         await server.serve_forever()
-
-
-class RangeServer(Server):
-    """Runs `serve` as a process. `url` is the bucket of all files."""
-
-    name = "ranges"
-
-    def __init__(self, folder: Path, delay: Delay) -> None:
-        super().__init__()
-        self._folder = folder
-        self._delay = delay
-
-    @property
-    def url(self) -> str:
-        return f"s3://{BUCKET}/?endpoint=http://127.0.0.1:{self.port}"
-
-    @property
-    def requests_log(self) -> Path:
-        return self.directory / "requests.jsonl"
-
-    def command(self) -> list[str]:
-        delay = self._delay
-        return [
-            *(sys.executable, "-m", "benchmarks.slow_store.ranges", str(self._folder.resolve()), str(self.port)),
-            *("--delay", str(delay.median_ms), "--sigma", str(delay.sigma)),
-            *("--slow-share", str(delay.slow_share), "--slow", str(delay.slow_ms), "--log", str(self.requests_log)),
-        ]
-
-    def environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
-
-    def ready(self) -> bool:
-        import socket
-
-        socket.create_connection(("127.0.0.1", self.port), timeout=2).close()
-        return True
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -13,24 +13,73 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.slow_store.delay import REGION, Delay
+from benchmarks.slow_store.ranges import BUCKET
 from benchmarks.slow_store.requests import Request, read_requests
 from examples.servers.base import Server
 from examples.servers.postgres import postgres_server
 from examples.servers.s3 import S3Server, known_to_clients
 
 
-class SlowProxy(Server):
+class LateServer(Server):
+    """A module of `benchmarks.slow_store` that answers late, run as a process, with a log of requests."""
+
+    def __init__(self, module: str, delay: Delay) -> None:
+        super().__init__()
+        self._module = module
+        self._delay = delay
+
+    @property
+    def requests_log(self) -> Path:
+        return self.directory / "requests.jsonl"
+
+    def places(self) -> list[str]:
+        """Returns the positional arguments of the module."""
+        raise NotImplementedError
+
+    def command(self) -> list[str]:
+        delay = self._delay
+        return [
+            *(sys.executable, "-m", f"benchmarks.slow_store.{self._module}", *self.places()),
+            *("--delay", str(delay.median_ms), "--sigma", str(delay.sigma)),
+            *("--slow-share", str(delay.slow_share), "--slow", str(delay.slow_ms), "--log", str(self.requests_log)),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
+
+    def ready(self) -> bool:
+        socket.create_connection(("127.0.0.1", self.port), timeout=2).close()
+        return True
+
+
+class RangeServer(LateServer):
+    """Serves the files of a folder (`ranges`). `url` is the bucket of all files."""
+
+    name = "ranges"
+
+    def __init__(self, folder: Path, delay: Delay) -> None:
+        super().__init__("ranges", delay)
+        self._folder = folder
+
+    @property
+    def url(self) -> str:
+        return f"s3://{BUCKET}/?endpoint=http://127.0.0.1:{self.port}"
+
+    def places(self) -> list[str]:
+        return [str(self._folder.resolve()), str(self.port)]
+
+
+class SlowProxy(LateServer):
     """The proxy's process, usable like its server: `endpoint` and `url` have the proxy's port."""
 
     name = "proxy"
     bucket = S3Server.bucket
 
     def __init__(self, kind: str, target: int, delay: Delay, behind: Server | None = None) -> None:
-        super().__init__()
+        super().__init__("proxy", delay)
         self.behind = behind
         self._kind = kind
         self._target = target
-        self._delay = delay
 
     @property
     def endpoint(self) -> str:
@@ -40,29 +89,12 @@ class SlowProxy(Server):
     def url(self) -> str:
         return f"s3://{self.bucket}"
 
-    @property
-    def requests_log(self) -> Path:
-        return self.directory / "requests.jsonl"
-
     def requests(self, since: float = 0.0, until: float = float("inf")) -> list[Request]:
         """Answered requests that arrived within these seconds since the epoch."""
         return read_requests(self.requests_log, since, until)
 
-    def command(self) -> list[str]:
-        delay = self._delay
-        return [
-            *(sys.executable, "-m", "benchmarks.slow_store.proxy", self._kind, str(self.port), str(self._target)),
-            *("--delay", str(delay.median_ms), "--sigma", str(delay.sigma)),
-            *("--slow-share", str(delay.slow_share), "--slow", str(delay.slow_ms)),
-            *("--log", str(self.requests_log)),
-        ]
-
-    def environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
-
-    def ready(self) -> bool:
-        socket.create_connection(("127.0.0.1", self.port), timeout=2).close()
-        return True
+    def places(self) -> list[str]:
+        return [self._kind, str(self.port), str(self._target)]
 
 
 @contextlib.contextmanager
