@@ -101,7 +101,7 @@ class Exchange(_Side):
         self._method = head.split(b" ", 1)[0].decode("latin-1")
         self._answer = Message(self._method)
         self._asked_at = time.time()
-        self._asked = self._loop.time()
+        self._asked = time.monotonic()  # not the loop's time, which counts milliseconds and stands still within a turn
         self._complete = False
         self._delay = client.draw()
         self._held: list[bytes] | None = None  # None: before the answer's head, or after its delay
@@ -131,7 +131,7 @@ class Exchange(_Side):
         elif body:
             self.transport.write(body)
         if last:
-            self._complete, self._asked, self._asked_at = True, self._loop.time(), time.time()
+            self._complete, self._asked, self._asked_at = True, time.monotonic(), time.time()
 
     def data_received(self, data: bytes) -> None:
         while data and not self._answer.done:
@@ -154,11 +154,14 @@ class Exchange(_Side):
         closes = self._answer.until_close
         self._held = [self._answer.head if closes else without(self._answer.head, b"connection")]
         self._begun = True
-        due = self._asked + self._delay if self._complete else self._loop.time()
-        if due <= self._loop.time():
-            self._release()
+        self._release_in_time()
+
+    def _release_in_time(self) -> None:
+        wait_s = self._asked + self._delay - time.monotonic() if self._complete else 0.0
+        if wait_s > 0:
+            self._loop.call_later(wait_s, self._release_in_time)  # the timer may be early by a turn of the loop
         else:
-            self._loop.call_at(due, self._release)
+            self._release()
 
     def _pass(self, body: bytes) -> None:
         if self._held is None:
@@ -211,7 +214,7 @@ class Exchange(_Side):
                 self.transport.close()
 
     def _tell(self, status: int) -> None:
-        ms = (self._loop.time() - self._asked) * 1000
+        ms = (time.monotonic() - self._asked) * 1000
         self._client.note(
             Request(self._asked_at, self._operation, self._key, status, self._sent, self._received, round(ms, 2))
         )
