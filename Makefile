@@ -6,7 +6,7 @@ SEEDS ?= 500
 MINUTES ?= 10
 BURN ?= 0
 KILLS ?= 0
-VENV := .venv
+VENV := $(if $(NEWEST),.venv-newest,.venv)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 UNIT_TESTS := tests/test_house.py tests/test_steps.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored tests/oracle tests/field/local
@@ -14,7 +14,7 @@ UNIT_TESTS := tests/test_house.py tests/test_steps.py tests/house tests/test_doc
 # Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run pictures test docs wheel style lint types check quick format tables bench sim oracle sim-canaries mutants chaos java jdk servers clean
+.PHONY: help lock run pictures test docs wheel style lint types check quick format tables bench sim oracle sim-canaries mutants chaos java jdk servers clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
@@ -25,6 +25,7 @@ help:
 	@echo "make format                 let ruff put the style right"
 	@echo "make tables                 what is generated anew: docs/behaviours, options, metrics, connectors, pictures of windows and joins"
 	@echo "make docs                   the site of docs/ and the reference, with strict links: build/site"
+	@echo "make lock                   the newest versions of all dependencies, with hashes: .ci/locked.txt (make check NEWEST=1 tries them, without it)"
 	@echo "make wheel                  build/dist, tried in an empty environment: README's program, new, demo (PYTHONS='python3.10 …'; ALL=1: 3.10 to 3.14)"
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (1.5 hours; ROUNDS=1: half an hour; QUICK: 5 minutes; ALL: 8 hours)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
@@ -35,13 +36,16 @@ help:
 	@echo "make pictures               pictures of the coordinator's page for docs/, of a run with kills"
 	@echo "make clean                  remove what runs and tests left (not .venv)"
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml .ci/locked.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo "Python 3.10 or newer is needed, $(PYTHON) is older: make PYTHON=python3.11 …"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "cannot make a virtual environment: on Debian or Ubuntu, apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@.ci/install $(VENV)
 	@touch $@
+
+lock: $(STAMP)
+	@.ci/lock
 
 java:
 	@.ci/java
@@ -99,7 +103,7 @@ tables: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet
 
-wheel: $(STAMP)
+wheel:
 	$(if $(ALL),.ci/pythons,.ci/wheel $(PYTHONS))
 
 bench: $(STAMP) jdk servers
