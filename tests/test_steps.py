@@ -22,7 +22,7 @@ def test_all_steps_run_and_the_last_line_and_the_exit_code_tell_that_all_passed(
     code, lines = run("echo one", "echo two; echo three")
     assert code == 0
     assert lines[:-2] == ["== echo one", "one", "== echo two; echo three", "two", "three"]
-    assert re.fullmatch(r"== the steps took \d+ s \d+ s", lines[-2])
+    assert re.fullmatch(r"== the steps took \d+ s \(\d+ s of CPU\) \d+ s \(\d+ s of CPU\)", lines[-2])
     assert "passed" in lines[-1]
 
 
