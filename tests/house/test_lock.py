@@ -1,4 +1,4 @@
-"""`.ci/locked.txt` has a version with hashes for each dependency of pyproject.toml, within its bounds, and no address."""
+"""`.ci/locked.txt` has a version with hashes and without an address for each dependency, within its bounds."""
 
 import re
 import sys
