@@ -32,7 +32,8 @@ BEFORE_KEY_BY = {
     **dict.fromkeys(
         (
             *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
-            *("rebalance", "deduplicate", "sink", "key_by", "split", "broadcast"),
+            *("rebalance", "deduplicate", "key_by", "split", "broadcast"),
+            *("with_columns", "drop", "rename", "inspect"),
         ),
         "it comes before .key_by(…), or after .window(…), .aggregate(…) or .process(…)",
     ),
@@ -43,6 +44,7 @@ AFTER_WINDOW = dict.fromkeys(
         *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
         *("rebalance", "deduplicate", "sink", "key_by", "split", "broadcast", "lookup", "process", "process_groups"),
         *("window", "window_all", "join", "window_join", "asof_join", "table_join"),
+        *("with_columns", "drop", "rename", "inspect"),
     ),
     "it comes after .aggregate(…), .apply(…) or .top(…), which say what becomes of a window's rows",
 )
@@ -51,7 +53,7 @@ BEFORE_BROADCAST = {
         (
             *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
             *("rebalance", "deduplicate", "sink", "key_by", "split", "process", "window", "aggregate"),
-            "process_groups",
+            *("process_groups", "with_columns", "drop", "rename", "inspect"),
         ),
         "a broadcast stream is an input of connect(…, rules=rules.broadcast()): its own steps come before that",
     ),
@@ -63,12 +65,23 @@ _AGGREGATE = (
     "it is an aggregate: .key_by(…).aggregate(name, n=count(), total=sum_('x')), or of a .window(…) behind .key_by(…)"
 )
 _COLUMNS = ".select([…]) keeps columns, .select({'name': 'expression', …}) names and computes them"
+_ADDED = ".with_columns(eur='price * 0.9') adds columns or replaces them"
+_RENAMED = ".rename(old='new') renames columns"
 _WATERMARKS = "say it at the source: event_time='at', max_out_of_orderness=timedelta(seconds=5); or .with_watermarks(…)"
 OTHER_FRAMEWORKS = {
     **dict.fromkeys(("where", "filter_rows"), "rows are filtered by .filter('price > 100') or .filter(function)"),
     **dict.fromkeys(("groupby", "groupBy", "group_by", "keyBy", "partition_by", "partitionBy"), "keys are .key_by(…)"),
-    **dict.fromkeys(("with_column", "withColumn", "withColumns", "with_columns", "assign", "mutate"), _COLUMNS),
-    **dict.fromkeys(("drop", "rename", "withColumnRenamed", "selectExpr", "select_expr", "apply"), _COLUMNS),
+    **dict.fromkeys(("with_column", "withColumn", "withColumns", "assign", "mutate", "extend", "add_columns"), _ADDED),
+    **dict.fromkeys(("withColumnRenamed", "withColumnsRenamed", "rename_columns", "toDF"), _RENAMED),
+    **dict.fromkeys(("drop_columns", "dropFields", "exclude"), ".drop('a', 'b') removes columns"),
+    **dict.fromkeys(("selectExpr", "select_expr", "apply", "project"), _COLUMNS),
+    **dict.fromkeys(("peek", "tap", "do_action", "debug"), "rows are looked at by .inspect(), which prints them"),
+    **dict.fromkeys(("update",), "columns are changed by .with_columns(…), whole rows by .map(function)"),
+    **dict.fromkeys(("filterNot", "filter_not"), "rows are dropped by .filter('NOT (price > 100)')"),
+    **dict.fromkeys(("dropna", "drop_nulls", "fillna", "fill_null"), "nulls: .filter('x IS NOT NULL'), coalesce(x, 0)"),
+    **dict.fromkeys(("orderBy", "order_by", "sort", "sort_values"), "a stream has no end: .window(…).top(n, by='x')"),
+    **dict.fromkeys(("cast", "astype"), "types change by .with_columns(n='CAST(n AS BIGINT)')"),
+    **dict.fromkeys(("branch", "route"), "rows go to several streams by .split(name, by, into=(…))"),
     **dict.fromkeys(("flatMap", "explode", "flatten"), "one row becomes several by .flat_map(function)"),
     **dict.fromkeys(("count", "sum", "mean", "avg", "min", "max", "agg", "reduce", "fold", "stats"), _AGGREGATE),
     **dict.fromkeys(("distinct", "drop_duplicates", "dropDuplicates"), "ids once: .deduplicate(name, 'id', within=…)"),

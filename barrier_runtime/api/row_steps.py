@@ -1,18 +1,17 @@
-"""Steps without key and state: functions of rows, functions of batches, columns."""
+"""Steps without key and state: functions of rows, functions of batches, small tables."""
 
-import datetime
-import decimal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import check_callable, retried, with_errors
-from barrier_runtime.api.steps import OneStream, S, UnkeyedSteps, event_times_of_batches, one_or_all
+from barrier_runtime.api.column_steps import ColumnSteps, read_by, ready
+from barrier_runtime.api.steps import OneStream, S, event_times_of_batches, one_or_all
 from barrier_runtime.data.rows import Row
-from barrier_runtime.data.schemas import SchemaLike, as_schema, column_names, require_columns
+from barrier_runtime.data.schemas import SchemaLike, as_schema, column_names
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.outputs.declared_outputs import branch_names, side_schemas
 from barrier_runtime.operators.outputs.failures import ERRORS, OnError
@@ -33,61 +32,11 @@ if TYPE_CHECKING:
     class BatchStep(RowStep, total=False):
         one_to_one: bool
 
-    from barrier_runtime.data.expressions import Compiled
-    from barrier_runtime.data.sql.expression import SqlExpression
     from barrier_runtime.operators.joins.broadcast import How
-
-Expression: TypeAlias = "Compiled | SqlExpression"
-
-_LITERALS = (bool, int, float, decimal.Decimal, datetime.date, datetime.timedelta, bytes)
-
-
-def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> tuple[Expression, pa.DataType | None]:
-    """Compiles an expression for rows of `schema`, and returns the expression and its type.
-
-    `given` is SQL as text, or an expression of `pyarrow.compute`. If the schema is unknown, the type is None, and
-    SQL is compiled for the first rows. Raises `InvalidJob` for other values, and for expressions that do not fit the
-    schema."""
-    from barrier_runtime.data.expressions import Compiled, evaluated_types
-
-    if isinstance(given, pc.Expression):
-        compiled = Compiled(given, str(given))
-    else:
-        from barrier_runtime.data.sql.expression import SqlExpression
-
-        sql = SqlExpression(given, where)
-        if schema is None:
-            return sql, None
-        compiled = Compiled(sql.compiled(schema), given)
-    return compiled, None if schema is None else evaluated_types(schema, [compiled.expression], where)[0]
-
-
-def read_by(
-    expressions: Sequence[Expression], schema: pa.Schema | None, columns: Iterable[str] = ()
-) -> frozenset[str] | None:
-    """Columns of `schema` that these expressions need, and `columns`; None: unknown."""
-    if schema is None:
-        return None
-    if not expressions:
-        return frozenset(columns)
-    from barrier_runtime.data.expressions import Compiled, columns_used
-
-    used = columns_used(schema, [each.expression for each in expressions if isinstance(each, Compiled)])
-    return None if used is None else used.union(columns)
-
-
-def literal_or(value: Any) -> Any:
-    """Expression of a plain value for all rows; other values unchanged."""
-    return pc.scalar(value) if isinstance(value, _LITERALS) else value
-
-
-def names_a_column(value: str | pc.Expression, schema: pa.Schema | None) -> bool:
-    """True if a value of `select` is the name of a column; other text is SQL."""
-    return isinstance(value, str) and (value in schema.names if schema is not None else value.isidentifier())
 
 
 @plain_errors
-class RowSteps(UnkeyedSteps[S]):
+class RowSteps(ColumnSteps[S]):
     """Steps that process one row, or one batch, at a time."""
 
     # ------------------------------------------------------------ row-wise
@@ -197,6 +146,22 @@ class RowSteps(UnkeyedSteps[S]):
         streams: S | tuple[S, S]
         streams = one_or_all(self._step_and_sides("filter", name, by_row, self.schema, describe, sides))
         return streams
+
+    def inspect(self, function: Callable[[Row], Any] = print, *, name: str | None = None) -> S:
+        """Calls `function` with each row (dict), and passes the rows on unchanged.
+
+        For looking at rows in the middle of a flow. Rows that are read again after a failure are shown again; on
+        Spark the function runs on the executors. `name`: name of the step.
+
+        >>> orders.inspect().filter("amount > 100")
+        """
+
+        from barrier_runtime.operators.functions.row_functions import FilterOperator, Inspected
+
+        where = f"inspect {name or ''}".strip()
+        check_callable(function, where)
+        make = partial(FilterOperator, function=Inspected(function))
+        return self._step("inspect", name, make, self.schema, function_name(function))
 
     def split(
         self,
@@ -327,62 +292,6 @@ class RowSteps(UnkeyedSteps[S]):
         streams: S | tuple[S, S]
         streams = one_or_all(self._step_and_sides("map_batches", name, make, output, describe, sides, one_to_one))
         return streams
-
-    def select(self, columns: Mapping[str, Any] | Sequence[str], *, name: str | None = None) -> S:
-        """Selects columns, in the given order.
-
-        `columns`: names, or a mapping of new name to a column name, an expression (as in `filter`), or a value for
-        all rows: a number, a bool, a Decimal, a date, a time or bytes. Text is SQL, so a text for all rows needs a
-        second pair of quotes. `name`: name of the step.
-
-        >>> orders.select({"id": "id", "eur": "price * 0.908", "version": 2, "shop": "'berlin'"})
-        """
-
-        from barrier_runtime.operators.functions.batch_functions import SelectColumnsOperator
-
-        where = f"select {name or ''}".strip()
-        given_columns = (
-            columns
-            if isinstance(columns, Mapping)
-            else {column: column for column in column_names(columns, f"{where}: columns")}
-        )
-        chosen = {column: literal_or(value) for column, value in given_columns.items()}
-        if not chosen:
-            raise InvalidJob(f"{where}: no columns: name at least one")
-        for column, value in chosen.items():
-            if not isinstance(value, str | pc.Expression):
-                raise InvalidJob(f"{where}: {column!r} is {value!r}: give a column name, an expression or a number")
-        columns_only = not isinstance(columns, Mapping)
-        names = {
-            column: str(value)
-            for column, value in chosen.items()
-            if isinstance(value, str) and (columns_only or names_a_column(value, self.schema))
-        }
-        require_columns(self.schema, tuple(names.values()), where)
-        computed = {
-            column: ready(value, self.schema, f"{where}, column {column!r}")
-            for column, value in chosen.items()
-            if column not in names
-        }
-        make: Callable[..., Any] = partial(SelectColumnsOperator, columns=names)
-        if computed:
-            from barrier_runtime.operators.functions.expressions import SelectExpressionsOperator
-
-            given = {column: names[column] if column in names else computed[column][0] for column in chosen}
-            make = partial(SelectExpressionsOperator, columns=given)
-        output = None
-        if self.schema is not None:
-            output = pa.schema(
-                [
-                    (column, self.schema.field(names[column]).type if column in names else computed[column][1])
-                    for column in chosen
-                ]
-            )
-        reads = read_by([expression for expression, _ in computed.values()], self.schema, names.values())
-        made_of: dict[str, frozenset[str] | None] = {column: frozenset([source]) for column, source in names.items()}
-        made_of.update((column, read_by([each], self.schema)) for column, (each, _) in computed.items())
-        renames = None if computed else names
-        return self._step("select", name, make, output, ", ".join(chosen), reads, renames, made_of, names)
 
     def broadcast_join(
         self,

@@ -4,32 +4,39 @@ Each class returns the others, so they are one file; most steps come from their 
 columns and types are checked here, when the flow is written; each step is a node of the plan (`graph/logical`).
 """
 
-import copy
 import datetime
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import (
-    check_callable,
-    check_deterministic,
     check_generator,
     check_row_function,
     with_errors,
 )
+from barrier_runtime.api.column_steps import ColumnName, themselves
 from barrier_runtime.api.joins import JoiningStream
 from barrier_runtime.api.keyed_steps import StatefulSteps
 from barrier_runtime.api.lookup_steps import LookupSteps
 from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_BROADCAST, BEFORE_KEY_BY, no_step
 from barrier_runtime.api.row_steps import RowSteps
+from barrier_runtime.api.sink_steps import AnySink, SinkSteps
 from barrier_runtime.api.steps import KeyedInput, OneStream, one_or_all
-from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods, sink_facts
 from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
-from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milliseconds, require_columns
+from barrier_runtime.data.schemas import (
+    SchemaLike,
+    as_schema,
+    check_free,
+    described,
+    milliseconds,
+    require_columns,
+    widest,
+)
 from barrier_runtime.graph.explain import drawn, told
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.graph.updates import UpdatesOfStep, first_update_passes
@@ -47,15 +54,15 @@ if TYPE_CHECKING:
 
     from barrier_runtime.api.row_steps import RowProcess
     from barrier_runtime.api.windowed import WindowedStream
-    from barrier_runtime.connectors.batch_function.caller import BatchCall, BatchCheckpoint
     from barrier_runtime.launch.display import Rows
     from barrier_runtime.operators.watermark_generator import WatermarkGenerator
 
 _NO_DELAY = datetime.timedelta()
+_NAMED_KEY = "an expression gets a name, as in key_by(group='sensor % 16')"
 
 
 @plain_errors
-class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
+class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
     """A stream of rows. Immutable: methods return new streams; each consumer gets all rows.
 
     `schema` is known, or None until the first batch. Dictionary columns become columns of their values between
@@ -118,7 +125,10 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         return self._added(node)[0]
 
     def union(self, *others: "Stream", name: str | None = None) -> "Stream":
-        """Merges this and the other streams, which have the same columns. `name`: name of the step."""
+        """Merges this and the other streams, which have the same columns. `name`: name of the step.
+
+        Times of different units, and numbers of different widths, become the widest type of all inputs; no value
+        changes."""
         from barrier_runtime.operators.functions.batch_functions import UnionOperator
 
         if not others:
@@ -127,35 +137,61 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
             if not isinstance(stream, Stream) or stream._plan is not self._plan:
                 raise InvalidJob(f"union: {stream!r} is not a stream of flow {self._plan.name!r}: pass its streams")
         known = [stream.schema for stream in (self, *others) if stream.schema is not None]
+        common = known[0] if known else None
         for schema in known[1:]:
-            if not schema.equals(known[0]):
+            common = widest(common, schema)
+            if common is None:
                 raise InvalidJob(
                     f"union: one input has ({described(known[0])}), another ({described(schema)}): "
                     "select() the same columns and types in every input"
                 )
-        inputs = tuple(stream._as_input() for stream in (self, *others))
-        schema = known[0] if len(known) == 1 + len(others) else None
+        inputs = tuple(stream._widened(common)._as_input() for stream in (self, *others))
+        schema = common if len(known) == 1 + len(others) else None
         node = StepNode(name, "union", inputs, UnionOperator, schema)
         return self._added(node)[0]
+
+    def _widened(self, schema: pa.Schema | None) -> "Stream":
+        """This stream with the types of `schema`, as by `widest`."""
+        if schema is None or self.schema is None or self.schema.equals(schema):
+            return self
+        cast = [field.name for field in schema if field.type != self.schema.field(field.name).type]
+        columns = {
+            name: pc.field(name).cast(schema.field(name).type) if name in cast else ColumnName(name)
+            for name in schema.names
+        }
+        return self._selected(columns, "union", None, same={name: name for name in cast})
 
     def rebalance(self) -> "Stream":
         """Spreads rows evenly over the subtasks of the next step."""
         return Stream(self._plan, self._node, self.schema, rebalanced=True, tag=self._tag)
 
-    def key_by(self, *columns: str) -> "KeyedStream":
-        """Sends rows with equal values in `columns` to the same subtask. Nulls are a value."""
-        if not columns:
+    def key_by(self, *columns: str, **computed: Any) -> "KeyedStream":
+        """Sends rows with equal values in `columns` to the same subtask. Nulls are a value.
+
+        `computed`: further key columns, new name to an expression as in `select`; the rows get these columns, too.
+
+        >>> orders.key_by("customer")
+        >>> readings.key_by(group="sensor % 16")
+        """
+        where = f"key_by({', '.join([*map(repr, columns), *computed])})"
+        if not columns and not computed:
             raise InvalidJob("key_by() without columns: name at least one")
-        where = f"key_by({', '.join(map(repr, columns))})"
         if not all(isinstance(column, str) for column in columns):
-            raise InvalidJob(f"{where}: give the names of columns (select() or map() add some): key_by('user', 'day')")
-        if len(set(columns)) != len(columns):
+            raise InvalidJob(f"{where}: give the names of columns, as in key_by('user', 'day'); {_NAMED_KEY}")
+        if len(set(columns)) != len(columns) or computed.keys() & set(columns):
             raise InvalidJob(f"{where}: a column is named twice: name each once")
-        require_columns(self.schema, columns, where)
         if self.schema is not None:
-            for column in columns:
-                check_key_type(self.schema.field(column).type, column, where)
-        return KeyedStream(self, columns)
+            check_free(computed, self.schema.names, where)
+            if any(column not in self.schema.names and not column.isidentifier() for column in columns):
+                raise InvalidJob(f"{where}: the rows have {', '.join(self.schema.names)}; {_NAMED_KEY}")
+        require_columns(self.schema, columns, where)
+        rows, keys = self, (*columns, *computed)
+        if computed:
+            rows = self._selected({**themselves(self._all_columns(where)), **computed}, where, None)
+        if rows.schema is not None:
+            for column in keys:
+                check_key_type(rows.schema.field(column).type, column, where)
+        return KeyedStream(rows, keys)
 
     def window_all(
         self,
@@ -278,95 +314,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         made = keyed._stateful(name, "deduplicate", make, self.schema, said, detail=detail, updates=updates)
         return cast("Stream", made)
 
-    # ------------------------------------------------------------ the end
-
-    def sink(
-        self, name: str, sink: TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink] | Callable[..., None]
-    ) -> None:
-        """Writes the rows. Each subtask has a copy of `sink`, or of the result of the factory `sink`.
-
-        The function `print` writes each row on a line at once, at least once; on Spark to the executors' output.
-
-        >>> orders.sink("orders", ParquetSink("s3://lake/orders"))
-        >>> orders.sink("look", print)
-        """
-        from barrier_runtime.connectors.memory.callable import CallableSink, print_rows
-
-        where = f"sink {name!r}"
-        if sink is print:
-            sink = CallableSink(print_rows)
-        if isinstance(sink, TwoPhaseCommitSink):
-            check_methods(sink, where, self.schema)
-            make_sink: Callable[[], TwoPhaseCommitSink] = partial(copy.deepcopy, sink)
-        elif callable(sink) and hasattr(sink, "guarantee"):
-            if isinstance(sink, type):
-                check_methods(sink, where)
-            make_sink = cast("Callable[[], TwoPhaseCommitSink]", sink)
-        else:
-            what = "give CallableSink(…) around a function of a pyarrow.RecordBatch, " if callable(sink) else "pass "
-            raise InvalidJob(
-                f"{where}: {sink!r} is not a sink: {what}a TwoPhaseCommitSink such as ParquetSink(url), or a factory "
-                "of one with an attribute `guarantee`"
-            )
-        if getattr(sink, "deterministic", False) is True:
-            check_deterministic(self._plan, self._node, where)
-        self._add_sink(name, sink, make_sink, None)
-
-    def for_each_batch(
-        self,
-        function: Callable[[Any, "BatchCheckpoint"], Any],
-        *,
-        name: str = "for_each_batch",
-        attempts: int = 10,
-        on_error: Literal["fail"] = "fail",
-    ) -> None:
-        """Calls `function(rows, checkpoint)` in this program for each decided checkpoint, in order.
-
-        `rows` is a Spark DataFrame of the driver's session, or a `pyarrow.Table` in `run_local`. Checkpoints without
-        rows are left out. A call that raises is repeated with the same rows and the same `checkpoint.number`; after
-        `attempts` failures in a row the job stops with `BatchFunctionFailed`. A call is also repeated if the program
-        dies before the success is noted: a target that stores `checkpoint.application` and `checkpoint.number` with
-        the rows has the rows once. Rows cannot be skipped (`on_error`): they are decided, and the function gets all
-        rows of a checkpoint together.
-
-        >>> orders.for_each_batch(write_orders, name="orders_out")
-        """
-        from barrier_runtime.connectors.batch_function.caller import BatchCall
-        from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
-
-        where = f"for_each_batch {name!r}"
-        check_callable(function, where)
-        if not isinstance(attempts, int) or attempts < 1:
-            raise InvalidJob(f"{where}: attempts is {attempts!r}: give 1 or more")
-        if on_error != "fail":
-            raise InvalidJob(
-                f"{where}: on_error={on_error!r}: the rows it gets are those of a decided checkpoint, all together, so "
-                "none can be left out or sent on any more: let the function pass over what it cannot write, sort such "
-                "rows out before, as in map(…, on_error='side'), or say with attempts= how often a call is repeated"
-            )
-        sink = BatchFunctionSink(function_name(function))
-        self._add_sink(name, sink, partial(copy.deepcopy, sink), BatchCall(function, attempts))
-
-    def _add_sink(
-        self, name: str, sink: Any, make_sink: Callable[[], TwoPhaseCommitSink], call: "BatchCall | None"
-    ) -> None:
-        """`sink`: a sink, or a factory with the same attributes."""
-        from barrier_runtime.runtime.sinks.operator import SinkOperator
-
-        self._plan.add(
-            StepNode(
-                name,
-                "sink",
-                (self._as_input(),),
-                partial(SinkOperator, make_sink=make_sink),
-                None,
-                stateful=True,
-                is_sink=True,
-                batch_call=call,
-                **sink_facts(sink),
-            )
-        )
-
     def take(self, rows: int = 20) -> pa.Table:
         """Returns the first rows as an Arrow table, for looking at the stream.
 
@@ -435,6 +382,16 @@ class KeyedStream(JoiningStream[Stream], StatefulSteps[Stream]):
 
     def __repr__(self) -> str:
         return f"<KeyedStream by {', '.join(self._keys)} of {self._stream!r}>"
+
+    def sink(self, name: str, sink: AnySink) -> None:
+        """Writes the rows as `Stream.sink` does; all rows of a key are written by the same subtask, in order.
+
+        For tables of upserts, where two subtasks that write the same key would conflict.
+
+        >>> changes.key_by("id").sink("table", DeltaUpsertSink("s3://lake/orders", key=["id"]))
+        """
+        stream = self._stream
+        stream._write(name, sink, Input(stream._node, "hash", self._keys, stream._tag))
 
     def _keyed_input(self) -> KeyedInput:
         stream = self._stream

@@ -30,7 +30,7 @@ from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.clocks import EventTime, WallTime
 from barrier_runtime.operators.windows.contents import Aggregates
-from barrier_runtime.operators.windows.firing import told_of_windows, window_schema
+from barrier_runtime.operators.windows.firing import SPAN, told_of_windows, window_schema
 from barrier_runtime.operators.windows.operator import LATE, Content, WindowOperator
 from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.operators.windows.whole.applied_aggregates import OfAggregates
@@ -278,7 +278,8 @@ class WindowedStream(Generic[S]):
     def top(self, n: int, *, by: str, largest: bool = True, late: bool = False) -> S | tuple[S, S]:
         """Emits, after its end, each window's `n` rows with the largest (or smallest) values in `by`.
 
-        Columns: all columns, then `window_start` and `window_end`, then `rank` from 1. Of equal rows the earlier
+        Columns: all columns, then `window_start` and `window_end`, then `rank` from 1. Results of the same `Tumbling`
+        windows, with `event_time="window_start"`, keep the start and end that they have. Of equal rows the earlier
         arrival is first; NaN is the greatest number, as in Spark, and nulls are last. Only these rows are held.
         `late`: as in `aggregate`. For the windows that `apply` takes.
 
@@ -292,10 +293,16 @@ class WindowedStream(Generic[S]):
         kind = rows.field(by).type
         if not _has_order(kind):
             raise InvalidJob(f"{where}: column {by!r} is {kind}, which has no order: pass another one as by=")
-        output = top_schema(rows, self._window.bounded)
-        check_free(output.names[len(rows) :], rows.names, where)
+        spans_known = self._spans_known(rows)
+        output = top_schema(rows, self._window.bounded and not spans_known)
+        if taken := [name for name in output.names[len(rows) :] if name in rows.names]:
+            raise InvalidJob(
+                f"{where}: the rows have a column {taken[0]!r} already, of other windows: rename it before, as in "
+                f".rename({taken[0]}='first_{taken[0]}'); the rows of .aggregate(…) keep their own if these windows "
+                "are the same Tumbling windows, with event_time='window_start'"
+            )
         streams: S | tuple[S, S] = self._step(
-            Top(n, by, largest),
+            Top(n, by, largest, spans_known),
             output,
             "",
             late,
@@ -303,6 +310,13 @@ class WindowedStream(Generic[S]):
             updates=UpdatesOfStep(partial(ranked_updates, columns=(by,))),
         )
         return self._shown(streams)
+
+    def _spans_known(self, rows: pa.Schema) -> bool:
+        """True if the rows are results of the same windows, and have the start and end of their window."""
+        time, grid, keyed = self._clock.column, self._window.grid, self._keyed._keyed_input()
+        if time != "window_start" or grid is None or keyed.tag or SPAN[1] not in rows:
+            return False
+        return Within(time, *grid) in keyed.plan.within(keyed.node)
 
     def _apply_to_aggregates(
         self,

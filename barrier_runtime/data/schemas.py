@@ -295,6 +295,33 @@ def described(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
+_UNITS = ("s", "ms", "us", "ns")
+
+
+def widest(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
+    """Schema that holds the values of both: the same columns, with the finer unit or the wider number of each.
+
+    None if the columns differ otherwise."""
+    if one.names != other.names:
+        return None
+    kinds = [_wider(first.type, second.type) for first, second in zip(one, other, strict=True)]
+    return None if None in kinds else pa.schema(list(zip(one.names, kinds, strict=True)))
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    types = pa.types
+    if one == other:
+        return one
+    if types.is_timestamp(one) and types.is_timestamp(other) and one.tz == other.tz:
+        return max(one, other, key=lambda kind: _UNITS.index(kind.unit))
+    if types.is_duration(one) and types.is_duration(other):
+        return max(one, other, key=lambda kind: _UNITS.index(kind.unit))
+    for alike in (types.is_signed_integer, types.is_unsigned_integer, types.is_floating):
+        if alike(one) and alike(other):
+            return max(one, other, key=lambda kind: kind.bit_width)
+    return None
+
+
 def no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 

@@ -92,7 +92,10 @@ T = TypeVar("T")
 _Of: TypeAlias = Callable[[Node], frozenset[T] | None]
 _Renamed: TypeAlias = Callable[[frozenset[T], Mapping[str, str]], Iterator[T]]  # by new name -> column
 _SAME_ROWS = frozenset(  # kinds of steps that keep rows and columns
-    {"filter", "union", "broadcast_join", "one key", "deduplicate", "running aggregate", "lookup", "dead letters"}
+    {
+        *("filter", "inspect", "union", "broadcast_join", "one key", "deduplicate", "running aggregate", "lookup"),
+        "dead letters",
+    }
 )
 _BATCHES = frozenset({"map_batches", "process_groups"})  # their functions nearly always keep a row's time
 

@@ -102,6 +102,26 @@ def select_expressions(bench: Bench, rows: Stream, name: str) -> Stream:
     return rows.select({"k": "k", "t": "t - n % 2 * 12", "n": "n + 1"})
 
 
+@step("Stream.with_columns", makes_late=True, variant=True)
+def with_columns(bench: Bench, rows: Stream, name: str) -> Stream:
+    return rows.with_columns(n="n + 1", t="t - n % 2 * 12")
+
+
+@step("Stream.rename", "Stream.drop", variant=True)
+def rename_and_drop(bench: Bench, rows: Stream, name: str) -> Stream:
+    return rows.rename(n="m").with_columns(n="m + 1").drop("m").select("k", "t", "n")
+
+
+@step("Stream.inspect", variant=True)
+def inspect_(bench: Bench, rows: Stream, name: str) -> Stream:
+    return rows.inspect(lambda row: None)
+
+
+@step("Stream.key_by", "KeyedStream.aggregate", by_order=True, variant=True)
+def key_by_expression(bench: Bench, rows: Stream, name: str) -> Stream:
+    return rows.key_by(odd="n % 2").aggregate(name, so_far=count()).select({"k": "k", "t": "t", "n": "so_far"})
+
+
 @step("Stream.split")
 def split_by_function(bench: Bench, rows: Stream, name: str) -> Stream:
     odd, even = rows.split(name, lambda row: ("even", "odd")[row["n"] % 2], into=("odd", "even"))
@@ -346,6 +366,14 @@ def top(bench: Bench, rows: Stream, name: str) -> Stream:
     return results.select({"k": "k", "t": "t", "n": "n"})
 
 
+@step("Stream.window_all", "WindowedStream.top", makes_late=True)
+def top_of_aggregates(bench: Bench, rows: Stream, name: str) -> Stream:
+    """The windows of the second step are those of the first one, so its rows keep their start and end."""
+    counted = rows.key_by("k").window(f"{name}-keys", Tumbling(20 * MS), event_time="t").aggregate(n=count())
+    best = counted.window_all(name, Tumbling(20 * MS), event_time="window_start").top(2, by="k")
+    return best.select({"k": "k", "t": pc.field("window_start").cast(pa.int64()), "n": "n"})
+
+
 @step("Stream.window_all")
 def window_all(bench: Bench, rows: Stream, name: str) -> Stream:
     counted = rows.window_all(name, Tumbling(20 * MS), event_time="t").aggregate(n=count(), k=max_("k"))
@@ -402,6 +430,11 @@ def connected_at_barriers(bench: Bench, rows: Stream, name: str) -> Stream:
 
 
 # ------------------------------------------------------------ two inputs of one source
+
+
+@step("Stream.union", in_order=False, merges=True)
+def union_of_two_widths(bench: Bench, rows: Stream, name: str) -> Stream:
+    return rows.filter("n % 2 = 0").with_columns(n="CAST(n AS INT)").union(rows.filter("n % 2 = 1"))
 
 
 @step("Stream.union", in_order=False, merges=True)

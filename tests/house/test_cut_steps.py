@@ -12,6 +12,7 @@ from barrier_runtime.api.windowed import WindowedStream
 STREAMS = (Stream, KeyedStream, WindowedStream, ConnectedStreams, BroadcastStream)
 NO_STEPS = {
     "Stream.sink": "gives no stream, and reads no event time",
+    "KeyedStream.sink": "as Stream.sink, behind an exchange by key",
     "Stream.for_each_batch": "gives no stream: its function gets the rows of a checkpoint, which follows the clock",
     "Stream.take": "gives no stream",
     "Stream.show": "gives no stream",

@@ -152,6 +152,18 @@ class FilterOperator(RowwiseOperator):
         )
 
 
+class Inspected:
+    """A condition that calls the user's function with a row and keeps the row."""
+
+    def __init__(self, function: Callable[[Row], Any]) -> None:
+        self.__qualname__ = function_name(function)[:-2]
+        self._function = function
+
+    def __call__(self, row: Row) -> bool:
+        self._function(row)
+        return True
+
+
 class FlatMapOperator(RowwiseOperator):
     """Makes any number of rows of each row."""
 

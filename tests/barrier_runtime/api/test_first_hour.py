@@ -125,7 +125,10 @@ def test_names_of_other_frameworks_are_answered_with_ours() -> None:
     rows = Dataflow("names").rate("ticks", 10)
     for name, ours in [
         ("where", ".filter("),
-        ("withColumn", ".select("),
+        ("withColumn", ".with_columns("),
+        ("withColumnRenamed", ".rename("),
+        ("selectExpr", ".select("),
+        ("peek", ".inspect("),
         ("groupby", ".key_by("),
         ("to_kafka", ".sink("),
         ("foreachBatch", ".for_each_batch("),

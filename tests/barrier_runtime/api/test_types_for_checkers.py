@@ -54,6 +54,7 @@ reveal_type(flow.read_kafka("k", "broker:9092", "t", group="g", bad_records="dea
 
 rows = flow.source("more", br.ParquetSource("in"))
 reveal_type(rows.map(dict))
+reveal_type(rows.with_columns({"a": 1}, b="a + 1").drop("a").rename(b="c").select("*", {"d": "c"}).inspect(print))
 reveal_type(rows.map(dict, on_error="side")[1])
 reveal_type(rows.flat_map(lambda row: [row], on_error="skip"))
 reveal_type(rows.filter(bool, on_error="side")[1])
@@ -112,13 +113,15 @@ REVEALED = [
         "IcebergSource",
         "PostgresChangesSource",
     ),
-    *["Stream"] * 33,
+    *["Stream"] * 34,
 ]
 WRONG = """
 br.ParquetSink("out", nonsense=1)
 br.KafkaSource("broker:9092", "t")
 br.CsvSource("in", on_change="ignore")
 flow.source("rows", "in")
+rows.rename(a=1)
+rows.inspect(3)
 rows.map(dict, on_error="side").sink("s", br.CollectSink())
 flow.read_csv("csv", "in", nonsense=1)
 flow.read_jsonl("jsonl", "in", pace="fast")
@@ -131,6 +134,8 @@ REFUSED = [
     'Missing named argument "group" for "KafkaSource"',
     'Argument "on_change" to "CsvSource" has incompatible type',
     'Argument 2 to "source" of "Readers" has incompatible type "str"',
+    'Argument "a" to "rename" of "ColumnSteps" has incompatible type "int"; expected "str"',
+    'Argument 1 to "inspect" of "RowSteps" has incompatible type "int"',
     '"tuple[Stream, Stream]" has no attribute "sink"',
     'Unexpected keyword argument "nonsense"',
     'has incompatible type "str"; expected "float | None"',

@@ -144,6 +144,10 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
     "Stream.split": of_stream("split", name="s", by=same, into=("a", "b")),
     "Stream.map_batches": of_stream("map_batches", function=same),
     "Stream.select": of_stream("select", columns=["k"]),
+    "Stream.with_columns": of_stream("with_columns", columns={"x": "n + 1"}),
+    "Stream.rename": of_stream("rename", columns={"n": "x"}),
+    "Stream.drop": (lambda: variadic(lambda columns: stream().drop(columns), "columns"), {}),
+    "Stream.inspect": of_stream("inspect", function=same),
     "Stream.broadcast_join": of_stream("broadcast_join", name="j", table=[{"k": "a", "z": 1}], on="k"),
     "Stream.lookup": of_stream("lookup", name="l", fetch_many=fetch, key="k", schema="z bigint"),
     "Stream.with_watermarks": of_stream("with_watermarks", column="t"),
@@ -166,6 +170,7 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
     "Stream.take": of_stream("take"),
     "Stream.show": of_stream("show"),
     "Stream.preview": of_stream("preview", within=1.0),
+    "KeyedStream.sink": of_keyed("sink", sink=print),
     "KeyedStream.window": of_keyed("window", window=Tumbling(DAY), **AT_T),
     "KeyedStream.aggregate": (
         lambda: variadic(lambda name, total: keyed().aggregate(name, total=total), "name", "total"),

@@ -31,6 +31,7 @@ class Top:
     n: int
     by: str
     largest: bool = True
+    spans_known: bool = False  # the rows are results of the same windows, whose start and end they have
     holds_rows = True
 
     @property
@@ -50,9 +51,10 @@ class TopWindows(HeldWindows):
     def __init__(self, operator: WindowOperator, content: Top) -> None:
         super().__init__(operator)
         self._content = content
+        self._adds_span = self.window.bounded and not content.spans_known
 
     def _holder(self, columns: pa.Schema) -> WindowRows:
-        self._top_output = top_schema(columns, self.window.bounded)
+        self._top_output = top_schema(columns, self._adds_span)
         return _TopRows(self._content, self.operator.backend, self.table, columns, None, self.where)
 
     def _results_of(self, row_id: int, state_key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
@@ -68,7 +70,7 @@ class TopWindows(HeldWindows):
         """Returns the rows of consecutive windows in the form of the output."""
         ranks = pa.array(np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) + 1)
         beside = [ranks]
-        if self.window.bounded:
+        if self._adds_span:
             times = (np.repeat(starts, counts), np.repeat(self.window.ends(starts), counts))
             beside = [*(pa.array(time).view(field.type) for field, time in zip(SPAN, times, strict=True)), ranks]
         return pa.RecordBatch.from_arrays([*rows.columns, *beside], schema=self._top_output)
@@ -127,6 +129,6 @@ class _TopRows(WindowRows):
         return rows.take(pa.array(self._ranked(rows)[: self._n]))
 
 
-def top_schema(schema: pa.Schema, bounded: bool) -> pa.Schema:
-    """Returns the input's columns, `window_start` and `window_end` of bounded windows, and `rank`."""
-    return pa.schema([*schema, *(SPAN if bounded else ()), pa.field(RANK, pa.int64())])
+def top_schema(schema: pa.Schema, adds_span: bool) -> pa.Schema:
+    """Returns the input's columns, `window_start` and `window_end` if the step adds them, and `rank`."""
+    return pa.schema([*schema, *(SPAN if adds_span else ()), pa.field(RANK, pa.int64())])

@@ -1,0 +1,120 @@
+"""Ends of streams: sinks, and functions of the rows of each checkpoint."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from barrier_runtime.api.arguments import check_callable, check_deterministic
+from barrier_runtime.api.steps import S, UnkeyedSteps
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods, sink_facts
+from barrier_runtime.graph.logical import Input, StepNode
+from barrier_runtime.launch.outcome import plain_errors
+from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.connectors.batch_function.caller import BatchCall, BatchCheckpoint
+
+AnySink: TypeAlias = TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink] | Callable[..., None]
+
+
+@plain_errors
+class SinkSteps(UnkeyedSteps[S]):
+    """Steps that end a stream."""
+
+    _node: int
+
+    def sink(self, name: str, sink: AnySink) -> None:
+        """Writes the rows. Each subtask has a copy of `sink`, or of the result of the factory `sink`.
+
+        The function `print` writes each row on a line at once, at least once; on Spark to the executors' output.
+
+        >>> orders.sink("orders", ParquetSink("s3://lake/orders"))
+        >>> orders.sink("look", print)
+        """
+        self._write(name, sink, self._as_input())
+
+    def _write(self, name: str, sink: Any, rows: Input) -> None:
+        """Adds the sink of `rows`: the rows of this stream, or their parts by key."""
+        from barrier_runtime.connectors.memory.callable import CallableSink, print_rows
+
+        where = f"sink {name!r}"
+        if sink is print:
+            sink = CallableSink(print_rows)
+        if isinstance(sink, TwoPhaseCommitSink):
+            check_methods(sink, where, self.schema)
+            make_sink: Callable[[], TwoPhaseCommitSink] = partial(copy.deepcopy, sink)
+        elif callable(sink) and hasattr(sink, "guarantee"):
+            if isinstance(sink, type):
+                check_methods(sink, where)
+            make_sink = cast("Callable[[], TwoPhaseCommitSink]", sink)
+        else:
+            what = "give CallableSink(…) around a function of a pyarrow.RecordBatch, " if callable(sink) else "pass "
+            raise InvalidJob(
+                f"{where}: {sink!r} is not a sink: {what}a TwoPhaseCommitSink such as ParquetSink(url), or a factory "
+                "of one with an attribute `guarantee`"
+            )
+        if getattr(sink, "deterministic", False) is True:
+            check_deterministic(self._plan, self._node, where)
+        self._add_sink(name, sink, make_sink, None, rows)
+
+    def for_each_batch(
+        self,
+        function: Callable[[Any, "BatchCheckpoint"], Any],
+        *,
+        name: str = "for_each_batch",
+        attempts: int = 10,
+        on_error: Literal["fail"] = "fail",
+    ) -> None:
+        """Calls `function(rows, checkpoint)` in this program for each decided checkpoint, in order.
+
+        `rows` is a Spark DataFrame of the driver's session, or a `pyarrow.Table` in `run_local`. Checkpoints without
+        rows are left out. A call that raises is repeated with the same rows and the same `checkpoint.number`; after
+        `attempts` failures in a row the job stops with `BatchFunctionFailed`. A call is also repeated if the program
+        dies before the success is noted: a target that stores `checkpoint.application` and `checkpoint.number` with
+        the rows has the rows once. Rows cannot be skipped (`on_error`): they are decided, and the function gets all
+        rows of a checkpoint together.
+
+        >>> orders.for_each_batch(write_orders, name="orders_out")
+        """
+        from barrier_runtime.connectors.batch_function.caller import BatchCall
+        from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
+
+        where = f"for_each_batch {name!r}"
+        check_callable(function, where)
+        if not isinstance(attempts, int) or attempts < 1:
+            raise InvalidJob(f"{where}: attempts is {attempts!r}: give 1 or more")
+        if on_error != "fail":
+            raise InvalidJob(
+                f"{where}: on_error={on_error!r}: the rows it gets are those of a decided checkpoint, all together, so "
+                "none can be left out or sent on any more: let the function pass over what it cannot write, sort such "
+                "rows out before, as in map(…, on_error='side'), or say with attempts= how often a call is repeated"
+            )
+        sink = BatchFunctionSink(function_name(function))
+        self._add_sink(name, sink, partial(copy.deepcopy, sink), BatchCall(function, attempts), self._as_input())
+
+    def _add_sink(
+        self,
+        name: str,
+        sink: Any,
+        make_sink: Callable[[], TwoPhaseCommitSink],
+        call: "BatchCall | None",
+        rows: Input,
+    ) -> None:
+        """`sink`: a sink, or a factory with the same attributes."""
+        from barrier_runtime.runtime.sinks.operator import SinkOperator
+
+        self._plan.add(
+            StepNode(
+                name,
+                "sink",
+                (rows,),
+                partial(SinkOperator, make_sink=make_sink),
+                None,
+                stateful=True,
+                is_sink=True,
+                batch_call=call,
+                **sink_facts(sink),
+            )
+        )
