@@ -12,6 +12,7 @@ file is just being made, and stays.
 
 import contextlib
 import fcntl
+import importlib.util
 import logging
 import os
 import secrets
@@ -30,7 +31,7 @@ from typing import Literal
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.rest_types import SubmitReply
 from barrier_runtime.coordinator.wire.messages import JobSpec
-from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 
 _LIFE = "life.lock"
 
@@ -194,6 +195,9 @@ class EmbeddedCoordinator:
     # ------------------------------------------------------------ the child
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
+        for package in ("uvicorn", "starlette", "prometheus_client"):
+            if importlib.util.find_spec(package) is None:
+                raise missing_extra("the coordinator", "coordinator", ImportError(f"No module named {package!r}"))
         descriptors = (self._control.fileno(), self._web.fileno())
         command = [
             sys.executable,

@@ -16,7 +16,7 @@ from tests.parsed import nodes, statements
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "barrier_runtime" / "connectors"
-EXTRAS_OF_NO_CONNECTOR = {"spark", "s3", "clouds", "sketches", "otel", "testing", "bench", "docs", "dev"}
+EXTRAS_OF_NO_CONNECTOR = {"coordinator", "spark", "s3", "clouds", "sketches", "otel", "testing", "bench", "docs", "dev"}
 SOURCES = [each for row in CONNECTORS for sources in row.sources for each in sources.classes]
 SINKS = [each for row in CONNECTORS for sinks in row.sinks for each in sinks.classes]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import InvalidJob, missing_extra
 from barrier_runtime.tools.commands.app import USER_MODULE, Target, app, load_flow
 from barrier_runtime.tools.options import Given, with_options
 
@@ -122,6 +122,8 @@ def new(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def coordinator(context: typer.Context) -> None:
     """Run a coordinator daemon: --listen host:port --http host:port --storage URL --token-file FILE --lease SECONDS."""
-    from barrier_runtime.coordinator.server.daemon import main as daemon_main
-
+    try:
+        from barrier_runtime.coordinator.server.daemon import main as daemon_main
+    except ImportError as error:
+        raise missing_extra("the coordinator", "coordinator", error) from None
     raise typer.Exit(daemon_main(context.args))
