@@ -179,8 +179,9 @@ RESTARTS = (
 
 SLOTS = (
     _seconds("slot_timeout", 10.0, 0.1, DAY_S, "silence after which a slot is replaced", field="slot_timeout_ms"),
-    _seconds("resource_wait_timeout", 60.0, 0.1, DAY_S, "how long to wait for all slots; five times as long "
-             "once all have their cores, as Spark tells: processes start slowly on a busy machine",
+    _seconds("resource_wait_timeout", 60.0, 0.1, DAY_S, "how long a first start waits for all slots; five "
+             "times as long once Spark reports that all have cores: processes start slowly on a busy machine. A job "
+             "that has run waits as restart= says",
              field="resource_wait_timeout_ms"),
     _seconds("latency_target", 0.00065, 0, 10, "most that rows of a source with a schedule wait to be processed with "
              "others, while the slot rests: four times as long as its passes take, and at least half of this, so more "

@@ -119,8 +119,8 @@ class LocalRunOptions(TypedDict, total=False):
     slot_timeout: float
     """silence after which a slot is replaced. 0.1 s to 1 day. Default: 10 s."""
     resource_wait_timeout: float
-    """how long to wait for all slots; five times as long once all have their cores, as Spark tells: processes start
-    slowly on a busy machine. 0.1 s to 1 day. Default: 60 s."""
+    """how long a first start waits for all slots; five times as long once Spark reports that all have cores: processes
+    start slowly on a busy machine. A job that has run waits as restart= says. 0.1 s to 1 day. Default: 60 s."""
     latency_target: float
     """most that rows of a source with a schedule wait to be processed with others, while the slot rests: four times as
     long as its passes take, and at least half of this, so more saves processor time; a few messages of Kafka wait as

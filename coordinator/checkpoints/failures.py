@@ -116,6 +116,13 @@ class RestartPolicy:
             "server, then start the job again, or use restart='exponential_delay', which waits without end"
         )
 
+    def impatient_for_slots(self) -> str:
+        """Returns why the job stops waiting for slots after its first start, and the remedy."""
+        return (
+            f"Restart strategy {self._options.strategy} does not wait longer for slots: give Spark machines or cores, "
+            "then start the job again, or use restart='exponential_delay', which waits without end"
+        )
+
     def exhausted(self) -> str:
         """Returns why `delay_ms` returned None, and the remedy."""
         options, remedy = self._options, "remove the cause, then start the job again"

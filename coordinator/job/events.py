@@ -1,6 +1,7 @@
 """Events of a job: the facts that go into `JobProtocol.handle`. Plain values; a link is a number."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
@@ -189,9 +190,13 @@ class UserRescale:
 
 @dataclass(frozen=True)
 class SlotsStarting:
-    """Report of the program that runs the job's slots: so many have cores, registered or not."""
+    """Report of the program that runs the job's slots: so many have cores, registered or not.
+
+    `held_by`: cores that others occupy, by name.
+    """
 
     slots: int
+    held_by: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

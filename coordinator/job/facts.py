@@ -97,6 +97,7 @@ class Job:
         self.stop: Stop | None = None
         self.decided: DecidedManifest | None = None  # the newest manifest that this process wrote or verified
         self.retention: Retention | Unsorted = Unsorted()
+        self.has_run = False  # once, all slots of this run had registered
         self._subtasks = _subtasks(spec)
         self._deletable = SweepPlan()
         self._append_attempts = 0
@@ -228,6 +229,7 @@ class Job:
 
     def load(self, view: LogView) -> None:
         self.log = DecisionLog(self.spec.job, view)
+        self.has_run = self.has_run or _has_run(self.spec.run_id, view)
 
     def append(self, record: Record) -> None:
         self._append_attempts = 0
@@ -345,6 +347,14 @@ class Job:
         record = complete_of(entry)
         inside = self.paths.log_record(entry.position) if record.inline else ""
         return DecidedManifest(record.manifest, record.sha256, manifest, inside)
+
+
+def _has_run(run_id: str, view: LogView) -> bool:
+    """Returns whether a generation of this run decided a checkpoint."""
+    fence = None if view.fence is None else view.fence.record
+    if not isinstance(fence, Fence) or fence.spec.run_id != run_id or not view.completes:
+        return False
+    return view.completes[0].record.token > fence.prior_run
 
 
 def _failing_commits(stored: CommitsStatus) -> tuple[FailingCommit, ...]:

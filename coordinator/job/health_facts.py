@@ -43,6 +43,8 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str) -
         blocked=tuple(
             BlockedSlot(slot.index, slot.blocked, slot.blocked_told_ms) for slot in job.slots.connected if slot.blocked
         ),
+        absences=job.slots.absences() if phase == "waiting" and job.has_run else (),
+        held_by=job.slots.held_by,
         waiting=tuple(Away(key, each.error, each.attempts) for key, each in sorted(job.generation.waiting.items())),
     )
 

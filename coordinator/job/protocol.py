@@ -49,6 +49,7 @@ from barrier_runtime.coordinator.job.health_facts import progress_facts
 from barrier_runtime.coordinator.job.phases.ending import Ended
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.start import Loading
+from barrier_runtime.coordinator.job.progress_events import may_change_progress
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest, RescaleState, unlike
 from barrier_runtime.coordinator.job.slots import Reconnected, Refused
 from barrier_runtime.coordinator.job.status_view import (
@@ -66,22 +67,17 @@ from barrier_runtime.coordinator.status.health import Condition, ProgressWatch
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
 from barrier_runtime.coordinator.status.status import JobStatus, StandbysWanted
 from barrier_runtime.coordinator.wire.messages import (
-    CommitFailing,
-    Committed,
     Heard,
     Heartbeat,
     JobSpec,
     Register,
-    Restored,
     Shutdown,
     SubtaskFailed,
-    Waiting,
 )
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 STALL_MS = 1_000
 POLL_MS = 5_000  # a leader without an append for this long reads the log's next position
-_MAY_CHANGE_PROGRESS = (Begin, Tick, AppendResult, RecordRead, ManifestFailed, StoreRetried, StoreAnswered)
 
 
 class JobProtocol:
@@ -228,21 +224,10 @@ class JobProtocol:
             self._follow(self._dispatch(event, now_ms), now_ms)
         except (Corrupt, InvalidJob) as error:
             self._follow(EndJob("failed", str(error)), now_ms)
-        if (self._phase, self._phase.name) != before or self._may_change_progress(event):
+        changes = may_change_progress(event, self.condition.state, slow_commits=bool(self._watch.slow.known))
+        if (self._phase, self._phase.name) != before or changes:
             self._look(now_ms)
         return job.outbox.take()
-
-    def _may_change_progress(self, event: Event) -> bool:
-        if isinstance(event, SlotMessage):
-            if isinstance(event.message, Heartbeat):
-                return bool(event.message.opening or event.message.blocked)
-            if isinstance(event.message, Committed) and self._watch.slow.known:
-                return True
-            heals = {"WAITING_SINK": Committed, "WAITING_SERVER": Restored}.get(self.condition.state)
-            return isinstance(event.message, CommitFailing | Waiting) or (
-                heals is not None and isinstance(event.message, heals)
-            )
-        return isinstance(event, _MAY_CHANGE_PROGRESS)
 
     def _look(self, now_ms: int) -> None:
         self._watch.look(progress_facts(self._job, self._phase.name, self.outcome, self._phase.reason), now_ms)
@@ -290,7 +275,7 @@ class JobProtocol:
         if isinstance(event, ProgramLoaded):
             return self._on_program(event, now_ms)
         if isinstance(event, SlotsStarting):
-            job.slots.starting = event.slots
+            job.slots.starting, job.slots.held_by = event.slots, event.held_by
             return None
         if isinstance(event, UserSavepoint):
             if job.savepoints.ask(event.request, job.stop_checkpoint or job.highest_checkpoint() + 1, now_ms):

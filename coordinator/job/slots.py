@@ -16,7 +16,7 @@ from barrier_runtime.coordinator.metric_table import LOOP_LAG_MS
 from barrier_runtime.coordinator.status.history import KnownSlot
 from barrier_runtime.coordinator.status.latency import ToldHistograms
 from barrier_runtime.coordinator.status.shares import ToldFigures
-from barrier_runtime.coordinator.status.status import SlotDuring
+from barrier_runtime.coordinator.status.status import AbsentSlot, SlotDuring
 from barrier_runtime.coordinator.status.why.contact import Contact
 from barrier_runtime.coordinator.wire.messages import Heartbeat, HeldBack, Peer, Register
 
@@ -39,6 +39,7 @@ class RegisteredSlot:
     state: SlotState = SlotState.REGISTERED
     deployed_token: int = 0  # the last generation that this process heard of
     lost_ms: int | None = None
+    gone_ms: int | None = None  # as `lost_ms`, also when a stall of this coordinator restarts waiting times
     metrics: dict[str, float] = field(default_factory=dict)
     latency: ToldHistograms = field(default_factory=lambda: ToldHistograms(began_empty=False))
     opening: dict[str, float] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
@@ -125,6 +126,7 @@ class SlotTable:
         self._kills: dict[int, KillSlotTask] = {}
         self._answered: dict[_Place, str] = {}  # uuid and link whose Register was answered
         self.starting = 0  # slots with cores, as the driver reported last
+        self.held_by: Mapping[str, int] = {}  # cores that others occupy, as the driver reported last
         self.departed: list[RegisteredSlot] = []  # replaced processes, kept for their latency histograms
 
     def __iter__(self) -> Iterator[RegisteredSlot]:
@@ -226,6 +228,16 @@ class SlotTable:
             index for index in range(self._parallelism) if index not in self._slots or not self._slots[index].connected
         )
 
+    def absences(self) -> tuple[AbsentSlot, ...]:
+        """Returns the missing slots with their last host; "" and 0 if the slot has never registered here."""
+        found = []
+        for index in self.missing:
+            slot, kill = self._slots.get(index), self._kills.get(index)
+            host = "" if slot is None else slot.register.host
+            since_ms = 0 if slot is None or slot.gone_ms is None else slot.gone_ms
+            found.append(AbsentSlot(index, host, since_ms, None if kill is None else kill.task_attempt))
+        return tuple(found)
+
     @property
     def kills(self) -> tuple[KillSlotTask, ...]:
         """Requested kills, each listed until a replacement has registered."""
@@ -252,6 +264,7 @@ class SlotTable:
             if old_link is not None:
                 self._by_link.pop(old_link, None)
             existing.register, existing.lost_ms, existing.asked_to_prefetch = register, None, ("", 0)
+            existing.gone_ms = None
             self.heard(existing, now_ms)
             existing.deployed_token = max(existing.deployed_token, register.token)
             self._by_link[link] = existing
@@ -290,6 +303,7 @@ class SlotTable:
         )
         contact = Contact(self._heartbeat_ms, until_ms)
         slot = RegisteredSlot(known.slot, register, None, until_ms, contact, SlotState.OUT_OF_REACH, lost_ms=until_ms)
+        slot.gone_ms = until_ms
         self._slots[known.slot] = slot
         self._slots = dict(sorted(self._slots.items()))
 
@@ -337,6 +351,7 @@ class SlotTable:
         slot = self._by_link.pop(link, None)
         if slot is not None:
             slot.link, slot.lost_ms, slot.state = None, now_ms, SlotState.OUT_OF_REACH
+            slot.gone_ms = now_ms
         return slot
 
     def silent(self, now_ms: int, timeout_ms: int) -> tuple[RegisteredSlot, ...]:
@@ -373,6 +388,7 @@ class SlotTable:
     def disconnect(self, slot: RegisteredSlot) -> Link | None:
         """Forgets the connection and returns the connection for closing."""
         link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
+        slot.gone_ms = slot.last_seen_ms
         if link is not None:
             self._by_link.pop(link, None)
         return link

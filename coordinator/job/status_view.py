@@ -66,6 +66,7 @@ def job_status(
             for slot in slots
         ),
         missing_slots=job.slots.missing,
+        absences=job.slots.absences() if job.has_run else (),
         absent_slots=job.record.absent_slots,
         checkpoints=_checkpoints(job, condition.slow_uploads),
         recoveries=tuple(job.record.recoveries),

@@ -7,6 +7,7 @@
 | RUNNING            | none of the states below                                                                      |
 | WAITING_STORE      | a necessary store call keeps failing, a checkpoint has all acks and is not decided, or the    |
 |                    | append of another record, such as that of a new generation, has no answer                     |
+| WAITING_SLOTS      | slots of a job that has run are missing, and have not come back for `MISSING_MS`               |
 | WAITING_SERVER     | a generation cannot begin because a server that an operator needs does not answer             |
 | WAITING_SINK       | a commit keeps failing, a sink that lags has not committed for the timeout, or so many        |
 |                    | commits are open that no more checkpoints are taken                                           |
@@ -24,7 +25,8 @@ The state is for people and their alarms, and decides nothing. After the cause o
 itself. Time without a checkpoint is summed over generations: a job in a restart loop must not look healthy.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from barrier_runtime.coordinator.checkpoints.commits import FailingCommit
@@ -39,12 +41,14 @@ from barrier_runtime.coordinator.checkpoints.slowness import (
     slow_sink,
     slow_upload,
 )
+from barrier_runtime.coordinator.status.status import AbsentSlot
 
 State: TypeAlias = Literal[
     "STARTING",
     "RECOVERING",
     "RUNNING",
     "WAITING_STORE",
+    "WAITING_SLOTS",
     "WAITING_SERVER",
     "WAITING_SINK",
     "NO_CHECKPOINT",
@@ -57,10 +61,19 @@ State: TypeAlias = Literal[
     "CANCELLED",
 ]
 TROUBLED: frozenset[State] = frozenset(
-    {"WAITING_STORE", "WAITING_SERVER", "WAITING_RESTORE", "WAITING_SINK", "NO_CHECKPOINT", "BLOCKED"}
+    {
+        "WAITING_STORE",
+        "WAITING_SLOTS",
+        "WAITING_SERVER",
+        "WAITING_RESTORE",
+        "WAITING_SINK",
+        "NO_CHECKPOINT",
+        "BLOCKED",
+    }
 )
 
 HANGING_MS = 5_000  # a store without an answer for this long is reported
+MISSING_MS = 10_000  # a slot that is missing for this long is reported; Spark restarts a process in less
 BLOCKED_MS = 30_000  # a blocked slot is shown for this long
 _NAMED = 8
 
@@ -158,6 +171,8 @@ class Facts:
     appending: str = ""  # the record whose put has no answer
     failing: tuple[FailingCommit, ...] = ()
     waiting: tuple[Away, ...] = ()
+    absences: tuple[AbsentSlot, ...] = ()  # missing slots of a generation that waits for slots, once the job has run
+    held_by: Mapping[str, int] = field(default_factory=dict)  # cores that others occupy, by name
     behind: tuple[tuple[str, int], ...] = ()  # sinks that lag behind `completed`, and their last checkpoint
     blocked: tuple[BlockedSlot, ...] = ()
     held_back: str = ""  # why no checkpoint is taken until sinks catch up
@@ -219,6 +234,7 @@ class ProgressWatch:
         known = [("store", retry.what, 0) for retry in facts.store]
         known += [("append", facts.appending, 0)] if facts.appending else []
         known += [("open", away.operator, 0) for away in facts.waiting]
+        known += [("slot", str(each.slot), 0) for each in facts.absences]
         if facts.phase == "running":
             known += [_commit_trouble(failing) for failing in facts.failing]
             known += [("behind", sink, through) for sink, through in facts.behind]
@@ -243,6 +259,8 @@ class ProgressWatch:
         if facts.phase == "finishing":
             return "FINISHING", facts.activity
         if facts.phase != "running":
+            if self._slots_are_missing(facts, now_ms):
+                return "WAITING_SLOTS", missing_slots(facts.absences, facts.held_by, now_ms)
             away = self._away(facts, now_ms)
             if away:
                 return "WAITING_SERVER", away
@@ -276,6 +294,13 @@ class ProgressWatch:
             if self._over(since_ms, min(HANGING_MS, facts.timeout_ms), now_ms):
                 lasting = [f"append {facts.appending}: no answer for {in_seconds(now_ms - since_ms)}"]
         return some_of(lasting, "; ")
+
+    def _slots_are_missing(self, facts: Facts, now_ms: int) -> bool:
+        after_ms = min(MISSING_MS, facts.timeout_ms)
+        return any(
+            self._over(each.since_ms or self._since[("slot", str(each.slot), 0)], after_ms, now_ms)
+            for each in facts.absences
+        )
 
     def _away(self, facts: Facts, now_ms: int) -> str:
         after_ms = min(REPORT_AFTER_MS, facts.timeout_ms)
@@ -317,6 +342,27 @@ class ProgressWatch:
 def _commit_trouble(failing: FailingCommit) -> tuple[str, str, int]:
     """Returns the key of a sink's failure: the same until a commit, also for newer checkpoints."""
     return ("commit", failing.sink, failing.since_ms)
+
+
+def missing_slots(absences: Sequence[AbsentSlot], held_by: Mapping[str, int], now_ms: int) -> str:
+    """Returns a text that names missing slots by their last host, since when, and the holders of cores."""
+    hosts: dict[str, list[AbsentSlot]] = {}
+    for each in absences:
+        hosts.setdefault(each.host, []).append(each)
+    texts = [_missing_of_host(host, each, now_ms) for host, each in hosts.items()]
+    held = sorted(held_by.items(), key=lambda holder: (-holder[1], holder[0]))
+    if held:
+        texts.append(f"cores are held by {some_of([f'{name} ({cores})' for name, cores in held], ', ')}")
+    return some_of(texts, "; ")
+
+
+def _missing_of_host(host: str, absences: list[AbsentSlot], now_ms: int) -> str:
+    slots = f"slot{'s' if len(absences) > 1 else ''} {some_of([str(each.slot) for each in absences], ', ')}"
+    since_ms = min((each.since_ms for each in absences if each.since_ms), default=0)
+    text = f"{slots} of host {host}" if host else slots
+    text += f" missing for {in_seconds(now_ms - since_ms)}" if since_ms else " missing"
+    ending = [str(each.ending) for each in absences if each.ending is not None]
+    return f"{text}, Spark has not replaced task {some_of(ending, ', ')} there" if ending else text
 
 
 def _blocked(slots: list[BlockedSlot]) -> str:

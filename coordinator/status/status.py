@@ -25,6 +25,15 @@ class SlotStatus(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
+class AbsentSlot(msgspec.Struct, frozen=True):
+    """A missing slot. `ending`: the task that still occupies a core there, after a request to end the task."""
+
+    slot: int
+    host: str  # of the last process; "": unknown
+    since_ms: int  # 0: unknown
+    ending: int | None = None
+
+
 class KillRequest(msgspec.Struct, frozen=True):
     """Request to the driver to end this Spark task, repeated until a replacement has registered."""
 
@@ -349,6 +358,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
+    absences: tuple[AbsentSlot, ...] = ()  # of the missing slots, once the job has run
     room: Room | None = None  # while slots are missing, if the program has reported cores
     absent_slots: tuple[int, ...] = ()  # did not register within the resource wait timeout, so that the job failed
     checkpoints: CheckpointsStatus

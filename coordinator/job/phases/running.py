@@ -54,6 +54,7 @@ class Running(Phase):
         self.reason = reason
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
+        job.has_run = True
         pending = job.begin_checkpoints(now_ms)
         job.savepoints.generation_ended(pending.next_id)
         stop_anew(job)

@@ -2,6 +2,8 @@
 
 Slots may come and go freely until Deploy is sent; after that any loss needs a new generation. Restoring has no time
 limit, except after a replace: if the new program is not running within `timeout_ms`, the job falls back.
+`resource_wait_timeout` limits a job's first start, and the first start of a program that replaces another; a job that
+has run waits for slots as the restart strategy says (docs/design/several-hosts.md).
 """
 
 from barrier_runtime.coordinator.job.decisions import Decision, Fail, Restart, Run
@@ -13,6 +15,7 @@ from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlo
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import check_manifest, snapshots_for_slot
+from barrier_runtime.coordinator.status.health import missing_slots
 from barrier_runtime.coordinator.wire.codec import MAX_CARRIED_BYTES, encoded_size
 from barrier_runtime.coordinator.wire.messages import (
     Deploy,
@@ -57,8 +60,9 @@ class WaitingForSlots(Phase):
             return min((limit for limit in limits if limit is not None), default=None)
         if not job.slots.missing:
             return self._deploy_from_ms
-        graces = [lost_ms + job.spec.reconnect_grace_ms for _, lost_ms in job.slots.to_be_killed()]
-        return min([self._complete_until_ms(job), *graces])
+        moments = [lost_ms + job.spec.reconnect_grace_ms for _, lost_ms in job.slots.to_be_killed()]
+        until_ms = self._complete_until_ms(job)
+        return min([*moments, *(() if until_ms is None else (until_ms,))], default=None)
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
         for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
@@ -71,9 +75,10 @@ class WaitingForSlots(Phase):
         if self._give_back_ms is not None and now_ms >= self._give_back_ms:
             return Restart(why_not_run(job))
         self._ask_for_kills(job, now_ms)
-        if not self._deployed and job.slots.missing and now_ms >= self._complete_until_ms(job):
+        until_ms = self._complete_until_ms(job)
+        if not self._deployed and job.slots.missing and until_ms is not None and now_ms >= until_ms:
             job.record.absent_slots = job.slots.missing
-            return Fail(self._why_incomplete(job))
+            return Fail(self._why_incomplete(job, now_ms))
         return self._deploy_if_complete(job, now_ms)
 
     def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
@@ -142,7 +147,7 @@ class WaitingForSlots(Phase):
     def _deploy_if_complete(self, job: Job, now_ms: int) -> Decision | None:
         if self._deployed or job.slots.missing or now_ms < self._deploy_from_ms:
             return None
-        self._deployed = True
+        self._deployed = job.has_run = True
         if job.rescales.fallback_spec is not None and job.rescales.open is not None:
             self._give_back_ms = now_ms + job.rescales.open.request.timeout_ms
         job.record.slots_ready(now_ms)
@@ -184,15 +189,21 @@ class WaitingForSlots(Phase):
         job.outbox.broadcast(Start(job.led.token))
         return Run(self.reason)
 
-    def _complete_until_ms(self, job: Job) -> int:
-        """Returns the limit for all slots to register.
+    def _complete_until_ms(self, job: Job) -> int | None:
+        """Returns the limit for all slots to register; None: there is none.
 
         Once all slots have cores, only their processes start, which takes minutes on a busy machine.
         """
-        waits_ms = job.spec.resource_wait_timeout_ms
-        return self._deploy_from_ms + (waits_ms * _STARTS if _all_have_cores(job) else waits_ms)
+        waits_ms = job.spec.resource_wait_timeout_ms * (_STARTS if _all_have_cores(job) else 1)
+        if _is_first_start(job):
+            return self._deploy_from_ms + waits_ms
+        limit_ms = job.restarts.wait_limit_ms
+        return None if limit_ms is None else self._deploy_from_ms + max(waits_ms, limit_ms)
 
-    def _why_incomplete(self, job: Job) -> str:
+    def _why_incomplete(self, job: Job, now_ms: int) -> str:
+        if not _is_first_start(job):
+            missed = missing_slots(job.slots.absences(), job.slots.held_by, now_ms)
+            return f"job {job.spec.job}: {missed}. {job.restarts.impatient_for_slots()}"
         missing, needed, waits_ms = job.slots.missing, job.spec.parallelism, job.spec.resource_wait_timeout_ms
         begins = f"job {job.spec.job} needs {needed} slots; {needed - len(missing)} of {needed} registered within "
         which = f"missing: {', '.join(map(str, missing))}"
@@ -207,6 +218,11 @@ class WaitingForSlots(Phase):
             "its parallelism, or raise resource_wait_timeout; and see the executors' logs for tasks that could not "
             "reach the coordinator"
         )
+
+
+def _is_first_start(job: Job) -> bool:
+    """Whether the job, or the program that is to replace another, has never run."""
+    return not job.has_run or job.rescales.fallback_spec is not None
 
 
 def _all_have_cores(job: Job) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from barrier_runtime.coordinator.checkpoints.slowness import SlowUpload
-from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds
+from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds, missing_slots
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus, Room
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
@@ -116,14 +116,19 @@ def _waits_for_slots(status: JobStatus, now_ms: int) -> Reason:
     else:
         found = f"needs {needed} slots{each}, {registered} have come"
     sentence = f"Job {status.job} does not start: it {found}{f', held by {holders}' if holders else ''}."
-    slots = ", ".join(map(str, status.missing_slots))
     return Reason(
         "cores",
         sentence,
-        (f"slots {slots} are missing for {_since(status, now_ms)}", *_last_failures(status)),
+        (_missing(status, now_ms), *_last_failures(status)),
         "every slot occupies a core (spark.task.cpus) for as long as the job runs: stop a job, add executors, or use a "
         "smaller parallelism",
     )
+
+
+def _missing(status: JobStatus, now_ms: int) -> str:
+    if status.absences:
+        return missing_slots(status.absences, {}, now_ms)
+    return f"slots {', '.join(map(str, status.missing_slots))} are missing for {_since(status, now_ms)}"
 
 
 def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:

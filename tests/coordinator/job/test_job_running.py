@@ -102,10 +102,65 @@ def test_wait_for_slots_ends_when_their_starts_failed_and_late_slots_still_run()
     assert all(slot.last(Deploy) for slot in slots)
 
 
+def test_a_job_that_has_run_waits_for_lost_slots_without_end():
+    coordinator, first, second = started(MemoryStore())
+    second.cut()
+    for _ in range(720):
+        first.say(Heartbeat(coordinator.protocol.token or 0))
+        coordinator.later(5_000)
+        coordinator.settle()
+    assert coordinator.phase == "waiting"
+    status = coordinator.status
+    assert status.condition == "WAITING_SLOTS"
+    assert "slot 1 of host worker missing for 3600 s, Spark has not replaced task 0 there" in status.condition_reason
+    coordinator.post(SlotsStarting(1, {"reports": 3}))
+    assert "cores are held by reports (3)" in coordinator.status.condition_reason
+    second.attempt, second.uuid, second.token, second.phase = 7, "anew", 0, "idle"
+    second.connect()
+    for slot in (first, second):
+        slot.restored()
+    assert coordinator.status.condition == "RUNNING"
+
+
+def test_a_restarted_coordinator_waits_without_end_once_the_run_has_a_checkpoint():
+    store = MemoryStore()
+    coordinator, *slots = started(store)
+    coordinator.later(1_000)
+    for slot in slots:
+        slot.ack(1)
+    coordinator.settle()
+    assert coordinator.protocol.status(coordinator.now_ms).checkpoints.completed == 1
+    successor = Coordinator(store, coordinator.protocol.spec, "leader-b", now_ms=coordinator.now_ms).begin().settle()
+    pass_time(successor, 600)
+    assert (successor.phase, successor.ended) == ("waiting", None)
+    anew = Coordinator(store, spec(run_id="run-2"), "leader-c", now_ms=successor.now_ms).begin().settle()
+    again = Coordinator(store, anew.protocol.spec, "leader-d", now_ms=anew.now_ms).begin().settle()
+    pass_time(again, 70)
+    assert again.ended.outcome == "failed", "the first start of another run, whose coordinator restarted"
+
+
+def test_a_strategy_with_a_limit_names_the_slots_that_it_stops_waiting_for():
+    restart = RestartOptions("fixed_delay", initial_ms=20_000, max_attempts=6)
+    coordinator, first, second = started(MemoryStore(), spec(restart=restart))
+    second.cut()
+    for _ in range(23):
+        first.say(Heartbeat(coordinator.protocol.token or 0))
+        coordinator.later(5_000)
+        coordinator.settle()
+    assert coordinator.phase == "waiting"
+    for _ in range(6):
+        first.say(Heartbeat(coordinator.protocol.token or 0))
+        coordinator.later(5_000)
+        coordinator.settle()
+    assert coordinator.ended.outcome == "failed"
+    assert "slot 1 of host worker missing for" in coordinator.ended.reason
+    assert "fixed_delay does not wait longer for slots" in coordinator.ended.reason
+
+
 def pass_time(coordinator: Coordinator, seconds: int) -> None:
     for _ in range(seconds // 5):
         coordinator.later(5_000)
-    coordinator.settle()
+        coordinator.settle()
 
 
 def test_a_higher_task_attempt_replaces_a_lower_one_and_not_the_other_way():

@@ -13,6 +13,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Committed,
     Deploy,
     Register,
+    RestartOptions,
     Restored,
     Shutdown,
     Start,
@@ -161,7 +162,8 @@ def test_a_job_that_is_stopped_before_it_begins_ends():
 
 
 def test_a_slot_that_disconnects_and_never_returns_is_waited_for_then_named():
-    job = spec(parallelism=1, reconnect_grace_ms=20, resource_wait_timeout_ms=200)
+    restart = RestartOptions("fixed_delay", initial_ms=10, max_attempts=1)
+    job = spec(parallelism=1, reconnect_grace_ms=20, resource_wait_timeout_ms=200, restart=restart)
 
     async def check(runner, slot):
         await eventually(lambda: runner.phase == "running", "the job to run")
@@ -172,7 +174,7 @@ def test_a_slot_that_disconnects_and_never_returns_is_waited_for_then_named():
 
     outcome, _, _ = lead(MemoryStore(), check, job)
     assert outcome.outcome == "failed"
-    assert "0 of 1 registered" in outcome.reason
+    assert "slot 0 of host h missing" in outcome.reason
 
 
 def test_a_runner_that_was_cancelled_is_deaf_to_what_slots_still_say(caplog):
