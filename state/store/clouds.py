@@ -32,6 +32,8 @@ from barrier_runtime.state.store.retrying import RetryBudget, retried
 from barrier_runtime.state.store.use import StoreUse
 
 _T = TypeVar("_T")
+_Part = tuple[memoryview, int, str | None]  # bytes, the object's size and tag
+_Take = Callable[[int, memoryview], None]  # called with the offset and the bytes of a part
 Cloud = Literal["gs", "abfss", "s3"]
 _PART_BYTES = 8 << 20  # part of a large object: each part takes less than the time limit of a request
 SINGLE_PUT_BYTES = 16 << 20  # objects above this size are sent in parts
@@ -133,14 +135,14 @@ class CloudStore:
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
         try:
-            return self._get(key, offset, size, None)
+            return bytes(self._get(key, offset, size, None))
         except ObjectChanged as error:
             raise Unavailable(f"{error} while it was read in parts: read it again") from error
 
-    def _get(self, key: str, offset: int, size: int | None, etag: str | None) -> bytes:
+    def _get(self, key: str, offset: int, size: int | None, etag: str | None) -> memoryview:
         self._name(key)
         if size == 0:
-            return b""
+            return memoryview(b"")
         data, total, tag = self._first_part(key, offset, size, etag)
         end = total if size is None else min(total, offset + size)
         if end - offset <= len(data):
@@ -148,13 +150,13 @@ class CloudStore:
         whole = bytearray(end - offset)
         whole[: len(data)] = data
 
-        def take(start: int, part: bytes) -> None:
+        def take(start: int, part: memoryview) -> None:
             whole[start - offset : start - offset + len(part)] = part
 
         self._other_parts(key, offset + len(data), end, tag, take)
-        return bytes(whole)
+        return memoryview(whole)
 
-    def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes:
+    def get_version(self, key: str, etag: str, offset: int, size: int) -> memoryview:
         return self._get(key, offset, size, etag)
 
     def get_file(self, key: str, path: Path) -> None:
@@ -164,7 +166,7 @@ class CloudStore:
         data, total, tag = self._first_part(key, 0, None, None)
         with path.open("xb") as file:
 
-            def take(start: int, part: bytes) -> None:
+            def take(start: int, part: memoryview) -> None:
                 while part:
                     written = os.pwrite(file.fileno(), part, start)
                     start, part = start + written, part[written:]
@@ -252,15 +254,15 @@ class CloudStore:
             ),
         )
 
-    def _first_part(self, key: str, offset: int, size: int | None, etag: str | None) -> tuple[bytes, int, str | None]:
+    def _first_part(self, key: str, offset: int, size: int | None, etag: str | None) -> _Part:
         """At most `_PART_BYTES` bytes from `offset` on, the object's size and tag. At the end: no bytes."""
         end = offset + (_PART_BYTES if size is None else min(size, _PART_BYTES))
         try:
             return self._part(key, offset, end, etag)
         except RangeBehindEnd:
-            return b"", 0, None
+            return memoryview(b""), 0, None
 
-    def _other_parts(self, key: str, start: int, end: int, tag: str | None, take: Callable[[int, bytes], None]) -> None:
+    def _other_parts(self, key: str, start: int, end: int, tag: str | None, take: _Take) -> None:
         """Calls `take` with the bytes from `start` to `end`, on several threads, all of the version `tag`."""
 
         def fetch(first: int) -> None:
@@ -272,12 +274,12 @@ class CloudStore:
             for _ in pool.map(fetch, range(start, end, _PART_BYTES)):
                 pass
 
-    def _part(self, key: str, start: int, end: int, tag: str | None) -> tuple[bytes, int, str | None]:
+    def _part(self, key: str, start: int, end: int, tag: str | None) -> _Part:
         name, options = self._name(key), {"range": (start, end), **({"if_match": tag} if tag else {})}
 
-        def read() -> tuple[bytes, int, str | None]:
+        def read() -> _Part:
             found = self._obstore.get(self._client, name, options=options)
-            data = found.bytes().to_bytes()
+            data = memoryview(found.bytes())
             if len(data) < min(end, found.meta["size"]) - start:
                 raise Unavailable(f"get of {self.url}/{key} broke off after {len(data)} bytes; it is tried again")
             return data, found.meta["size"], found.meta["e_tag"]

@@ -91,8 +91,8 @@ class ObjectStore(Protocol):
 class ReadsVersions(Protocol):
     """A store that refuses to read an object that was replaced after the listing."""
 
-    def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes:
-        """As `get`, of the version with that `ObjectInfo.etag`.
+    def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes | memoryview:
+        """As `get`, of the version with that `ObjectInfo.etag`; bytes of the client are not copied.
 
         Raises `ObjectChanged` for another version; for a deleted object `ObjectChanged` or `ObjectNotFound`.
         """

@@ -62,12 +62,12 @@ class PartFetcher:
     def has_room(self) -> bool:
         return self.held_bytes < self._most_bytes
 
-    def fetch(self, read: Callable[[int, int], bytes], start: int, size: int) -> "Future[bytes]":
+    def fetch(self, read: Callable[[int, int], _T], start: int, size: int) -> "Future[_T]":
         """Submits the request of a part whose bytes are reserved."""
         with self._lock:
             self._parts += 1
 
-        def part() -> bytes:
+        def part() -> _T:
             try:
                 return read(start, size)
             finally:

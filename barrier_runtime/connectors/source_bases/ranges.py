@@ -27,7 +27,7 @@ class _Part:
 
     __slots__ = ("data", "end", "start")
 
-    def __init__(self, start: int, end: int, data: "Future[bytes]") -> None:
+    def __init__(self, start: int, end: int, data: "Future[bytes | memoryview]") -> None:
         self.start = start
         self.end = end
         self.data = data
@@ -42,7 +42,9 @@ class RangesFile(io.RawIOBase):
     For use by one thread at a time.
     """
 
-    def __init__(self, read: Callable[[int, int], bytes], size: int, fetcher: PartFetcher | None = None) -> None:
+    def __init__(
+        self, read: Callable[[int, int], bytes | memoryview], size: int, fetcher: PartFetcher | None = None
+    ) -> None:
         self._read = read
         self._size = size
         self._fetcher = fetcher
@@ -121,8 +123,8 @@ class RangesFile(io.RawIOBase):
             return
         part = self._parts[0]
         if part.data.done() and offset - part.start > part.end - offset:
-            rest: Future[bytes] = Future()
-            rest.set_result(part.data.result()[offset - part.start :])
+            rest: Future[bytes | memoryview] = Future()
+            rest.set_result(bytes(part.data.result()[offset - part.start :]))  # a view would keep the whole part
             self._fetcher.release(offset - part.start)
             part.start, part.data = offset, rest
 
@@ -174,7 +176,7 @@ class RangesFile(io.RawIOBase):
             data = part.data.result()
             chunks.append(data[offset - part.start : end - part.start])
             offset = min(part.end, end)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
 
     def close(self) -> None:
         if not self.closed:
@@ -195,7 +197,7 @@ class RangesFile(io.RawIOBase):
             self._fetcher.take(to - start)
         else:
             self._parts.clear()
-        done: Future[bytes] = Future()
+        done: Future[bytes | memoryview] = Future()
         part = _Part(start, to, done)
         insort(self._parts, part)
         try:

@@ -5,7 +5,7 @@ several row groups are fetched ahead together, and decoded when all have arrived
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -31,9 +31,9 @@ _CHUNK_BYTES = 8 << 20  # a chunk of wide rows is limited to this size instead o
 _LOOKED_AT = 8  # row groups that are sampled for the width of rows
 _WINDOW_BYTES = 4 << 20  # lower bound of the row groups that are fetched together
 _PART_BYTES = 4 << 20  # of a request
-_AHEAD_BYTES = 16 << 20  # requested beyond the row groups that are decoded
+_AHEAD_BYTES = 32 << 20  # requested beyond the row groups that are decoded
 _GAP_BYTES = 128 << 10  # largest gap between wanted columns that is fetched with them
-_BEHIND_BYTES = 128  # Arrow reads this far beyond a column chunk in files of old writers
+_BEHIND_BYTES = 128  # Arrow reads this far beyond a column chunk in files of old releases of parquet-mr
 
 
 @kinds_checked
@@ -230,11 +230,12 @@ class ParquetReader(FileReader):
         assert self._opened is not None
         paths = [self._opened.schema.column(number).path for number in range(len(self._opened.schema.names))]
         wanted = [number for number, path in enumerate(paths) if self._is_wanted(path)]
+        behind = _BEHIND_BYTES if "parquet-mr" in str(self._opened.metadata.created_by) else 0
         window = _Window([], [])
         for group in groups:
-            ranges = self._ranges_of(self._opened.metadata.row_group(group), wanted)
+            about = self._opened.metadata.row_group(group)
             window.groups.append(group)
-            window.ranges.extend(ranges)
+            window.ranges.extend(_joined(_place(about.column(number), self.file.size, behind) for number in wanted))
             if window.size >= _WINDOW_BYTES:
                 yield window
                 window = _Window([], [])
@@ -244,16 +245,6 @@ class ParquetReader(FileReader):
     def _is_wanted(self, path: str) -> bool:
         """True if the leaf is part of a wanted column; names may contain dots."""
         return any(path == name or path.startswith(f"{name}.") for name in self.schema.names)
-
-    def _ranges_of(self, group: Any, wanted: Sequence[int]) -> list[tuple[int, int]]:
-        """Returns the ranges of the wanted leaves of a row group in order; near ranges are joined."""
-        found: list[tuple[int, int]] = []
-        for start, end in sorted(_place(group.column(number), self.file.size) for number in wanted):
-            if found and start <= found[-1][1] + _GAP_BYTES:
-                found[-1] = found[-1][0], max(end, found[-1][1])
-            else:
-                found.append((start, end))
-        return found
 
     def _from(self, groups: list[int]) -> Iterator[pa.RecordBatch]:
         assert self._opened is not None
@@ -279,12 +270,28 @@ class ParquetReader(FileReader):
         return max(1, min(ROWS_PER_CHUNK, int(_CHUNK_BYTES / widest)))
 
 
-def _place(column: Any, size: int) -> tuple[int, int]:
-    """Returns start and end of a column chunk in a file of `size` bytes."""
+def _joined(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns column chunks (start, end) in order; near chunks are joined, up to a request of `_PART_BYTES`.
+
+    A request that ends inside a chunk makes Arrow's read of this chunk a copy.
+    """
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(places):
+        if found and (
+            start < found[-1][1] or (start <= found[-1][1] + _GAP_BYTES and end - found[-1][0] <= _PART_BYTES)
+        ):
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def _place(column: Any, size: int, behind: int) -> tuple[int, int]:
+    """Returns start and end of a column chunk in a file of `size` bytes, with `behind` bytes after the chunk."""
     start = column.data_page_offset
     if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
         start = column.dictionary_page_offset
-    return start, min(size, start + column.total_compressed_size + _BEHIND_BYTES)
+    return start, min(size, start + column.total_compressed_size + behind)
 
 
 def _footer_schema(file: FoundFile, where: str) -> pa.Schema:

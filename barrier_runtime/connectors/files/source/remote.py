@@ -110,7 +110,7 @@ class StoredFile:
         self._where = f"{where}: the file {shown(url)}"
         self._opened: ObjectStore | None = None
 
-    def read(self, offset: int, length: int) -> bytes:
+    def read(self, offset: int, length: int) -> bytes | memoryview:
         """Returns exactly these bytes, which the listed file had. Raises `InvalidJob` or `Unavailable`."""
         more = 1 if not self._etag and not self._grows and offset + length == self._size else 0
         try:
@@ -144,7 +144,7 @@ class StoredFile:
                 "change while they are read; write to a new file and rename it into place"
             )
 
-    def _asked(self, offset: int, length: int) -> bytes:
+    def _asked(self, offset: int, length: int) -> bytes | memoryview:
         if self._at.scheme == "hdfs":
             with _hdfs(self._at, self._where).open_input_file(_path(self._at.place)) as opened:
                 return bytes(opened.read_at(length, offset))

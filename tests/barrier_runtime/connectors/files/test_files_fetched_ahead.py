@@ -169,6 +169,23 @@ def test_the_loop_waits_for_no_range_of_a_large_file(store: Counting, ending: st
     assert [row["n"] for row in found] == list(range(50_000))
 
 
+def test_no_request_for_parquet_begins_inside_a_column_chunk(store: Counting) -> None:
+    data = parquet(60_000, 100)
+    store.put("in/a.parquet", data)
+    driver = opened(spec_of(ParquetFiles("src", URL, ROWS, None)), World())
+    assert len(rows_of(drained(driver))) == 60_000
+    driver.close()
+    about = pq.ParquetFile(io.BytesIO(data)).metadata
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    begins = {chunk.data_page_offset for chunk in chunks}
+    ends = {chunk.data_page_offset + chunk.total_compressed_size for chunk in chunks}
+    asked = [(offset, offset + size) for _, offset, size in store.asked if offset > FIRST_BYTES]
+    inside = [(begin, end) for begin, end in asked if end < len(data) and (begin not in begins or end not in ends)]
+    assert len(asked) >= len(groups) - 2
+    assert not inside
+
+
 @pytest.mark.slow
 def test_the_next_ranges_and_files_are_requested_together(store: Counting) -> None:
     for n in range(3):
