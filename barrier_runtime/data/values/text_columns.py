@@ -8,6 +8,7 @@ readers are faster, so readers call this module only for columns and blocks with
 import re
 from collections.abc import Collection
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
+@lru_cache(maxsize=256)  # called for each file
 def is_read_from_text(kind: pa.DataType) -> bool:
     """True if texts can become a column of `kind`."""
     try:

@@ -12,6 +12,7 @@ import logging
 from collections import OrderedDict
 from concurrent.futures import Future
 from functools import partial
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -69,8 +70,7 @@ class Ahead:
             self._begin(next(iter(self._later.values())))
 
     def _begin(self, split: OpenSplit) -> None:
-        reader = split.reader
-        assert isinstance(reader, RemoteReader)
+        reader = cast(RemoteReader, split.reader)  # `add` took no other reader
         del self._later[split.id]
         split.position_meanwhile = msgspec.Raw(reader.position())
         self._begun[split.id] = split, self._fetcher.submit(reader.prepare)

@@ -144,6 +144,7 @@ class SourceDriver:
             isinstance(spec.source, FindsAgain) and spec.source.finds_again
         )
         self._discovery = assignment.discovery
+        self._marking = self._discovery if isinstance(self._discovery, MarkingDiscovery) else None
         if isinstance(self._discovery, Waking):
             self._discovery.wake_by(context.wake_from_thread)
             self._look_again_ns = _POLL_WAKING_NS
@@ -497,8 +498,8 @@ class SourceDriver:
             self._done_rows += split.rows
             mark = split.reader.mark() if isinstance(split.reader, MarkingReader) else UNMARKED
             self._finished.add(split.id, split.size, mark)
-            if isinstance(self._discovery, MarkingDiscovery):
-                self._discovery.ended(split.id, split.size, mark)
+            if self._marking is not None:
+                self._marking.ended(split.id, split.size, mark)
         if split.listener is not None:
             self._lingering.append(split)
         else:

@@ -252,8 +252,8 @@ def _opened_store(bucket: str, environment: tuple[tuple[str, str], ...]) -> Obje
 
 def _store(bucket: str) -> ObjectStore:
     """Returns the store of the URL `bucket`."""
-    environment = (item for item in os.environ.items() if item[0].startswith(_CREDENTIALS))
-    return _opened_store(bucket, tuple(sorted(environment)))
+    names = sorted(name for name in os.environ if name.startswith(_CREDENTIALS))  # per file: items() decodes all values
+    return _opened_store(bucket, tuple((name, os.environ.get(name, "")) for name in names))
 
 
 def _list_store(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
