@@ -26,6 +26,7 @@ from barrier_runtime.connectors.memory.callable import CallableSink
 from barrier_runtime.connectors.source import RedeliveringSource
 from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.status.health import what_died
+from barrier_runtime.coordinator.status.late_rows import late_rows
 from barrier_runtime.coordinator.status.status import JobStatus, RecoveryStatus, TakeoverStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
@@ -88,7 +89,9 @@ class Follower:
         A line that does not fit into `width` columns is shortened; then the name of the sink is cut."""
         rate = self._rows_per_s(status)
         speed = "" if rate is None else f", {rate:,.0f}/s"
-        heads = [f"{status.records:,} rows{read}{speed}" for read in (" read", "")]
+        late = sum(late_rows(status).values())
+        dropped = f", {late:,} late rows dropped" if late else ""
+        heads = [f"{status.records:,} rows{read}{speed}{dropped}" for read in (" read", "")]
         if status.phase != "running":
             why = f" ({_short(what_died(status.reason))})" if status.reason else ""
             heads = [f"{status.phase}{why}", status.phase]

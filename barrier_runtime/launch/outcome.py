@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from barrier_runtime.connectors.declared_kinds import wrong_arguments_of
 from barrier_runtime.coordinator.metric_table import SKIPPED_ROWS
+from barrier_runtime.coordinator.status.late_rows import late_rows, late_rows_in_words
 from barrier_runtime.coordinator.status.statistics import over_slots
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.operators.user_code import from_users_frame
@@ -56,16 +57,23 @@ class JobResult:
         """Rows that the sources have read; a replayed row counts once."""
         return self.status.records
 
+    @property
+    def late_rows(self) -> dict[str, int]:
+        """Late rows that steps dropped, by the step's name; empty if none were dropped. `late=True` keeps such rows."""
+        return late_rows(self.status)
+
     def __str__(self) -> str:
         """One line for people; everything else is in `status`."""
         checkpoints = self.status.checkpoints
         last = (
             f", the last is {checkpoints.last_completed.checkpoint}" if checkpoints.last_completed is not None else ""
         )
+        late = late_rows_in_words(self.status)
         skipped = over_slots(SKIPPED_ROWS, (slot.metrics for slot in self.status.slots))
         return (
             f"job {self.status.job} {self.status.outcome}: {self.records:,} records read, "
             f"{f'{skipped:,.0f} rows skipped, ' if skipped else ''}{checkpoints.completed} checkpoints completed{last}"
+            f"{f'; {late} (late=True keeps such rows)' if late else ''}"
         )
 
     def __repr__(self) -> str:

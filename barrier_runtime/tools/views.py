@@ -20,6 +20,7 @@ from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.page.figures import duration
 from barrier_runtime.coordinator.page.job_view import events
 from barrier_runtime.coordinator.status.health import TROUBLED, described, in_seconds
+from barrier_runtime.coordinator.status.late_rows import late_rows_in_words
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.why.checkpoint import why_checkpoint
@@ -76,6 +77,9 @@ def _head(status: JobStatus) -> RenderableType:
         f"{status.checkpoints.completed:,} checkpoints completed, {status.checkpoints.failed:,} failed",
         f"{len(status.slots) - len(status.missing_slots)} of {status.parallelism} slots",
     ]
+    late = late_rows_in_words(status)
+    if late:
+        facts.append(plain(late))
     return Group(line, Text("; ".join(facts)))
 
 

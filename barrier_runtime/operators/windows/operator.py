@@ -10,6 +10,7 @@ restored operator advances there before its first row.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.keyed.progress import Floors, Progress, check_same, columns_of
 from barrier_runtime.operators.keyed.timers import SLICE_S
+from barrier_runtime.operators.outputs.late_rows import drop_late
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.clocks import EventTime, WallTime
 from barrier_runtime.operators.windows.triggers import WindowTrigger
@@ -192,7 +194,12 @@ class WindowOperator(KeyedOperator):
         if self._late:
             emit.to(LATE, batch.only(batch.rows.filter(pa.array(late)), late))
         else:
-            self.metrics.count(LATE_ROWS, float(np.count_nonzero(late)))
+            drop_late(self.metrics, LATE_ROWS, self.where, late, partial(self._late_times, batch))
+
+    def _late_times(self, batch: Batch) -> tuple[Ints, Ints]:
+        times_ms, _ = self._time.times_of(batch.rows)
+        watermarks = self.row_watermarks(batch)
+        return times_ms, np.full(len(batch), self._watermark_ms) if watermarks is None else watermarks
 
     @property
     def rows_emit_ns(self) -> int:

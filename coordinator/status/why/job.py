@@ -8,6 +8,7 @@ from statistics import median
 
 from barrier_runtime.coordinator.checkpoints.slowness import SlowUpload
 from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds, missing_slots
+from barrier_runtime.coordinator.status.late_rows import late_rows, late_rows_in_words
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus, Room
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
@@ -30,7 +31,12 @@ def why_job(status: JobStatus, now_ms: int) -> tuple[Reason, ...]:
     if status.phase != "running":
         starting = why_not_running(status, now_ms)
         return () if starting is None else (starting,)
-    reasons = (why_nothing_is_visible(status, now_ms), why_latency_rose(status, now_ms), bottleneck(status.chains))
+    reasons = (
+        why_nothing_is_visible(status, now_ms),
+        why_rows_are_missing(status),
+        why_latency_rose(status, now_ms),
+        bottleneck(status.chains),
+    )
     return tuple(reason for reason in reasons if reason is not None)
 
 
@@ -180,6 +186,21 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
             "look at the system that the job reads from: topic, folder, offsets, permissions",
         )
     return _held_back(status, last)
+
+
+def why_rows_are_missing(status: JobStatus) -> Reason | None:
+    """Names the steps that dropped late rows; None if no row was dropped."""
+    dropped = late_rows(status)
+    if not dropped:
+        return None
+    rows = sum(dropped.values())
+    return Reason(
+        "late_rows",
+        f"Results lack rows, because rows were behind the watermark: {late_rows_in_words(status)}.",
+        (f"{rows:,} of {status.records:,} rows read",) if status.records >= rows else (),
+        "use late=True to get such rows as a stream of their own, or a larger max_out_of_orderness at the source; if "
+        "the step's event-time column is not the source's, use the source's column",
+    )
 
 
 def _slow_commit(status: JobStatus, now_ms: int) -> Reason:

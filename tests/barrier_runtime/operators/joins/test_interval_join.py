@@ -245,7 +245,7 @@ def test_sides_of_different_units_of_time() -> None:
     assert sorted(row["a"] for row in it.rows) == [0, 1, 10**9]
 
 
-def test_event_time_row_by_row_tells_late_rows_wherever_batches_end() -> None:
+def test_event_time_row_by_row_tells_late_rows_wherever_batches_end(caplog: pytest.LogCaptureFixture) -> None:
     it = Driven(operator("inner", -100, 100, late=False))
     rows = [left("k", 50), left("k", 200), left("k", 150)]
     it.feed(rows, LEFT.schema, reached=np.array([10, 180, 180]), port=0)
@@ -255,6 +255,11 @@ def test_event_time_row_by_row_tells_late_rows_wherever_batches_end() -> None:
     it.watermark(180)
     feed(it, 1, right("k", 180), right("k", 181))
     assert it.world.metrics.counts["late_right_rows"] == 1
+    feed(it, 1, right("k", 5))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert "join 'j' dropped a late row: its event time is 1970-01-01 00:00:00.150 UTC" in told[0]
+    assert "the watermark was 1970-01-01 00:00:00.180 UTC already" in told[1]
 
 
 @pytest.mark.slow
