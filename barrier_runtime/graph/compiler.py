@@ -59,6 +59,7 @@ def compile_plan(
     readers = _readers(nodes)
     _check_ends(plan.name, nodes, readers)
     _check_circles(nodes)
+    _check_watched_folders(nodes)
     if mode == "exactly_once":
         _check_guarantees(nodes)
     chains, edges = _chained(nodes, readers, lambda source: list_splits(source, parallelism))
@@ -152,6 +153,30 @@ def _check_circles(nodes: list[Node]) -> None:
             warnings.warn(
                 f"{said}, so a new start of the flow reads its rows too: write to another place", stacklevel=4
             )
+
+
+def _check_watched_folders(nodes: list[Node]) -> None:
+    """Warns of a watched folder or table that holds back the event time of other inputs while nothing new arrives."""
+    above: dict[int, dict[str, SourceNode]] = {}
+    followers = followers_of(nodes)
+    for number, node in enumerate(nodes):
+        if isinstance(node, SourceNode):
+            above[number] = {node.name: node}
+            continue
+        sources = above[number] = {name: each for input in node.inputs for name, each in above[input.node].items()}
+        before = [above[input.node].keys() for input in node.inputs]
+        if len(before) < 2 or (node.detail == "none" and followers[number].detail == "none"):
+            continue
+        for name, each in sources.items():
+            alone = all(names == {name} for names in before)
+            watched = isinstance(each.source, Rereading) and each.source.endless
+            if watched and not alone and each.event_time is not None and each.idle_timeout_ms is None:
+                warnings.warn(
+                    f"{node.kind} {node.name!r}: while nothing new arrives in source {name!r} ({each.source!r}), event "
+                    "time of the other inputs stands still too, and later windows, timers and joins wait: read "
+                    f"{name!r} with idle_timeout=",
+                    stacklevel=4,
+                )
 
 
 def _check_guarantees(nodes: list[Node]) -> None:

@@ -185,7 +185,7 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
             tuple(f"{source.source}: idle: {source.idle or 'none'}" for source in status.sources),
             "look at the system that the job reads from: topic, folder, offsets, permissions",
         )
-    return _held_back(status, last)
+    return _held_back(status, last) or _stands_still(status)
 
 
 def why_rows_are_missing(status: JobStatus) -> Reason | None:
@@ -272,7 +272,7 @@ def _nearly_forgotten(sink: SinkTransactions) -> Reason:
 
 def _held_back(status: JobStatus, last: CheckpointStatus) -> Reason | None:
     """Explains event time that stalls because of a split, so that windows do not fire."""
-    emitted = any(chain.rows_in for chain in status.chains if chain.sinks)
+    emitted = any(chain.rows_in_per_s for chain in status.chains if chain.sinks)
     for source in status.sources:
         behind = source.watermark_ms is None or (source.lag_ms or 0) >= _WAITS_LONG_MS
         if source.split and behind and not emitted:
@@ -285,6 +285,26 @@ def _held_back(status: JobStatus, last: CheckpointStatus) -> Reason | None:
                 "give the source an idle_timeout if that split may be silent for long, or look why it has no rows",
             )
     return None
+
+
+def _stands_still(status: JobStatus) -> Reason | None:
+    """Explains event time that a source without new rows holds back, while another source is far ahead."""
+    known = [source for source in status.sources if source.watermark_ms is not None]
+    ahead = max(known, key=lambda source: source.watermark_ms or 0, default=None)
+    silent = next((each for each in status.sources if each.watermark_ms is None and not each.idle_count), None)
+    if ahead is None or ahead.watermark_ms is None or silent is None:
+        return None
+    reached_ms = status.watermark_ms
+    if reached_ms is not None and ahead.watermark_ms - reached_ms < _WAITS_LONG_MS:
+        return None
+    behind = "has not begun" if reached_ms is None else f"is {in_seconds(ahead.watermark_ms - reached_ms)} behind"
+    return Reason(
+        "standing_source",
+        f"Event time {behind}, because source {silent.source} brings no rows: windows, timers and joins of its rows "
+        f"and of source {ahead.source} wait for it.",
+        (f"{silent.source} has nothing to read at present, and no idle_timeout",),
+        f"read {silent.source} with idle_timeout=, after which a silent source holds nothing back",
+    )
 
 
 def why_latency_rose(status: JobStatus, now_ms: int) -> Reason | None:

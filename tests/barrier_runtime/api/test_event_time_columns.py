@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,3 +180,20 @@ def test_a_join_by_another_column_is_told_with_the_side() -> None:
     with pytest.warns(UserWarning, match=r"join 'j', left stream: .*column 'made'") as told:
         joined(Dataflow("f"), ("made", "at"))
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("idle", [None, SECOND])
+@pytest.mark.parametrize("watch", [None, SECOND])
+def test_a_watched_folder_beside_another_input_needs_an_idle_timeout(tmp_path: Path, watch: Any, idle: Any) -> None:
+    (tmp_path / "a.jsonl").write_text('{"k": 1, "at": 1, "made": 0}\n')
+    flow = Dataflow("f")
+    folder = flow.read_jsonl("prices", str(tmp_path), schema=ROWS, watch=watch, event_time="at", idle_timeout=idle)
+    read = flow.from_iterator("rows", lambda part, of: [], schema=ROWS, splits=1, event_time="at")
+    both = folder.union(read).key_by("k").window("w", Tumbling(SECOND), event_time="at")
+    both.aggregate(n=count()).sink("out", CollectSink())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        flow.explain()
+    said = [str(each.message) for each in told if "idle_timeout" in str(each.message)]
+    assert len(said) == (watch is not None and idle is None)
+    assert all("union 'union-1': while nothing new arrives in source 'prices'" in each for each in said)

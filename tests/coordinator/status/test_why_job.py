@@ -133,6 +133,18 @@ def test_a_split_that_holds_the_watermark_back_is_named(watermark_ms: int | None
     assert (cause, "split clicks-3 of clicks holds the watermark back" in sentence) == ("watermark", True)
 
 
+def test_a_source_without_rows_that_holds_another_back_is_named() -> None:
+    folder = SourceStatus(source="prices", idle_slots=(0, 1))
+    clicks = SourceStatus(source="clicks", watermark_ms=NOW - 500, lag_ms=500, split="clicks-3", split_slot=1)
+    for reached_ms, said in ((None, "Event time has not begun"), (NOW - 600_500, "Event time is 600 s behind")):
+        cause, sentence = first(running(sources=(folder, clicks), watermark_ms=reached_ms))
+        assert cause == "standing_source"
+        assert sentence.startswith(f"{said}, because source prices brings no rows")
+    assert not why_job(running(sources=(folder, clicks), watermark_ms=NOW - 1_000), NOW)
+    idle = msgspec.structs.replace(folder, idle_splits=("prices/a.csv",), idle_count=1)
+    assert not why_job(running(sources=(idle, clicks), watermark_ms=NOW - 600_500), NOW)
+
+
 def test_a_trouble_of_the_job_comes_before_all_that_follows_from_it() -> None:
     status = running(condition="WAITING_STORE", condition_reason="append of log/7: timed out", records=0)
     assert first(status) == ("waiting_store", "Job flights is WAITING_STORE: append of log/7: timed out.")
