@@ -93,7 +93,7 @@ class ClickHouseSession:
 
     def _connected(self, client_library: Any) -> Any:
         host, port, database = self._address
-        return client_library.Client(
+        client = client_library.Client(
             host,
             port=port,
             database=database,
@@ -103,6 +103,8 @@ class ClickHouseSession:
             send_receive_timeout=_ANSWER_S,
             client_name="barrier-runtime",
         )
+        client.connection.ping = _is_alive
+        return client
 
     def _trouble(self, error: Exception, errors: Any) -> BarrierRuntimeError:
         code = getattr(error, "code", 0)
@@ -116,6 +118,11 @@ class ClickHouseSession:
                 f"{self._what} refuses the user ({told}): set CLICKHOUSE_USER and CLICKHOUSE_PASSWORD in every slot"
             )
         return InvalidJob(f"{self._what} refuses it ({told}): correct the rows or the table")
+
+
+def _is_alive() -> bool:
+    """Replaces the library's question before each request: a request to a dead server fails and is repeated."""
+    return True
 
 
 def _imported() -> Any:
