@@ -58,14 +58,14 @@ def far(request: pytest.FixtureRequest) -> Iterator[Far]:
                 def sink(self, table: str, **arguments: Any) -> SqlSink:
                     return MySQLSink(url, table, **arguments)
 
-            found = Far(BehindMySQL(server), proxy, commit=3, check=0)
+            found = Far(BehindMySQL(server), proxy, commit=2, check=0)
         kept.callback(found.database.close)
         yield found
 
 
 @WAYS
 def test_ten_checkpoints_are_committed_with_the_waits_of_one(far: Far, arguments: dict[str, Any]) -> None:
-    """COPY has two waits: until the server takes rows, and for the result. MySQL: the mark, the rows, the commit."""
+    """Waits of COPY: the server takes rows, the result. MySQL: the mark, the rows with the commit."""
     job, table = Job(far.database), far.table
     sink = far.opened(job, table, **arguments)
     decided: list[bytes] = []

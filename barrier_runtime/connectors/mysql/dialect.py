@@ -185,10 +185,13 @@ class MySQLDialect(Dialect):
             )
         return made
 
-    def insert(self, connection: Any, statement: str, rows: list[tuple[Any, ...]], target: Any) -> None:
-        cursor = connection.cursor()
+    def insert(self, cursor: Any, statement: str, rows: list[tuple[Any, ...]], target: Any) -> None:
         cursor.max_stmt_length = min(cursor.max_stmt_length, target.packet // 2)
+        cursor.keep_last()
         cursor.executemany(statement, rows)
+
+    def inserted(self, cursor: Any) -> None:
+        cursor.send_and_commit()
 
     def row_statement(self, target: Any, names: Sequence[str], key: Sequence[str]) -> str:
         insert = self.insert_statement(target, names, "%s")

@@ -158,14 +158,18 @@ class Dialect(ABC):
         """
         if self.execute(connection, self.raise_mark, raising).rowcount != 1:
             return False
+        cursor = connection.cursor()
         for rows in _in_batches(batch for each in read for batch in each):
             values = list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
-            self.insert(connection, self.row_statement(target, rows.schema.names, key), values, target)
+            self.insert(cursor, self.row_statement(target, rows.schema.names, key), values, target)
+        self.inserted(cursor)
         return True
 
-    def insert(self, connection: Any, statement: str, rows: list[tuple[Any, ...]], target: Any) -> None:
-        cursor = connection.cursor()
+    def insert(self, cursor: Any, statement: str, rows: list[tuple[Any, ...]], target: Any) -> None:
         cursor.executemany(statement, rows)
+
+    def inserted(self, cursor: Any) -> None:  # noqa: B027
+        """Called after the last `insert` of a transaction; may end the transaction."""
 
     @abstractmethod
     def row_statement(self, target: Any, names: Sequence[str], key: Sequence[str]) -> str:
