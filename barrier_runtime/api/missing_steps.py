@@ -33,7 +33,7 @@ BEFORE_KEY_BY = {
         (
             *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
             *("rebalance", "deduplicate", "key_by", "split", "broadcast"),
-            *("with_columns", "drop", "rename", "inspect"),
+            *("with_columns", "drop", "rename", "inspect", "explode"),
         ),
         "it comes before .key_by(…), or after .window(…), .aggregate(…) or .process(…)",
     ),
@@ -44,7 +44,7 @@ AFTER_WINDOW = dict.fromkeys(
         *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
         *("rebalance", "deduplicate", "sink", "key_by", "split", "broadcast", "lookup", "process", "process_groups"),
         *("window", "window_all", "join", "window_join", "asof_join", "table_join"),
-        *("with_columns", "drop", "rename", "inspect"),
+        *("with_columns", "drop", "rename", "inspect", "explode"),
     ),
     "it comes after .aggregate(…), .apply(…) or .top(…), which say what becomes of a window's rows",
 )
@@ -53,7 +53,7 @@ BEFORE_BROADCAST = {
         (
             *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
             *("rebalance", "deduplicate", "sink", "key_by", "split", "process", "window", "aggregate"),
-            *("process_groups", "with_columns", "drop", "rename", "inspect"),
+            *("process_groups", "with_columns", "drop", "rename", "inspect", "explode"),
         ),
         "a broadcast stream is an input of connect(…, rules=rules.broadcast()): its own steps come before that",
     ),
@@ -82,7 +82,7 @@ OTHER_FRAMEWORKS = {
     **dict.fromkeys(("orderBy", "order_by", "sort", "sort_values"), "a stream has no end: .window(…).top(n, by='x')"),
     **dict.fromkeys(("cast", "astype"), "types change by .with_columns(n='CAST(n AS BIGINT)')"),
     **dict.fromkeys(("branch", "route"), "rows go to several streams by .split(name, by, into=(…))"),
-    **dict.fromkeys(("flatMap", "explode", "flatten"), "one row becomes several by .flat_map(function)"),
+    **dict.fromkeys(("flatMap", "flatten", "unnest"), "rows become several by .explode('items') or .flat_map(…)"),
     **dict.fromkeys(("count", "sum", "mean", "avg", "min", "max", "agg", "reduce", "fold", "stats"), _AGGREGATE),
     **dict.fromkeys(("distinct", "drop_duplicates", "dropDuplicates"), "ids once: .deduplicate(name, 'id', within=…)"),
     **dict.fromkeys(("dropDuplicatesWithinWatermark",), "ids once: .deduplicate(name, 'id', within=…)"),

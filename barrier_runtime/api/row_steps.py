@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import check_callable, retried, with_errors
-from barrier_runtime.api.column_steps import ColumnSteps, read_by, ready
+from barrier_runtime.api.column_steps import ColumnSteps, read_by, ready, themselves
 from barrier_runtime.api.steps import OneStream, S, event_times_of_batches, one_or_all
 from barrier_runtime.data.rows import Row
-from barrier_runtime.data.schemas import SchemaLike, as_schema, column_names
+from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, column_names, require_columns
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.outputs.declared_outputs import branch_names, side_schemas
 from barrier_runtime.operators.outputs.failures import ERRORS, OnError
@@ -292,6 +292,43 @@ class RowSteps(ColumnSteps[S]):
         streams: S | tuple[S, S]
         streams = one_or_all(self._step_and_sides("map_batches", name, make, output, describe, sides, one_to_one))
         return streams
+
+    def explode(
+        self,
+        column: str,
+        *,
+        into: str | Sequence[str] | None = None,
+        outer: bool = False,
+        position: str | None = None,
+        name: str | None = None,
+    ) -> S:
+        """Makes a row of each element of an array, or of each entry of a map, with all other columns.
+
+        `column`: a column, or an expression (as in `filter`) whose elements get the name `into`. The element takes
+        the place of the column, under the name `into`; a map gives two columns, named "key" and "value" or by the
+        pair `into`. `outer`: a row without elements goes out once, with nulls; otherwise the row is dropped.
+        `position`: adds a column of this name with the position of the element, from 0 on.
+
+        >>> orders.explode("lines", into="line").select({"id": "id", "sku": "line.sku"})
+        """
+        from barrier_runtime.operators.functions.explode import ExplodeOperator, exploded
+
+        where = f"explode {name or ''}".strip()
+        every = self._all_columns(where)
+        rows: ColumnSteps[S] = self
+        names = None if into is None else column_names(into, f"{where}: into")
+        if column not in every and not column.isidentifier():
+            if names is None:
+                raise InvalidJob(f"{where}: name the elements of {column!r}, as in explode({column!r}, into='item')")
+            check_free(names, every, where)
+            rows = cast("ColumnSteps[S]", self._selected({**themselves(every), names[0]: column}, where, None))
+            column = names[0]
+        require_columns(rows.schema, (column,), where)
+        assert rows.schema is not None
+        new, output = exploded(rows.schema, column, names, position, where)
+        make = partial(ExplodeOperator, column=column, into=new, outer=outer, position=position)
+        kept = {each: each for each in rows.schema.names if each != column}
+        return rows._step("explode", name, make, output, f"{column} into {', '.join(new)}", renames=kept)
 
     def broadcast_join(
         self,

@@ -297,9 +297,9 @@ class WindowedStream(Generic[S]):
         output = top_schema(rows, self._window.bounded and not spans_known)
         if taken := [name for name in output.names[len(rows) :] if name in rows.names]:
             raise InvalidJob(
-                f"{where}: the rows have a column {taken[0]!r} already, of other windows: rename it before, as in "
-                f".rename({taken[0]}='first_{taken[0]}'); the rows of .aggregate(…) keep their own if these windows "
-                "are the same Tumbling windows, with event_time='window_start'"
+                f"{where}: the output column {taken[0]!r} exists already: rename it before, as in "
+                f".rename({taken[0]}='first_{taken[0]}'). Results of .aggregate(…) keep their window_start and "
+                "window_end if these are the same Tumbling windows, with event_time='window_start'"
             )
         streams: S | tuple[S, S] = self._step(
             Top(n, by, largest, spans_known),

@@ -7,6 +7,7 @@ cost latency.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.acero as acero
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 import barrier_runtime.data.sql.kernels
 import barrier_runtime.data.sql.texts  # noqa: F401 - functions that expressions call by their names
 from barrier_runtime.data.schemas import described, no_column, no_rows, one_array
+from barrier_runtime.data.sql.row_kernels import kernels_of, register
 from barrier_runtime.state.errors import InvalidJob
 
 _UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*)\) in ")
@@ -26,6 +28,18 @@ class Compiled:
 
     expression: pc.Expression
     text: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _compiled, (self.expression, self.text, kernels_of(self.expression))
+
+
+def _compiled(expression: pc.Expression, text: str, kernels: list[str]) -> Compiled:
+    """Makes a pickled expression in a process that has not compiled it."""
+    import barrier_runtime.data.sql.named  # noqa: F401 - the kernels
+
+    for each in kernels:
+        register(each)
+    return Compiled(expression, text)
 
 
 def columns_used(schema: pa.Schema, expressions: list[pc.Expression]) -> frozenset[str] | None:

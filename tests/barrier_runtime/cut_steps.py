@@ -112,6 +112,11 @@ def rename_and_drop(bench: Bench, rows: Stream, name: str) -> Stream:
     return rows.rename(n="m").with_columns(n="m + 1").drop("m").select("k", "t", "n")
 
 
+@step("Stream.explode")
+def explode(bench: Bench, rows: Stream, name: str) -> Stream:
+    return rows.explode("slice(array(n, n + 1, n + 2), 1, CAST(n % 4 AS INT))", into="m").drop("n").rename(m="n")
+
+
 @step("Stream.inspect", variant=True)
 def inspect_(bench: Bench, rows: Stream, name: str) -> Stream:
     return rows.inspect(lambda row: None)

@@ -30,6 +30,7 @@ ALLOWED = {
     "barrier_runtime/data/schemas.py": _EMPTY,
     "barrier_runtime/data/sql/arguments.py": "a whole number beside a double is a double, as in Spark; cast constants",
     "barrier_runtime/data/sql/kernels.py": "the date of a time, as date_format says",
+    "barrier_runtime/data/sql/row_kernels.py": "results of functions of SQL, in the type that the function has",
     "barrier_runtime/operators/aggregation/batch_values.py": "numbers that an aggregate of floats takes",
     "barrier_runtime/operators/aggregation/kinds/cell_outputs.py": _STATE,
     "barrier_runtime/operators/aggregation/plan.py": _STATE,

@@ -31,8 +31,11 @@ from barrier_runtime.data.sql.arguments import (
     one_type,
 )
 from barrier_runtime.data.sql.casts import cast, constant_of, type_named
+from barrier_runtime.data.sql.collections import element, field_of
 from barrier_runtime.data.sql.functions import FUNCTIONS, IGNORED, MAY_FAIL, OF_TIMES, known
 from barrier_runtime.data.sql.kernels import remainder, whole_quotient, with_whole_digit
+from barrier_runtime.data.sql.named import NAMED, NEVER_FAIL
+from barrier_runtime.data.sql.numbers import BITS, inverted
 from barrier_runtime.data.sql.texts import time_constant
 from barrier_runtime.state.errors import InvalidJob
 
@@ -130,6 +133,8 @@ class Compiler:
             return _SPECIAL[kind](self, node)
         if kind in FUNCTIONS:
             return self._call(node)
+        if isinstance(node, exp.Anonymous) and plain_name(node) in NAMED:
+            return self._named(node)
         raise InvalidJob(f"{self._where}: {node.sql('spark')} is not known here: use a pyarrow.compute expression")
 
     def _sides(self, node: exp.Expr) -> tuple[Argument, Argument]:
@@ -189,6 +194,40 @@ class Compiler:
         elif type(node) in OF_TIMES:
             arguments = (self._needed.only(each) if pa.types.is_string(each.type) else each for each in arguments)
         return make(*arguments)
+
+    def _named(self, node: exp.Anonymous) -> Made:
+        name = plain_name(node)
+        least, most, make = NAMED[name]
+        if len(node.expressions) < least:
+            raise InvalidJob(f"{self._where}: {node.sql('spark')}: an argument is missing")
+        if most is not None and len(node.expressions) > most:
+            raise InvalidJob(f"{self._where}: {node.sql('spark')}: {name} takes {most} arguments at most")
+        arguments = map(self.argument, node.expressions)
+        return make(*(arguments if name in NEVER_FAIL else map(self._needed.only, arguments)))
+
+    def _bracket(self, node: exp.Bracket) -> Made:
+        collection, (key, *more) = self.argument(node.this), map(self.argument, node.expressions)
+        if more:
+            raise InvalidJob(f"{self._where}: {node.sql('spark')}: one position or key stands in brackets")
+        return element(self._needed.only(collection), key, 0, "fail")
+
+    def _dot(self, node: exp.Dot) -> Made:
+        return field_of(self.argument(node.this), node.expression.name)
+
+    def _struct(self, node: exp.Struct) -> Made:
+        names, made = list[str](), list[Made]()
+        for number, each in enumerate(node.expressions, 1):
+            named = isinstance(each, exp.PropertyEQ)
+            value = each.expression if named else each
+            names.append(each.this.name if named else value.name if isinstance(value, exp.Column) else f"col{number}")
+            made.append(self.argument(value).made)
+        return pc.make_struct(*made, field_names=names)
+
+    def _bits(self, node: exp.Expr) -> Made:
+        return BITS[type(node)](*self._sides(node))
+
+    def _bits_inverted(self, node: exp.Expr) -> Made:
+        return inverted(self.argument(node.this))
 
     def _date(self, node: exp.Expr) -> Made:
         if node.this is None:
@@ -399,4 +438,9 @@ _SPECIAL: dict[type[exp.Expr], Callable[[Compiler, Any], Made]] = {
     exp.Cast: Compiler._cast,
     exp.TryCast: Compiler._cast,
     exp.TsOrDsToDate: Compiler._date,
+    exp.Bracket: Compiler._bracket,
+    exp.Dot: Compiler._dot,
+    exp.Struct: Compiler._struct,
+    exp.BitwiseNot: Compiler._bits_inverted,
+    **dict.fromkeys(BITS, Compiler._bits),
 }

@@ -13,6 +13,7 @@ Unknown functions are refused by name when the flow is written; so are functions
 differently.
 """
 
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -24,14 +25,25 @@ from sqlglot.parsers.spark import SparkParser
 
 from barrier_runtime.data.sql.compiler import Compiler, plain_name
 from barrier_runtime.data.sql.functions import FUNCTIONS
+from barrier_runtime.data.sql.named import NAMED, OTHER_NAMES
 from barrier_runtime.state.errors import InvalidJob
 
 _BEFORE = "SELECT "
+_ROWS = ("explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "stack")
 _SHOWN = 200  # letters of an expression in a message
 _CHANGES = ("current_timestamp", "current_date", "now", "rand", "randn", "uuid", "unix_timestamp")
 _SPARK_NAMES = {"timestamp_trunc": "date_trunc", "pow": "power", "regexp_like": "rlike", "starts_with": "startswith"}
-_SPARK_NAMES |= {"ends_with": "endswith", "day_of_month": "dayofmonth", "time_to_str": "date_format"}
-_KNOWN = (exp.Case, exp.If, exp.Coalesce, exp.Cast, exp.And, exp.Or, exp.TsOrDsToDate, exp.Interval)
+_SPARK_NAMES |= {
+    "str_position": "position",
+    "ends_with": "endswith",
+    "day_of_month": "dayofmonth",
+    "time_to_str": "date_format",
+}
+_KNOWN = (exp.Case, exp.If, exp.Coalesce, exp.Cast, exp.And, exp.Or, exp.TsOrDsToDate, exp.Interval, exp.Struct)
+
+
+def _as_written(name: str, arguments: list[Any]) -> exp.Anonymous:
+    return exp.Anonymous(this=name, expressions=arguments)
 
 
 class _Spark(Spark):
@@ -44,7 +56,17 @@ class _Spark(Spark):
         STRING_ESCAPES: ClassVar[Any] = ["\\", "'", '"']
 
     class Parser(SparkParser):
-        FUNCTIONS: ClassVar[Any] = {**SparkParser.FUNCTIONS, "DATE_FORMAT": exp.TimeToStr.from_arg_list}
+        FUNCTIONS: ClassVar[Any] = {
+            **SparkParser.FUNCTIONS,
+            "DATE_FORMAT": exp.TimeToStr.from_arg_list,
+            **{name.upper(): partial(_as_written, name) for name in NAMED},
+            **{name.upper(): partial(_as_written, known) for name, known in OTHER_NAMES.items()},
+        }
+        FUNCTION_PARSERS: ClassVar[Any] = {
+            name: parser
+            for name, parser in SparkParser.FUNCTION_PARSERS.items()
+            if name.lower() not in NAMED.keys() | OTHER_NAMES.keys()
+        }
 
 
 class SqlExpression:
@@ -115,14 +137,17 @@ class SqlExpression:
             raise InvalidJob(
                 f"{self.where}: {name} is an aggregate of many rows: use .key_by(…).aggregate(…), or a window"
             )
-        if name in _CHANGES:
+        named = isinstance(node, exp.Anonymous) and plain_name(node) in NAMED
+        if name in _CHANGES and not (named and node.expressions):
             raise InvalidJob(
                 f"{self.where}: {name}() would give another value when rows are read again after a failure: let the "
                 "rows bring it"
             )
         if isinstance(node, exp.Query):
             raise InvalidJob(f"{self.where}: a query does not belong here: give one expression of a row's columns")
-        if is_function and type(node) not in FUNCTIONS and not isinstance(node, _KNOWN):
+        if name in _ROWS:
+            raise InvalidJob(f"{self.where}: {name} makes several rows of one: write stream.explode('items') as a step")
+        if is_function and not named and type(node) not in FUNCTIONS and not isinstance(node, _KNOWN):
             raise InvalidJob(
                 f"{self.where}: the function {name} is not known here: use a pyarrow.compute expression, or map with a "
                 f"function of Python. Known are {', '.join(known_functions())}"
@@ -132,4 +157,6 @@ class SqlExpression:
 def known_functions() -> list[str]:
     """Names of all functions, as in SQL, sorted."""
     shown = {kind.sql_name().lower() for kind in FUNCTIONS if issubclass(kind, exp.Func)}
-    return sorted({_SPARK_NAMES.get(name, name) for name in shown} | {"cast", "coalesce", "if"})
+    return sorted(
+        {_SPARK_NAMES.get(name, name) for name in shown} | {"cast", "coalesce", "if", "struct", "named_struct", *NAMED}
+    )

@@ -16,6 +16,7 @@ from sqlglot import exp
 from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, as_number, beside_each_other, one_time, to_round
 from barrier_runtime.data.sql.kernels import TIME_PARTS, how_many, part, time_text
 from barrier_runtime.data.sql.texts import text_of, time_of_text
+from barrier_runtime.data.sql.words import locate
 
 
 def time_of(argument: Argument) -> Made:
@@ -226,7 +227,7 @@ def _trunc(time: Argument, unit: Argument) -> Made:
     return pc.assume_timezone(begin, zone, ambiguous="earliest", nonexistent="latest")
 
 
-def _date_format(time: Argument, pattern: Argument) -> Made:
+def date_format(time: Argument, pattern: Argument) -> Made:
     wanted = str(pattern.constant("the pattern"))
     split = re.split(f"({'|'.join(TIME_PARTS)})", wanted)
     if len(split) == 1 or any(map(_NOT_A_SIGN.search, split[::2])) or any(part * 2 in wanted for part in TIME_PARTS):
@@ -234,7 +235,7 @@ def _date_format(time: Argument, pattern: Argument) -> Made:
     return time_text(_shown_time(time), time.type.unit if pa.types.is_timestamp(time.type) else "us", wanted)
 
 
-def _extract(unit: Argument, time: Argument) -> Made:
+def extract(unit: Argument, time: Argument) -> Made:
     part = str(unit.constant("the unit")).lower()
     if part not in _PARTS:
         raise Unfit(f"the unit is {part}; one of {', '.join(_PARTS)}")
@@ -296,6 +297,7 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.StartsWith: (("this", "expression"), _with_constant(pc.starts_with, "the beginning")),
     exp.EndsWith: (("this", "expression"), _with_constant(pc.ends_with, "the end")),
     exp.Contains: (("this", "expression"), _with_constant(pc.match_substring, "what is looked for")),
+    exp.StrPosition: (("substr", "this", "position?"), locate),
     exp.Like: (("this", "expression"), _like),
     exp.ILike: (("this", "expression"), partial(_like, any_case=True)),
     exp.RegexpLike: (("this", "expression"), _with_constant(pc.match_substring_regex, "the pattern")),
@@ -307,9 +309,9 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.Hour: (("this",), _part(pc.hour)),
     exp.Minute: (("this",), _part(pc.minute)),
     exp.Second: (("this",), _part(pc.second)),
-    exp.TimeToStr: (("this", "format"), _date_format),
+    exp.TimeToStr: (("this", "format"), date_format),
     exp.TimestampTrunc: (("this", "unit"), _trunc),
-    exp.Extract: (("this", "expression"), _extract),
+    exp.Extract: (("this", "expression"), extract),
 }
 MAY_FAIL = frozenset({exp.Abs, exp.Ceil, exp.Floor, exp.Round})  # if the result does not fit
 OF_TIMES = frozenset({exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfMonth, exp.Hour, exp.Minute, exp.Second})

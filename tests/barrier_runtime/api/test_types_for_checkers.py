@@ -55,6 +55,7 @@ reveal_type(flow.read_kafka("k", "broker:9092", "t", group="g", bad_records="dea
 rows = flow.source("more", br.ParquetSource("in"))
 reveal_type(rows.map(dict))
 reveal_type(rows.with_columns({"a": 1}, b="a + 1").drop("a").rename(b="c").select("*", {"d": "c"}).inspect(print))
+reveal_type(rows.explode("lines", into=("key", "value"), outer=True, position="at"))
 reveal_type(rows.map(dict, on_error="side")[1])
 reveal_type(rows.flat_map(lambda row: [row], on_error="skip"))
 reveal_type(rows.filter(bool, on_error="side")[1])
@@ -113,7 +114,7 @@ REVEALED = [
         "IcebergSource",
         "PostgresChangesSource",
     ),
-    *["Stream"] * 34,
+    *["Stream"] * 35,
 ]
 WRONG = """
 br.ParquetSink("out", nonsense=1)

@@ -136,7 +136,7 @@ def test_the_top_rows_of_aggregates_of_the_same_windows_keep_their_window() -> N
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_top_rows_of_other_windows_need_other_names(window: Any, time: str) -> None:
     minutes = rows_in(Dataflow("verbs")).key_by("id").window("by-id", MINUTE, event_time="at").aggregate(n=count())
-    with pytest.raises(InvalidJob, match=r"'window_start' already, of other windows: rename it before.*first_window"):
+    with pytest.raises(InvalidJob, match=r"'window_start' exists already: rename it before.*first_window"):
         minutes.window_all("best", window, event_time=time).top(1, by="id")
     renamed = minutes.rename(window_start="from", window_end="to")
     time = {"window_start": "from", "window_end": "to"}[time]

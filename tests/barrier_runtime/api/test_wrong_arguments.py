@@ -147,6 +147,7 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
     "Stream.with_columns": of_stream("with_columns", columns={"x": "n + 1"}),
     "Stream.rename": of_stream("rename", columns={"n": "x"}),
     "Stream.drop": (lambda: variadic(lambda columns: stream().drop(columns), "columns"), {}),
+    "Stream.explode": of_stream("explode", column="array(n)", into="x"),
     "Stream.inspect": of_stream("inspect", function=same),
     "Stream.broadcast_join": of_stream("broadcast_join", name="j", table=[{"k": "a", "z": 1}], on="k"),
     "Stream.lookup": of_stream("lookup", name="l", fetch_many=fetch, key="k", schema="z bigint"),
@@ -211,7 +212,7 @@ TAKEN: dict[str, list[Any]] = {
 }
 OPTIONAL = {
     *("schema", "key_schema", "event_time", "name", "pattern", "until", "key", "debezium", "deduplicate", "retry"),
-    *("cache", "early", "side", "state", "deleted", "restore"),
+    *("cache", "early", "side", "state", "deleted", "restore", "into", "position"),
 }
 ELSEWHERE = {  # these query their system first, or run; tested below
     *("Dataflow.from_spark", "Dataflow.read_postgres_changes", "Dataflow.explain", "Dataflow.run", "Dataflow.start"),
