@@ -494,8 +494,8 @@ MUTANTS = (
         "mark-apart-from-inserted-rows",
         "rows and their mark are in one transaction, so whoever repeats the commit finds them",
         "barrier_runtime/connectors/sink_bases/sql/dialect.py",
-        "            return False\n        for rows in _in_batches",
-        "            return False\n        connection.rollback()\n        for rows in _in_batches",
+        "            return False\n        cursor = connection.cursor()",
+        "            return False\n        connection.rollback()\n        cursor = connection.cursor()",
         ("tests/ends/test_sql_sinks.py",),
     ),
     Mutant(

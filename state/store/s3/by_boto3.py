@@ -156,7 +156,9 @@ class S3Store:
         if path.exists():
             raise FileExistsError(f"{path} is there already: download to a fresh file")
         self._retrying("get", key, lambda: self._client.download_file(self._bucket, name, str(path)))
-        self.use.received(path.stat().st_size)
+        size = path.stat().st_size
+        self.use.request("get", max(1, -(-size // _PART_BYTES)))  # parts, besides the HEAD that was counted
+        self.use.received(size)
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
         """Copies by the service, large objects in parts. Only from a bucket of the same service."""
