@@ -78,7 +78,7 @@ LOOKUP_LATE_REPLIES = Counter("lookup_late_replies", "replies", "`lookup`: repli
                               "dropped")
 LOOKUP_ROWS = Gauge("lookup_rows", "rows", "`lookup`: rows that wait for a reply, or for rows before them")
 SKIPPED_ROWS = Counter("skipped_rows", "rows", "rows (and timers) whose function raised: skipped "
-                       '(`on_error="skip"`)')
+                       '(`on_error="skip"`); of a source with `mode="at_most_once"`: passed over after failures')
 ERROR_ROWS = Counter("error_rows", "rows", "rows (and timers) whose function raised: given to the stream of errors "
                      '(`on_error="side"`)')
 UNREAD_SIDE_ROWS = Counter("unread_side_rows", "rows", "rows of side outputs that nothing reads: dropped")

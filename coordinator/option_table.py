@@ -139,7 +139,8 @@ CHECKPOINTS = (
     _count("max_concurrent", 1, 1, 1_000, "", "checkpoints under way at a time", field="max_concurrent"),
     _count("tolerable_failures", 0, 0, 1_000_000, "", "failed checkpoints in a row that do not restart the job",
            field="tolerable_failures"),
-    _choice("mode", "exactly_once", Literal["exactly_once", "at_least_once"], "at_least_once: barriers are not aligned",
+    _choice("mode", "exactly_once", Literal["exactly_once", "at_least_once", "at_most_once"], "at_least_once: barriers "
+            "are not aligned; at_most_once: neither aligned nor replayed, sources skip to their end after a failure",
             field="mode", slot=True),
     _flag("unaligned", "barriers overtake rows, which are stored with the checkpoint", field="unaligned"),
     _seconds("aligned_timeout", 0.0, 0, YEAR_S, "with unaligned: barriers wait this long before they overtake; 0: they "

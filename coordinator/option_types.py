@@ -21,7 +21,7 @@ class CheckpointOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     timeout_ms: int = 600000
     max_concurrent: int = 1
     tolerable_failures: int = 0
-    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    mode: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
     unaligned: bool = False
     aligned_timeout_ms: int | None = 0
     retained: int = 1
@@ -78,8 +78,9 @@ class LocalRunOptions(TypedDict, total=False):
     """checkpoints under way at a time. 1 to 1,000. Default: 1."""
     tolerable_failures: int
     """failed checkpoints in a row that do not restart the job. 0 to 1,000,000. Default: 0."""
-    mode: Literal["exactly_once", "at_least_once"]
-    """at_least_once: barriers are not aligned. exactly_once or at_least_once. Default: exactly_once."""
+    mode: Literal["exactly_once", "at_least_once", "at_most_once"]
+    """at_least_once: barriers are not aligned; at_most_once: neither aligned nor replayed, sources skip to their end
+    after a failure. exactly_once or at_least_once or at_most_once. Default: exactly_once."""
     unaligned: bool
     """barriers overtake rows, which are stored with the checkpoint. Default: False."""
     aligned_timeout: float | None
@@ -176,7 +177,7 @@ class RunOptions(LocalRunOptions, total=False):
 class SlotOptions:
     """The options that every slot gets, as the user gave them."""
 
-    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    mode: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
     latency_target: float = 0.00065
     max_drift: float | None = None
     state_backend: Literal["rocksdb", "memory"] = "rocksdb"

@@ -95,7 +95,9 @@ def write_savepoint(
     if savepoint is not None and base is not None:
         check_whole(base, savepoint)
         parallelism, max_parallelism = savepoint.taken.parallelism, savepoint.taken.max_parallelism
-    graph = compile_plan(flow.plan, parallelism, max_parallelism, mode="at_least_once", list_splits=_no_splits)
+    graph = compile_plan(
+        flow.plan, parallelism, max_parallelism, mode="at_least_once", list_splits=_no_splits, sinks_run=False
+    )
     steps: dict[str, dict[str, Any]] = {}
     for place, frame in states.items():
         if not isinstance(place, tuple) or len(place) != 2:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import pyarrow as pa
 
 from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.operators.base import SplitPosition
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 
@@ -41,6 +42,7 @@ class SinkContext:
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     log_sha256: str = ""  # hash of the first record of the job's decision log; "" if not known
     known_target: bool = False  # True if the restored checkpoint is of a sink with the same settings that has written
+    restored_subtasks: int = 0  # parallelism of the restored checkpoint; 0: none
 
     @property
     def where(self) -> str:
@@ -118,6 +120,7 @@ class TwoPhaseCommitSink:
     commit_every_ms: int = 0  # with `global_committer`: time span of the checkpoints of a `commit_globally`
     commits_together: bool = False  # True: `commit_together` costs less than consecutive calls of `commit`
     keeps_rows: bool = False  # True: rows may stay in the sink past the checkpoint that follows them, see `kept`
+    takes_positions: bool = False  # True: `reached` and `written` are called, see docs/design/at-most-once.md
     most_decided: int | None = None  # set in `open`: number of transactions that the target can hold between decision
     # and commit; at that number the sink gets no rows
     transaction_timeout_ms: int | None = None  # set in `open`: how long the target keeps a transaction between
@@ -190,6 +193,19 @@ class TwoPhaseCommitSink:
         compensate.
         """
         return None
+
+    def reached(self, split: str, at: SplitPosition) -> None:
+        """Notes the position after the rows of the last writes. The next `stage_early` writes both, or neither.
+
+        Called on the loop, only with `takes_positions` and if the sink follows its source directly.
+        """
+
+    def written(self) -> Mapping[str, SplitPosition]:
+        """Returns the newest positions that all subtasks of this sink have written, by split.
+
+        Called only with `takes_positions`, off the loop, after every subtask has opened its sink.
+        """
+        return {}
 
     def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
         """Makes all rows durable. Returns the committable (encoded, versioned), or None if there are no rows.

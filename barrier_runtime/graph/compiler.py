@@ -18,6 +18,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.source import DiscoveringSource, Projecting, Rereading, Source, Split
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.plain_rows import plain_schema
+from barrier_runtime.graph.at_most_once import AT_MOST_ONCE, check_at_most_once, refuse_sinks_without_mode
 from barrier_runtime.graph.event_time import StepBehind, divides, followers_of, said_of
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
 from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
@@ -28,7 +29,7 @@ from barrier_runtime.state.keys.key_groups import MAX_PARALLELISM_LIMIT
 from barrier_runtime.state.outside_errors import told
 
 _INTERVAL_MS = 10  # of watermarks in flows without steps in event time
-_MODES = ("exactly_once", "at_least_once")
+_MODES = ("exactly_once", "at_least_once", AT_MOST_ONCE)
 ListSplits: TypeAlias = Callable[[Source, int], Sequence[Split]]
 _List: TypeAlias = Callable[[Source], Sequence[Split]]
 
@@ -44,10 +45,12 @@ def compile_plan(
     *,
     mode: str = "exactly_once",
     list_splits: ListSplits = _list_splits,
+    sinks_run: bool = True,
 ) -> JobGraph:
     """Checks the plan and builds its graph. Raises `InvalidJob`.
 
-    `list_splits` lists the sources' splits (reads folders, asks servers)."""
+    `list_splits` lists the sources' splits (reads folders, asks servers). `sinks_run`: False if the sinks are only
+    described, as in a replay."""
     if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidJob(
             f"flow {plan.name!r}: parallelism {parallelism} with max_parallelism {max_parallelism}: "
@@ -60,6 +63,10 @@ def compile_plan(
     _check_ends(plan.name, nodes, readers)
     _check_circles(nodes)
     _check_watched_folders(nodes)
+    if mode == AT_MOST_ONCE:
+        check_at_most_once(nodes)
+    elif sinks_run:
+        refuse_sinks_without_mode(nodes)
     if mode == "exactly_once":
         _check_guarantees(nodes)
     chains, edges = _chained(nodes, readers, lambda source: list_splits(source, parallelism))

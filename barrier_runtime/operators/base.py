@@ -68,6 +68,14 @@ class CommitReport:
     globally: bool = False
 
 
+@dataclass(frozen=True)
+class SplitPosition:
+    """Position of a reader, and the number of rows that its split has returned in all generations."""
+
+    rows: int
+    position: bytes
+
+
 def _not_a_sink(report: CommitReport) -> None:
     raise ProtocolViolation(f"only a sink reports commits: {report}")
 
@@ -78,6 +86,10 @@ def _not_replayed(*key: Any) -> str:
 
 def _no_position() -> str:
     return ""
+
+
+def _nothing_written() -> Mapping[str, "SplitPosition"]:
+    return {}
 
 
 def _no_threads() -> Any:
@@ -117,6 +129,9 @@ class OperatorContext:
     new_executor: Callable[[], SequentialExecutor] = _no_threads  # makes a further executor, independent of `executor`
     replay: Callable[..., str] = _not_replayed  # command that replays the current row (of a key)
     position: Callable[[], str] = _no_position  # position of the chain's source; "" in a chain without a source
+    at_most_once: bool = False  # sources skip to their end after a failure
+    follows_source: bool = False  # the chain of the operator begins with a source
+    written: Callable[[], Mapping[str, SplitPosition]] = _nothing_written  # of a source: see `Operator.written`
     latency_target_s: float = 0.0  # longest wait of rows for other rows; see the option
 
     def opened(self) -> None:
@@ -174,6 +189,7 @@ class Operator:
     # True: takes rows without room, and keeps them in its snapshot; first of a chain
     takes_rows_before_barriers: bool = False
 
+    takes_positions: bool = False  # `reached` is called; a sink at the end of a chain with a source
     is_followed: bool = True  # a later step follows event time row by row: see `graph/event_time`
     # event times of emitted rows lag at most this far behind the watermark; the forwarded watermark lags as much
     output_delay_ms: int = 0
@@ -233,6 +249,15 @@ class Operator:
 
     def before_barrier(self, emit: Emit) -> None:
         """Emits the rows that must go out before a barrier. `snapshot` follows."""
+
+    def reached(self, split: str, at: SplitPosition) -> None:
+        """Notes the position of a source's split up to which this operator got all rows. Called after each batch of
+        the source, if the operator `takes_positions`."""
+
+    def written(self) -> Mapping[str, SplitPosition]:
+        """Returns the positions that all subtasks have written together with rows, by split. Called off the loop, when
+        no earlier generation can write; may block."""
+        return {}
 
     def on_end(self, emit: Emit) -> None:
         """Emits the remaining rows at the end of the input (after a watermark of WATERMARK_MAX)."""

@@ -111,6 +111,7 @@ class Stretch:
             options.parallelism,
             options.max_parallelism,
             mode="at_least_once",  # no sink runs, so no sink needs exactly once
+            sinks_run=False,
             list_splits=patient_listing(options),
         )
 

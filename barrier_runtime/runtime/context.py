@@ -4,14 +4,14 @@ Contexts are created on worker threads, where operators are opened: this code re
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from barrier_runtime.coordinator.wire.messages import Deploy
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.operators.base import CommitReport, OperatorContext
+from barrier_runtime.operators.base import CommitReport, OperatorContext, SplitPosition
 from barrier_runtime.operators.metrics import MetricRegistry
 from barrier_runtime.runtime.host.generation_timers import GenerationTimers
 from barrier_runtime.runtime.host.workers import WorkerExecutor, WorkerPool
@@ -84,6 +84,7 @@ class AtHand(Protocol):
 
     def replay_command(self, chain: int, operator: str, key: object = ...) -> str: ...
     def source_position(self, chain: int) -> str: ...
+    def written(self, chain: int) -> Mapping[str, SplitPosition]: ...
 
 
 class OperatorContexts:
@@ -174,6 +175,9 @@ class OperatorContexts:
             lineage=self._lineage,
             log_sha256=self._log_sha256,
             exactly_once=self._mode == "exactly_once",
+            at_most_once=self._mode == "at_most_once",
+            follows_source=self._graph.chains[chain].source is not None,
+            written=partial(self._at_hand.written, chain),
             settled=self._settled,
             reopened=self._reopened,
             report_commit=partial(self._report_commit, operator),

@@ -19,7 +19,7 @@ executors are retired, timers ignored, operators closed when their last blocking
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -39,7 +39,7 @@ from barrier_runtime.coordinator.metric_table import (
 from barrier_runtime.coordinator.wire.messages import CommitGlobally, Deploy, HeldBack, SubtaskId
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.operators.base import Capture, Operator
+from barrier_runtime.operators.base import Capture, Operator, SplitPosition
 from barrier_runtime.operators.metrics import MetricRegistry
 from barrier_runtime.operators.user_code import add_position, add_replay
 from barrier_runtime.runtime.alignment.aligner import Aligner
@@ -333,6 +333,9 @@ class Execution:
         source = self._chains.sources.get(chain)
         return "" if source is None else source[1].last_read()
 
+    def written(self, chain: int) -> Mapping[str, SplitPosition]:
+        return self._chains.written(chain)
+
     def _channel_broken(self, channel: ChannelId, reason: str) -> None:
         other = channel.source_slot if channel.target_slot == self._res.slot else channel.target_slot
         self._broken(PeerLost(f"the data connection with slot {other} (edge {channel.edge}) broke: {reason}"))
@@ -412,6 +415,7 @@ class Execution:
         """Metrics of this generation: of the slot, and of each chain under the name of its first operator."""
         figures = {
             RECORDS.name: float(self._chains.records),
+            **self._chains.skipped,
             BUSY_S.name: self.scheduler.busy_s,
             BACKPRESSURED_S.name: self.scheduler.backpressured_s,
         }

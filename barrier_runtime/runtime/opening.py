@@ -6,13 +6,14 @@ may use the operators.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
+from barrier_runtime.coordinator.metric_table import SKIPPED_ROWS
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import Chain, JobGraph
-from barrier_runtime.operators.base import Operator
+from barrier_runtime.operators.base import Operator, SplitPosition
 from barrier_runtime.runtime.context import GenerationExecutors, OperatorContexts
 from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight.storage import read_in_flight
@@ -81,6 +82,17 @@ class OpenChains:
         """Input records of this slot, each counted once however often it was replayed."""
         drivers = list(self.sources.values())  # a copy, because worker threads still add during a restore
         return sum(driver.records for _, driver in drivers)
+
+    @property
+    def skipped(self) -> dict[str, float]:
+        """Metric of the sources with `mode="at_most_once"`."""
+        drivers = list(self.sources.values())
+        return {SKIPPED_ROWS.key(name): float(rows) for name, each in drivers if (rows := each.skipped) is not None}
+
+    def written(self, chain: int) -> Mapping[str, SplitPosition]:
+        """Positions that the sink of a chain with a source has written, of all subtasks. Blocks."""
+        operators = self.operators[chain]
+        return operators[-1][1].written() if operators else {}
 
     def cancel(self) -> None:
         """Call at most once."""

@@ -16,7 +16,7 @@ from barrier_runtime.data.elements import (
     Idle,
     Watermark,
 )
-from barrier_runtime.operators.base import Capture, Emit, Operator
+from barrier_runtime.operators.base import Capture, Emit, Operator, SplitPosition
 from barrier_runtime.runtime.load import Load
 from barrier_runtime.runtime.network.channels import ResultPartition
 
@@ -36,6 +36,7 @@ class OperatorChain:
         self._inputs_idle = False  # as of their last announcement
         if type(self.first).on_wall_clock is Operator.on_wall_clock:
             self.first.by_clock = False
+        self._takes_positions = bool(operators) and operators[-1][1].takes_positions
         self._gives_back = type(self.first).take_rest is not Operator.take_rest
         self._goes_far = type(self.first).going_to_ms is not Operator.going_to_ms
         self._main = [output for output in outputs if not output.tag]
@@ -100,6 +101,11 @@ class OperatorChain:
         for at in self._own:
             self._tell_own(at)
         return rest
+
+    def took(self, reached: Callable[[], tuple[str, SplitPosition]]) -> None:
+        """Tells a sink that wants positions what a source's batch has reached, after all rows of the batch."""
+        if self._takes_positions:
+            self.operators[-1][1].reached(*reached())
 
     def _emit_from(self, position: int) -> Emit:
         """Emit of operator `position - 1`: to operator `position`, or to the edges after the last operator."""

@@ -285,6 +285,7 @@ class Subtask:
             jumped_ns = self._host.now_ns() - self._host.source_ns()
             batch.emit_ns += jumped_ns  # latencies are measured on the wall clock
             self._batch(batch, 0)
+            self.chain.took(source.reached)
         watermark = source.watermark_to_tell(self.chain.heard, now_ns)
         if watermark is not None:
             self.chain.advance(watermark)

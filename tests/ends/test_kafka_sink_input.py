@@ -199,7 +199,7 @@ def test_settings_that_are_the_sinks_own_are_refused_when_it_is_made(name: str) 
         {"bootstrap_servers": ""},
         {"bootstrap_servers": "user:hunter2@host:9092"},
         {"topic": ""},
-        {"guarantee": "at_most_once"},
+        {"guarantee": "once"},
         {"lost_marker": "written"},
         {"lost_marker": {"line/0/1": "written"}},
         {"lost_marker": {"line/0/1": -1}},

@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _FETCHED = "tests/barrier_runtime/connectors/files/test_files_fetched_ahead.py"
+_ENDS = "tests/barrier_runtime/runtime/sources/test_ends.py"
 _RANGES = "tests/barrier_runtime/connectors/source_bases/test_ranges.py"
 
 MUTANTS = (
@@ -53,5 +54,45 @@ MUTANTS = (
         "            self.held_bytes -= size\n            self.came",
         "            self.came",
         (_RANGES,),
+    ),
+    Mutant(
+        "at-most-once-replays",
+        "after a failure a split is not read from the last known position",
+        "barrier_runtime/runtime/sources/ends.py",
+        "            split.reader.seek(position)\n",
+        "            split.reader.seek(reached[split.id].position)\n",
+        (_ENDS,),
+    ),
+    Mutant(
+        "written-rows-are-skipped-rows",
+        "a position that the sink has written counts, if it is later than the checkpoint's",
+        "barrier_runtime/runtime/sources/ends.py",
+        "    return {**found, **later}\n",
+        "    return found\n",
+        (_ENDS,),
+    ),
+    Mutant(
+        "skipped-rows-count-twice",
+        "rows that the sink wrote since the checkpoint count once",
+        "barrier_runtime/runtime/sources/ends.py",
+        "            split.rows = reached[split.id].rows\n",
+        "",
+        (_ENDS,),
+    ),
+    Mutant(
+        "rows-before-positions",
+        "no row is read before a decided checkpoint holds the position of its split",
+        "barrier_runtime/runtime/sources/ends.py",
+        "        split.held = True\n",
+        "        split.held = restored\n",
+        (_ENDS,),
+    ),
+    Mutant(
+        "skips-are-forgotten",
+        "checkpoints keep the number of skipped rows",
+        "barrier_runtime/runtime/sources/split_state.py",
+        "skipped=self.skipped)",
+        "skipped=0)",
+        (_ENDS,),
     ),
 )

@@ -23,8 +23,8 @@ MUTANTS = (
         "waiting-splits-are-asked-at-once",
         "a split that waits for slower ones does not keep the slot awake",
         "barrier_runtime/runtime/sources/driver.py",
-        "            if split.greatest_ms > self._ahead_ms:\n",
-        "            if False:\n",
+        "            if split.held or split.greatest_ms > self._ahead_ms:\n",
+        "            if split.held:\n",
         ("tests/barrier_runtime/runtime/sources/test_max_drift.py",),
     ),
     Mutant(

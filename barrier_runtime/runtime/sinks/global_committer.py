@@ -14,13 +14,14 @@ counts, because a manifest lists everything that is not visible yet.
 | any     | wanted n <= done           | same    | ReportGlobally(done)                      |
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from barrier_runtime.runtime.sinks.driver import Backoff
 from barrier_runtime.runtime.sinks.effects import ReportFailing, RetryAt
-from barrier_runtime.runtime.sinks.pending_set import PendingEntry, PendingSet
+from barrier_runtime.runtime.sinks.pending_set import PendingEntry, PendingSet, pending_sets
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 ReadEntries: TypeAlias = Callable[[], tuple[PendingEntry, ...]]  # blocks, because the entries may have to be fetched
 
@@ -48,6 +49,10 @@ def entries_of_all(sets: Iterable[PendingSet]) -> tuple[PendingEntry, ...]:
     return tuple(
         sorted((entry for each in sets for entry in each.entries), key=lambda entry: (entry.checkpoint, entry.subtask))
     )
+
+
+def entries_read(read: Callable[[], Sequence[OperatorSnapshot]], where: str) -> tuple[PendingEntry, ...]:
+    return entries_of_all(pending_sets(read(), where))
 
 
 class GlobalCommitDriver:

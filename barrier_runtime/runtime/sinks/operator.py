@@ -10,7 +10,7 @@ snapshot first pre-commits every older transaction that is not durable yet.
 """
 
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from barrier_runtime.coordinator.metric_table import (
 )
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.latency import EmitTimes
-from barrier_runtime.operators.base import Capture, CommitReport, Emit, Operator, OperatorContext
+from barrier_runtime.operators.base import Capture, CommitReport, Emit, Operator, OperatorContext, SplitPosition
 from barrier_runtime.runtime.sinks.driver import SinkDriver, Stage, Transaction
 from barrier_runtime.runtime.sinks.effects import (
     Commit,
@@ -45,16 +45,15 @@ from barrier_runtime.runtime.sinks.global_committer import (
     GlobalCommitDriver,
     GlobalEffect,
     ReportGlobally,
-    entries_of_all,
+    entries_read,
 )
 from barrier_runtime.runtime.sinks.kept_rows import KeptRows
 from barrier_runtime.runtime.sinks.pending_set import (
     PENDING_VALUE,
     PendingEntry,
-    PendingSet,
-    decode_pending,
     encode_pending,
     entries_of_subtask,
+    pending_sets,
 )
 from barrier_runtime.runtime.sinks.trouble import COMMITTING, OPENING, STAGING, SinkTrouble
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
@@ -103,6 +102,7 @@ class SinkOperator(Operator):
         self._sink = self._make_sink()
         self._trouble = SinkTrouble(self._sink, self._name, context.subtask)
         check_methods(self._sink, where)
+        self.takes_positions = self._sink.takes_positions and context.follows_source
         self._takes_few = takes_few(type(self._sink))
         self._description = describe_sink(self._sink, where)
         target = SinkContext(
@@ -118,6 +118,7 @@ class SinkOperator(Operator):
             context.wall_ms,
             context.log_sha256,
             self._was_written(context),
+            max((each.parallelism for each in context.restored), default=0),
         )
         self._trouble.around(OPENING, lambda: self._sink.open(target))
         self._kept = KeptRows(self._sink, where)
@@ -136,7 +137,7 @@ class SinkOperator(Operator):
         self._sealing = threading.Lock()
         self._recovered: tuple[int, BaseException | None] | None = None  # outcome, until the loop handles it
         self._begin()
-        sets = _pending_sets(context.restored, where)
+        sets = pending_sets(context.restored, where)
         checkpoint = max((each.checkpoint for each in sets), default=0)
         self._global = GlobalCommitDriver(done=checkpoint if context.settled else 0)
         entries = () if context.settled else entries_of_subtask(sets, context.subtask, context.parallelism)
@@ -146,7 +147,7 @@ class SinkOperator(Operator):
     def _was_written(self, context: OperatorContext) -> bool:
         """True if an equal sink staged rows of the restored checkpoint: this sink may write to the target."""
         same = any(each.values.get(SINK_VALUE) == self._description for each in context.restored)
-        return same and any(each.entries for each in _pending_sets(context.restored, self._where))
+        return same and any(each.entries for each in pending_sets(context.restored, self._where))
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self._recovered is not None:
@@ -165,15 +166,27 @@ class SinkOperator(Operator):
             raise self._trouble.of_write(error, batch.rows.schema) from error
         staged.emitted.add(batch.emit_ns, rows)
         self._context.metrics.latency(PROCESSED, batch.emit_ns, rows)
-        early = self._sink.stage_early(staged.transaction)
-        if early is not None:
-            self._stagings += 1
-            self._context.snapshot_executor.submit(early, self._staged_early)
+        if not self.takes_positions:
+            self._stage_early()
         if not self._encoding:
             encode = self._sink.encode_early(staged.transaction)
             if encode is not None:
                 self._encoding = True
                 self._context.snapshot_executor.submit(encode, self._encoded_early)
+
+    def reached(self, split: str, at: SplitPosition) -> None:
+        """Releases the rows of a source's whole batch, with the position after them."""
+        self._sink.reached(split, at)
+        self._stage_early()
+
+    def written(self) -> Mapping[str, SplitPosition]:
+        return self._sink.written()
+
+    def _stage_early(self) -> None:
+        early = self._sink.stage_early(self._open_staged.transaction)
+        if early is not None:
+            self._stagings += 1
+            self._context.snapshot_executor.submit(early, self._staged_early)
 
     @property
     def has_room(self) -> bool:
@@ -209,7 +222,7 @@ class SinkOperator(Operator):
         self._do(self._driver.abort(checkpoint))
 
     def on_commit_globally(self, checkpoint: int, read: Callable[[], Sequence[OperatorSnapshot]]) -> None:
-        self._do_globally(self._global.wanted(checkpoint, partial(_entries_read, read, self._where)))
+        self._do_globally(self._global.wanted(checkpoint, partial(entries_read, read, self._where)))
 
     def on_visible(self, checkpoint: int) -> None:
         self._catch_up()
@@ -433,15 +446,3 @@ class SinkOperator(Operator):
 def _commit_globally(sink: TwoPhaseCommitSink, effect: CommitAll) -> None:
     """Commits `effect`; runs on the executor."""
     sink.commit_globally(effect.checkpoint, tuple(entry.committable for entry in effect.read()))
-
-
-def _entries_read(read: Callable[[], Sequence[OperatorSnapshot]], where: str) -> tuple[PendingEntry, ...]:
-    return entries_of_all(_pending_sets(read(), where))
-
-
-def _pending_sets(snapshots: Sequence[OperatorSnapshot], where: str) -> list[PendingSet]:
-    return [
-        decode_pending(snapshot.values[PENDING_VALUE], f"{where}, state of subtask {snapshot.subtask}")
-        for snapshot in snapshots
-        if PENDING_VALUE in snapshot.values
-    ]

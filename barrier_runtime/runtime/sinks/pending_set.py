@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from barrier_runtime.state.snapshots.snapshot import PENDING
+from barrier_runtime.state.snapshots.snapshot import PENDING, OperatorSnapshot
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 PENDING_SET_VERSION = 2  # version 1 had no packed entries, and is still written for unpacked entries
@@ -71,3 +71,11 @@ def entries_of_subtask(sets: Iterable[PendingSet], subtask: int, parallelism: in
     """Entries that subtask `subtask` of `parallelism` has to finish, oldest checkpoint first."""
     mine = [entry for each in sets for entry in each.entries if entry.subtask % parallelism == subtask]
     return tuple(sorted(mine, key=lambda entry: (entry.checkpoint, entry.subtask)))
+
+
+def pending_sets(snapshots: Iterable[OperatorSnapshot], where: str) -> list[PendingSet]:
+    return [
+        decode_pending(snapshot.values[PENDING_VALUE], f"{where}, state of subtask {snapshot.subtask}")
+        for snapshot in snapshots
+        if PENDING_VALUE in snapshot.values
+    ]

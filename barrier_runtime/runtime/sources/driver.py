@@ -42,7 +42,7 @@ from barrier_runtime.coordinator.metric_table import DISCOVERY_FAILURES, SPLITS_
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import EventClock, check_event_time_type, greatest_event_time_ms
 from barrier_runtime.graph.job_graph import SourceSpec
-from barrier_runtime.operators.base import Capture, OperatorContext
+from barrier_runtime.operators.base import Capture, OperatorContext, SplitPosition
 from barrier_runtime.runtime.sources.ahead import DAY_MS, FAR_MS, Ahead, is_remote, tell_of_far_row
 from barrier_runtime.runtime.sources.assignment import (
     FinishedSplits,
@@ -54,6 +54,7 @@ from barrier_runtime.runtime.sources.assignment import (
     has_finished,
     under_known_ids,
 )
+from barrier_runtime.runtime.sources.ends import Ends, position_of
 from barrier_runtime.runtime.sources.progress import (
     NO_POSITION,
     RestoredSource,
@@ -107,6 +108,7 @@ class SourceDriver:
         self._fetcher = PartFetcher(lambda: self._context.wake_from_thread())
         self._ahead = Ahead(self._fetcher)
         self._held_up = False  # the last pass found no rows, but splits that wait for a store
+        self._ends: Ends | None = None  # with `mode="at_most_once"`
         self._soonest_ns: int | None = None  # time at which rows of another split are due, from the last pass
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
@@ -140,15 +142,16 @@ class SourceDriver:
                 compare_finished(spec.source, splits, assignment, *place[:2])
         self._grows = grows(spec.source)
         self._keeps_payloads = isinstance(spec.source, DiscoveringSource | StagedSource)
-        self._keeps_unasked = self._keeps_payloads and not (
-            isinstance(spec.source, FindsAgain) and spec.source.finds_again
-        )
+        finds_again = isinstance(spec.source, FindsAgain) and spec.source.finds_again
+        self._keeps_unasked = context.at_most_once or (self._keeps_payloads and not finds_again)
         self._discovery = assignment.discovery
         self._marking = self._discovery if isinstance(self._discovery, MarkingDiscovery) else None
         if isinstance(self._discovery, Waking):
             self._discovery.wake_by(context.wake_from_thread)
             self._look_again_ns = _POLL_WAKING_NS
         self._finished = FinishedSplits(assignment.finished, context.executor)
+        if context.at_most_once:
+            self._ends = Ends(context, spec.source, self._moved)
         self._done_rows, self._done_ms = assignment.done_rows, assignment.done_ms
         self._at_end = assignment.at_end
         for ended in self._at_end.values():
@@ -163,6 +166,9 @@ class SourceDriver:
             self._take_on(taken)
             if progress is not None and progress.position != NO_POSITION:
                 self._seek(reader, split, bytes(progress.position))
+            if self._ends is not None:
+                self._ends.hold(taken, restored=progress is not None)
+                continue
             self._ahead.add(taken)
             if taken.prepared and isinstance(reader, Preparable) and prepared < _PREPARED_AHEAD:
                 reader.prepare()
@@ -198,6 +204,8 @@ class SourceDriver:
         self._polled_ns = now_ns
         if self._discovery is not None:
             self._look_for_splits(self._discovery, now_ns)
+        if self._ends is not None:
+            self._ends.request()
         limit = max_rows or self._spec.max_rows_per_batch
         in_vain: list[_Place] = []  # in order
         waiting = 0
@@ -240,6 +248,9 @@ class SourceDriver:
         """Polls `split`. `taken`: places out of the queue for now, in order; `split` has the last."""
         reader = split.reader
         assert reader is not None
+        if split.held:
+            split.had_nothing(now_ns, self._timeout_ns)
+            return None
         due_ns = reader.next_due_ns()
         if due_ns is not None and due_ns > now_ns:
             split.had_nothing(now_ns, self._timeout_ns)
@@ -312,7 +323,7 @@ class SourceDriver:
         for place in self._queue:
             split = place[-1]
             assert split.reader is not None
-            if split.greatest_ms > self._ahead_ms:
+            if split.held or split.greatest_ms > self._ahead_ms:
                 waits_ns = self._polled_ns + _WAITING_NS
                 earliest = waits_ns if earliest is None else min(earliest, waits_ns)
                 continue
@@ -391,9 +402,21 @@ class SourceDriver:
         """Number of rows of this subtask's splits up to their positions. A replayed row counts once."""
         return self._done_rows + self._kept_rows
 
+    @property
+    def skipped(self) -> int | None:
+        """Rows passed over after failures, in all generations; None in other modes."""
+        return None if self._ends is None else sum(split.skipped for split in self._kept.values())
+
+    def reached(self) -> tuple[str, SplitPosition]:
+        """Split of the batch of the last `poll`, and the position after that batch."""
+        assert self._latest is not None
+        return self._latest[0].id, position_of(self._latest[0])
+
     def snapshot(self, checkpoint: int) -> Capture:
         splits = {split.id: split.progress(self._keeps_payloads) for split in self._kept.values()}
         splits.update(self._at_end)
+        if self._ends is not None:
+            self._ends.snapshotted(checkpoint)
         progress = SourceProgress(splits, done_rows=self._done_rows, done_ms=self._done_ms)
         for split in (*self._kept.values(), *self._lingering):
             if split.listener is not None:
@@ -403,6 +426,8 @@ class SourceDriver:
         return self._finished.capture(progress)
 
     def completed(self, checkpoint: int) -> None:
+        if self._ends is not None and self._ends.completed(checkpoint):
+            self._context.wake()
         for split in (*self._kept.values(), *self._lingering):
             if split.listener is not None:
                 split.listener.completed(checkpoint)
@@ -436,6 +461,9 @@ class SourceDriver:
         if isinstance(reader, Counting):
             reader.count_by(self._context.metrics.count)
         return reader
+
+    def _moved(self, rows: int) -> None:
+        self._kept_rows += rows
 
     def _take_on(self, split: OpenSplit) -> None:
         heapq.heappush(self._queue, self._place(split))
@@ -484,6 +512,8 @@ class SourceDriver:
         return max(WATERMARK_MIN, lowest - self._spec.max_out_of_orderness_ms - 1) if lowest < WATERMARK_MAX else lowest
 
     def _finish(self, split: OpenSplit) -> None:
+        if self._ends is not None:
+            raise InvalidJob(f'{self._where}: mode="at_most_once" is for splits that never end: use another mode')
         split.finished = True
         if self._range is not None and not self._grows:
             self._range.has_finished()
@@ -552,7 +582,9 @@ class SourceDriver:
         again."""
 
         reached = self._at_end.get(split.id)
-        ahead = len(self._queue) < _PREPARED_AHEAD  # `Ahead` prepares remote files, several at a time
+        ahead = (
+            len(self._queue) < _PREPARED_AHEAD and self._ends is None
+        )  # `Ahead` prepares remote files, several at a time
 
         def make() -> None:
             reader = self._reader(split)
@@ -570,6 +602,8 @@ class SourceDriver:
                     del self._at_end[split.id]
                     self._kept_rows -= reached.rows
                 taken = OpenSplit(split, reader, reached)
+                if self._ends is not None:
+                    self._ends.hold(taken, restored=False)
                 self._take_on(taken)
                 self._ahead.add(taken)
                 self._context.metrics.count(SPLITS_DISCOVERED)

@@ -33,6 +33,7 @@ class SplitProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     position: msgspec.Raw = NO_POSITION  # the reader's position, JSON; null after the end
     payload: bytes = b""  # of splits that may not be listed at a restore
     at_end: bool = False  # of a growing source: everything available was read
+    skipped: int = 0  # rows passed over by `mode="at_most_once"`, beside `rows`
 
 
 class SourceProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -15,6 +15,7 @@ class OpenSplit:
         "fetched",
         "finished",
         "greatest_ms",
+        "held",
         "id",
         "listener",
         "payload",
@@ -25,6 +26,7 @@ class OpenSplit:
         "rows",
         "silent_ns",
         "size",
+        "skipped",
     )
 
     def __init__(self, split: Split, reader: SplitReader, progress: SplitProgress | None) -> None:
@@ -38,6 +40,8 @@ class OpenSplit:
         self.rows = progress.rows if progress else 0
         self.greatest_ms = progress.greatest_ms if progress else WATERMARK_MIN
         self.finished = False
+        self.held = False  # not to be polled yet: see `ends.Ends`
+        self.skipped = progress.skipped if progress else 0
         self.polled = 0  # turn of the last poll
         self.silent_ns: int | None = None  # time of the first poll without rows since the last rows
         self.asked_ns = 0  # time of the last poll
@@ -78,4 +82,5 @@ class OpenSplit:
             position = self.position_meanwhile
         else:
             position = msgspec.Raw(self.reader.position()) if self.reader is not None else NO_POSITION
-        return SplitProgress(self.rows, self.greatest_ms, False, position, self.payload if keep_payload else b"")
+        payload = self.payload if keep_payload else b""
+        return SplitProgress(self.rows, self.greatest_ms, False, position, payload, skipped=self.skipped)

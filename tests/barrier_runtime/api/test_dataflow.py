@@ -16,6 +16,7 @@ from barrier_runtime import (
     CallableSink,
     CollectSink,
     Dataflow,
+    KafkaSink,
     ProcessContext,
     Tumbling,
     ValueState,
@@ -25,6 +26,7 @@ from barrier_runtime import (
     sum_,
 )
 from barrier_runtime.api.dataflow import Stream
+from barrier_runtime.connectors.source import Split
 from barrier_runtime.data.rows import Row
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
@@ -457,3 +459,66 @@ def test_windows_and_timers_of_rows_without_watermarks_are_refused_with_the_sour
 def test_a_function_without_timers_needs_no_watermarks() -> None:
     flow = Dataflow("f")
     _timed(flow, "plain").key_by("k").process("p", lambda key, row, ctx: row, event_time="t")
+
+
+def kafka_flow(**source: Any) -> tuple[Dataflow, Any]:
+    flow = Dataflow("job")
+    options = {"group": "g", "value": "json", "schema": {"n": int}, **source}
+    return flow, flow.read_kafka("src", "host:1", "numbers", **options)
+
+
+def compiled_at_most_once(flow: Dataflow) -> None:
+    compile_plan(flow.plan, 1, mode="at_most_once", list_splits=lambda source, parallelism: [Split("numbers-0")])
+
+
+AT_MOST_ONCE = KafkaSink("host:1", "out", guarantee="at_most_once")
+
+
+def test_at_most_once_takes_kafka_to_kafka_with_steps_that_emit_at_once() -> None:
+    flow, rows = kafka_flow()
+    counted = rows.filter("n > 1").key_by("n").aggregate("count", times=count())
+    counted.sink("out", AT_MOST_ONCE)
+    compiled_at_most_once(flow)
+
+
+def test_at_most_once_refuses_sources_without_an_end() -> None:
+    flow, ticks = flow_and_stream()
+    ticks.sink("out", AT_MOST_ONCE)
+    with pytest.raises(InvalidJob, match=r"source 'ticks' does not go with .*no present end"):
+        compiled_at_most_once(flow)
+    flow, rows = kafka_flow(until="latest")
+    rows.sink("out", AT_MOST_ONCE)
+    with pytest.raises(InvalidJob, match="until= ends the stream"):
+        compiled_at_most_once(flow)
+
+
+@pytest.mark.parametrize(
+    ("sink", "reason"),
+    [
+        (CollectSink(), "writes the rows of a checkpoint after the decision"),
+        (KafkaSink("host:1", "out"), "writes the rows of a checkpoint after the decision"),
+        (KafkaSink("host:1", "out", guarantee="at_least_once"), "cannot stop an earlier process"),
+        (CallableSink(nothing), "cannot stop an earlier process"),
+    ],
+)
+def test_at_most_once_refuses_other_sinks(sink: Any, reason: str) -> None:
+    flow, rows = kafka_flow()
+    rows.sink("out", sink)
+    with pytest.raises(InvalidJob, match=rf"sink 'out' .*{reason}.*Use\s+KafkaSink"):
+        compiled_at_most_once(flow)
+
+
+def test_at_most_once_refuses_windows_and_timers() -> None:
+    flow, rows = kafka_flow(event_time="timestamp")
+    windows = rows.key_by("n").window("count", Tumbling(SECOND), event_time="timestamp")
+    windows.aggregate(total=count()).sink("out", AT_MOST_ONCE)
+    with pytest.raises(InvalidJob, match=r"step 'count' .* the step would emit rows again"):
+        compiled_at_most_once(flow)
+
+
+@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
+def test_at_most_once_sink_without_the_mode_is_refused(mode: str) -> None:
+    flow, rows = kafka_flow()
+    rows.sink("out", AT_MOST_ONCE)
+    with pytest.raises(InvalidJob, match='would write them again: run the flow with mode="at_most_once"'):
+        compile_plan(flow.plan, 1, mode=mode, list_splits=lambda source, parallelism: [Split("numbers-0")])

@@ -34,7 +34,7 @@ def shown(made: Dataflow, **options: Any) -> dict[str, str]:
         ({"checkpoint_interval": "1s"}, "checkpoint_interval='1s': give a number of seconds"),
         ({"checkpoint_interval": 0}, "checkpoint_interval=0.0: give seconds from 0.01 to"),
         ({"checkpoint_timeout": float("nan")}, "checkpoint_timeout=nan: give a number of seconds"),
-        ({"mode": "exactly-once"}, "mode='exactly-once': use 'exactly_once' or 'at_least_once'"),
+        ({"mode": "exactly-once"}, "mode='exactly-once': use 'exactly_once' or 'at_least_once' or 'at_most_once'"),
         ({"on_cancel": "keep"}, "on_cancel='keep': use 'retain' or 'delete'"),
         (
             {"restore": "newest"},

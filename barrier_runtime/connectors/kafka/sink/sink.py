@@ -1,4 +1,4 @@
-"""`KafkaSink`: rows as records of a Kafka topic, exactly once or at least once.
+"""`KafkaSink`: rows as records of a Kafka topic, exactly once, at least once or at most once.
 
     KafkaSink("broker:9092", "orders", key="customer")
     KafkaSink("broker:9092", "orders", key="customer", value=lambda: AvroSerializer(registry, schema))
@@ -14,18 +14,20 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.kafka.sink.at_least_once import KafkaDirect
+from barrier_runtime.connectors.kafka.sink.at_most_once import KafkaWithPositions
 from barrier_runtime.connectors.kafka.sink.client import checked_config, shown_config
 from barrier_runtime.connectors.kafka.sink.exactly_once import KafkaWriteAhead
 from barrier_runtime.connectors.kafka.sink.lost_marker import LostMarkers, checked_answers
 from barrier_runtime.connectors.kafka.sink.records import RecordFormat, SerialiserFactory
 from barrier_runtime.connectors.sink import Guarantee, SinkContext, TwoPhaseCommitSink
 from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.operators.base import SplitPosition
 from barrier_runtime.state.errors import InvalidJob
 
 
 @kinds_checked
 class KafkaSink(TwoPhaseCommitSink):
-    """Records of an existing Kafka topic, exactly once or at least once.
+    """Records of an existing Kafka topic, exactly once, at least once or (for `mode="at_most_once"`) at most once.
 
     Text columns are written as UTF-8, binary columns unchanged, numbers and times as text.
 
@@ -65,9 +67,12 @@ class KafkaSink(TwoPhaseCommitSink):
             raise InvalidJob("KafkaSink: bootstrap_servers is a text 'host:port,host:port', without credentials")
         if not isinstance(topic, str) or not topic:
             raise InvalidJob("KafkaSink: topic is the name of a topic")
-        if guarantee not in ("exactly_once", "at_least_once"):
-            raise InvalidJob(f"KafkaSink: guarantee={guarantee!r}: use 'exactly_once' or 'at_least_once'")
+        if guarantee not in ("exactly_once", "at_least_once", "at_most_once"):
+            raise InvalidJob(
+                f"KafkaSink: guarantee={guarantee!r}: use 'exactly_once', 'at_least_once' or 'at_most_once'"
+            )
         self.guarantee = guarantee
+        self.takes_positions = guarantee == "at_most_once"
         self.commits_together = guarantee == "exactly_once"
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
@@ -109,8 +114,10 @@ class KafkaSink(TwoPhaseCommitSink):
             self._delivery = KafkaWriteAhead(
                 cluster, self._topic, format, self._lost_markers, self._max_bytes_in_memory
             )
-        else:
+        elif self.guarantee == "at_least_once":
             self._delivery = KafkaDirect(cluster, self._topic, format)
+        else:
+            self._delivery = KafkaWithPositions(cluster, self._topic, format)
         self._delivery.open(context)
 
     def begin_transaction(self) -> Any:
@@ -121,6 +128,12 @@ class KafkaSink(TwoPhaseCommitSink):
 
     def write_few(self, transaction: Any, rows: FewRows) -> None:
         self._delivery.write_few(transaction, rows)
+
+    def reached(self, split: str, at: SplitPosition) -> None:
+        self._delivery.reached(split, at)
+
+    def written(self) -> Mapping[str, SplitPosition]:
+        return self._delivery.written()
 
     def stage_early(self, transaction: Any) -> Callable[[], None] | None:
         return self._delivery.stage_early(transaction)

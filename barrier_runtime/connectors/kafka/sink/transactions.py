@@ -50,11 +50,12 @@ def returns_within(timeout_s: float, call: Callable[[], Any]) -> None:
     answered(_CALLS.submit(call), timeout_s, library())
 
 
-class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     version: int
     token: int
     rows: int
     writer: int
+    positions: str = ""
 
 
 _FORMAT = Format("{}", MARKER_VERSION, damaged="something else has committed to this group; nothing was written")
@@ -65,13 +66,15 @@ _METADATA = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Metadata))
 class Marker:
     """Record that `rows` rows of `checkpoint` and all rows of earlier checkpoints are in the topic.
 
-    `token`: of the generation that staged the rows; `writer`: of the generation that wrote them.
+    `token`: of the generation that staged the rows; `writer`: of the generation that wrote them. `positions`: only of
+    the sink that writes at most once, which has no checkpoints and counts transactions instead.
     """
 
     checkpoint: int
     token: int
     rows: int
     writer: int
+    positions: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class TransactionOrigin:
     sink: str
     lineage: str
     subtask: int
+    suffix: str = ""  # of the group: keeps markers of another meaning apart
 
     @property
     def transactional_id(self) -> str:
@@ -90,7 +94,7 @@ class TransactionOrigin:
 
     @property
     def group(self) -> str:
-        return f"barrier-runtime.{self.job}.{self.sink}.{self.lineage}.{self.subtask}"
+        return f"barrier-runtime.{self.job}.{self.sink}.{self.lineage}.{self.subtask}{self.suffix}"
 
 
 class MarkedProducer:
@@ -130,7 +134,7 @@ class MarkedProducer:
             )
             self._reach()
             self._cluster.answered(self._producer.init_transactions, "begin transactions at")
-            self.marker = self._read_marker()
+            self.marker = self.read_marker()
             self._refuse_if_later(self.marker)
         except BaseException:
             self.close()
@@ -145,6 +149,20 @@ class MarkedProducer:
         with contextlib.suppress(library().KafkaException):  # the next request reports the reason
             for _ in range(2):
                 self._producer.list_topics(self._topic, timeout=_REACH_S)
+
+    def read_marker(self) -> Marker | None:
+        """Reads the marker without fencing: it may be of a producer that still writes."""
+        wanted = [library().TopicPartition(self._topic, 0)]
+        found = self._cluster.answered(
+            lambda timeout: self._group().committed(wanted, timeout=timeout), "read the marker at"
+        )[0]
+        if found.error is not None:
+            raise self._cluster.meaning(library().KafkaException(found.error), "read the marker at")
+        if found.offset < 0:
+            return None
+        where = f"{self._cluster.where}: the marker of consumer group {self._origin.group!r} on topic {self._topic!r}"
+        metadata = _METADATA.decode((found.metadata or "").encode(), where)
+        return Marker(found.offset, metadata.token, metadata.rows, metadata.writer, metadata.positions)
 
     def begin(self) -> None:
         self._began = time.monotonic()
@@ -218,7 +236,8 @@ class MarkedProducer:
                 self._producer.poll(_WAIT_S)
 
     def _commit(self, marker: Marker) -> None:
-        metadata = msgspec.json.encode(_Metadata(MARKER_VERSION, marker.token, marker.rows, marker.writer)).decode()
+        known = _Metadata(MARKER_VERSION, marker.token, marker.rows, marker.writer, marker.positions)
+        metadata = msgspec.json.encode(known).decode()
         offset = library().TopicPartition(self._topic, 0, marker.checkpoint, metadata=metadata)
         group = self._group().consumer_group_metadata()
         producer, timeout_s = self._producer, self._timeout_s
@@ -249,19 +268,6 @@ class MarkedProducer:
             )
         self._consumer.poll(0)  # without a partition: the poll serves the consumer's log and errors
         return self._consumer
-
-    def _read_marker(self) -> Marker | None:
-        wanted = [library().TopicPartition(self._topic, 0)]
-        found = self._cluster.answered(
-            lambda timeout: self._group().committed(wanted, timeout=timeout), "read the marker at"
-        )[0]
-        if found.error is not None:
-            raise self._cluster.meaning(library().KafkaException(found.error), "read the marker at")
-        if found.offset < 0:
-            return None
-        where = f"{self._cluster.where}: the marker of consumer group {self._origin.group!r} on topic {self._topic!r}"
-        metadata = _METADATA.decode((found.metadata or "").encode(), where)
-        return Marker(found.offset, metadata.token, metadata.rows, metadata.writer)
 
     def _refuse_if_later(self, marker: Marker | None) -> None:
         if marker is not None and marker.writer > self._writer:

@@ -40,10 +40,16 @@ def split_id(topic: str, partition: int) -> str:
     return f"{topic}-{partition}"
 
 
+def partition_of(id: str) -> tuple[str, int]:
+    """Returns topic and number of a partition from the id of its split."""
+    topic, _, partition = id.rpartition("-")
+    return topic, int(partition)
+
+
 def owner(id: str, parallelism: int) -> int:
     """Returns the subtask of a partition: round-robin per topic, each topic from another subtask."""
-    topic, _, partition = id.rpartition("-")
-    return (zlib.crc32(topic.encode()) + int(partition)) % parallelism
+    topic, partition = partition_of(id)
+    return (zlib.crc32(topic.encode()) + partition) % parallelism
 
 
 def begin(split: KafkaSplit) -> KafkaPosition:

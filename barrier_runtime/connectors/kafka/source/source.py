@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
@@ -24,7 +25,15 @@ from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium
 from barrier_runtime.connectors.kafka.source.debezium_values import UNAVAILABLE
 from barrier_runtime.connectors.kafka.source.decoders import FormatName, format_of
 from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
-from barrier_runtime.connectors.kafka.source.position import POSITION, SPLIT, KafkaSplit, owner, split_id, where_of
+from barrier_runtime.connectors.kafka.source.position import (
+    POSITION,
+    SPLIT,
+    KafkaSplit,
+    owner,
+    partition_of,
+    split_id,
+    where_of,
+)
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
 from barrier_runtime.connectors.kafka.source.records import (
     DEAD_LETTER,
@@ -287,6 +296,28 @@ class KafkaTopics:
         return Remaining(rows=rows)
 
     # ------------------------------------------------------------ slot
+
+    def not_to_end(self) -> str:
+        return "until= ends the stream where each partition ended at the first start" if self._until else ""
+
+    def to_end(self, positions: Mapping[str, bytes]) -> Mapping[str, tuple[bytes, int]]:
+        """Skips to the end of the committed records, and counts offsets.
+
+        An end before the position shows that the topic lost records: the position stays, and the reader reports that.
+        """
+        places = {id: partition_of(id) for id in positions}
+        with Cluster(self._client) as cluster:
+            ends = cluster.offsets(list(places.values()), LATEST)
+        found = {}
+        for id, place in places.items():
+            before = POSITION.decode(positions[id])
+            skipped = ends[place] - before.offset
+            if skipped > 0:
+                at = msgspec.json.encode(msgspec.structs.replace(before, offset=ends[place], epoch=None))
+                found[id] = at, skipped
+            else:
+                found[id] = positions[id], 0
+        return found
 
     def reader(self, split: Split) -> KafkaReader:
         return KafkaReader(self._where, SPLIT.decode(split.payload), self._pool)

@@ -1,0 +1,24 @@
+"""Contract of sources that can skip rows, beside the contract of all sources in `connectors/source`."""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from barrier_runtime.connectors.source import Source
+
+
+@runtime_checkable
+class EndSeekingSource(Source, Protocol):
+    """A source that can skip to the present end of its splits, for `mode="at_most_once"`. The splits never finish."""
+
+    def not_to_end(self) -> str:
+        """Explains why these settings leave no end to seek to; "" if they do."""
+        ...
+
+    def to_end(self, positions: Mapping[str, bytes]) -> Mapping[str, tuple[bytes, int]]:
+        """Returns the position of the present end of each split, and the number of rows between `positions` and the
+        end.
+
+        `positions`: positions of readers by split id. Called in the slot, off the loop; may block, and raise
+        `Unavailable`.
+        """
+        ...

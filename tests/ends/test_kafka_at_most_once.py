@@ -1,0 +1,107 @@
+"""Kafka to Kafka with `mode="at_most_once"`: no row is doubled, and `skipped_rows` is the number of missing rows."""
+
+import collections
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from barrier_runtime import Dataflow, KafkaSink
+from examples.servers import KafkaServer
+from tests.ends.kafka_target import Topic as Target
+from tests.ends.kafka_target import new_topic
+from tests.ends.kafka_world import Topic
+from tests.waiting import until
+
+NAME = "at-most-once"
+OPTIONS: dict[str, Any] = {"mode": "at_most_once", "checkpoint_interval": 0.1, "parallelism": 2}
+
+
+@pytest.fixture
+def target(kafka: KafkaServer) -> Iterator[Target]:
+    with new_topic(kafka, partitions=3) as topic:
+        yield topic
+
+
+def take_name(kafka: KafkaServer, subtask: int) -> None:
+    """Takes the name of a subtask's producer, as a later generation does: the subtask fails."""
+    name = f"barrier-runtime.{NAME}.out.{subtask}"
+    Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": name}).init_transactions(60)
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {"n": row["n"]}
+
+
+class Feed:
+    """Writes 0, 1, 2, … to the partitions of a topic in turn, until `stop`."""
+
+    def __init__(self, topic: Topic, partitions: int) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.rows = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Feed":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> int:
+        self._stop.set()
+        self._thread.join()
+        return self.rows
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.005):
+            for _ in range(10):
+                self.topic.write([json.dumps({"n": self.rows})], self.rows % self.partitions)
+                self.rows += 1
+
+
+def flow_between(kafka: KafkaServer, source: Topic, target: Target) -> Dataflow:
+    flow = Dataflow(NAME)
+    rows = flow.read_kafka("src", kafka.bootstrap, source.name, group="g", value="json", schema={"n": int})
+    rows.map(plain, schema={"n": int}).sink("out", KafkaSink(kafka.bootstrap, target.name, guarantee="at_most_once"))
+    return flow
+
+
+def skipped(handle: Any) -> int:
+    return int(sum(slot.metrics.get("src.skipped_rows", 0) for slot in handle.status().slots))
+
+
+def seen(target: Target) -> collections.Counter[int]:
+    return collections.Counter(row["n"] for row in target.read_stable())
+
+
+def newer(target: Target, feed: Feed) -> None:
+    """Waits for a row that was fed after this call."""
+    since = feed.rows
+    until(lambda: any(n >= since for n in seen(target)), "a newer row is visible")
+
+
+def test_missing_rows_are_exactly_the_skipped_ones_and_none_is_doubled(
+    kafka: KafkaServer, target: Target, tmp_path: Path
+) -> None:
+    source = Topic(kafka, partitions=3)
+    flow = flow_between(kafka, source, target)
+    with Feed(source, 3) as feed:
+        handle = flow.start_local(checkpoints=str(tmp_path), **OPTIONS)
+        for subtask in (0, 1, 0, 1):
+            newer(target, feed)
+            take_name(kafka, subtask)
+        newer(target, feed)
+        fed = feed.stop()
+    until(lambda: fed - len(seen(target)) == skipped(handle), "all rows since the last failure are visible")
+    handle.stop()
+    handle.wait()
+    rows = collections.Counter(row["n"] for row in target.read())
+    assert [n for n, times in rows.items() if times > 1] == []
+    assert 0 < skipped(handle) == fed - len(rows)
