@@ -38,6 +38,8 @@ class LateCommits:
         self._note = note
         self.bound = random.Random(f"commits behind {schedule.seed}").choice((1, 2, 3, 10))
         self.every_ms = random.Random(f"commit every {schedule.seed}").choice((0, 0, 400, 4_000, _FOR_EVER_MS))
+        if schedule.shares_files:
+            self.bound, self.every_ms = 10, 0
         self._shown: dict[str, tuple[int, int]] = {}  # global committer -> (visible checkpoint, since when)
         self._decided_ms: dict[int, int] = {}  # log position -> time when first seen
         self._runs: tuple[JobRunner, int] | None = None  # this generation, as this runner leads it …

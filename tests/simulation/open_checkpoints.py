@@ -4,7 +4,9 @@ Slow uploads of a slot keep their checkpoints open while an older checkpoint com
 hears of decisions in steps, while barriers arrive through channels: it takes a snapshot on top of a checkpoint that the
 coordinator has already dropped.
 
-Both are rare by chance: the uploads of a checkpoint end a few milliseconds after its barrier.
+Both are rare by chance: the uploads of a checkpoint end a few milliseconds after its barrier. Most jobs in which a slot
+hears in steps share files (`Schedule.shares_files`). Otherwise the files of the dropped checkpoint are compacted before
+the open checkpoint can use them, or slow commits stop new checkpoints while the slot does not hear of decisions.
 """
 
 from collections.abc import Callable

@@ -123,6 +123,7 @@ class Schedule:
     lookups: tuple[bool, bool, int, int] | None = None  # of the bank's legs: see `lookups.Owners`
     begins_us: int = 300  # longest delay of blocking work; a late begin puts replies between a snapshot and its upload
     held: int | None = None  # entries in memory per table of columns; None: as in production
+    shares_files: bool = False  # many checkpoints share a file of state, and no slow commit delays checkpoints
     at_barriers: bool = False  # rules become valid after barriers
     rescaled_every: int = 5  # starts of the program per start at another parallelism
     savepoints: tuple[int, ...] = ()  # times of requests, ms
@@ -700,7 +701,9 @@ def _draw_open_checkpoints(schedule: Schedule) -> Schedule:
         kinds = [STRIKES[0]]
     elif "hears in steps" in kinds:
         splits = 1 if schedule.target == "upserts" else rng.randint(1, 2)
-        schedule = _with_an_ended_source(schedule, splits, rng.randint(2, 4))
+        schedule = replace(_with_an_ended_source(_bounded(schedule), splits, rng.randint(2, 4)), max_concurrent=12)
+        if random.Random(f"shared files {schedule.seed}").random() < 0.7:
+            schedule = replace(schedule, aggregated=False, shares_files=True)  # segments are merged too soon
     added = [
         Action(rng.randrange(600, 1_500), kind, rng.randrange(1_000), rng.choice((1_000, 3_000)), 0) for kind in kinds
     ]
@@ -710,7 +713,7 @@ def _draw_open_checkpoints(schedule: Schedule) -> Schedule:
 
 def _with_an_ended_source(schedule: Schedule, splits: int, parallelism: int) -> Schedule:
     """Leaves a slot without split, without other faults in the first seconds: barriers reach it only by channels."""
-    later = tuple(action for action in schedule.actions if action.at_ms > 2_000)
+    later = tuple(action for action in schedule.actions if action.at_ms > 1_700)
     return replace(
         schedule,
         bounded=True,

@@ -113,6 +113,7 @@ _BEHIND_TURN_US = 300_000  # time of a turn of a slot that falls behind: rows an
 _BEHIND_US = 4_000_000  # how long the slot falls behind
 _APART_MS = 250  # lag of the event time of a slot that fell behind
 _LONGEST_HANG_S = 200.0
+_RETRY_US = 20_000
 _NAMES_OF_ONE = 5_000  # number of the first process of the second of two jobs
 HOUR_NS = 3_600_000_000_000
 HEALED_WITHIN_S = 90.0  # liveness: time from the last fault to a new committed checkpoint
@@ -148,6 +149,7 @@ class World(SimCluster):
                 first_name=0 if beside is None else _NAMES_OF_ONE,
                 max_drift_ms=None if schedule.events is None else schedule.events.max_drift_ms,
                 begins_us=schedule.begins_us,
+                inline_bytes=0 if schedule.shares_files else 300,
             ),
         )
         self.violations: list[tuple[str, str]] = [] if beside is None else beside.violations
@@ -265,7 +267,7 @@ class World(SimCluster):
 
     def run(self) -> None:
         """Runs everything and collects `violations`."""
-        BACKENDS["lsm"] = LsmBackend(lambda: self.sim.chance(0.2))
+        BACKENDS["lsm"] = LsmBackend(lambda: self.sim.chance(0.02 if self.schedule.shares_files else 0.2))
         tuned = patch.object(subtask_module, "_ELEMENTS_PER_STEP", self.schedule.elements_per_step)
         slices = patch.object(timers_module, "_SLICE_TIMERS", self.schedule.elements_per_step)
         rounds = patch.object(scheduler_module, "_MOST_ROUNDS", self.schedule.rounds)
@@ -1061,15 +1063,13 @@ class World(SimCluster):
             self._hold_uploads(self.sim.rng.choice(others), self.sim.between_us(70_000, 150_000))
 
     def _hears_in_steps(self, action: Action) -> None:
-        """Lets a slot receive in steps, preferably a slot whose sources have ended."""
-        living = [task for task in self._living(self._current()) if task.slot is not None]
-        ended = [task for task in living if task.slot is not None and task.slot._ended]
-        if living:
-            among = ended or living
-            task = among[action.victim % len(among)]
-            assert task.slot is not None
+        """Lets a slot receive in steps, as soon as the sources of a slot have ended."""
+        ended = [(task.process, task.slot) for task in self._living(self._current()) if task.slot and task.slot._ended]
+        if ended:
             length_ms = min(max(600, action.length_ms), self.schedule.slot_timeout_ms * 4 // 5)
-            self._steps.begin(task.process, task.slot, length_ms * 1000)
+            self._steps.begin(*ended[action.victim % len(ended)], length_ms * 1000)
+        elif not self._calm:
+            self.sim.after(_RETRY_US, self._hears_in_steps, action)
 
     def _committer_outlives(self, action: Action) -> None:
         """Delays global commits; then the whole program stalls and is considered gone.

@@ -142,6 +142,7 @@ class ClusterOptions:
     max_drift_ms: int | None = None
     no_cores: float = 0.0  # rate of missing cores for a standby slot
     begins_us: int = 300  # latest begin of a slot's blocking work: threads may be busy
+    inline_bytes: int = 300  # of a snapshot: larger files are objects
 
 
 class SimCluster:
@@ -437,7 +438,7 @@ class SimCluster:
                 latency_target=0.001,
                 max_drift=None if self.options.max_drift_ms is None else self.options.max_drift_ms / 1000,
             ),
-            thresholds=Thresholds(inline_bytes=300, pack_bytes=250, value_bytes=120),
+            thresholds=Thresholds(inline_bytes=self.options.inline_bytes, pack_bytes=250, value_bytes=120),
             transfers_at_once=1,
             new_uuid=self.sim.new_id,
             clock=process,
