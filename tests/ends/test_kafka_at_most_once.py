@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from barrier_runtime import Dataflow, KafkaSink
+from barrier_runtime import Dataflow, KafkaSink, count
 from examples.servers import KafkaServer
 from tests.ends.kafka_target import Topic as Target
 from tests.ends.kafka_target import new_topic
@@ -105,3 +105,60 @@ def test_missing_rows_are_exactly_the_skipped_ones_and_none_is_doubled(
     rows = collections.Counter(row["n"] for row in target.read())
     assert [n for n, times in rows.items() if times > 1] == []
     assert 0 < skipped(handle) == fed - len(rows)
+
+
+def test_another_parallelism_after_a_stop_skips_exactly_the_missing_rows(
+    kafka: KafkaServer, target: Target, tmp_path: Path
+) -> None:
+    """Positions of subtasks that no longer exist count, and so do those of a generation after them that failed."""
+    source = Topic(kafka, partitions=3)
+    flow = flow_between(kafka, source, target)
+    with Feed(source, 3) as feed:
+        for parallelism in (3, 1, 2):
+            handle = flow.start_local(checkpoints=str(tmp_path), **{**OPTIONS, "parallelism": parallelism})
+            newer(target, feed)
+            take_name(kafka, 0)
+            newer(target, feed)
+            if parallelism != 2:
+                handle.stop("now")
+                handle.wait()
+        fed = feed.stop()
+    until(lambda: fed - len(seen(target)) == skipped(handle), "all rows since the last failure are visible")
+    handle.stop()
+    handle.wait()
+    rows = collections.Counter(row["n"] for row in target.read())
+    assert [n for n, times in rows.items() if times > 1] == []
+    assert 0 < skipped(handle) == fed - len(rows)
+
+
+def test_behind_an_exchange_nothing_doubles_and_skipped_rows_are_a_bound(
+    kafka: KafkaServer, target: Target, tmp_path: Path
+) -> None:
+    source = Topic(kafka, partitions=3)
+    flow = Dataflow(NAME)
+    rows = flow.read_kafka("src", kafka.bootstrap, source.name, group="g", value="json", schema={"n": int})
+    counted = rows.select(["n"]).key_by("n").aggregate("count", times=count())
+    counted.sink("out", KafkaSink(kafka.bootstrap, target.name, guarantee="at_most_once"))
+    with Feed(source, 3) as feed:
+        handle = flow.start_local(checkpoints=str(tmp_path), **OPTIONS)
+        for subtask in (0, 1):
+            newer(target, feed)
+            take_name(kafka, subtask)
+        newer(target, feed)
+        fed = feed.stop()
+    until(lambda: set(range(fed - 10, fed)) <= seen(target).keys(), "the last rows are visible")
+    handle.stop()
+    handle.wait()
+    found = target.read()
+    assert {row["times"] for row in found} == {1}
+    assert len({row["n"] for row in found}) == len(found)
+    assert skipped(handle) >= fed - len(found)
+
+
+def test_the_mode_shows_in_explain_and_status(kafka: KafkaServer, target: Target, tmp_path: Path) -> None:
+    flow = flow_between(kafka, Topic(kafka, partitions=1), target)
+    assert "at_most_once" in flow.explain(mode="at_most_once")
+    handle = flow.start_local(checkpoints=str(tmp_path), **OPTIONS)
+    assert handle.status().options["mode"] == "at_most_once"
+    handle.stop()
+    handle.wait()
