@@ -21,7 +21,8 @@ def check_event_time_type(kind: pa.DataType, column: str, where: str) -> None:
     """Raises `InvalidJob` unless `kind` is a timestamp, a date, or int64 (taken as milliseconds)."""
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_int64(kind)):
         raise InvalidJob(
-            f"{where}: event-time column {column!r} has type {kind}: use a timestamp, a date or int64 milliseconds"
+            f"{where}: event-time column {column!r} has type {kind}: use a timestamp, a date or int64 milliseconds, as "
+            f"in schema={{{column!r}: datetime, …}} at the source, or .with_columns({column}=…) before with_watermarks"
         )
 
 

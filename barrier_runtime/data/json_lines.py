@@ -74,7 +74,7 @@ def guessed_exactly(data: bytes, schema: pa.Schema) -> pa.Schema:
 
 
 def _is_looked_at(kind: pa.DataType) -> bool:
-    return bool(types.is_floating(kind) or types.is_timestamp(kind))
+    return bool(types.is_floating(kind) or types.is_timestamp(kind) or types.is_string(kind))
 
 
 def _exact(values: Sequence[tuple[int, Any]], kind: pa.DataType) -> pa.DataType:
@@ -89,6 +89,9 @@ def _exact(values: Sequence[tuple[int, Any]], kind: pa.DataType) -> pa.DataType:
         return pa.list_(_exact([(row, each) for row, many in values for each in many or ()], kind.value_type))
     if types.is_timestamp(kind):
         return type_of_times({each for _, each in values if each is not None}) or pa.string()
+    if types.is_string(kind):  # Arrow takes times with a fraction for text
+        texts = {each for _, each in values if each is not None}
+        return (type_of_times(texts) if texts else None) or kind
     if types.is_floating(kind):
         numbers = [(row, each) for row, each in values if each is not None]
         if all(_WHOLE.fullmatch(each) and 0 <= int(each) < 2**64 for _, each in numbers):

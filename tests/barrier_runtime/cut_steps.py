@@ -114,7 +114,7 @@ def rename_and_drop(bench: Bench, rows: Stream, name: str) -> Stream:
 
 @step("Stream.explode")
 def explode(bench: Bench, rows: Stream, name: str) -> Stream:
-    return rows.explode("slice(array(n, n + 1, n + 2), 1, CAST(n % 4 AS INT))", into="m").drop("n").rename(m="n")
+    return rows.explode("slice(array(n, n + 1, n + 2), 1, CAST(pmod(n, 4) AS INT))", into="m").drop("n").rename(m="n")
 
 
 @step("Stream.inspect", variant=True)

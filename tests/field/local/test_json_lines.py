@@ -280,3 +280,36 @@ def test_an_offset_of_a_day_or_more_is_no_zone(tmp_path: Path, zone: str) -> Non
     with pytest.raises(REFUSED, match=r"line 2: column 't' is timestamp\[us, tz=UTC\], and .* has no zone such as"):
         read(path, schema={"t": "timestamp[us, tz=UTC]"})
     assert [row["t"] for row in read(path)][1] == f"2024-01-31T10:00:00{zone}"
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("2026-01-31T10:00:00Z", "timestamp[s, tz=UTC]", datetime(2026, 1, 31, 10, tzinfo=timezone.utc)),
+        ("2026-01-31T10:00:00.123Z", "timestamp[us, tz=UTC]", datetime(2026, 1, 31, 10, 0, 0, 123_000, timezone.utc)),
+        (
+            "2026-01-31T10:00:00.123456+00:00",
+            "timestamp[us, tz=UTC]",
+            datetime(2026, 1, 31, 10, 0, 0, 123_456, timezone.utc),
+        ),
+        ("2026-01-31T10:00:00.5+02:00", "timestamp[us, tz=UTC]", datetime(2026, 1, 31, 8, 0, 0, 500_000, timezone.utc)),
+        ("2026-01-31 10:00:00.5", "timestamp[us]", datetime(2026, 1, 31, 10, 0, 0, 500_000)),
+        ("2026-01-31", "date32[day]", date(2026, 1, 31)),
+        ("10:00:00", "string", "10:00:00"),
+        ("2026-01-31T10:00:00.5Z or so", "string", "2026-01-31T10:00:00.5Z or so"),
+    ],
+)
+def test_times_with_fractions_and_zones_are_guessed_as_in_csv(
+    tmp_path: Path, text: str, kind: str, value: object
+) -> None:
+    path = lines(tmp_path / "in.jsonl", f'{{"at": "{text}", "n": {{"at": "{text}", "all": ["{text}"]}}}}')
+    schema = JsonlSource(str(path)).named("in").schema
+    assert (str(schema.field("at").type), str(schema.field("n").type.field("all").type.value_type)) == (kind, kind)
+    assert read(path) == [{"at": value, "n": {"at": value, "all": [value]}}]
+
+
+# Source: our own trial
+def test_a_column_of_times_and_other_texts_stays_text(tmp_path: Path) -> None:
+    path = lines(tmp_path / "in.jsonl", '{"at": "2026-01-31T10:00:00.5Z"}', '{"at": "soon"}', '{"at": null}')
+    assert [row["at"] for row in read(path)] == ["2026-01-31T10:00:00.5Z", "soon", None]
