@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import html
 import io
+import logging
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from rich.text import Text
 from barrier_runtime.connectors.memory.callable import CallableSink
 from barrier_runtime.connectors.source import RedeliveringSource
 from barrier_runtime.coordinator.page.job_view import live
-from barrier_runtime.coordinator.status.health import what_died
+from barrier_runtime.coordinator.status.health import TROUBLED, described, what_died
 from barrier_runtime.coordinator.status.late_rows import late_rows
 from barrier_runtime.coordinator.status.status import JobStatus, RecoveryStatus, TakeoverStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -36,10 +37,28 @@ from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 
+log = logging.getLogger("barrier_runtime.job")
+
+_LOG_AGAIN_S = 60.0  # interval of logging a trouble that lasts
 _HANGS_MS = 5_000  # a longer recovery is reported while the recovery lasts
 _LONGEST = 160  # characters of a reason
 _LEAST_S = 0.5  # minimum time over which a rate is measured
 _NAME = 12  # minimum number of characters of a sink's name, on terminals of any width
+
+
+class ConditionLog:
+    """Logs troubles of a job for a program whose user does not read the coordinator's log: changes, and each minute."""
+
+    def __init__(self) -> None:
+        self._condition = ""  # the last seen condition
+        self._logged_s = 0.0
+
+    def log(self, status: JobStatus, now_s: float) -> None:
+        due = status.condition != self._condition or now_s - self._logged_s >= _LOG_AGAIN_S
+        if due and {status.condition, self._condition} & TROUBLED:
+            self._logged_s = now_s
+            log.warning("job %s: %s", status.job, described(status.condition, status.condition_reason))
+        self._condition = status.condition
 
 
 class Follower:
@@ -246,7 +265,7 @@ class Watched(Protocol):
 
     def line(self) -> str: ...
 
-    def stop(self) -> None: ...
+    def stop(self, *, wait: bool = True) -> object: ...
 
 
 def live_widget(handle: Watched) -> Any | None:
@@ -259,7 +278,7 @@ def live_widget(handle: Watched) -> Any | None:
         return None
     shown = ipywidgets.HTML(value=_widget_text(handle))
     stop = ipywidgets.Button(description="Stop", tooltip="take a last checkpoint, commit it and end the job")
-    stop.on_click(lambda _: handle.stop())
+    stop.on_click(lambda _: handle.stop(wait=False))
     box = ipywidgets.HBox([shown, stop])
     over = threading.Event()
 

@@ -6,12 +6,10 @@
 | running  | asks the coordinator       | asks the coordinator         | waits            | over               |
 | over     | the last one, or its error | nothing                      | result, or error | -                  |
 
-A program that ends stops its running jobs without a last checkpoint; with `checkpoints=` the next start continues
-them.
+A program that ends, also by an exception, stops its running jobs after a last checkpoint (see `ending`).
 """
 
 import asyncio
-import atexit
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -26,6 +24,7 @@ from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
+from barrier_runtime.launch.ending import at_end, end_in_time
 from barrier_runtime.launch.local import make_runner, run_graph, run_prepared
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.outcome import JobResult, how_to_stop, plain_errors
@@ -34,7 +33,7 @@ from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore
 
 _ASKED_S = 30.0  # time limit for an answer of the job's loop, which users' functions may keep busy
-_AT_EXIT_S = 10.0
+_AT_ONCE_S = 10.0  # time limit for the end of a job that stops at once while the program ends
 
 _T = TypeVar("_T")
 Mode = Literal["checkpoint", "drain", "now"]
@@ -59,7 +58,7 @@ class LocalJobHandle:
         self._thread = threading.Thread(
             target=self._run, args=(plan, options), name=f"barrier-{plan.name}", daemon=True
         )
-        atexit.register(self._at_exit)  # before the thread starts, so that a job that ends at once is unregistered
+        self._forget = at_end(self._end)  # before the thread starts, so that a job that ends at once is forgotten
         self._thread.start()
 
     @property
@@ -78,11 +77,25 @@ class LocalJobHandle:
             raise self._error
         return self._last
 
-    def stop(self, mode: Literal["checkpoint", "now"] = "checkpoint", *, drain: bool = False) -> None:
-        """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now").
+    def stop(
+        self,
+        mode: Literal["checkpoint", "now"] = "checkpoint",
+        *,
+        drain: bool = False,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> None:
+        """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now"). Waits for the end.
 
-        `wait` waits for the end. `drain`: sources end first, so windows and timers fire."""
+        `drain`: sources end first, so windows and timers fire. `wait=False` returns at once; a function of the job
+        itself never waits. Raises as `wait` does."""
         how = how_to_stop(mode, drain)
+        if not self._over.is_set():
+            self._request_stop(how)
+        if wait and threading.current_thread() is not self._thread:
+            self.wait(timeout)
+
+    def _request_stop(self, how: Mode) -> None:
         with self._lock:
             if self._running is None:
                 self._stop_first = how
@@ -111,9 +124,11 @@ class LocalJobHandle:
     def __enter__(self) -> "LocalJobHandle":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Stops a running job at once."""
-        self.stop("now")
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stops a running job: after a last checkpoint, or at once after an exception."""
+        if kind is None:
+            end_in_time(self._name, partial(self._request_stop, "checkpoint"), self._over.wait)
+        self._request_stop("now")
         self._over.wait()
 
     def __repr__(self) -> str:
@@ -154,7 +169,7 @@ class LocalJobHandle:
                 self._running = None
             self._over.set()
             self._known.set()
-            atexit.unregister(self._at_exit)
+            self._forget()
 
     async def _run_graph(self, graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
         runner = make_runner(spec, store)
@@ -194,9 +209,11 @@ class LocalJobHandle:
                 )
         return None if asked.cancelled() or not asked.done() else asked.result()
 
-    def _at_exit(self) -> None:
-        self.stop("now")
-        self._over.wait(_AT_EXIT_S)
+    def _end(self) -> None:
+        """Stops the job, because the program ends."""
+        end_in_time(self._name, partial(self._request_stop, "checkpoint"), self._over.wait)
+        self._request_stop("now")
+        self._over.wait(_AT_ONCE_S)
 
 
 async def _answered(ask: Callable[[], _T]) -> _T:

@@ -16,13 +16,13 @@ from typing import Any, Literal
 import msgspec
 
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
-from barrier_runtime.coordinator.status.health import TROUBLED, described
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob
-from barrier_runtime.launch.display import Follower, Show, progress_shown
-from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.launch.display import ConditionLog, Follower, Show, progress_shown
+from barrier_runtime.launch.ending import at_end, end_in_time
+from barrier_runtime.launch.options import JobOptions, shared_store, url_for_slots
 from barrier_runtime.launch.outcome import (
     JobFailed,
     JobResult,
@@ -65,9 +65,7 @@ from barrier_runtime.spark.session import (
 from barrier_runtime.spark.stage import AllSlots, RoomOfJob
 from barrier_runtime.spark.task import SlotSettings, local_root
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
-from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.state.store.urls import shown
 
 log = logging.getLogger("barrier_runtime.job")
 
@@ -75,7 +73,6 @@ _LEADING = frozenset({"waiting", "restoring", "running"})  # phases in which a c
 _POLL_S = 0.25  # minimum time between two requests of the status, also when nobody answers
 _NEWS_WITHIN_S = 1.0  # longest wait for a new status, and so the interval of looking at the JVM
 _ROOM_S = 3.0  # time that slots are missing before Spark is asked who holds the cores, and the interval of asking again
-_TELL_AGAIN_S = 60.0  # interval of logging an error that lasts
 _LEAVE_S = 15.0  # time for slots to leave before Spark is asked to end them
 
 
@@ -97,7 +94,7 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
     job = PreparedJob(plan, options)
     check_travels(job.graph)
     local_root(options.run_id)  # refuses an untrusted folder here rather than in the slots
-    store = _shared_store(options.checkpoints)
+    store = shared_store(options.checkpoints)
     job.prove(store)
     own_session = options.spark is None
     spark = options.spark
@@ -119,25 +116,9 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
     return JobHandle(job, options, spark, own_session, coordinator)
 
 
-def _shared_store(url: str) -> ObjectStore:
-    if url.startswith("memory://"):
-        raise InvalidJob(
-            f"checkpoints={shown(url)!r} is the memory of one process, a Spark job runs in several: "
-            "use a folder or s3://, or run_local()"
-        )
-    return open_store(url)
-
-
-def _url_for_slots(url: str) -> str:
-    """URL of the same place for processes with another working directory.
-
-    S3 URLs stay as given: without the endpoint that they may name, slots would write to another S3."""
-    return url if url.startswith(("s3://", "s3a://")) else open_store(url).url
-
-
 @plain_errors
 class JobHandle:
-    """Handle of a running job. The end of its context, or `close`, stops the job."""
+    """Handle of a running job. The end of its context stops the job after a last checkpoint, `close` at once."""
 
     def __init__(
         self,
@@ -156,8 +137,7 @@ class JobHandle:
         self.show: Show | None = None  # called with each status; without `show`, deaths are logged
         self._last: JobStatus | None = None
         self._follower = Follower()
-        self._condition = ""  # the last seen condition
-        self._told_s = 0.0  # time of the last logged condition
+        self._conditions = ConditionLog()
         self._trouble: Exception | None = None  # why the job cannot be followed to its end
         self._stop_mode: Literal["checkpoint", "drain", "now"] | None = None
         self._stop_asked: SavepointAsked | None = None
@@ -171,7 +151,7 @@ class JobHandle:
             options=options.for_slots(),
             secret=bytes.fromhex(coordinator.submitted.secret),
             control_addresses=coordinator.control_addresses(),
-            storage_url=_url_for_slots(options.checkpoints),
+            storage_url=url_for_slots(options.checkpoints),
             environment=forwarded_environment(),
             job=job.spec.job,
         )
@@ -185,6 +165,7 @@ class JobHandle:
         self._functions = job.batch_functions(open_store(options.checkpoints), DataFrames(spark))
         self._functions.start(self._function_failed)
         self._watching = threading.Thread(target=self._watch, name="barrier-job-watch", daemon=True)
+        self._forget = at_end(self._end)
         self._watching.start()
 
     # ------------------------------------------------------------ for users
@@ -200,8 +181,7 @@ class JobHandle:
 
     def wait(self, timeout: float | None = None) -> JobResult:
         """Waits until the job ends. Raises `JobFailed`, `Fenced`, or `Unavailable` after `timeout` seconds."""
-        if not self._ended.wait(timeout):
-            raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
+        self._wait_for_end(timeout)
         if self._functions.trouble is not None:
             self.close()
             raise self._functions.trouble
@@ -244,8 +224,12 @@ class JobHandle:
         *,
         savepoint: str | None = None,
         drain: bool = False,
+        wait: bool = True,
+        timeout: float | None = None,
     ) -> SavepointTaken | None:
-        """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now").
+        """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now"). Waits for the end.
+
+        `wait=False` returns at once. Raises as `wait` does.
 
         `savepoint`: a folder or URL. The job ends with a savepoint there, which is returned when the job has ended
         and everything is committed. If the savepoint cannot be written, the job continues and `SavepointFailed` is
@@ -256,7 +240,19 @@ class JobHandle:
         self._stop_told = self._last.leader if self._last is not None else ""
         self._coordinator.client.stop(self._spec.job, how, self._spec.run_id, asked)
         self._stop_mode, self._stop_asked = how, asked
-        return None if asked is None else self._stopped_with(asked)
+        if asked is not None:
+            return self._stopped_with(asked)
+        if wait:
+            self._wait_for_end(timeout)
+            if self._trouble is not None:
+                raise Unavailable(f"job {self._spec.job} was given up: {self._trouble}") from self._trouble
+            if self._last is not None:
+                raise_unless_ended_well(self._last)
+        return None
+
+    def _wait_for_end(self, timeout: float | None) -> None:
+        if not self._ended.wait(timeout):
+            raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
 
     def _stopped_with(self, asked: SavepointAsked) -> SavepointTaken:
         while True:
@@ -325,10 +321,11 @@ class JobHandle:
         if self._closed:
             return
         self._closed = True
+        self._forget()
         if not self._ended.is_set() or self._trouble is not None or self._functions.trouble is not None:
             # The coordinator may be restarting or gone; the lines below end the slots anyway.
             with contextlib.suppress(BarrierRuntimeError):
-                self.stop("now")
+                self.stop("now", wait=False)
         self._ended.set()
         try:
             if not self._slots.join(_LEAVE_S):
@@ -347,8 +344,18 @@ class JobHandle:
     def __enter__(self) -> "JobHandle":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stops a running job: after a last checkpoint, or at once after an exception."""
+        if kind is None:
+            self._end()
         self.close()
+
+    def _end(self) -> None:
+        """Stops a running job after a last checkpoint, and everything that this handle started."""
+        if not self._closed:
+            with contextlib.suppress(BarrierRuntimeError):  # the coordinator is gone; `close` ends the slots
+                end_in_time(self._spec.job, partial(self.stop, wait=False), self._ended.wait)
+            self.close()
 
     def _function_failed(self) -> None:
         """Ends the waiting of `wait`, which raises the error; the slots end when the handle is closed."""
@@ -384,7 +391,7 @@ class JobHandle:
             status = self._coordinator.next_status(status, _NEWS_WITHIN_S)
             if status is not None:
                 self._last = status
-                self._tell_condition(status)
+                self._conditions.log(status, time.monotonic())
                 if status.phase in _LEADING:
                     self._programs.follow(status)
                     self._slots.follow(status.program, status.parallelism, status.standbys)
@@ -398,15 +405,6 @@ class JobHandle:
                     return
                 self._repeat_stop(status)
             self._ended.wait(max(0.0, asked_s + _POLL_S - time.monotonic()))
-
-    def _tell_condition(self, status: JobStatus) -> None:
-        """Logs the condition here: the user of this program does not read the coordinator's log."""
-        now_s = time.monotonic()
-        news = status.condition != self._condition or now_s - self._told_s >= _TELL_AGAIN_S
-        if news and {status.condition, self._condition} & TROUBLED:
-            self._told_s = now_s
-            log.warning("job %s: %s", self._spec.job, described(status.condition, status.condition_reason))
-        self._condition = status.condition
 
     def _tell_progress(self, status: JobStatus) -> None:
         if self.show is not None:

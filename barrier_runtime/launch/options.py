@@ -43,6 +43,8 @@ from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.urls import shown, without_credentials
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -318,3 +320,20 @@ def _text(option: Option, value: Any, options: JobOptions) -> str:
     if not value or option.shown == "value":
         return shown_value(option, value)
     return shown(value) if option.shown == "url" else "given, not shown"
+
+
+def shared_store(url: str) -> ObjectStore:
+    """Opens the store of a job on Spark. Raises `InvalidJob` for a store that other processes cannot read."""
+    if url.startswith("memory://"):
+        raise InvalidJob(
+            f"checkpoints={shown(url)!r} is the memory of one process, a Spark job runs in several: "
+            "use a folder or s3://, or run_local()"
+        )
+    return open_store(url)
+
+
+def url_for_slots(url: str) -> str:
+    """URL of the same place for processes with another working directory.
+
+    S3 URLs stay as given: without the endpoint that they may name, slots would write to another S3."""
+    return url if url.startswith(("s3://", "s3a://")) else open_store(url).url

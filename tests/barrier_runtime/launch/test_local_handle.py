@@ -1,14 +1,18 @@
 """A job that runs in parallel to the program: stop, status, wait, and display in a notebook."""
 
 import asyncio
-import atexit
+import contextlib
+import json
+import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from barrier_runtime import CallableSink, Dataflow, InvalidJob, JobFailed, Unavailable
+from barrier_runtime import CallableSink, Dataflow, InvalidJob, JobFailed, Unavailable, committed_files
+from barrier_runtime.launch import ending
 from barrier_runtime.launch.display import table_of
 from barrier_runtime.launch.local_handle import LocalJobHandle
 
@@ -20,7 +24,7 @@ def endless(rows: list[int]) -> Dataflow:
 
 
 def start(flow: Dataflow, **options: object) -> LocalJobHandle:
-    return flow.start_local(parallelism=1, checkpoint_interval=0.05, **options)
+    return flow.start_local(**{"parallelism": 1, "checkpoint_interval": 0.05, **options})
 
 
 def until_checkpoints(job: LocalJobHandle, count: int) -> None:
@@ -46,26 +50,100 @@ def test_a_job_runs_beside_the_program_until_it_is_stopped() -> None:
     assert job.why().reasons[0].cause == "ended"
 
 
-def test_a_job_that_ends_at_once_is_not_kept_until_the_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    gone = threading.Event()
-
-    def register(function: Any) -> None:
-        if function.__self__._thread.ident is not None:  # if the thread runs, wait until it ends
-            assert gone.wait(60)
-        order.append("register")
-
-    def unregister(function: Any) -> None:
-        order.append("unregister")
-        gone.set()
-
-    monkeypatch.setattr(atexit, "register", register)
-    monkeypatch.setattr(atexit, "unregister", unregister)
+def test_a_job_that_has_ended_is_not_kept_until_the_program_ends() -> None:
     job = start(endless([]))
     job.stop("now")
-    job.wait(60)
-    assert gone.wait(60)
-    assert order == ["register", "unregister"]
+    assert job._end not in ending._calls.values()
+
+
+def test_a_stop_waits_for_the_end_unless_asked_not_to() -> None:
+    job = start(endless([]))
+    until_checkpoints(job, 1)
+    job.stop()
+    assert job.done
+    asked = start(endless([]))
+    asked.stop(wait=False)
+    assert asked.wait(60).status.outcome == "cancelled"
+
+
+def test_a_stop_raises_the_error_that_ended_the_job() -> None:
+    stopping = threading.Event()
+
+    def refused(batch: Any) -> None:
+        if stopping.is_set():
+            raise ValueError("mine")
+
+    flow = Dataflow("beside")
+    flow.rate("ticks", 2_000).sink("out", CallableSink(refused))
+    job = start(flow, restart="none", checkpoint_interval=3600)
+    while job.status().records < 100:
+        assert not job.done, job
+    stopping.set()
+    with pytest.raises(JobFailed):
+        job.wait(60)
+    for _ in range(2):
+        with pytest.raises(JobFailed, match="mine"):
+            job.stop()
+
+
+def test_a_function_of_the_job_may_stop_the_job() -> None:
+    flow, started, jobs = Dataflow("beside"), threading.Event(), []
+
+    def last(row: dict[str, Any]) -> dict[str, Any]:
+        assert started.wait(60)
+        jobs[0].stop("now")
+        return {"x": row["value"]}
+
+    flow.rate("ticks", 10).map(last).sink("out", CallableSink(lambda batch: None))
+    jobs.append(start(flow))
+    started.set()
+    assert jobs[0].wait(60).status.outcome == "cancelled"
+
+
+PROGRAM = """
+import sys, time
+from barrier_runtime import Dataflow, JsonlSink
+flow = Dataflow("beside")
+flow.rate("ticks", 2_000).sink("out", JsonlSink(sys.argv[1] + "/out"))
+def begun(): return flow.start_local(parallelism=1, checkpoints=sys.argv[1] + "/checkpoints", checkpoint_interval=3600)
+def running(job):
+    while job.status().records < 100: time.sleep(0.01)
+job = begun()
+running(job)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["", "raise SystemError('mine')", "job.stop(wait=False)", "job.stop()", "sys.exit(3)"])
+def test_a_program_that_ends_beside_a_job_takes_a_last_checkpoint(tmp_path: Path, end: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + end, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == (1 if "raise" in end else 3 if "exit" in end else 0), done.stderr
+    assert done.stderr.count("Traceback") == ("raise" in end), done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("job ")]
+    assert told == (
+        []
+        if end == "job.stop()"
+        else ["job beside was running while its context or program ended: stopped after a last checkpoint"]
+    )
+    files = [Path(url.removeprefix("file://")) for url in committed_files(str(tmp_path / "out"))]
+    rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    values = sorted(row["value"] for row in rows)
+    assert len(values) >= 100
+    assert values == list(range(len(values)))
+
+
+def test_a_context_takes_a_last_checkpoint_and_an_exception_takes_none(tmp_path: Path) -> None:
+    for fails in (True, False):
+        rows: list[int] = []
+        with contextlib.suppress(KeyError), start(endless(rows), checkpoint_interval=3600) as job:
+            while job.status().records < 100:
+                assert not job.done, job
+            if fails:
+                raise KeyError
+        assert job.done
+        assert (job.status().checkpoints.completed == 0) == fails
 
 
 def test_a_stop_before_the_job_runs_is_not_forgotten() -> None:
