@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import growth, plan, programme, session, workloads
+from benchmarks import growth, holds, plan, programme, session, workloads
 from benchmarks.answers import compare
 from benchmarks.ends import add_arguments, measure_all
 from benchmarks.engines import ENGINES
@@ -146,6 +146,10 @@ def _slow_store(chosen: argparse.Namespace) -> int:
     return slow_store.run(chosen)
 
 
+def _holds(chosen: argparse.Namespace) -> None:
+    holds.measure(chosen.runs, chosen.unit)
+
+
 def _answers(chosen: argparse.Namespace) -> int:
     return compare(
         chosen.workload or workloads.names("nexmark"),
@@ -244,6 +248,12 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--visible-interval", type=int, default=100, help="the same where visible latency is measured")
     one.add_argument("--rows", type=int, help="of a bounded input")
     one.add_argument("--parallelism", type=int, default=2)
+
+    hold = command(
+        "holds", _holds, "longest hold of a slot's loop by a reader (processor time), per connector and unit"
+    )
+    hold.add_argument("--runs", type=int, default=3, help="the largest counts (%(default)s)")
+    hold.add_argument("--unit", nargs="*", default=(), help=f"words of the names of units: {'; '.join(holds.UNITS)}")
 
     search = command("rates", _rates, "highest rate that each engine holds")
     search.add_argument("--engine", action="append")

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from barrier_runtime import CollectSink, Dataflow, JsonlSink
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
-from barrier_runtime.connectors.postgres.changes.source import PostgresChangesSource
+from barrier_runtime.connectors.postgres.changes.log_session import PART_ROWS
+from barrier_runtime.connectors.postgres.changes.position import decode_position
+from barrier_runtime.connectors.postgres.changes.source import ChangesReader, PostgresChangesSource
 from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers.postgres import PostgresServer, postgres_server
@@ -188,6 +191,30 @@ def test_a_reader_goes_on_exactly_behind_any_row(tables: ChangedTables) -> None:
             cut += rows_from(reader, 1)
             position = reader.position()
     assert cut == whole
+
+
+def test_a_large_transaction_is_read_in_parts_with_positions_between_them(tables: ChangedTables) -> None:
+    count, position, read = 2 * PART_ROWS + 10, None, list[int]()
+    table = tables.table()
+    source = tables.source(table)
+    tables.execute(f"insert into {table} select n, 'v' from generate_series(1, {count}) n")
+    while len(read) < count:
+        with reading(source, position) as reader:
+            polls = list[list[int]]()
+
+            def polled(reader: ChangesReader = reader, polls: list[list[int]] = polls) -> bool:
+                found = reader.poll(count, time.time_ns())
+                if found is not None:
+                    polls.append([row["after"]["id"] for row in found.rows.to_pylist()])
+                return found is not None
+
+            until(polled, "rows had come")
+            position = reader.position()
+        assert len(polls[0]) <= PART_ROWS
+        read += polls[0]
+        in_transaction = decode_position(position, "source").skip
+        assert in_transaction == (len(read) if len(read) < count else 0)
+    assert read == list(range(1, count + 1))
 
 
 def test_only_what_a_completed_checkpoint_covers_is_confirmed(tables: ChangedTables) -> None:

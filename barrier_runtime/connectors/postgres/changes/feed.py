@@ -284,7 +284,9 @@ class ChangeFeed:
                 if self.at_end:
                     return
             elif size == 0:
-                self._wait_for(self._line.socket)
+                if not select.select([self._line.socket], [], [], 0)[0]:
+                    session.flush()
+                    self._wait_for(self._line.socket)
                 self._line.consume_input()
             else:
                 result = self._line.get_result()

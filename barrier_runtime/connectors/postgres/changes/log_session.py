@@ -1,22 +1,38 @@
-"""Conversion of the messages of one replication session into rows with positions."""
+"""Conversion of the messages of one replication session into rows with positions.
+
+Messages of rows are collected and decoded together (`flush`): at most `PART_ROWS` or `PART_BYTES`, so a large
+transaction becomes many items, and a reader has a position after each of them.
+"""
 
 import struct
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
-from barrier_runtime.connectors.postgres.changes.items import Item, LoggedRow, Reached
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.connectors.postgres.changes.items import Item, LoggedRows, Reached, TransactionRows
 from barrier_runtime.connectors.postgres.changes.pgoutput import (
-    Change,
     Relation,
     TransactionBegin,
     TransactionCommit,
     Truncate,
-    Values,
     decoded,
 )
 from barrier_runtime.connectors.postgres.changes.position import ChangePosition
-from barrier_runtime.connectors.postgres.changes.rows import ChangeRow, ChangeRowLayout, rows_of_change
+from barrier_runtime.connectors.postgres.changes.row_messages import (
+    HEADER,
+    ROW_KINDS,
+    Numbers,
+    RowMessages,
+    truncation,
+)
+from barrier_runtime.connectors.postgres.changes.rows import ChangeRowLayout, Stamps
 from barrier_runtime.connectors.postgres.changes.shape import CatalogTable, places_of
 from barrier_runtime.state.errors import InvalidJob
+
+PART_ROWS: Final = 16_384  # messages decoded together
+PART_BYTES: Final = 4 << 20  # of these messages, besides the last message
 
 
 class LogFeed(Protocol):
@@ -42,6 +58,26 @@ class LogFeed(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Table of the source; columns in the log, and the place there of each of the table's columns."""
+
+    table: int
+    width: int
+    places: tuple[int | None, ...]
+
+
+@dataclass(slots=True)
+class _Transaction:
+    """Transaction with messages that are not decoded yet, from message `first` on. `lsn`: end of the previous."""
+
+    begin: TransactionBegin
+    lsn: int
+    first: int = 0
+    rows: int = 0  # decoded before
+    end_lsn: int | None = None
+
+
 class LogSession:
     """Session that starts at `at`, perhaps in the middle of the first transaction."""
 
@@ -50,20 +86,34 @@ class LogSession:
         self.received = 0
         self._feed = feed
         self._given = at
-        self._relations: dict[int, tuple[int, tuple[int | None, ...]] | None] = {}
-        self._begin: TransactionBegin | None = None
-        self._count = 0  # rows of the transaction
+        self._lsn = at.lsn  # end of the last transaction, also if its rows are not decoded yet
+        self._relations: dict[int, _Known | None] = {}
+        self._messages: list[bytes | memoryview] = []
+        self._bytes = 0
+        self._transactions: list[_Transaction] = []  # of the messages
+        self._now: _Transaction | None = None
+        self._repeated = False  # the current transaction was read before
 
     def message(self, data: memoryview) -> bool:
         """Handles a message. Returns True if the server requests an answer now."""
-        if data[0] == 107:  # k, keepalive: no rows up to `end`
-            end, _, reply = struct.unpack_from(">QqB", data, 1)
-            if self._begin is None:
-                self._reach(end)
-            return bool(reply)
-        assert data[0] == 119, f"a message of kind {data[0]}"
-        self._logged(data[25:])
-        return False
+        if data[0] == 119:  # w, of the log
+            if data[HEADER] in ROW_KINDS:
+                if not self._repeated:
+                    self._collect(data)
+            else:
+                self._logged(data[HEADER:])
+            return False
+        assert data[0] == 107, f"a message of kind {data[0]}"  # k, keepalive: no rows up to `end`
+        end, _, reply = struct.unpack_from(">QqB", data, 1)
+        if self._now is None:
+            self._reach(end)
+        return bool(reply)
+
+    def _collect(self, data: bytes | memoryview) -> None:
+        self._messages.append(data)
+        self._bytes += len(data)
+        if len(self._messages) >= PART_ROWS or self._bytes >= PART_BYTES:
+            self.flush()
 
     def _logged(self, data: memoryview) -> None:
         feed = self._feed
@@ -72,24 +122,26 @@ class LogSession:
             if feed.end is not None and message.commit_lsn >= feed.end:
                 self._reach(feed.end)
                 return
-            self._begin, self._count = message, 0
+            if len(self._transactions) >= PART_ROWS:
+                self.flush()
+            self._repeated = message.commit_lsn < self._given.lsn
+            self._now = _Transaction(message, self._lsn, len(self._messages))
+            self._transactions.append(self._now)
         elif isinstance(message, TransactionCommit):
-            self._begin = None
+            if self._now is not None:
+                self._now.end_lsn = message.end_lsn
+            self._now = None
             self._reach(message.end_lsn)
         elif isinstance(message, Relation):
+            self.flush()
             self._relations[message.id] = self._known(message)
-        elif isinstance(message, Change):
-            relation = self._relations[message.relation]
-            if relation is not None:
-                self._changed(message, *relation, len(data))
-        elif isinstance(message, Truncate):
+        elif isinstance(message, Truncate) and not self._repeated:
             for id in message.relations:
-                relation = self._relations.get(id)
-                if relation is not None:
-                    self._give(relation[0], "t", None, None, 0)
+                if self._relations.get(id) is not None:
+                    self._collect(truncation(id))
 
-    def _known(self, relation: Relation) -> tuple[int, tuple[int | None, ...]] | None:
-        """Number of the table, and the place of each of its columns in the log. None: another table."""
+    def _known(self, relation: Relation) -> "_Known | None":
+        """Returns None for a table that the source does not read."""
         feed, name = self._feed, f"{relation.schema}.{relation.table}"
         number = feed.tables.get(name)
         if feed.ids.get(relation.id, name) != name:
@@ -106,34 +158,82 @@ class LogSession:
                 "which takes the table as it is now"
             )
         layout = feed.layout
-        return number, places_of(layout.tables[number], relation, now, layout.form, feed.where)
-
-    def _changed(self, change: Change, table: int, places: tuple[int | None, ...], size: int) -> None:
-        layout = self._feed.layout
-        before, after = _placed(change.before, places), _placed(change.after, places)
-        for row in rows_of_change(change, before, after, layout.tables[table], layout.form):
-            self._give(table, *row, size)
-
-    def _give(self, table: int, op: str, before: Values | None, after: Values | None, size: int) -> None:
-        begin, feed = self._begin, self._feed
-        assert begin is not None, "a change outside of a transaction"
-        self._count += 1
-        if begin.commit_lsn == self._given.commit_lsn and self._count <= self._given.skip:
-            return
-        if begin.commit_lsn < self._given.lsn:
-            return  # the server repeats transactions that were read before
-        at = ChangePosition(feed.at.lsn, begin.commit_lsn, self._count)
-        row = ChangeRow(table, op, begin.committed_us, begin.commit_lsn, begin.xid, before, after, size)
-        feed.put(LoggedRow(row, at), at)
+        places = places_of(layout.tables[number], relation, now, layout.form, feed.where)
+        return _Known(number, len(relation.columns), places)
 
     def _reach(self, lsn: int) -> None:
         feed = self._feed
         self.received = max(self.received, lsn)
-        if lsn > feed.at.lsn:
-            at = ChangePosition(lsn)
-            feed.put(Reached(at), at)
+        self._lsn = max(self._lsn, lsn)
+        if not self._messages:
+            self._transactions = [] if self._now is None else [self._now]
+            self._put_reached()
+        if feed.end is not None and lsn >= feed.end:
+            self.flush()
         feed.is_end(lsn)
 
+    def _put_reached(self) -> None:
+        """Reports that no rows come up to the last end, unless rows of a begun transaction before it are still due."""
+        at = self._feed.at
+        if self._now is None and self._lsn > max(at.lsn, at.commit_lsn):
+            reached = ChangePosition(self._lsn)
+            self._feed.put(Reached(reached), reached)
 
-def _placed(values: Values | None, places: tuple[int | None, ...]) -> Values | None:
-    return None if values is None else tuple(None if at is None else values[at] for at in places)
+    # ------------------------------------------------------------ decoding
+
+    def flush(self) -> None:
+        """Decodes the collected messages and passes their rows to the feed."""
+        if not self._messages:
+            return
+        messages, transactions = self._messages, self._transactions
+        self._messages, self._bytes = [], 0
+        self._transactions = [] if self._now is None else [self._now]
+        bounds = np.array([each.first for each in transactions] + [len(messages)])
+        lengths = np.diff(bounds)
+        decoded = self._decoded(messages, _stamps(transactions, lengths))
+        if decoded is not None:
+            rows, counts = decoded
+            ends = np.concatenate([[0], np.cumsum(counts)])[bounds]
+            self._put(rows, [int(count) for count in np.diff(ends)], transactions)
+        if self._now is not None:
+            self._now.first = 0
+        self._put_reached()
+
+    def _decoded(self, messages: list[bytes | memoryview], stamps: Stamps) -> tuple[pa.RecordBatch, Numbers] | None:
+        together = RowMessages(messages)
+        changes = {}
+        for id in np.unique(together.relations):
+            known = self._relations[int(id)]
+            if known is not None:
+                chosen = np.flatnonzero(together.relations == id)
+                changes[known.table] = chosen, together.changes(chosen, known.width, known.places)
+        return self._feed.layout.of_changes(changes, stamps) if changes else None
+
+    def _put(self, rows: pa.RecordBatch, counts: list[int], transactions: list[_Transaction]) -> None:
+        """Passes rows without those before the position that was given."""
+        given, read, parts = self._given, 0, list[TransactionRows]()
+        for transaction, count in zip(transactions, counts, strict=True):
+            begin, first = transaction.begin, transaction.rows
+            transaction.rows += count
+            if begin.commit_lsn == given.commit_lsn:
+                again = min(count, max(0, given.skip - first))
+                read += again
+                first, count = first + again, count - again
+            if count:
+                parts.append(TransactionRows(transaction.lsn, begin.commit_lsn, first, count, transaction.end_lsn))
+        if parts:
+            at = parts[-1].after(parts[-1].count)
+            self._feed.put(LoggedRows(rows.slice(read), tuple(parts), at), at)
+
+
+def _stamps(transactions: list[_Transaction], lengths: Numbers) -> Stamps:
+    begins = [each.begin for each in transactions]
+    committed, lsn, xid = (
+        np.repeat(np.array(values, np.int64), lengths)
+        for values in (
+            [begin.committed_us for begin in begins],
+            [begin.commit_lsn for begin in begins],
+            [begin.xid for begin in begins],
+        )
+    )
+    return Stamps(committed, lsn, xid)

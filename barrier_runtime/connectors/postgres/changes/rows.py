@@ -12,20 +12,28 @@ With several tables a row has the column `table`, `changed_at`, and a struct per
 table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from barrier_runtime.connectors.postgres.changes.pgoutput import UNCHANGED, Change, Values
+from barrier_runtime.connectors.postgres.changes.row_messages import (
+    Flags,
+    Numbers,
+    RowChanges,
+    TextColumn,
+    TextRows,
+)
 from barrier_runtime.connectors.postgres.changes.values import ChangedColumn, as_column, as_stored
 from barrier_runtime.state.errors import InvalidJob
 
 Form: TypeAlias = Literal["changes", "upsert"]
 CHANGED_AT, DELETED, TABLE = "changed_at", "deleted", "table"
 _TIME = pa.timestamp("us", "UTC")
+_DELETE, _UPDATE = b"du"
 
 
 @dataclass(frozen=True)
@@ -51,35 +59,71 @@ class ChangedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeRow:
-    """Row for the stream. `before` and `after` are in column order; `size` is approximate bytes."""
+class Stamps:
+    """Commit time, commit position and number of the transaction of each message."""
 
-    table: int
-    op: str
-    committed_us: int
-    commit_lsn: int
-    xid: int | None
-    before: Values | None
-    after: Values | None
-    size: int
+    committed_us: Numbers
+    commit_lsn: Numbers
+    xid: Numbers
+
+    def take(self, places: Numbers) -> "Stamps":
+        return Stamps(self.committed_us[places], self.commit_lsn[places], self.xid[places])
 
 
-def rows_of_change(
-    change: Change, before: Values | None, after: Values | None, table: ChangedTable, form: Form
-) -> list[tuple[str, Values | None, Values | None]]:
-    """Returns (op, before, after) per row.
+@dataclass(frozen=True, slots=True)
+class UpsertRows:
+    """Rows of form "upsert". `message`: the number of the message of each row; `deleted`: the row is a delete."""
 
-    In form "upsert" `d` has the row in `before`, other ops in `after`.
-    """
-    keys = table.key_places
-    if after is not None and before is not None and UNCHANGED in after:
-        known = range(len(before)) if change.whole else keys
-        after = tuple(before[at] if new == UNCHANGED and at in known else new for at, new in enumerate(after))
-    if form == "changes" or change.op != "u":
-        return [(change.op, before, after)]
-    if before is None or after is None or all(before[at] == after[at] for at in keys):
-        return [("u", None, after)]
-    return [("d", before, None), ("u", None, after)]
+    message: Numbers
+    deleted: Flags
+    rows: TextRows
+
+
+def filled_in(changes: RowChanges, table: ChangedTable) -> TextRows:
+    """Returns the new rows; values that the log omits because they did not change come from the old row, if known."""
+    columns = []
+    for column, before, after in zip(table.columns, changes.before.columns, changes.after.columns, strict=True):
+        fill = after.unchanged & ~changes.before.missing & (changes.whole | column.key)
+        if fill.any():
+            texts = pc.if_else(pa.array(fill), before.texts, after.texts)
+            after = TextColumn(texts, np.where(fill, before.unchanged, after.unchanged))
+        columns.append(after)
+    return TextRows(tuple(columns), changes.after.missing)
+
+
+def upserts_of(changes: RowChanges, table: ChangedTable) -> UpsertRows:
+    """Returns a row per change, and two rows for an update of the key: a delete of the old key, then the new row."""
+    before, after, ops = changes.before, filled_in(changes, table), changes.ops
+    moved = (ops == _UPDATE) & ~before.missing & ~after.missing
+    if moved.any():
+        moved &= ~_equal(before, after, table.key_places)
+    counts = 1 + moved
+    message = np.repeat(np.arange(len(ops)), counts)
+    deleted = (ops == _DELETE)[message]
+    deleted[(np.cumsum(counts) - counts)[moved]] = True
+    missing = np.where(deleted, before.missing[message], after.missing[message])
+    columns = []
+    for old, new in zip(before.columns, after.columns, strict=True):
+        if len(message) > len(ops):
+            old, new = _taken(old, message), _taken(new, message)
+        if deleted.any():
+            texts = pc.if_else(pa.array(deleted), old.texts, new.texts)
+            new = TextColumn(texts, np.where(deleted, old.unchanged, new.unchanged))
+        columns.append(new)
+    return UpsertRows(message, deleted, TextRows(tuple(columns), missing))
+
+
+def _taken(column: TextColumn, places: Numbers) -> TextColumn:
+    return TextColumn(column.texts.take(pa.array(places)), column.unchanged[places])
+
+
+def _equal(before: TextRows, after: TextRows, keys: Sequence[int]) -> Flags:
+    equal = np.ones(len(before.missing), np.bool_)
+    for at in keys:
+        old, new = before.columns[at].texts, after.columns[at].texts
+        both_null = pc.and_(old.is_null(), new.is_null())
+        equal &= pc.or_(pc.fill_null(pc.equal(old, new), False), both_null).to_numpy(zero_copy_only=False)
+    return equal
 
 
 class ChangeRowLayout:
@@ -118,15 +162,30 @@ class ChangeRowLayout:
             ("unchanged", pa.list_(pa.string())),
         ]
 
-    def of_changes(self, rows: Sequence[ChangeRow]) -> pa.RecordBatch:
-        """Returns `rows` in order. Raises `InvalidJob` for changes that the form cannot express."""
+    def of_changes(
+        self, changes: Mapping[int, tuple[Numbers, RowChanges]], stamps: Stamps
+    ) -> tuple[pa.RecordBatch, Numbers]:
+        """Returns rows in the order of their messages, and the number of rows of each message.
+
+        `changes`: by table, the numbers of the messages and their content. `stamps` are of all messages. Raises
+        `InvalidJob` for changes that the form cannot express.
+        """
+        counts = np.zeros(len(stamps.xid), np.int64)
+        parts, messages = {}, {}
+        for table, (numbers, of_table) in changes.items():
+            parts[table], rows = self._of_table(table, of_table, stamps.take(numbers))
+            messages[table] = numbers[rows]
+            np.add.at(counts, messages[table], 1)
         if len(self.tables) == 1:
-            return self._of_table(0, rows)
-        by_table: dict[int, list[int]] = {}
-        for at, row in enumerate(rows):
-            by_table.setdefault(row.table, []).append(at)
-        parts = {table: self._of_table(table, [rows[at] for at in places]) for table, places in by_table.items()}
-        return self._together(parts, by_table, len(rows))
+            return parts[0], counts
+        order = np.argsort(np.concatenate(list(messages.values())), kind="stable")
+        places, first = {}, 0
+        ranks = np.empty(len(order), np.int64)
+        ranks[order] = np.arange(len(order))
+        for table, numbers in messages.items():
+            places[table] = ranks[first : first + len(numbers)]
+            first += len(numbers)
+        return self._together(parts, places, len(order)), counts
 
     def of_snapshot(self, table: int, rows: pa.RecordBatch, taken_us: int, lsn: int) -> pa.RecordBatch:
         """Returns rows of the snapshot. Raises `InvalidJob` if the type of a column has changed since."""
@@ -153,56 +212,64 @@ class ChangeRowLayout:
                 pa.array([[]] * count, pa.list_(pa.string())),
             ]
         part = pa.RecordBatch.from_arrays(arrays, schema=self.fields[table])
-        return part if len(self.tables) == 1 else self._together({table: part}, {table: range(count)}, count)
+        return part if len(self.tables) == 1 else self._together({table: part}, {table: np.arange(count)}, count)
 
-    def _of_table(self, at: int, rows: Sequence[ChangeRow]) -> pa.RecordBatch:
+    def _of_table(self, at: int, changes: RowChanges, stamps: Stamps) -> tuple[pa.RecordBatch, Numbers]:
+        """Returns rows of a table, and the number of the message of each row."""
         table, fields = self.tables[at], self.fields[at]
-        times = pa.array([row.committed_us for row in rows], pa.int64()).cast(_TIME)
         if self.form == "upsert":
-            return pa.RecordBatch.from_arrays([*self._upserts(table, rows), times], schema=fields)
+            upserts = upserts_of(changes, table)
+            times = pa.array(stamps.committed_us[upserts.message]).cast(_TIME)
+            arrays = [*self._upserts(table, upserts), times]
+            return pa.RecordBatch.from_arrays(arrays, schema=fields), upserts.message
+        after = filled_in(changes, table)
         arrays = [
-            pa.array([row.op for row in rows], pa.string()),
-            times,
-            pa.array([row.commit_lsn for row in rows], pa.int64()),
-            pa.array([row.xid for row in rows], pa.int64()),
-            self._structs(table, [row.before for row in rows]),
-            self._structs(table, [row.after for row in rows]),
-            pa.array([_unchanged(table, row.after) for row in rows], pa.list_(pa.string())),
+            pa.array(changes.ops.view("S1")).cast(pa.string()),
+            pa.array(stamps.committed_us).cast(_TIME),
+            pa.array(stamps.commit_lsn),
+            pa.array(stamps.xid),
+            self._structs(table, changes.before),
+            self._structs(table, after),
+            _unchanged(table, after),
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=fields)
+        return pa.RecordBatch.from_arrays(arrays, schema=fields), np.arange(len(changes.ops))
 
-    def _upserts(self, table: ChangedTable, rows: Sequence[ChangeRow]) -> list[pa.Array]:
-        values: list[Values] = []
-        for row in rows:
-            now = row.before if row.op == "d" else row.after
-            if now is None or (table.has_key and any(now[at] is None for at in table.key_places)):
-                raise InvalidJob(
-                    f"{self._where}: table {table.name} was truncated, or a row was deleted whose key the log does not "
-                    "have, which no upsert can say: use form='changes', or start without state (restore='none')"
-                )
-            if UNCHANGED in now and not self._unchanged_as_null:
-                raise InvalidJob(
-                    f"{self._where}: an update of table {table.name} left {', '.join(_unchanged(table, now))} as it "
-                    "was, and the log does not have such a large value: ALTER TABLE "
-                    f"{table.name} REPLICA IDENTITY FULL and start without state (restore='none'), or "
-                    "unchanged='null' to get a null there"
-                )
-            values.append(now)
-        where = f"{self._where}, table {table.name}"
-        columns = [as_column([row[i] for row in values], column, where) for i, column in enumerate(table.columns)]
-        return [*columns, pa.array([row.op == "d" for row in rows], pa.bool_())]
+    def _upserts(self, table: ChangedTable, upserts: UpsertRows) -> list[pa.Array]:
+        rows = upserts.rows
+        lost = rows.missing.copy()
+        for at in table.key_places if table.has_key else ():
+            lost |= rows.columns[at].texts.is_null().to_numpy(zero_copy_only=False) & ~rows.columns[at].unchanged
+        if lost.any():
+            raise InvalidJob(
+                f"{self._where}: table {table.name} was truncated, or a row was deleted whose key the log does not "
+                "have, which no upsert can say: use form='changes', or start without state (restore='none')"
+            )
+        unchanged = np.logical_or.reduce([column.unchanged for column in rows.columns])
+        if not self._unchanged_as_null and unchanged.any():
+            first = int(np.argmax(unchanged))
+            names = [c.name for c, values in zip(table.columns, rows.columns, strict=True) if values.unchanged[first]]
+            raise InvalidJob(
+                f"{self._where}: an update of table {table.name} left {', '.join(names)} as it "
+                "was, and the log does not have such a large value: ALTER TABLE "
+                f"{table.name} REPLICA IDENTITY FULL and start without state (restore='none'), or "
+                "unchanged='null' to get a null there"
+            )
+        return [*self._columns(table, rows), pa.array(upserts.deleted)]
 
-    def _structs(self, table: ChangedTable, rows: Sequence[Values | None]) -> pa.StructArray:
+    def _columns(self, table: ChangedTable, rows: TextRows) -> list[pa.Array]:
         where = f"{self._where}, table {table.name}"
-        columns = [
-            as_column([None if row is None else row[i] for row in rows], column, where)
-            for i, column in enumerate(table.columns)
+        return [
+            as_column(values.texts, column, where) for column, values in zip(table.columns, rows.columns, strict=True)
         ]
-        missing = pa.array([row is None for row in rows], pa.bool_())
-        return pa.StructArray.from_arrays(columns, fields=list(table.row_type), mask=missing)
+
+    def _structs(self, table: ChangedTable, rows: TextRows) -> pa.StructArray:
+        if rows.missing.all():
+            return pa.nulls(len(rows.missing), table.row_type)
+        columns = self._columns(table, rows)
+        return pa.StructArray.from_arrays(columns, fields=list(table.row_type), mask=pa.array(rows.missing))
 
     def _together(
-        self, parts: dict[int, pa.RecordBatch], places: "dict[int, list[int]] | dict[int, range]", count: int
+        self, parts: Mapping[int, pa.RecordBatch], places: Mapping[int, Numbers], count: int
     ) -> pa.RecordBatch:
         names = np.empty(count, dtype=object)
         times = np.empty(count, dtype=np.int64)
@@ -213,9 +280,9 @@ class ChangeRowLayout:
                 structs.append(pa.nulls(count, kind))
                 continue
             index = np.full(count, -1)
-            index[list(places[at])] = np.arange(parts[at].num_rows)
-            names[list(places[at])] = table.name
-            times[list(places[at])] = parts[at].column(CHANGED_AT).cast(pa.int64()).to_numpy()
+            index[places[at]] = np.arange(parts[at].num_rows)
+            names[places[at]] = table.name
+            times[places[at]] = parts[at].column(CHANGED_AT).cast(pa.int64()).to_numpy()
             rows = pa.StructArray.from_arrays(parts[at].columns, fields=list(of))
             structs.append(rows.take(pa.array(index, mask=index < 0)))
         arrays = [pa.array(names, pa.string()), pa.array(times).cast(_TIME), *structs]
@@ -228,8 +295,12 @@ def table_rows(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_struct_array(mine.filter(mine.is_valid()))
 
 
-def _unchanged(table: ChangedTable, row: Values | None) -> list[str]:
-    return [] if row is None else [c.name for c, value in zip(table.columns, row, strict=True) if value == UNCHANGED]
+def _unchanged(table: ChangedTable, rows: TextRows) -> pa.Array:
+    """Names of the unchanged columns of each row."""
+    flags = np.array([column.unchanged for column in rows.columns]).reshape(len(rows.columns), len(rows.missing)).T
+    offsets = np.concatenate([[0], np.cumsum(flags.sum(axis=1))]).astype(np.int32)
+    names = pa.array([column.name for column in table.columns], pa.string())
+    return pa.ListArray.from_arrays(pa.array(offsets), names.take(pa.array(np.nonzero(flags)[1])))
 
 
 def _repeated(number: int, count: int) -> pa.Array:

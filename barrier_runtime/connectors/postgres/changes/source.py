@@ -17,7 +17,8 @@ import pyarrow as pa
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.postgres.changes import snapshot
 from barrier_runtime.connectors.postgres.changes.feed import ChangeFeed
-from barrier_runtime.connectors.postgres.changes.items import LoggedRow, Reached, SnapshotRows
+from barrier_runtime.connectors.postgres.changes.items import LoggedRows, SnapshotRows
+from barrier_runtime.connectors.postgres.changes.log_session import PART_BYTES, PART_ROWS
 from barrier_runtime.connectors.postgres.changes.position import (
     ChangePosition,
     decode_position,
@@ -25,7 +26,7 @@ from barrier_runtime.connectors.postgres.changes.position import (
     parsed_lsn,
     shown_lsn,
 )
-from barrier_runtime.connectors.postgres.changes.rows import ChangedTable, ChangeRow, ChangeRowLayout, Form
+from barrier_runtime.connectors.postgres.changes.rows import ChangedTable, ChangeRowLayout, Form
 from barrier_runtime.connectors.postgres.changes.server import (
     check_server,
     connect,
@@ -45,7 +46,6 @@ from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 
 _POLL_NS = 1_000_000_000  # rows wake the slot
-_BATCH_BYTES = 16 << 20
 _NAME = 63  # bytes of a name on the server
 
 
@@ -320,27 +320,28 @@ class ChangesReader:
         feed = self._feed
         assert feed is not None
         self._polled_ns = now_ns
+        most = min(max_rows, PART_ROWS)
         over = feed.at_end  # read first: all rows before the end are in the buffer by then
-        rows, size, batch = list[ChangeRow](), 0, None
-        while len(rows) < max_rows and size < _BATCH_BYTES:
+        parts, count, size = list[pa.RecordBatch](), 0, 0
+        while count < most and size < PART_BYTES:
             item = feed.take()
             if item is None:
                 self._finished = over
                 break
-            if isinstance(item, LoggedRow):
-                rows.append(item.row)
-                size += item.row.size
-                self._at = item.at
-            elif isinstance(item, Reached):
-                self._at = item.at
-            else:
-                batch = self._of_snapshot(item, feed, max_rows)
+            if isinstance(item, SnapshotRows):
+                parts = [self._of_snapshot(item, feed, max_rows)]
                 break
-        if batch is None and rows:
-            batch = self._layout.of_changes(rows)
-        elif batch is None and feed.failed is not None and not feed.waiting:
+            if isinstance(item, LoggedRows):
+                if item.rows.num_rows > most - count:
+                    item, rest = item.split(most - count)
+                    feed.put_back(rest)
+                parts.append(item.rows)
+                count += item.rows.num_rows
+                size += item.rows.nbytes
+            self._at = item.at
+        if not parts and feed.failed is not None and not feed.waiting:
             raise feed.failed
-        return None if batch is None or not batch.num_rows else Polled(batch, now_ns)
+        return Polled(_together(parts), now_ns) if any(part.num_rows for part in parts) else None
 
     def _of_snapshot(self, item: SnapshotRows, feed: ChangeFeed, max_rows: int) -> pa.RecordBatch:
         """Returns snapshot rows; no row of the log is buffered before a row of the snapshot."""
@@ -382,3 +383,10 @@ class ChangesReader:
     def close(self) -> None:
         if self._feed is not None:
             self._feed.close()
+
+
+def _together(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(parts) == 1:
+        return parts[0]
+    (batch,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    return batch

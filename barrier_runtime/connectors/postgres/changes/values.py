@@ -18,13 +18,11 @@ columns as text.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.connectors.postgres.changes.pgoutput import UNCHANGED, Value
 from barrier_runtime.state.errors import InvalidJob
 
 _TYPES = {
@@ -93,10 +91,9 @@ def _numeric_digits(typmod: int) -> tuple[int, int]:
     return ((typmod - _NUMERIC_HEADER) >> 16) & 0xFFFF, (((typmod - _NUMERIC_HEADER) & 0x7FF) ^ 1024) - 1024
 
 
-def as_column(values: Sequence[Value], column: ChangedColumn, where: str) -> pa.Array:
-    """Returns an Arrow column; UNCHANGED becomes null. Raises `InvalidJob` for a value outside the type."""
-    known = [None if value is UNCHANGED or value == UNCHANGED else value for value in values]
-    return from_text(pa.array(known, pa.binary()).cast(pa.string()), column, where)
+def as_column(texts: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
+    """Converts an array of bytes to the column's type. Raises `InvalidJob` for a value outside the type."""
+    return from_text(texts.cast(pa.string()), column, where)
 
 
 def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
