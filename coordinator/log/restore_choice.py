@@ -82,6 +82,7 @@ def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
     settled = _is_settled(view)
     if spec.restore != "none":
         _check_program(spec, view)
+        _check_mode(spec, view)
     if spec.restore == "latest":
         return RestoreFrom(newest, Lineage.INHERIT, settled)
     if spec.restore == "none":
@@ -123,6 +124,18 @@ def _check_program(spec: JobSpec, view: LogView) -> None:
         raise InvalidJob(
             f"this program was replaced by another one while job {spec.job} ran, and would put the job back: start the "
             "newer one, or set allow_outdated to go on with this one"
+        )
+
+
+def _check_mode(spec: JobSpec, view: LogView) -> None:
+    """Refuses to replay rows that a run with `mode="at_most_once"` may have written since the last checkpoint."""
+    fence = None if view.fence is None else view.fence.record
+    skipped = isinstance(fence, Fence) and fence.spec.checkpoints.mode == "at_most_once"
+    if skipped and spec.checkpoints.mode != "at_most_once" and not spec.allow_replay:
+        raise InvalidJob(
+            f'job {spec.job} ran with mode="at_most_once", which may have written rows since the last checkpoint, and '
+            f"mode={spec.checkpoints.mode!r} would write them again: use the same mode, or allow_replay if that is "
+            "wanted or the run was stopped with a checkpoint"
         )
 
 

@@ -58,6 +58,18 @@ def test_what_would_lose_or_double_rows_is_refused_and_the_running_job_is_left_a
     assert kinds(store) == ["FENCE", "COMPLETE", "COMPLETE", "COMPLETE"]
 
 
+@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
+def test_a_mode_that_replays_after_at_most_once_needs_permission(mode):
+    store = MemoryStore()
+    first, a, b = started(store, spec(checkpoints=options(mode="at_most_once")))
+    first.checkpoint(a, b)
+    refused = second_run(store, checkpoints=options(mode=mode))
+    assert "would write them again" in refused.ended.reason
+    assert restored_by(second_run(store, checkpoints=options(mode="at_most_once"), run_id="run-3")).checkpoint == 1
+    allowed = second_run(store, checkpoints=options(mode=mode), run_id="run-4", allow_replay=True)
+    assert restored_by(allowed).checkpoint == 1
+
+
 @pytest.mark.parametrize(("restore", "expected"), [("none", 0), ("2", 2), ("1", 1), ("3", 3)])
 def test_a_replay_is_possible_by_express_wish_and_begins_a_new_lineage(restore, expected):
     """R4, rK7."""
