@@ -179,7 +179,8 @@ RESTARTS = (
 )
 
 SLOTS = (
-    _seconds("slot_timeout", 10.0, 0.1, DAY_S, "silence after which a slot is replaced", field="slot_timeout_ms"),
+    _seconds("slot_timeout", 10.0, 0.1, DAY_S, "silence after which a slot is replaced, and a "
+             "connection between slots ends", field="slot_timeout_ms", slot=True),
     _seconds("resource_wait_timeout", 60.0, 0.1, DAY_S, "how long a first start waits for all slots; five "
              "times as long once Spark reports that all have cores: processes start slowly on a busy machine. A job "
              "that has run waits as restart= says",

@@ -118,7 +118,7 @@ class LocalRunOptions(TypedDict, total=False):
     restart_interval: float
     """time within which failures are counted. 0.001 s to 1 year. Default: 60 s."""
     slot_timeout: float
-    """silence after which a slot is replaced. 0.1 s to 1 day. Default: 10 s."""
+    """silence after which a slot is replaced, and a connection between slots ends. 0.1 s to 1 day. Default: 10 s."""
     resource_wait_timeout: float
     """how long a first start waits for all slots; five times as long once Spark reports that all have cores: processes
     start slowly on a busy machine. A job that has run waits as restart= says. 0.1 s to 1 day. Default: 60 s."""
@@ -178,6 +178,7 @@ class SlotOptions:
     """The options that every slot gets, as the user gave them."""
 
     mode: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
+    slot_timeout: float = 10.0
     latency_target: float = 0.00065
     max_drift: float | None = None
     state_backend: Literal["rocksdb", "memory"] = "rocksdb"
@@ -223,7 +224,6 @@ class OptionValues(SlotOptions):
     restart_jitter: float = 0.0
     restart_failures: int = 1
     restart_interval: float = 60.0
-    slot_timeout: float = 10.0
     resource_wait_timeout: float = 60.0
     master: str = "local[*]"
     spark: Any = None

@@ -38,8 +38,8 @@ from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock
 from barrier_runtime.runtime.host.watchdog import starved_s
 from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, OutputChannel
+from barrier_runtime.runtime.network.data_plane import Broken, ChannelId
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
-from barrier_runtime.runtime.network.tcp import Broken, ChannelId
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.state.kv.rocksdb import SlotMemory
@@ -101,6 +101,10 @@ class LocalDataPlane:
 
     async def all_connected(self) -> None:
         """Returns at once: a writer that is not connected yet has sent nothing."""
+
+    def beat(self) -> dict[int, int]:
+        """Returns nothing: slots of one process hear each other."""
+        return {}
 
     def disconnect(self) -> None:
         """Does nothing: channels of a dropped generation are unreachable by their token."""

@@ -51,7 +51,7 @@ from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight.writer import InFlightData
 from barrier_runtime.runtime.load import LoadSince
 from barrier_runtime.runtime.network.channels import PeerLost
-from barrier_runtime.runtime.network.tcp import ChannelId, DataPlane
+from barrier_runtime.runtime.network.data_plane import ChannelId, DataPlane
 from barrier_runtime.runtime.network.wiring import Wiring
 from barrier_runtime.runtime.opening import POLL_S, Closing, OpenChains
 from barrier_runtime.runtime.replay_command import NO_KEY, replay_command

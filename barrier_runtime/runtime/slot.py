@@ -55,7 +55,7 @@ from barrier_runtime.runtime.execution import Execution
 from barrier_runtime.runtime.host.process import process_figures
 from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.control_link import ControlLink
-from barrier_runtime.runtime.network.tcp import DataPlane
+from barrier_runtime.runtime.network.data_plane import DataPlane
 from barrier_runtime.runtime.prefetching import Preparing
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.errors import PERMANENT, Unavailable
@@ -118,6 +118,7 @@ class Slot:
         self._heartbeat_s = 0.0
         self._heartbeats = 0
         self._loop_lag_ms = 0.0
+        self._unheard: dict[int, int] = {}  # see `Heartbeat`
 
     @property
     def at_rest(self) -> bool:
@@ -406,6 +407,7 @@ class Slot:
         loop = self._res.loop
         self._loop_lag_ms = max(0.0, (loop.time() - due) * 1000)
         self._heartbeats += 1
+        self._unheard = {slot: round(n * self._heartbeat_s * 1000) for slot, n in self._plane.beat().items()}
         if self._heartbeats % _LATENCY_EVERY_HEARTBEATS == 0:
             self._tell_figures()
         else:
@@ -423,7 +425,15 @@ class Slot:
         sources = {} if execution is None else execution.source_progress()
         self._send(
             Heartbeat(
-                self.token, self._figures(), latency, self._wall_ms(), opening, blocked, sources, self._preparing.done
+                self.token,
+                self._figures(),
+                latency,
+                self._wall_ms(),
+                opening,
+                blocked,
+                sources,
+                self._preparing.done,
+                self._unheard,
             )
         )
 

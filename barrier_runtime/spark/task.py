@@ -204,7 +204,8 @@ async def _run(
     workers = Workers(loop)
     copies = LocalCopies()
     data_host = await loop.run_in_executor(None, _own_address_towards, settings.control_addresses[0])
-    plane = TcpDataPlane(settings.secret, graph.name, settings.options.run_id, data_host)
+    timeout_s = settings.options.slot_timeout
+    plane = TcpDataPlane(settings.secret, graph.name, settings.options.run_id, data_host, timeout_s)
     host, port = await plane.listen()
     resources = SlotResources(
         loop=loop,
@@ -241,6 +242,7 @@ async def _run(
         msgspec.msgpack.encode(SlotClaims(slot, slot_uuid)),
         this.connected,
         this.handle,
+        timeout_s=settings.options.slot_timeout,
     )
     this.link = link
     watchdog = Watchdog(

@@ -101,11 +101,15 @@ class CloseLink:
 
 @dataclass(frozen=True)
 class KillSlotTask:
-    """Make the driver end this Spark task: the slot is silent or out of reach, and occupies a core."""
+    """Make the driver end this Spark task: the slot is silent or out of reach, and occupies a core.
+
+    `avoid`: the slot lives, and is wanted on another host than this.
+    """
 
     slot: int
     task_attempt: int
     uuid: str
+    avoid: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest,
 from barrier_runtime.coordinator.job.effects import Append, ReadRecord
 from barrier_runtime.coordinator.job.events import LogRead
 from barrier_runtime.coordinator.job.generation import Generation
+from barrier_runtime.coordinator.job.links import Links
 from barrier_runtime.coordinator.job.outbox import Outbox
 from barrier_runtime.coordinator.job.rescaling import Rescales
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState, SlotTable
@@ -84,6 +85,7 @@ class Job:
         self.paths = Paths(spec.job)
         self.slots = SlotTable(spec.job, spec.parallelism, self.heartbeat_ms, spec.program)
         self.slots.admit_any(spec.max_parallelism)  # until this process leads, and so knows the job's slots
+        self.links = Links(self.heartbeat_ms, spec.slot_timeout_ms)
         self.commits = CommitTracker(spec)
         self.savepoints = Savepoints(_sinks(spec))
         self.rescales = Rescales()

@@ -4,6 +4,7 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.slowness import REPORT_AFTER_MS, CheckpointUploads, SubtaskUpload
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.links import silence_of
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.job.stop import Drain
 from barrier_runtime.coordinator.status.health import (
@@ -20,7 +21,7 @@ from barrier_runtime.coordinator.wire.messages import SubtaskId
 _LONGEST_REASON = 400
 
 
-def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str) -> Facts:
+def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str, now_ms: int) -> Facts:
     return Facts(
         phase=phase,
         timeout_ms=job.spec.progress_timeout_ms,
@@ -44,6 +45,7 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str) -
             BlockedSlot(slot.index, slot.blocked, slot.blocked_told_ms) for slot in job.slots.connected if slot.blocked
         ),
         absences=job.slots.absences() if phase == "waiting" and job.has_run else (),
+        silence=silence_of(job.links.silent(job.slots, now_ms)) if job.leads else "",
         held_by=job.slots.held_by,
         waiting=tuple(Away(key, each.error, each.attempts) for key, each in sorted(job.generation.waiting.items())),
     )

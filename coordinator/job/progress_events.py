@@ -25,7 +25,7 @@ def may_change_progress(event: Event, state: State, *, slow_commits: bool) -> bo
         return isinstance(event, _KINDS)
     message = event.message
     if isinstance(message, Heartbeat):
-        return bool(message.opening or message.blocked)
+        return bool(message.opening or message.blocked or message.unheard) or state == "WAITING_NETWORK"
     if isinstance(message, Committed) and slow_commits:
         return True
     heals = _HEALS.get(state)

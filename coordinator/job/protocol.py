@@ -230,7 +230,7 @@ class JobProtocol:
         return job.outbox.take()
 
     def _look(self, now_ms: int) -> None:
-        self._watch.look(progress_facts(self._job, self._phase.name, self.outcome, self._phase.reason), now_ms)
+        self._watch.look(progress_facts(self._job, self._phase.name, self.outcome, self._phase.reason, now_ms), now_ms)
 
     def _follow(self, wanted: Decision | None, now_ms: int) -> None:
         while wanted is not None:
@@ -377,7 +377,8 @@ class JobProtocol:
                 job.outbox.put(CloseLink(registration.old_link))
         elif registration.replaced is not None and registration.replaced.link is not None:
             reason = f"slot {register.slot} is held by task attempt {register.task_attempt} now"
-            job.outbox.put(SendTo(registration.replaced.link, Shutdown("replaced", reason)))
+            moved = job.slots.is_moving(register.slot)  # then Spark must not restart the task
+            job.outbox.put(SendTo(registration.replaced.link, Shutdown("left" if moved else "replaced", reason)))
             job.outbox.put(CloseLink(registration.replaced.link))
         if job.slots.stands_by(registration.slot):
             if self.outcome is None:
@@ -400,6 +401,9 @@ class JobProtocol:
             if message.latency:
                 job.record.latency_hour.look([each.latency for each in (*job.slots.departed, *job.slots)], now_ms)
             job.outbox.send(slot, Heard())
+            links = job.links.silent(job.slots, now_ms) if slot.unheard and job.leads else ()
+            if links:
+                return self._phase.on_silent_links(job, links, now_ms)
             return self._phase.on_rescale(job, now_ms) if job.rescales.open is not None else None
         if isinstance(message, Register):
             job.record.ignored["second Register on one link"] += 1

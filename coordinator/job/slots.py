@@ -49,6 +49,9 @@ class RegisteredSlot:
     blocked_told_ms: int = 0
     asked_to_prefetch: tuple[str, int] = "", 0  # move and checkpoint of the last Prefetch on this connection
     prefetched: int = 0  # as in the last `Heartbeat` since the first Prefetch
+    unheard: dict[int, int] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
+    beat_ms: int = 0  # the last heartbeat
+    in_time_since_ms: int = 0  # since then heartbeats come without a gap
 
     @property
     def uuid(self) -> str:
@@ -124,6 +127,7 @@ class SlotTable:
         self._by_link: dict[Link, RegisteredSlot] = {}
         self._given_up: dict[str, str] = {}  # uuid -> reason
         self._kills: dict[int, KillSlotTask] = {}
+        self._moves: dict[int, KillSlotTask] = {}  # living slots that are wanted on another host
         self._answered: dict[_Place, str] = {}  # uuid and link whose Register was answered
         self.starting = 0  # slots with cores, as the driver reported last
         self.held_by: Mapping[str, int] = {}  # cores that others occupy, as the driver reported last
@@ -189,6 +193,7 @@ class SlotTable:
         for place in [place for place in self._standbys if place[0] == program and place[1] < parallelism]:
             self._slots[place[1]] = self._standbys.pop(place)
         self._slots = dict(sorted(self._slots.items()))
+        self._moves.clear()
         for index in [index for index in self._kills if index >= parallelism]:
             del self._kills[index]
         beyond = tuple(self._slots.pop(index) for index in list(self._slots) if index >= parallelism)
@@ -240,8 +245,10 @@ class SlotTable:
 
     @property
     def kills(self) -> tuple[KillSlotTask, ...]:
-        """Requested kills, each listed until a replacement has registered."""
-        return tuple(self._kills[index] for index in sorted(self._kills))
+        """Requested kills and moves, each listed until a replacement has registered."""
+        moves = {index: move for index, move in self._moves.items() if self._slots[index].uuid == move.uuid}
+        wanted = {**moves, **self._kills}
+        return tuple(wanted[index] for index in sorted(wanted))
 
     def all_in(self, *states: SlotState) -> bool:
         return not self.missing and all(slot.state in states for slot in self)
@@ -335,6 +342,10 @@ class SlotTable:
         return ((slot.uuid, slot.metrics) for slot in self)
 
     def heartbeat(self, slot: RegisteredSlot, message: Heartbeat, now_ms: int) -> None:
+        if now_ms - slot.beat_ms > 3 * self._heartbeat_ms:
+            slot.in_time_since_ms = now_ms
+        slot.beat_ms = now_ms
+        slot.unheard = message.unheard if message.token == slot.deployed_token else {}
         slot.metrics = message.metrics
         slot.prefetched = message.prefetched
         slot.figures.tell(message.token, message.sent_at_ms, message.metrics)
@@ -362,6 +373,7 @@ class SlotTable:
         for slot in (*self, *self._standbys.values()):
             slot.last_seen_ms = now_ms
             slot.contact.forgive(now_ms)
+            slot.in_time_since_ms = now_ms
             if slot.lost_ms is not None:
                 slot.lost_ms = max(now_ms, slot.lost_ms)
 
@@ -379,6 +391,19 @@ class SlotTable:
             for slot in self
             if not slot.connected and slot.index not in self._kills
         )
+
+    def want_moved(self, slot: RegisteredSlot) -> KillSlotTask:
+        """Requests a replacement of a living slot on another host."""
+        move = KillSlotTask(slot.index, slot.register.task_attempt, slot.uuid, slot.register.host)
+        self._moves[slot.index] = move
+        return move
+
+    def stay(self) -> None:
+        """Withdraws all moves, because the slots hear each other again."""
+        self._moves.clear()
+
+    def is_moving(self, index: int) -> bool:
+        return index in self._moves
 
     def want_killed(self, slot: RegisteredSlot) -> KillSlotTask:
         kill = KillSlotTask(slot.index, slot.register.task_attempt, slot.uuid)

@@ -1,5 +1,7 @@
 """Builds the `JobStatus` of a job."""
 
+from dataclasses import astuple
+
 from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
@@ -66,6 +68,7 @@ def job_status(
             for slot in slots
         ),
         missing_slots=job.slots.missing,
+        silent_links=job.links.silent(job.slots, now_ms) if job.leads else (),
         absences=job.slots.absences() if job.has_run else (),
         absent_slots=job.record.absent_slots,
         checkpoints=_checkpoints(job, condition.slow_uploads),
@@ -79,7 +82,7 @@ def job_status(
         standbys=standbys_wanted(job),
         program=job.spec.program,
         program_wanted=program_wanted(job),
-        kill=tuple(KillRequest(kill.slot, kill.task_attempt, kill.uuid) for kill in job.slots.kills if job.leads),
+        kill=tuple(KillRequest(*astuple(kill)) for kill in job.slots.kills if job.leads),
         options=effective(job.spec),
         restored_checkpoint=0 if restored is None else restored.manifest.checkpoint,
         savepoints=savepoint_statuses(job),

@@ -20,6 +20,7 @@ from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Fr
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims, ToSlot, TryElsewhere
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, ProtocolViolation
 from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.sockets import end_when_unanswered
 
 log = logging.getLogger("coordinator.control")
 
@@ -100,6 +101,7 @@ class ControlServer:
                 return
             link.send(Shutdown("fenced", runner.reason))
             raise InvalidJob(runner.reason)
+        end_when_unanswered(writer.get_extra_info("socket"), runner.spec.slot_timeout_ms)
         runner.slot_connected(link, register)
         try:
             payloads = first[1:]
@@ -182,4 +184,3 @@ def _no_delay(writer: asyncio.StreamWriter) -> None:
     raw = writer.get_extra_info("socket")
     if raw is not None:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -8,6 +8,7 @@
 | WAITING_STORE      | a necessary store call keeps failing, a checkpoint has all acks and is not decided, or the    |
 |                    | append of another record, such as that of a new generation, has no answer                     |
 | WAITING_SLOTS      | slots of a job that has run are missing, and have not come back for `MISSING_MS`               |
+| WAITING_NETWORK    | slots do not hear each other although both reach the coordinator                              |
 | WAITING_SERVER     | a generation cannot begin because a server that an operator needs does not answer             |
 | WAITING_SINK       | a commit keeps failing, a sink that lags has not committed for the timeout, or so many        |
 |                    | commits are open that no more checkpoints are taken                                           |
@@ -49,6 +50,7 @@ State: TypeAlias = Literal[
     "RUNNING",
     "WAITING_STORE",
     "WAITING_SLOTS",
+    "WAITING_NETWORK",
     "WAITING_SERVER",
     "WAITING_SINK",
     "NO_CHECKPOINT",
@@ -64,6 +66,7 @@ TROUBLED: frozenset[State] = frozenset(
     {
         "WAITING_STORE",
         "WAITING_SLOTS",
+        "WAITING_NETWORK",
         "WAITING_SERVER",
         "WAITING_RESTORE",
         "WAITING_SINK",
@@ -172,6 +175,7 @@ class Facts:
     failing: tuple[FailingCommit, ...] = ()
     waiting: tuple[Away, ...] = ()
     absences: tuple[AbsentSlot, ...] = ()  # missing slots of a generation that waits for slots, once the job has run
+    silence: str = ""  # names slots that do not hear each other although both reach the coordinator
     held_by: Mapping[str, int] = field(default_factory=dict)  # cores that others occupy, by name
     behind: tuple[tuple[str, int], ...] = ()  # sinks that lag behind `completed`, and their last checkpoint
     blocked: tuple[BlockedSlot, ...] = ()
@@ -261,6 +265,8 @@ class ProgressWatch:
         if facts.phase != "running":
             if self._slots_are_missing(facts, now_ms):
                 return "WAITING_SLOTS", missing_slots(facts.absences, facts.held_by, now_ms)
+            if facts.silence:
+                return "WAITING_NETWORK", facts.silence
             away = self._away(facts, now_ms)
             if away:
                 return "WAITING_SERVER", away

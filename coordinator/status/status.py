@@ -34,12 +34,27 @@ class AbsentSlot(msgspec.Struct, frozen=True):
     ending: int | None = None
 
 
+class SilentLink(msgspec.Struct, frozen=True):
+    """Two slots that reach the coordinator, of which `slot` does not hear `peer`."""
+
+    slot: int
+    host: str
+    peer: int
+    peer_host: str
+    silent_ms: int
+    failures: int  # earlier failures of this pair of processes
+
+
 class KillRequest(msgspec.Struct, frozen=True):
-    """Request to the driver to end this Spark task, repeated until a replacement has registered."""
+    """Request to the driver to end this Spark task, repeated until a replacement has registered.
+
+    `avoid`: host on which the replacement should not run; "": any host suits.
+    """
 
     slot: int
     task_attempt: int
     uuid: str
+    avoid: str = ""
 
 
 class SubtaskPhases(msgspec.Struct, frozen=True, array_like=True):
@@ -359,6 +374,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
     absences: tuple[AbsentSlot, ...] = ()  # of the missing slots, once the job has run
+    silent_links: tuple[SilentLink, ...] = ()  # slots that do not hear each other
     room: Room | None = None  # while slots are missing, if the program has reported cores
     absent_slots: tuple[int, ...] = ()  # did not register within the resource wait timeout, so that the job failed
     checkpoints: CheckpointsStatus

@@ -12,7 +12,7 @@ from barrier_runtime.coordinator.option_types import CheckpointOptions as Checkp
 from barrier_runtime.coordinator.option_types import RestartOptions as RestartOptions
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes, StateDescription
 
-PROTOCOL_VERSION = 1  # of messages and of the handshake before them
+PROTOCOL_VERSION = 2  # of messages and of the handshake before them
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -134,6 +134,7 @@ class Heartbeat(Message, frozen=True):
     blocked: str = ""  # subtask whose step blocked the slot for seconds, since the last heartbeat
     sources: dict[str, HeldBack] = {}  # those with event time
     prefetched: int = 0  # checkpoint of the last `Prefetch` that is done
+    unheard: dict[int, int] = {}  # slots that this slot has not heard for several heartbeats -> milliseconds
 
 
 class EventTimeReached(Message, frozen=True):

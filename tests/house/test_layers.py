@@ -54,7 +54,17 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("kv",),
         ("keys",),
         ("store",),
-        ("ids", "masked_text", "outside_errors", "versioned", "file_links", "threads", "time_slice", "scratch"),
+        (
+            "ids",
+            "masked_text",
+            "outside_errors",
+            "versioned",
+            "file_links",
+            "threads",
+            "sockets",
+            "time_slice",
+            "scratch",
+        ),
         ("errors",),
     ),
 }

@@ -19,7 +19,8 @@ from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, In
 from barrier_runtime.coordinator.wire.messages import Deploy, Peer, Registered
 from barrier_runtime.runtime.network import tcp as data_plane
 from barrier_runtime.runtime.network.channels import InputChannel
-from barrier_runtime.runtime.network.tcp import ChannelId, TcpDataPlane
+from barrier_runtime.runtime.network.data_plane import ChannelId
+from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from tests.waiting import until
 
 MIB = 1 << 20

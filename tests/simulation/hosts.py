@@ -13,6 +13,8 @@ import msgspec
 from schedule import Schedule, draw
 from world import World
 
+from barrier_runtime.coordinator.log.records import Fence
+from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.testing.simulation.cluster import Program
@@ -73,3 +75,49 @@ def host_away(schedule: Schedule) -> HostWorld:
     rng = random.Random(f"hosts {schedule.seed}")
     away = HostAway(rng.randrange(1_500, 3_000), rng.randrange(schedule.parallelism), 6 * WAITS_MS)
     return HostWorld(replace(schedule, chaos_ms=7 * WAITS_MS + 5_000), (away,))
+
+
+@dataclass(frozen=True)
+class LostLink:
+    """Packets between the hosts of slots 0 and 1 are lost from `at_ms` for `length_ms`; `ways`: both, there or back."""
+
+    at_ms: int
+    length_ms: int
+    ways: str
+
+
+class LinkWorld(World):
+    """Records how long the link was lost when the next generation began, and when rows came after the link healed."""
+
+    def __init__(self, schedule: Schedule, lost: LostLink) -> None:
+        super().__init__(schedule)
+        self.noticed_ms: int | None = None
+        self.lost = lost
+        self.conditions: set[str] = set()
+        self.sim.at(lost.at_ms * 1000, self._lose)
+
+    def _lose(self, _: None) -> None:
+        places = {task.index: task.process.place for task in self._living(self._current())}
+        pairs = [(places[0], places[1]), (places[1], places[0])]
+        chosen = {"both": pairs, "there": pairs[:1], "back": pairs[1:]}[self.lost.ways]
+        for pair in chosen:
+            self.sim.network.clog(*pair)
+        self.generations = self._fences
+        self.sim.after(self.lost.length_ms * 1000, lambda _: [self.sim.network.unclog(*pair) for pair in chosen])
+
+    @property
+    def _fences(self) -> int:
+        return sum(isinstance(record, Fence) for record in self.facts.records)
+
+    def _look(self, program: Program, runner: JobRunner) -> None:
+        super()._look(program, runner)
+        if self.sim.now_us >= self.lost.at_ms * 1000:
+            self.conditions.add(runner.status().condition)
+            if self.noticed_ms is None and self._fences > self.generations:
+                self.noticed_ms = self.sim.now_us // 1000 - self.lost.at_ms
+
+
+def link_lost(schedule: Schedule, ways: str) -> LinkWorld:
+    """A job whose slots 0 and 1 cannot reach each other for 15 s."""
+    steady = replace(schedule, slot_timeout_ms=10_000, chaos_ms=25_000, bounded=False, timeout_ms=600_000)
+    return LinkWorld(steady, LostLink(4_000, 15_000, ways))

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.wire.codec import decode_to_slot, encode
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Framing, Initiator
 from barrier_runtime.coordinator.wire.messages import ToCoordinator, ToSlot, TryElsewhere
 from barrier_runtime.runtime.host.within import within
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
+from barrier_runtime.state.sockets import end_when_unanswered
 
 log = logging.getLogger("barrier_runtime.control")
 
@@ -53,7 +55,10 @@ class TcpControlLink:
         on_connected: Callable[[], None],
         on_message: Callable[[ToSlot], None],
         now_s: Callable[[], float] = time.monotonic,
+        timeout_s: float = OPTIONS["slot_timeout"].default,
     ) -> None:
+        """`timeout_s`: an unanswered connection ends after this time."""
+        self.timeout_s = timeout_s
         if not addresses:
             raise InvalidJob(f"job {job}: no coordinator address was given to the slot: give at least one")
         self._addresses = addresses  # in the order of the first round
@@ -166,6 +171,7 @@ class _ControlConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
+        end_when_unanswered(transport.get_extra_info("socket"), round(self._link.timeout_s * 1000))
         self.transport.write(self._handshake.hello())
 
     def data_received(self, data: bytes) -> None:

@@ -4,7 +4,7 @@
                                    · version u8 · reserved, 3 bytes
     payload: Arrow IPC bytes for SCHEMA and BATCH, fixed structs for control elements; REACHED, before rows, has the
              event time at each of them (int64, little endian); FEW_ROWS is a small batch as `data/few_rows` has it:
-             MessagePack, a list of values per column
+             MessagePack, a list of values per column; ALIVE is empty and no element: a sign of life
 
 The reader checks the length against the cap before allocating memory. A gap in the sequence or a wrong checksum raises
 `FrameError`: the connection is closed and the generation fails. The checksum catches accidents; the handshake before
@@ -46,7 +46,7 @@ _WATERMARK = struct.Struct(">q")
 _BARRIER = struct.Struct(">QQqq")  # the last field is -1 for None
 _CANCEL = struct.Struct(">QQ")
 
-SCHEMA, BATCH, WATERMARK, IDLE, BARRIER, CANCEL, END, REACHED, FEW_ROWS = range(1, 10)
+SCHEMA, BATCH, WATERMARK, IDLE, BARRIER, CANCEL, END, REACHED, FEW_ROWS, ALIVE = range(1, 11)
 HEADER_SIZE = _HEADER.size
 MAX_PAYLOAD = 64 * 1024 * 1024  # bytes
 _BYTES_PER_FRAME_TARGET = 16 * 1024 * 1024  # larger batches are cut before sending
@@ -94,6 +94,10 @@ class FrameWriter:
         if isinstance(element, Idle):
             return self._frame(IDLE, b"")
         return self._frame(END, b"")
+
+    def alive(self) -> bytes:
+        """Returns a sign of life for an idle connection."""
+        return b"".join(self._frame(ALIVE, b""))
 
     def _batch(self, batch: Batch) -> list[bytes | pa.Buffer]:
         few = batch.few
@@ -205,6 +209,8 @@ class FrameReader:
                 return Batch(few, emit_ns, self._take_reached(few.count))
             if kind == REACHED:
                 self._reached = np.frombuffer(payload, "<i8")
+                return None
+            if kind == ALIVE:
                 return None
             if kind == SCHEMA:
                 if self._schema is not None:

@@ -3,7 +3,7 @@
 A connection begins with a mutual HMAC challenge on the job's secret; the claims name generation and channel. The
 receiver refuses an old token or an unexpected channel; a connection of a later generation waits until this slot has
 reached that generation. Frames follow (see `frames`). A running generation fails if a connection breaks or carries a
-wrong frame.
+wrong frame. An idle connection carries a sign of life in each interval of `beat`: a frame, or a repeated credit.
 
 The receiver reads all data at once and grants credit: the number of bytes that the sender may have sent since the
 beginning, which rises as the subtask takes elements. So at most the window of the channel and one step's output are in
@@ -14,19 +14,25 @@ import asyncio
 import secrets
 import struct
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
+from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.data.elements import Element, EndOfInput
 from barrier_runtime.runtime.host.within import within
 from barrier_runtime.runtime.network.channels import InputChannel, OutputChannel
+from barrier_runtime.runtime.network.data_plane import Broken, ChannelId
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
+from barrier_runtime.runtime.network.reaching import PacketsLost, reach
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
+from barrier_runtime.state.sockets import end_when_unanswered
 
 HANDSHAKE_TIMEOUT_S = 10.0
+DEFAULT_TIMEOUT_S: float = OPTIONS["slot_timeout"].default
+_HEARD = 2  # calls of `beat` without a sign of life that are not reported
 _CREDIT = struct.Struct(">Q")  # bytes that may have been sent since the beginning
 MAX_UNPROVEN = 4_096  # unauthenticated incoming connections; every slot opens one at a time
 _MOST_WAITING = 16_384  # authenticated connections of later generations; a slow slot of a large job has thousands
@@ -34,45 +40,15 @@ _NOT_YET = b"\x02"  # the acceptor knows the channel, which belongs to a later g
 _ADMITTED = b"\x01"  # the acceptor is ready for frames
 
 
-class ChannelId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Claims of a data connection."""
-
-    token: int
-    edge: int
-    source_slot: int
-    target_slot: int
-
-
 _CHANNEL_ID = msgspec.msgpack.Decoder(ChannelId)
 
 
-Broken = Callable[[ChannelId, str], None]
-
-
-class DataPlane(Protocol):
-    """Connections between slots; the local runtime has a data plane without sockets."""
-
-    async def listen(self) -> tuple[str, int]: ...
-
-    def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None:
-        """Sets the incoming channels of generation `token`."""
-        ...
-
-    async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel: ...
-
-    async def all_connected(self) -> None:
-        """Returns when every expected channel is connected."""
-        ...
-
-    def disconnect(self) -> None:
-        """Closes every channel of the current generation."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class TcpDataPlane:
-    def __init__(self, secret: bytes, job: str, run_id: str, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, secret: bytes, job: str, run_id: str, host: str = "127.0.0.1", timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """`timeout_s`: an unanswered connection ends after this time."""
+        self.timeout_s = timeout_s
         self.secret = secret
         self.job = job
         self.run_id = run_id
@@ -89,6 +65,7 @@ class TcpDataPlane:
         # In the order of arrival, because aborts happen in that order.
         self._connecting: dict[_Outgoing, None] = {}  # not admitted yet
         self._open: dict[_Connection, None] = {}
+        self._unreached: dict[int, int] = {}  # slot that a connection is attempted to -> calls of `beat` since
 
     async def listen(self) -> tuple[str, int]:
         loop = asyncio.get_running_loop()
@@ -118,11 +95,21 @@ class TcpDataPlane:
         await self._complete.wait()
 
     async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel:
-        loop = asyncio.get_running_loop()
+        """Connects to a peer, and tries without end while packets are lost: the coordinator ends the generation."""
+        try:
+            while True:
+                try:
+                    return await self._attempt(peer, channel, wake_writer)
+                except PacketsLost:
+                    self._unreached.setdefault(peer.slot, 0)
+        finally:
+            self._unreached.pop(peer.slot, None)
+
+    async def _attempt(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> "_Outgoing":
         outgoing = _Outgoing(self, channel, wake_writer)
         self._connecting[outgoing] = None
         try:
-            await within(HANDSHAKE_TIMEOUT_S, loop.create_connection(lambda: outgoing, peer.host, peer.port))
+            await reach(lambda: outgoing, peer.host, peer.port)
             await within(HANDSHAKE_TIMEOUT_S, outgoing.proven)
             await outgoing.ready  # as long as the peer restores; the coordinator notices a silent or lost peer
         except (OSError, asyncio.TimeoutError) as error:
@@ -135,6 +122,14 @@ class TcpDataPlane:
             if not outgoing.admitted:  # also if the deployment was cancelled meanwhile
                 outgoing.abort()
         return outgoing
+
+    def beat(self) -> dict[int, int]:
+        self._unreached = {slot: calls + 1 for slot, calls in self._unreached.items()}
+        quiet = dict(self._unreached)
+        for connection in self._open:
+            calls = connection.beat()
+            quiet[connection.peer] = max(quiet.get(connection.peer, 0), calls)
+        return {slot: calls for slot, calls in sorted(quiet.items()) if calls > _HEARD}
 
     def disconnect(self) -> None:
         self._expected = {}
@@ -219,9 +214,26 @@ class _Connection(asyncio.Protocol):
         self._channel: ChannelId | None = None
         self._reason = ""
         self._finished = False  # EndOfInput went through: the end of the connection is no failure
+        self.peer = -1  # slot at the other end, once known
+        self._quiet = 0  # calls of `beat` since bytes came
+        self._idle = True  # nothing was sent since the last call of `beat`
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
+        end_when_unanswered(transport.get_extra_info("socket"), round(self._plane.timeout_s * 1000))
+
+    def beat(self) -> int:
+        """Sends a sign of life if nothing else was sent. Returns the number of calls since bytes came."""
+        if self._finished or self.transport.is_closing():
+            return 0
+        if self._idle and not self.transport.get_write_buffer_size():
+            self._send_alive()
+        self._idle = True
+        self._quiet += 1
+        return self._quiet
+
+    def _send_alive(self) -> None:
+        raise NotImplementedError
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._finished:
@@ -278,6 +290,7 @@ class _Incoming(_Connection):
             if self._handshake.unread():
                 raise HandshakeFailed("data came before the channel was admitted")
             self._channel = _CHANNEL_ID.decode(session.hello.claims)
+            self.peer = self._channel.source_slot
         except (HandshakeFailed, *UNREADABLE) as error:
             self._fail(str(error))
             return
@@ -297,6 +310,7 @@ class _Incoming(_Connection):
     def _frames(self, data: bytes) -> None:
         target = self._target
         assert target is not None
+        self._quiet = 0
         self._received += len(data)
         try:
             for element, size in self._reader.feed(data):
@@ -311,8 +325,14 @@ class _Incoming(_Connection):
         assert target is not None
         credit = self._received + target.credit
         if credit > self._credit and not self._finished and not self.transport.is_closing():
-            self._credit = credit
+            self._credit, self._idle = credit, False
             self.transport.write(_CREDIT.pack(credit))
+
+    def _send_alive(self) -> None:
+        """Repeats the credit, which includes signs of life of the other end."""
+        self._send_credit()
+        if self._idle:
+            self.transport.write(_CREDIT.pack(self._credit))
 
     def _proven_or_gone(self) -> None:
         self._plane.proved(self)
@@ -330,6 +350,7 @@ class _Outgoing(_Connection):
     def __init__(self, plane: TcpDataPlane, channel: ChannelId, wake_writer: Callable[[], None]) -> None:
         super().__init__(plane)
         self._channel = channel
+        self.peer = channel.target_slot
         self._handshake = Initiator(
             plane.secret,
             job=plane.job,
@@ -388,7 +409,13 @@ class _Outgoing(_Connection):
     def writable(self) -> bool:
         return self._sent < self._credit
 
+    def _send_alive(self) -> None:
+        alive = self._writer.alive()
+        self._sent += len(alive)
+        self.transport.write(alive)
+
     def _take_credit(self, data: bytes) -> None:
+        self._quiet = 0
         self._credit_bytes += data
         whole = len(self._credit_bytes) // _CREDIT.size * _CREDIT.size
         if not whole:
@@ -407,6 +434,7 @@ class _Outgoing(_Connection):
         except FrameError as error:
             raise BarrierRuntimeError(f"channel {self._channel}: {error}") from error
         self._sent += sum(map(len, chunks))
+        self._idle = False
         self.transport.writelines(chunks)
         if isinstance(element, EndOfInput):
             self._finished = True

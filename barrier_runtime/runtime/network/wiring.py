@@ -5,7 +5,7 @@ from collections.abc import Callable
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, OutputChannel, ResultPartition
-from barrier_runtime.runtime.network.tcp import Broken, ChannelId, DataPlane
+from barrier_runtime.runtime.network.data_plane import Broken, ChannelId, DataPlane
 from barrier_runtime.runtime.sources.assignment import never_has_rows
 
 _ALIGNED = ("forward", "broadcast", "single")

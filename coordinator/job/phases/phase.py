@@ -13,6 +13,7 @@ from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.slots import Arrival, RegisteredSlot
 from barrier_runtime.coordinator.job.stop import StopNow
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView
+from barrier_runtime.coordinator.status.status import SilentLink
 from barrier_runtime.coordinator.wire.messages import ToCoordinator
 
 
@@ -37,6 +38,10 @@ class Phase:
         return None
 
     def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
+        return None
+
+    def on_silent_links(self, job: Job, links: tuple[SilentLink, ...], now_ms: int) -> Decision | None:
+        """Takes slots that do not hear each other although both reach the coordinator."""
         return None
 
     def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:

@@ -8,6 +8,7 @@ from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, Re
 from barrier_runtime.coordinator.job.effects import CloseLink, ReadRecord
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.links import silence_of
 from barrier_runtime.coordinator.job.phases import moving
 from barrier_runtime.coordinator.job.phases.checkpoint_ends import checkpoint_aborted, checkpoint_appended
 from barrier_runtime.coordinator.job.phases.checkpointing import (
@@ -25,6 +26,7 @@ from barrier_runtime.coordinator.job.phases.committing import (
     on_committers_manifest,
     send_visible,
 )
+from barrier_runtime.coordinator.job.phases.parting import move_if_apart
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.retaining import abandon, let_go, list_objects, sweep, sweep_if_due
 from barrier_runtime.coordinator.job.phases.stopping import drain_on, end_if_done, follow_stop, stop_anew
@@ -32,6 +34,7 @@ from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlo
 from barrier_runtime.coordinator.job.stop import StopNow, StopWithCheckpoint
 from barrier_runtime.coordinator.log.decision_log import Appended
 from barrier_runtime.coordinator.log.records import Complete
+from barrier_runtime.coordinator.status.status import SilentLink
 from barrier_runtime.coordinator.wire.messages import (
     Ack,
     CommitFailing,
@@ -65,6 +68,7 @@ class Running(Phase):
             job.rescales.fallback_spec = None
             job.admit(f"job {job.spec.job} goes on with another program")
         job.record.recovered(now_ms)
+        job.slots.stay()
         if isinstance(job.retention, Unsorted):
             list_objects(job)
         if any(slot.register.drained and slot.register.token == job.led.token for slot in job.slots):
@@ -141,6 +145,10 @@ class Running(Phase):
 
     def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         return None  # the process may be alive: `on_tick` ends the grace period
+
+    def on_silent_links(self, job: Job, links: tuple[SilentLink, ...], now_ms: int) -> Decision | None:
+        move_if_apart(job, links, now_ms)
+        return Restart(silence_of(links), unavailable=True)
 
     def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:
         if isinstance(message, Ack):

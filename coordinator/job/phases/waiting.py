@@ -9,6 +9,7 @@ has run waits for slots as the restart strategy says (docs/design/several-hosts.
 from barrier_runtime.coordinator.job.decisions import Decision, Fail, Restart, Run
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.moving import why_not_run
+from barrier_runtime.coordinator.job.phases.parting import move_if_apart
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.retaining import restored_retention
 from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
@@ -16,6 +17,7 @@ from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import check_manifest, snapshots_for_slot
 from barrier_runtime.coordinator.status.health import missing_slots
+from barrier_runtime.coordinator.status.status import SilentLink
 from barrier_runtime.coordinator.wire.codec import MAX_CARRIED_BYTES, encoded_size
 from barrier_runtime.coordinator.wire.messages import (
     Deploy,
@@ -96,6 +98,12 @@ class WaitingForSlots(Phase):
     def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         if self._deployed:
             return Restart(f"slot {slot.index} ({slot.register.host}) was lost while the job was restoring")
+        return None
+
+    def on_silent_links(self, job: Job, links: tuple[SilentLink, ...], now_ms: int) -> Decision | None:
+        """Slots that connect try on by themselves; an established connection needs another generation."""
+        if self._deployed:
+            move_if_apart(job, links, now_ms)
         return None
 
     def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:

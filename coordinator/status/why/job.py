@@ -97,6 +97,7 @@ def why_not_running(status: JobStatus, now_ms: int) -> Reason | None:
     waits = _since(status, now_ms)
     remedies = {
         "WAITING_STORE": "look at the object store: its address, credentials and errors above",
+        "WAITING_NETWORK": "look at the network between the two hosts: firewalls, routes, both directions",
         "WAITING_SERVER": "start the server that is named above, or correct its address",
         "WAITING_RESTORE": "look at the store's bandwidth and at what the operator that is named above opens",
     }

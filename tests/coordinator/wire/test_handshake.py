@@ -95,7 +95,7 @@ def test_the_claims_are_bound_into_the_proof():
 def test_a_connection_for_another_purpose_or_version_is_refused():
     with pytest.raises(HandshakeFailed, match="data connection came to a control port"):
         acceptor().feed(initiator(purpose="data").hello())
-    newer = initiator().hello().replace(b"barrier-runtime\x01", b"barrier-runtime\x02")
+    newer = initiator().hello().replace(b"barrier-runtime\x02", b"barrier-runtime\x03")
     with pytest.raises(HandshakeFailed, match="same release"):
         acceptor().feed(newer)
 

@@ -9,7 +9,8 @@ from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.data.elements import Barrier, Batch, EndOfInput, Watermark
 from barrier_runtime.runtime.network import tcp as data_plane
 from barrier_runtime.runtime.network.channels import InputChannel
-from barrier_runtime.runtime.network.tcp import ChannelId, TcpDataPlane
+from barrier_runtime.runtime.network.data_plane import ChannelId
+from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.state.errors import Unavailable
 from tests.waiting import eventually
 
@@ -270,3 +271,25 @@ async def test_a_barrier_comes_through_while_nobody_takes_the_rows_before_it():
     assert not output.writable
     sender.close()
     receiver.plane.close()
+
+
+async def test_an_idle_connection_carries_signs_of_life_in_both_directions():
+    """A full window of signs of life must not use up the credit."""
+    receiver = Receiver(window=1_000)
+    peer = await receiver.listen()
+    receiver.expect()
+    sender = TcpDataPlane(SECRET, "job", "run")
+    output = await sender.connect(peer, channel(), lambda: None)
+    await receiver.plane.all_connected()
+    for _ in range(200):
+        sender.beat()
+        receiver.plane.beat()
+        await asyncio.sleep(0)
+    await eventually(lambda: sender.beat() == receiver.plane.beat() == {}, "both ends to hear each other")
+    await eventually(lambda: output.writable, "the credit to grow with the signs of life")
+    assert receiver.taken() == []
+    for _ in range(4):
+        unheard = sender.beat()  # the other end stands still
+    assert unheard[1] >= 4
+    receiver.plane.close()
+    sender.close()
