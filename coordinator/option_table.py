@@ -99,6 +99,8 @@ def _number(name: str, default: float, low: float, high: float, text: str, **mor
 
 
 def _seconds(name: str, default: float | None, low: float, high: float, text: str, **more: Any) -> Option:
+    if more.get("where") != "daemon":
+        more = {"also": "timedelta", **more}
     return Option(name, float | None if "none" in more else float, default, text, low, high, "s", shown="value", **more)
 
 

@@ -66,13 +66,13 @@ class LocalRunOptions(TypedDict, total=False):
     """go on with a savepoint of a drained job: windows may fire once more, for rows that come now. Default: False."""
     allow_outdated: bool
     """go on with a program that was replaced while the job ran. Default: False."""
-    checkpoint_interval: float
+    checkpoint_interval: float | timedelta
     """time between checkpoints; the median age of rows that become visible is half of it. 0.01 s to 1 year. Default: 1
     s."""
-    min_pause: float
+    min_pause: float | timedelta
     """pause after each checkpoint; above 0 there is one checkpoint at a time and the interval is at least as long. 0 to
     1 year. Default: 0 s."""
-    checkpoint_timeout: float
+    checkpoint_timeout: float | timedelta
     """a checkpoint that is older is aborted. 0.01 s to 1 year. Default: 600 s."""
     max_concurrent: int
     """checkpoints under way at a time. 1 to 1,000. Default: 1."""
@@ -83,7 +83,7 @@ class LocalRunOptions(TypedDict, total=False):
     after a failure. exactly_once or at_least_once or at_most_once. Default: exactly_once."""
     unaligned: bool
     """barriers overtake rows, which are stored with the checkpoint. Default: False."""
-    aligned_timeout: float | None
+    aligned_timeout: float | timedelta | None
     """with unaligned: barriers wait this long before they overtake; 0: they always overtake. 0 to 1 year. Default: 0
     s."""
     retained: int
@@ -93,19 +93,19 @@ class LocalRunOptions(TypedDict, total=False):
     max_commits_behind: int
     """completed checkpoints that sinks may have to commit yet; at that many no more are taken until sinks come along,
     but those that are asked for. 1 to 1,000. Default: 10."""
-    progress_timeout: float | None
+    progress_timeout: float | timedelta | None
     """no completed checkpoint, or nothing committed by a sink, for this long: the status says so. 0.1 s to 10 years.
     Default: 60 s, or 10 intervals if that is longer."""
     restart: Literal["none", "fixed_delay", "exponential_delay", "failure_rate"]
     """what follows a failure. none or fixed_delay or exponential_delay or failure_rate. Default: exponential_delay."""
-    restart_delay: float | None
+    restart_delay: float | timedelta | None
     """pause before a restart; exponential_delay: before the second in a row, the first comes at once. 0 to 1 year.
     Default: 0.2 s for exponential_delay, 1 s for the others."""
     restart_multiplier: float
     """each pause is this many times as long as the one before. 1 to 1,000. Default: 2."""
-    restart_max_delay: float
+    restart_max_delay: float | timedelta
     """the longest pause. 0 to 1 year. Default: 30 s."""
-    restart_reset_after: float
+    restart_reset_after: float | timedelta
     """a job that ran this long and completed a checkpoint begins again with the first pause. 0 to 1 year. Default: 1
     s."""
     restart_attempts: int | None
@@ -115,14 +115,14 @@ class LocalRunOptions(TypedDict, total=False):
     """each pause is up to this part of it longer or shorter. 0 to 1. Default: 0."""
     restart_failures: int
     """more failures than this within restart_interval end the job. 1 to 1,000,000. Default: 1."""
-    restart_interval: float
+    restart_interval: float | timedelta
     """time within which failures are counted. 0.001 s to 1 year. Default: 60 s."""
-    slot_timeout: float
+    slot_timeout: float | timedelta
     """silence after which a slot is replaced, and a connection between slots ends. 0.1 s to 1 day. Default: 10 s."""
-    resource_wait_timeout: float
+    resource_wait_timeout: float | timedelta
     """how long a first start waits for all slots; five times as long once Spark reports that all have cores: processes
     start slowly on a busy machine. A job that has run waits as restart= says. 0.1 s to 1 day. Default: 60 s."""
-    latency_target: float
+    latency_target: float | timedelta
     """most that rows of a source with a schedule wait to be processed with others, while the slot rests: four times as
     long as its passes take, and at least half of this, so more saves processor time; a few messages of Kafka wait as
     long, 1 ms at least; 0: rows never wait. 0 to 10 s. Default: 0.00065 s."""
@@ -158,7 +158,7 @@ class RunOptions(LocalRunOptions, total=False):
     coordinator_host: str
     """this host's address for executors on other hosts; for trusted networks: peers prove the secret, nothing is
     encrypted. Default: 127.0.0.1."""
-    coordinator_lease: float
+    coordinator_lease: float | timedelta
     """a slot leaves when the coordinator is silent for this long. 0.1 s to 1 day. Default: 600 s."""
     ui: bool
     """serve the coordinator's web page, and print its address. Default: True."""

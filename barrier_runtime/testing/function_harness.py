@@ -5,6 +5,7 @@ thread, without Spark, event loop, source or sink; results therefore equal those
 the subtask of each row. `KeyedHarness` is the harness of a keyed function.
 """
 
+import datetime
 import itertools
 import shutil
 import tempfile
@@ -27,6 +28,7 @@ from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.functions.process import ProcessOperator, check_keyed_function
 from barrier_runtime.operators.functions.user_metrics import PREFIX
+from barrier_runtime.operators.keyed.timers import whole_ms
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
@@ -119,8 +121,9 @@ class FunctionHarness:
     # ---- for tests
 
     @arguments_checked
-    def watermark(self, at_ms: int) -> list[Row]:
-        """Advances event time to `at_ms` (since the epoch) and returns the results of due timers."""
+    def watermark(self, at_ms: int | datetime.datetime) -> list[Row]:
+        """Advances event time to `at_ms` (since the epoch; or a datetime) and returns the results of due timers."""
+        at_ms = whole_ms(at_ms)
         for operator in self._subtasks:
             operator.on_watermark(at_ms, self._emit)
         if at_ms < WATERMARK_MAX:
@@ -128,8 +131,9 @@ class FunctionHarness:
         return self._taken()
 
     @arguments_checked
-    def wall(self, at_ms: int) -> list[Row]:
-        """Sets the wall clock to `at_ms` (since the epoch) and returns the results of due wall-clock timers."""
+    def wall(self, at_ms: int | datetime.datetime) -> list[Row]:
+        """Sets the wall clock to `at_ms` (since the epoch; or a datetime) and returns the results of due timers."""
+        at_ms = whole_ms(at_ms)
         self._wall_ms = at_ms
         for operator in self._subtasks:
             while operator.on_wall_clock(self._emit):

@@ -34,6 +34,7 @@ States and moves of a timer:
 import bisect
 import heapq
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,6 +43,9 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.values.timer_table import TimerTable, position_of
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MILLISECOND = timedelta(milliseconds=1)
 
 StateKey: TypeAlias = tuple[Any, ...]
 # A timer: time, sortable form of its key, 0, key. A mark directly after a timer (or, with (), before all timers of its
@@ -121,8 +125,10 @@ class Timers:
                 self._hold(*timer)
         self._look()
 
-    def register(self, timestamp_ms: int) -> None:
+    def register(self, timestamp_ms: int | datetime) -> None:
         """Calls `on_timer(key, timestamp_ms, ctx)` once the watermark has reached `timestamp_ms`.
+
+        `timestamp_ms`: ms since 1970, or a datetime (without a zone: in UTC; finer digits are rounded down).
 
         The call comes before the next row; if the watermark is already there, directly after the current row.
         Registering twice has no further effect. At the end of all input every timer fires; those last calls cannot
@@ -169,7 +175,7 @@ class Timers:
             if len(heap) > self._most:
                 self._trim()
 
-    def delete(self, timestamp_ms: int) -> None:
+    def delete(self, timestamp_ms: int | datetime) -> None:
         """Deletes the current key's timer at `timestamp_ms`, if there is one."""
         timer = (whole_ms(timestamp_ms), self._current.key)
         held = self._held.get(timer)
@@ -334,12 +340,16 @@ class Timers:
 
 
 def whole_ms(timestamp_ms: Any) -> int:
+    """Milliseconds since 1970 of a whole number, or of a datetime (without a zone: in UTC), rounded down."""
+    if isinstance(timestamp_ms, datetime):
+        moment = timestamp_ms if timestamp_ms.tzinfo is not None else timestamp_ms.replace(tzinfo=timezone.utc)
+        return (moment - _EPOCH) // _MILLISECOND
     try:
         whole = None if isinstance(timestamp_ms, bool) else int(timestamp_ms)
     except (TypeError, ValueError, OverflowError):
         whole = None
     if whole is None or whole != timestamp_ms:
-        raise InvalidJob(f"timer at {timestamp_ms!r}: use whole milliseconds since the epoch (int)")
+        raise InvalidJob(f"timer at {timestamp_ms!r}: use whole milliseconds since the epoch (int), or a datetime")
     return whole
 
 

@@ -8,7 +8,7 @@ does the same for tables).
 import heapq
 import math
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
@@ -53,13 +53,13 @@ class WallTimers(Timers):
         """Wall clock (ms since 1970) as these timers see it: never goes back."""
         return self._clock.now_ms()
 
-    def register(self, timestamp_ms: int) -> None:
+    def register(self, timestamp_ms: int | datetime) -> None:
         """Calls `on_wall_timer(key, timestamp_ms, ctx)` once the wall clock has reached `timestamp_ms`.
 
-        `timestamp_ms`: ms since 1970. The call does not wait for rows, and comes as soon as possible if the time is
-        past. Registering twice has no further effect. Timers that became due while the job was down fire after the
-        restore, before the next row of their key. At the end of all input, timers that are not due stay in the last
-        checkpoint and do not fire.
+        `timestamp_ms`: ms since 1970, or a datetime (without a zone: in UTC). The call does not wait for rows, and
+        comes as soon as possible if the time is past. Registering twice has no further effect. Timers that became due
+        while the job was down fire after the restore, before the next row of their key. At the end of all input,
+        timers that are not due stay in the last checkpoint and do not fire.
         """
         super().register(timestamp_ms)
 
@@ -164,15 +164,15 @@ class UndoableTimers(Timers):
                 super().delete(timestamp_ms)
         self._ending = ending
 
-    def register(self, timestamp_ms: int) -> None:
+    def register(self, timestamp_ms: int | datetime) -> None:
         self._find(timestamp_ms)
         super().register(timestamp_ms)
 
-    def delete(self, timestamp_ms: int) -> None:
+    def delete(self, timestamp_ms: int | datetime) -> None:
         self._find(timestamp_ms)
         super().delete(timestamp_ms)
 
-    def _find(self, timestamp_ms: int) -> None:
+    def _find(self, timestamp_ms: int | datetime) -> None:
         timestamp_ms = whole_ms(timestamp_ms)
         if timestamp_ms not in self.found and WATERMARK_MIN <= timestamp_ms <= WATERMARK_MAX:
             self.found[timestamp_ms] = self.is_set(timestamp_ms)

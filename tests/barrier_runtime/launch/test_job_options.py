@@ -1,5 +1,6 @@
 """Options as users set them: refusals, options in the flow, and the origin of values."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -122,3 +123,10 @@ def test_what_means_nothing_with_the_other_options_is_shown_so() -> None:
     assert told["restart_delay"] == "1 s [default]"
     assert told["restart_attempts"] == "not used with restart=failure_rate [default]"
     assert told["aligned_timeout"] == "not used with unaligned=False [default]"
+
+
+def test_times_are_seconds_or_a_timedelta() -> None:
+    seconds = shown(flow(), checkpoint_interval=1.5, slot_timeout=30)
+    assert shown(flow(), checkpoint_interval=timedelta(seconds=1.5), slot_timeout=timedelta(seconds=30)) == seconds
+    with pytest.raises(InvalidJob, match=r"checkpoint_interval=0\.0: give seconds from 0.01 to"):
+        flow().explain(checkpoint_interval=timedelta())

@@ -148,3 +148,33 @@ def test_nothing_is_left_behind() -> None:
     assert folder.exists()
     world.close()
     assert not folder.exists()
+
+
+class AtTheirTimes:
+    """Sets a timer at the datetime of each row, and a timer of the wall clock."""
+
+    def process(self, user: str, row: Row, ctx: ProcessContext) -> None:
+        ctx.timers.register(row["due"])
+        ctx.timers.register(row["due"] + datetime.timedelta(seconds=1))
+        ctx.timers.delete(row["due"] + datetime.timedelta(seconds=1))
+        ctx.wall_timers.register(row["due"].replace(tzinfo=None))
+
+    def on_timer(self, user: str, timestamp_ms: int, ctx: ProcessContext) -> Row:
+        return {"user": user, "at": timestamp_ms}
+
+    def on_wall_timer(self, user: str, due_ms: int, ctx: ProcessContext) -> Row:
+        return {"user": user, "at": -due_ms}
+
+
+def test_timers_and_the_harness_take_datetimes() -> None:
+    due = datetime.datetime(2026, 1, 31, 12, 0, 0, 5_700, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
+    utc = datetime.datetime(2026, 1, 31, 10, 0, 0, 5_000)
+    due_ms = int(utc.replace(tzinfo=datetime.timezone.utc).timestamp() * 1000)
+    with KeyedHarness(AtTheirTimes, key="user", event_time="at") as world:
+        world.push(
+            {"user": "ann", "at": due - datetime.timedelta(hours=1), "due": due.astimezone(datetime.timezone.utc)}
+        )
+        assert world.timers("ann") == world.wall_timers("ann") == [due_ms]
+        assert world.watermark(utc - datetime.timedelta(milliseconds=1)) == []
+        assert world.watermark(due) == [{"user": "ann", "at": due_ms}]
+        assert world.wall(utc) == [{"user": "ann", "at": -due_ms}]
