@@ -27,7 +27,7 @@ from barrier_runtime.operators.joins.row_run import TIME_LIMIT, RowRun
 from barrier_runtime.operators.joins.stored_runs import RunsOnDisk, RunStore, restored_runs
 from barrier_runtime.operators.keyed.life import KeyedLife
 from barrier_runtime.operators.keyed.progress import VALUE, Progress, check_same, columns_of
-from barrier_runtime.operators.outputs.late_rows import drop_late
+from barrier_runtime.operators.outputs.late_rows import warn_of_first_late
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import DEFINITION, JOIN_KEYS
@@ -226,7 +226,12 @@ class JoinOperator(KeyedLife):
             emit.to(_TAGS[port], batch.only(batch.rows.filter(pa.array(late)), late))
         else:
             counter = LATE_LEFT_ROWS if port == 0 else LATE_RIGHT_ROWS
-            drop_late(self.metrics, counter, self.where, late, partial(self._late_times, batch, port))
+            warn_of_first_late(self.metrics, counter, self.where, late, partial(self._late_times, batch, port))
+            rows = float(np.count_nonzero(late))
+            if port == 0:
+                self.metrics.count(LATE_LEFT_ROWS, rows)
+            else:
+                self.metrics.count(LATE_RIGHT_ROWS, rows)
 
     def _late_times(self, batch: Batch, port: int) -> tuple[Ints, Ints]:
         return self._rows_of(batch, port)[1], self._watermarks(batch, port)

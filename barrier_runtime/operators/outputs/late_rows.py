@@ -1,4 +1,4 @@
-"""Drops late rows of windows and joins: counts each, and logs the first of a step with the remedy."""
+"""The warning about the first late row that a window or join drops, with the remedy."""
 
 import logging
 from collections.abc import Callable
@@ -15,18 +15,17 @@ Ints = npt.NDArray[np.int64]
 log = logging.getLogger("barrier_runtime")
 
 
-def drop_late(
+def warn_of_first_late(
     metrics: MetricGroup,
     counter: Counter,
     where: str,
     late: npt.NDArray[np.bool_],
     at: Callable[[], tuple[Ints, Ints]],
 ) -> None:
-    """Counts the rows of the mask `late`; a warning names the event time of the first, and the watermark at that row.
+    """Logs the event time of the first row of the mask `late`, and its watermark, unless `counter` has counted before.
 
     `at` returns event times and watermarks in ms since 1970, one per row of the mask; called for the warning alone."""
-    rows = int(np.count_nonzero(late))
-    if rows and not metrics.counts.get(counter.name):
+    if late.any() and not metrics.counts.get(counter.name):
         times_ms, watermarks_ms = at()
         first = int(np.argmax(late))
         log.warning(
@@ -38,7 +37,6 @@ def drop_late(
             _in_utc(int(watermarks_ms[first])),
             counter.name,
         )
-    metrics.count(counter, float(rows))
 
 
 def _in_utc(ms: int) -> str:

@@ -26,7 +26,7 @@ from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.keyed.progress import Floors, Progress, check_same, columns_of
 from barrier_runtime.operators.keyed.timers import SLICE_S
-from barrier_runtime.operators.outputs.late_rows import drop_late
+from barrier_runtime.operators.outputs.late_rows import warn_of_first_late
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.clocks import EventTime, WallTime
 from barrier_runtime.operators.windows.triggers import WindowTrigger
@@ -194,7 +194,8 @@ class WindowOperator(KeyedOperator):
         if self._late:
             emit.to(LATE, batch.only(batch.rows.filter(pa.array(late)), late))
         else:
-            drop_late(self.metrics, LATE_ROWS, self.where, late, partial(self._late_times, batch))
+            warn_of_first_late(self.metrics, LATE_ROWS, self.where, late, partial(self._late_times, batch))
+            self.metrics.count(LATE_ROWS, float(np.count_nonzero(late)))
 
     def _late_times(self, batch: Batch) -> tuple[Ints, Ints]:
         times_ms, _ = self._time.times_of(batch.rows)
