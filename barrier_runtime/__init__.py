@@ -4,7 +4,7 @@ Public names of the package, each imported on first use: `import barrier_runtime
 pyspark), because every command line and every Spark worker pays for the import.
 """
 
-import importlib
+import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,9 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "state")):
         "In a clone: git config core.symlinks true, then git checkout -- barrier_runtime (Windows: switch developer "
         "mode on before). From an archive: unpack it with a program that keeps links, or clone"
     )
+
+if importlib.util.find_spec("fcntl") is None:  # locks of working folders, and processes started by descriptor
+    raise ImportError("barrier_runtime needs Linux or macOS (this Python has no module fcntl): on Windows use WSL")
 
 _HOME = {
     "Dataflow": "barrier_runtime.api.dataflow",

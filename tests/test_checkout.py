@@ -61,3 +61,15 @@ def test_a_build_without_links_is_refused(tmp_path: Path) -> None:
 def test_the_folders_at_the_top_are_not_imported_by_themselves(name: str) -> None:
     said = _python(ROOT, f"import {name}")
     assert said == f"ImportError: import barrier_runtime.{name} instead"
+
+
+def test_an_import_on_a_system_without_file_locks_names_the_needed_systems() -> None:
+    code = "import importlib.util as found; find = found.find_spec\n"
+    code += (
+        "found.find_spec = lambda name, *more: None if name == 'fcntl' else find(name, *more)\nimport barrier_runtime"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.strip().rpartition("\n")[2] == (
+        "ImportError: barrier_runtime needs Linux or macOS (this Python has no module fcntl): on Windows use WSL"
+    )
