@@ -202,7 +202,8 @@ CONNECTORS = (
                 (PublicClass("kafka.sink.sink", "KafkaSink", "kafka"),),
                 'exactly once, or `guarantee="at_least_once"`, or [`"at_most_once"`](guarantees.md#at-most-once)',
                 "rows wait in the job's storage; after the decision a short transaction writes them and a marker. No "
-                "transaction is open across a checkpoint, so a timeout cannot lose decided rows",
+                "transaction is open across a checkpoint, so a timeout cannot lose decided rows. At least once: "
+                "rows are sent as they arrive",
             ),
         ),
     ),

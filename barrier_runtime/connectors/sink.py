@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
+Acknowledgement: TypeAlias = Callable[[], None]  # waits until the target has all rows that were written before
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class SinkContext:
     log_sha256: str = ""  # hash of the first record of the job's decision log; "" if not known
     known_target: bool = False  # True if the restored checkpoint is of a sink with the same settings that has written
     restored_subtasks: int = 0  # parallelism of the restored checkpoint; 0: none
+    latency_target_s: float = 0.0  # longest wait of rows for other rows; see the option
 
     @property
     def where(self) -> str:
@@ -99,6 +101,7 @@ def sink_facts(sink: Any) -> dict[str, Any]:
         "guarantee": sink.guarantee,
         "global_committer": getattr(sink, "global_committer", False),
         "commit_every_ms": getattr(sink, "commit_every_ms", 0),
+        "shows_early": getattr(sink, "writes_at_once", False) or sink.guarantee == "at_least_once",
         "describe": repr(sink),
         "sink_kind": getattr(sink, "kind", ""),
         "target": sink.target() if isinstance(sink, TwoPhaseCommitSink) else "",
@@ -109,9 +112,9 @@ def sink_facts(sink: Any) -> dict[str, Any]:
 class TwoPhaseCommitSink:
     """Base class of sinks; each subtask of a sink has an instance.
 
-    `begin_transaction`, `write`, `stage_early` and `encode_early` run on the loop and must not block. Methods without a
-    note run off the loop: `pre_commit` in one thread, `commit`, `abort` and `recover` in another. Commits of older
-    transactions may run in parallel with a newer pre-commit.
+    `begin_transaction`, `write`, `stage_early`, `stage_now` and `encode_early` run on the loop and must not block.
+    Methods without a note run off the loop: `pre_commit` in one thread, `commit`, `abort` and `recover` in another.
+    Commits of older transactions may run in parallel with a newer pre-commit.
     """
 
     guarantee: Guarantee = "exactly_once"
@@ -121,6 +124,10 @@ class TwoPhaseCommitSink:
     commits_together: bool = False  # True: `commit_together` costs less than consecutive calls of `commit`
     keeps_rows: bool = False  # True: rows may stay in the sink past the checkpoint that follows them, see `kept`
     takes_positions: bool = False  # True: `reached` and `written` are called, see docs/design/at-most-once.md
+    writes_at_once: bool = False  # True: staged rows are visible; `stage_now` stages rows as they arrive
+    pause_s: float = (
+        0.0  # with `writes_at_once`: pause after the work of `stage_now`, for targets that like large writes
+    )
     most_decided: int | None = None  # set in `open`: number of transactions that the target can hold between decision
     # and commit; at that number the sink gets no rows
     transaction_timeout_ms: int | None = None  # set in `open`: how long the target keeps a transaction between
@@ -178,10 +185,19 @@ class TwoPhaseCommitSink:
         """
         self.write(transaction, rows.record_batch())
 
-    def stage_early(self, transaction: Any) -> Callable[[], None] | None:
+    def stage_early(self, transaction: Any) -> Callable[[], Any] | None:
         """Returns work that frees memory of a transaction too large to wait for `pre_commit`, or None.
 
         Called after each write; the work runs off the loop. If the work fails, `pre_commit` must compensate.
+        """
+        return None
+
+    def stage_now(self, transaction: Any) -> Callable[[], Acknowledgement | None] | None:
+        """Returns work that writes all rows of `transaction` to the target, or None if there are no rows.
+
+        Called only with `writes_at_once`, after a write or at a barrier. The work, and that of `stage_early`, runs in
+        the order of the calls in a thread of its own, and is repeated after an error that may pass. The work
+        returns None if the target has the rows, else a call that waits for the target.
         """
         return None
 

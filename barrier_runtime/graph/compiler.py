@@ -332,6 +332,7 @@ def _operator(node: StepNode, behind: StepBehind) -> OperatorSpec:
         node.target,
         _columns(node, node.name),
         node.commit_every_ms,
+        node.shows_early,
     )
 
 

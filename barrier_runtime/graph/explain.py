@@ -97,6 +97,7 @@ _EDGE = {
     "broadcast": "to all",
     "single": "to one, for one order",
 }
+_SHOWN_EARLY = ", rows are visible as they arrive; a restart writes those after the last checkpoint again"
 _OVERTAKEN = ("hash", "rebalance")  # edges whose rows an unaligned barrier overtakes
 
 
@@ -114,7 +115,8 @@ def explain_graph(graph: JobGraph, settings: Mapping[str, str], options: OptionV
             lines.append(f"  source {chain.source.name}: " + ("replays the same rows" if stable else "cannot replay"))
         for operator in chain.operators:
             if operator.is_sink:
-                lines.append(f"  sink {operator.name}: {operator.guarantee.replace('_', '-')}")
+                early = _SHOWN_EARLY if operator.shows_early else ""
+                lines.append(f"  sink {operator.name}: {operator.guarantee.replace('_', '-')}{early}")
     if options.unaligned and any(edge.partitioning in _OVERTAKEN and not edge.aligned for edge in graph.edges):
         lines.append(
             "  unaligned: what is visible while the job runs may lack rows that a barrier overtook and have later "

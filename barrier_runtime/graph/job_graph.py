@@ -41,6 +41,7 @@ class OperatorSpec:
     target: str = ""  # sinks only: the written target
     columns: Mapping[str, str] = field(default_factory=dict)  # that the state depends on, with types if known
     commit_every_ms: int = 0  # with `global_committer`: delay of commits
+    shows_early: bool = False  # sinks only: rows are visible before their checkpoint, see `sink_facts`
 
     @property
     def state_kind(self) -> str:

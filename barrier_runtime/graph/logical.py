@@ -61,6 +61,7 @@ class StepNode:
     guarantee: str = ""
     global_committer: bool = False
     commit_every_ms: int = 0  # see `OperatorSpec`
+    shows_early: bool = False  # see `OperatorSpec`
     describe: str = ""
     definition: str = ""  # see `OperatorSpec`
     makes_watermarks: bool = False  # independent of the watermarks of its input

@@ -127,6 +127,7 @@ class OperatorContext:
     report_commit: Callable[[CommitReport], None] = _not_a_sink  # on the loop
     wake_from_thread: Callable[[], None] = _no_threads  # the same as `wake`, callable from any thread
     new_executor: Callable[[], SequentialExecutor] = _no_threads  # makes a further executor, independent of `executor`
+    new_awaited_executor: Callable[[], SequentialExecutor] = _no_threads  # the same; `close` waits for running work
     replay: Callable[..., str] = _not_replayed  # command that replays the current row (of a key)
     position: Callable[[], str] = _no_position  # position of the chain's source; "" in a chain without a source
     at_most_once: bool = False  # sources skip to their end after a failure

@@ -51,6 +51,10 @@ class GenerationExecutors:
         self._further.append(executor)
         return executor
 
+    def add_awaited(self) -> WorkerExecutor:
+        """Returns an executor for parallel work that ends soon: an operator is closed after running work has ended."""
+        return self._new()
+
     def add_in_flight(self, chain: int) -> None:
         self._in_flight[chain] = self._new()
 
@@ -183,6 +187,7 @@ class OperatorContexts:
             report_commit=partial(self._report_commit, operator),
             wake_from_thread=self._wake_from_thread,
             new_executor=self._executors.add_further,
+            new_awaited_executor=self._executors.add_awaited,
             replay=partial(self._at_hand.replay_command, chain, operator),
             position=partial(self._at_hand.source_position, chain),
             latency_target_s=options.latency_target,

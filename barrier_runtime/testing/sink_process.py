@@ -59,6 +59,7 @@ class WatchedSink(TwoPhaseCommitSink):
         self.global_committer = sink.global_committer
         self.commits_together = sink.commits_together
         self.keeps_rows = sink.keeps_rows
+        self.writes_at_once = sink.writes_at_once
         self._watcher = watcher
         self._subtask = subtask
 
@@ -79,14 +80,19 @@ class WatchedSink(TwoPhaseCommitSink):
         self._call(f"write {rows.num_rows} rows")
         self.sink.write(transaction.transaction, rows)
 
-    def stage_early(self, transaction: _Open) -> Callable[[], None] | None:
-        work = self.sink.stage_early(transaction.transaction)
+    def stage_early(self, transaction: _Open) -> Callable[[], Any] | None:
+        return self._watched(self.sink.stage_early(transaction.transaction))
+
+    def stage_now(self, transaction: _Open) -> Callable[[], Any] | None:
+        return self._watched(self.sink.stage_now(transaction.transaction))
+
+    def _watched(self, work: Callable[[], Any] | None) -> Callable[[], Any] | None:
         if work is None:
             return None
 
-        def staged() -> None:
+        def staged() -> Any:
             self._call("stage early")
-            work()
+            return work()
 
         return staged
 
@@ -275,6 +281,8 @@ class Process:
                 open_keyed=_no_keyed_state,
                 executor=hand.executor,
                 snapshot_executor=hand.executor,
+                new_executor=lambda: hand.executor,
+                new_awaited_executor=lambda: hand.executor,
                 metrics=MetricGroup(),
                 local_dir=Path("/nowhere"),
                 make_store=self.place.make_store,

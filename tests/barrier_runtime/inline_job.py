@@ -127,6 +127,7 @@ class InlineJob:
         return dataclasses.replace(
             context,
             new_executor=InlineExecutor,
+            new_awaited_executor=InlineExecutor,
             call_later=lambda seconds, call: None,
             now_s=lambda: self._now_ns / 1e9,
         )

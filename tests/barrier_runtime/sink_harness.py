@@ -147,6 +147,8 @@ class Subtask:
     ) -> None:
         self.executor = HandExecutor()
         self.snapshot_executor = HandExecutor()
+        self.writer = HandExecutor()  # of sinks that write at once
+        self.listener = HandExecutor()  # of their acknowledgements
         self.woken = 0
         self.reports = Reports()
         self.metrics = MetricGroup(lambda: NOW_NS)
@@ -169,6 +171,8 @@ class Subtask:
                 open_keyed=no_keyed_state,
                 executor=self.executor,
                 snapshot_executor=self.snapshot_executor,
+                new_executor=lambda: self.listener,
+                new_awaited_executor=lambda: self.writer,
                 metrics=self.metrics,
                 local_dir=Path("/nowhere"),
                 make_store=lambda url: store,

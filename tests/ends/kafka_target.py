@@ -9,13 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource
 
 from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from examples.servers import KafkaServer
-from examples.servers.kafka_ends import TopicEnds
+from examples.servers.kafka_ends import TopicEnds, done_at_last
 
 _SILENT_S = 20.0  # then a client that ought to read on is replaced
 
@@ -82,6 +83,13 @@ class Topic:
         nexts = [messages[-1].offset() + 1 if messages else 0 for messages in self.messages]
         consumer.assign([TopicPartition(self.name, number, next_) for number, next_ in enumerate(nexts)])
         return consumer
+
+
+def alter(kafka: KafkaServer, topic: Topic, entry: ConfigEntry) -> None:
+    """Changes a setting of the topic."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic.name, incremental_configs=[entry])
+    done_at_last(lambda: admin.incremental_alter_configs([resource])[resource].result())
 
 
 @contextmanager

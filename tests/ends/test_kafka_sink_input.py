@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry
 from confluent_kafka.schema_registry import SchemaRegistryError
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -16,7 +17,7 @@ from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import KafkaServer
 from examples.servers.base import free_port
-from tests.ends.kafka_target import Job, Topic, kafka_sink, new_topic, sealed, written
+from tests.ends.kafka_target import Job, Topic, alter, kafka_sink, new_topic, sealed, written
 from tests.ends.schema_registry import Registry
 from tests.ends.test_kafka_source_registry import client
 
@@ -269,11 +270,44 @@ def test_at_least_once_a_checkpoint_waits_until_the_brokers_have_all_rows(
     assert sorted(row["n"] for row in topic.read()) == list(range(1_000))
 
 
-def test_at_least_once_rows_are_sent_before_the_checkpoint(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+def test_at_least_once_rows_are_visible_before_the_checkpoint(kafka: KafkaServer, topic: Topic, job: Job) -> None:
     sink = job.open(kafka_sink(kafka, topic, guarantee="at_least_once"))
-    written(sink, [{"n": number} for number in range(1_000)])
-    sink._delivery._producer.flush(10)
-    assert 0 < len(topic.read()) < 1_000
+    transaction = sink.begin_transaction()
+    sink.write(transaction, pa.RecordBatch.from_pydict({"n": range(1_000)}))
+    acknowledged = sink.stage_now(transaction)()
+    assert sink.stage_now(transaction) is None, "no row is left"
+    acknowledged()
+    assert sorted(row["n"] for row in topic.read()) == list(range(1_000))
+
+
+def test_at_least_once_a_row_that_the_brokers_refuse_ends_the_generation(kafka: KafkaServer, job: Job) -> None:
+    """The topic's limit was lowered after the sink was opened, so that only the brokers know the limit."""
+    with new_topic(kafka, partitions=1, max_message_bytes=20_000) as topic:
+        sink = job.open(kafka_sink(kafka, topic, guarantee="at_least_once"))
+        lower = ConfigEntry("max.message.bytes", "10000", incremental_operation=AlterConfigOpType.SET)
+        alter(kafka, topic, lower)
+        transaction = sink.begin_transaction()
+        rows = pa.RecordBatch.from_pylist([{"n": 1, "text": "x" * 15_000}])
+        sink.write(transaction, rows)
+        acknowledged = sink.stage_now(transaction)()
+        refusal = rf"cannot write to topic '{topic.name}' of Kafka.*\(MSG_SIZE_TOO_LARGE\)"
+        with pytest.raises(InvalidJob, match=refusal):
+            acknowledged()
+        with pytest.raises(InvalidJob, match=refusal):
+            sink.write(transaction, rows)
+        with pytest.raises(InvalidJob, match=refusal):
+            sink.pre_commit(transaction, 1)
+        assert topic.read() == []
+
+
+def test_at_least_once_a_full_queue_keeps_all_rows_in_order(kafka: KafkaServer, job: Job) -> None:
+    with new_topic(kafka, partitions=1) as topic:
+        config = {"queue.buffering.max.messages": 10}
+        sink = job.open(kafka_sink(kafka, topic, value="n", guarantee="at_least_once", config=config))
+        transaction = sink.begin_transaction()
+        sink.write(transaction, pa.RecordBatch.from_pydict({"n": range(1_000)}))
+        sink.pre_commit(transaction, 1)
+        assert topic.read() == list(range(1_000))
 
 
 def test_at_least_once_is_certified_as_such(kafka: KafkaServer, topic: Topic) -> None:

@@ -5,13 +5,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry
 
 from barrier_runtime.connectors.kafka.sink.topic_limits import LIMITS_VERSION, decode_limits
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import KafkaServer
-from examples.servers.kafka_ends import done_at_last
-from tests.ends.kafka_target import Job, Topic, kafka_sink, new_topic, numbers, sealed
+from tests.ends.kafka_target import Job, alter, kafka_sink, new_topic, numbers, sealed
 
 HOUR_MS = 3_600_000
 
@@ -163,12 +162,6 @@ def test_setting_changed_after_the_decision_needs_a_person_and_loses_nothing(
         alter(kafka, topic, ConfigEntry(setting, None, incremental_operation=AlterConfigOpType.DELETE))
         sink.commit(committable)
         assert numbers(topic) == [1]
-
-
-def alter(kafka: KafkaServer, topic: Topic, entry: ConfigEntry) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic.name, incremental_configs=[entry])
-    done_at_last(lambda: admin.incremental_alter_configs([resource])[resource].result())
 
 
 def test_what_an_older_release_knew_of_the_topic_is_not_enough_to_stage_rows() -> None:

@@ -213,8 +213,8 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "upserts-acknowledged-unwritten",
         "rows that came since the last early lot are acknowledged at the barrier and never written",
         "upserts",
-        "barrier_runtime/connectors/sink_bases/upsert.py",
-        "        self._buffers.stage(transaction, self._upsert, closed=True)\n",
+        "barrier_runtime/connectors/sink_bases/direct.py",
+        "        self._buffers.stage(transaction, self.write_out, closed=True)\n",
         "        self._buffers.stage(transaction, lambda batches: True, closed=True)\n",
     ),
     (

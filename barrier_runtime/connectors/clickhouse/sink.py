@@ -39,6 +39,7 @@ class ClickHouseSink(UpsertSink):
 
     kind: ClassVar[str] = "clickhouse"
     write_bytes: ClassVar[int] = 4 << 20  # ClickHouse works best with few large inserts
+    pause_s = 0.2  # each insert makes a part, and merges keep up with some parts per second
 
     def __init__(
         self,

@@ -99,12 +99,14 @@ class RowBuffer(Generic[_Staged]):
                 part.bytes += merged.get_total_buffer_size() - part.unmerged_bytes
             part.merged, part.unmerged_bytes = len(part.batches), 0
 
-    def fill_up(self) -> None:
-        """Ends the current part, so that the next `stage` includes the part."""
+    def fill_up(self) -> bool:
+        """Ends the current part, so that the next `stage` includes the part. Returns False if the part has no rows."""
         self._write_gathered()
-        if self._current.rows:
-            self._full.append(self._current)
-            self._current = self._part()
+        if not self._current.rows:
+            return False
+        self._full.append(self._current)
+        self._current = self._part()
+        return True
 
     def rest(self) -> Sequence[pa.RecordBatch]:
         """Rows of the current part after the last write. May be called repeatedly."""
@@ -124,6 +126,13 @@ class RowBuffer(Generic[_Staged]):
                     part.drop()
                 staged.append(part.staged)
             return staged
+
+    def hand_over(self, make: Callable[[Sequence[Any]], _Staged]) -> None:
+        """As `stage`, but forgets each part that is durable: a transaction may consist of thousands of parts."""
+        with self._staging:
+            while self._full:
+                make(self._full[0].content())
+                del self._full[0]
 
 
 def _weight(rows: pa.RecordBatch) -> int:
@@ -165,7 +174,7 @@ class InOrder(Generic[_Staged]):
                 whole = closed or oldest is not until
                 if whole:
                     oldest.fill_up()
-                oldest.stage(make)
+                oldest.hand_over(make)
                 if not whole:
                     return
                 self._begun.popleft()

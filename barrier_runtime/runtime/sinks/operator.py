@@ -3,7 +3,8 @@
 `write` runs on the loop; early encoding, early staging and `pre_commit` run on the snapshot executor; `commit` runs on
 another executor, so that a slow commit delays neither barriers nor the next pre-commit. So two threads use the sink at
 the same time: a commit of an earlier transaction beside a pre-commit of the current one. If rows arrive faster than
-they can be staged, the operator has no room until staging catches up: memory stays bounded, and the stream waits.
+they can be staged, the operator has no room until staging catches up: memory stays bounded, and the stream waits. Sinks
+with `writes_at_once` write on a further executor (`sinks/at_once`).
 
 A pre-commit that failed, or never ran because its checkpoint was aborted, loses nothing: the blocking part of the next
 snapshot first pre-commits every older transaction that is not durable yet.
@@ -26,8 +27,8 @@ from barrier_runtime.coordinator.metric_table import (
     VISIBLE,
 )
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.latency import EmitTimes
 from barrier_runtime.operators.base import Capture, CommitReport, Emit, Operator, OperatorContext, SplitPosition
+from barrier_runtime.runtime.sinks.at_once import AtOnce
 from barrier_runtime.runtime.sinks.driver import SinkDriver, Stage, Transaction
 from barrier_runtime.runtime.sinks.effects import (
     Commit,
@@ -55,6 +56,7 @@ from barrier_runtime.runtime.sinks.pending_set import (
     entries_of_subtask,
     pending_sets,
 )
+from barrier_runtime.runtime.sinks.sink_transaction import SinkTransaction
 from barrier_runtime.runtime.sinks.trouble import COMMITTING, OPENING, STAGING, SinkTrouble
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.outside_errors import must_be_mended
@@ -62,20 +64,6 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 _POLL_S = 0.005
 _MOST_STAGINGS = 2  # one running and one waiting, beside the buffer that fills up
-
-
-class _Staged:
-    """Rows of a transaction, from the first write until they are visible."""
-
-    __slots__ = ("began_ms", "checkpoint", "committable", "emitted", "sealed", "transaction")
-
-    def __init__(self, transaction: Any, began_ms: int) -> None:
-        self.transaction = transaction
-        self.began_ms = began_ms
-        self.emitted = EmitTimes()
-        self.checkpoint = 0
-        self.sealed = False  # set last by the sealing thread, when `committable` is final
-        self.committable: bytes | None = None
 
 
 class SinkOperator(Operator):
@@ -119,6 +107,7 @@ class SinkOperator(Operator):
             context.log_sha256,
             self._was_written(context),
             max((each.parallelism for each in context.restored), default=0),
+            context.latency_target_s,
         )
         self._trouble.around(OPENING, lambda: self._sink.open(target))
         self._kept = KeptRows(self._sink, where)
@@ -133,7 +122,8 @@ class SinkOperator(Operator):
         self._stagings = 0  # running early stagings
         self._encoding = False  # an early encoding is running
         self._refused: Exception | None = None  # error of early encoding that a person must mend
-        self._staged: dict[int, _Staged] = {}  # by transaction number, with the open transaction
+        self._at_once = AtOnce(self._sink, context) if self._sink.writes_at_once else None
+        self._staged: dict[int, SinkTransaction] = {}  # by transaction number, with the open transaction
         self._sealing = threading.Lock()
         self._recovered: tuple[int, BaseException | None] | None = None  # outcome, until the loop handles it
         self._begin()
@@ -152,8 +142,9 @@ class SinkOperator(Operator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self._recovered is not None:
             self._hear_of_recovery()
-        if self._refused is not None:
-            self._trouble.raise_named(self._refused, STAGING)
+        refused = self._refused if self._at_once is None else self._at_once.failed
+        if refused is not None:
+            self._trouble.raise_named(refused, STAGING)
         rows, staged = batch.count, self._open_staged
         try:
             if self._takes_few and batch.few is not None:
@@ -166,7 +157,9 @@ class SinkOperator(Operator):
             raise self._trouble.of_write(error, batch.rows.schema) from error
         staged.emitted.add(batch.emit_ns, rows)
         self._context.metrics.latency(PROCESSED, batch.emit_ns, rows)
-        if not self.takes_positions:
+        if self._at_once is not None:
+            self._at_once.wrote(staged)
+        elif not self.takes_positions:
             self._stage_early()
         if not self._encoding:
             encode = self._sink.encode_early(staged.transaction)
@@ -190,7 +183,7 @@ class SinkOperator(Operator):
 
     @property
     def has_room(self) -> bool:
-        if self._stagings >= _MOST_STAGINGS:
+        if self._stagings >= _MOST_STAGINGS or (self._at_once is not None and not self._at_once.has_room):
             return False
         most = self._sink.most_decided
         # The loop handles the outcome of the recovery with the next element, so that element must be let through.
@@ -198,6 +191,8 @@ class SinkOperator(Operator):
 
     def snapshot(self, checkpoint: int) -> Capture:
         self._catch_up()
+        if self._at_once is not None:
+            self._at_once.barrier()
         self._do(self._driver.barrier(checkpoint))
         listed = self._driver.pending
         unsealed = [self._staged[t.number] for t in listed if t.stage is Stage.SEALING]
@@ -240,7 +235,7 @@ class SinkOperator(Operator):
 
     def close(self) -> None:
         if not self._closed:
-            self._closed = True
+            self._end()
             sink = getattr(self, "_sink", None)  # `open` may have failed before setting the sink
             if sink is not None:
                 sink.close()
@@ -248,13 +243,19 @@ class SinkOperator(Operator):
     def closing(self) -> Callable[[], None]:
         if self._closed or not hasattr(self, "_sink"):
             return self.close
-        self._closed = True
+        self._end()
         return self._sink.close
+
+    def _end(self) -> None:
+        self._closed = True
+        at_once = getattr(self, "_at_once", None)  # `open` may have failed before
+        if at_once is not None:
+            at_once.close()
 
     # ------------------------------------------------------------ pre-commit (off the loop)
 
     def _seal(
-        self, checkpoint: int, listed: tuple[Transaction, ...], unsealed: list[_Staged], stored: Container[str]
+        self, checkpoint: int, listed: tuple[Transaction, ...], unsealed: list[SinkTransaction], stored: Container[str]
     ) -> dict[str, bytes]:
         """Makes every closed transaction durable, oldest first.
 
@@ -319,7 +320,7 @@ class SinkOperator(Operator):
                 self._retry_at(effect)
 
     def _begin(self) -> None:
-        self._open_staged = self._staged[self._driver.open_txn] = _Staged(
+        self._open_staged = self._staged[self._driver.open_txn] = SinkTransaction(
             self._sink.begin_transaction(), self._context.wall_ms()
         )
 

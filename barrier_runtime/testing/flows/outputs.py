@@ -105,6 +105,7 @@ class CrashingSink(TwoPhaseCommitSink):
         self.global_committer = sink.global_committer
         self.commits_together = sink.commits_together
         self.keeps_rows = sink.keeps_rows
+        self.writes_at_once = sink.writes_at_once
         self._at = at
 
     def open(self, context: SinkContext) -> None:
@@ -117,8 +118,11 @@ class CrashingSink(TwoPhaseCommitSink):
     def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
         self.sink.write(transaction, rows)
 
-    def stage_early(self, transaction: Any) -> Callable[[], None] | None:
+    def stage_early(self, transaction: Any) -> Callable[[], Any] | None:
         return self.sink.stage_early(transaction)
+
+    def stage_now(self, transaction: Any) -> Callable[[], Any] | None:
+        return self.sink.stage_now(transaction)
 
     def encode_early(self, transaction: Any) -> Callable[[], None] | None:
         return self.sink.encode_early(transaction)

@@ -1,31 +1,35 @@
-"""At-least-once Kafka sink: sends rows before the decision; a checkpoint waits for the brokers.
+"""At-least-once Kafka sink: sends rows as they arrive; a barrier waits until the brokers have the rows before it.
 
-Rows go to the client off the loop, some hundred KiB at a time, and the rest at a barrier. Readers may see rows again
-after a restart. A row that the brokers refuse for good breaks this instance: the job restarts from its last checkpoint
-and sends all later rows again.
+The client sends rows in the order in which they are handed over, and its `linger.ms` is the job's `latency_target`. A
+restart sends all rows after the restored checkpoint again. A row that the brokers refuse for good breaks this instance:
+the job restarts from its last checkpoint.
+
+Three threads use the client. The writer hands rows over and waits while the client's queue is full. The listener and
+pre-commit wait for acknowledgements. One thread at a time serves the client's callbacks (`_serve`).
 """
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster, library
+from barrier_runtime.connectors.kafka.sink.flights import Flight, Flights
 from barrier_runtime.connectors.kafka.sink.records import RecordFormat, produced
 from barrier_runtime.connectors.kafka.sink.topic_limits import limits_of_chosen, read_limits
-from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
-from barrier_runtime.connectors.sink_bases.row_buffer import InOrder, RowBuffer
-from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.connectors.sink import Acknowledgement, SinkContext
+from barrier_runtime.connectors.sink_bases.direct import DirectSink, Rows
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-_WRITE_BYTES = 256 << 10
 _QUEUE_KB = 64 << 10
 _FLUSH_S = 30.0
 _WAIT_S = 0.05
 
 
-class KafkaDirect(TwoPhaseCommitSink):
+class KafkaDirect(DirectSink):
     guarantee = "at_least_once"
 
     def __init__(self, cluster_of: Mapping[str, Any], topic: str, format: RecordFormat) -> None:
@@ -34,104 +38,120 @@ class KafkaDirect(TwoPhaseCommitSink):
         self._format = format
 
     def open(self, context: SinkContext) -> None:
-        where = context.where
+        super().open(context)
         config = self._cluster_of["config"]
-        self._cluster = KafkaCluster(self._cluster_of["bootstrap_servers"], config, where)
+        self._cluster = KafkaCluster(self._cluster_of["bootstrap_servers"], config, self._where)
         limits = read_limits(self._cluster, self._topic, config)
-        self._format.open(where, limits, lambda name: limits_of_chosen(self._cluster, name, limits))
-        self._schema_checked = False
-        self._buffers: InOrder[int] = InOrder()
-        self._sending = threading.Lock()  # rows of the next checkpoint wait while this checkpoint is flushed
+        self._format.open(self._where, limits, lambda name: limits_of_chosen(self._cluster, name, limits))
+        self._flights = Flights()
+        self._serving = threading.Lock()
         self._refused: InvalidJob | Unavailable | None = None
+        self._closed = False
         self._producer = self._cluster.producer(
             {
                 "partitioner": "murmur2_random",  # as Java's clients
+                "linger.ms": context.latency_target_s * 1_000,
                 **config,
                 "message.max.bytes": limits.message_max_bytes,
                 "enable.idempotence": True,
                 "message.timeout.ms": 0,
-                "delivery.report.only.error": True,
                 "queue.buffering.max.kbytes": _QUEUE_KB,
             }
         )
 
-    def begin_transaction(self) -> RowBuffer[int]:
-        return self._buffers.begin()
+    def check_schema(self, schema: pa.Schema) -> None:
+        self._format.check_schema(schema)
 
-    def write(self, transaction: RowBuffer[int], rows: pa.RecordBatch) -> None:
-        self._check(rows.schema)
-        transaction.write(rows)
+    def check_rows(self, schema: pa.Schema) -> None:
+        self._raise_refusal()
+        super().check_rows(schema)
 
-    def write_few(self, transaction: RowBuffer[int], rows: FewRows) -> None:
-        self._check(rows.schema)
-        transaction.write_few(rows)
+    def write_out(self, batches: Sequence[pa.RecordBatch]) -> bool:
+        self._raise_refusal()
+        made = self._format.records(batches)
+        flight = self._flights.begin()
+        with self._cluster.trouble("write rows to"):
+            self._send(made, flight)
+        return True
 
-    def _check(self, schema: pa.Schema) -> None:
-        if self._refused is not None:
-            raise self._refused
-        if not self._schema_checked:
-            self._format.check_schema(schema)
-            self._schema_checked = True
+    def acknowledgement(self) -> Acknowledgement:
+        flights = self._flights.unacknowledged()
 
-    def stage_early(self, transaction: RowBuffer[int]) -> Callable[[], None] | None:
-        if transaction.bytes_in_current < _WRITE_BYTES:
-            return None
-        transaction.fill_up()
+        def wait() -> None:
+            self._wait_for(flights)
 
-        def send() -> None:
-            self._buffers.stage(transaction, self._send, closed=False)
+        return wait
 
-        return send
-
-    def pre_commit(self, transaction: RowBuffer[int], checkpoint: int) -> None:
-        """Waits until the brokers have every row; raises an error otherwise."""
-        self._buffers.stage(transaction, self._send, closed=True)
-        with self._sending:
-            waiting = self._producer.flush(_FLUSH_S)
-        if self._refused is not None:
-            raise self._refused
-        if waiting:
+    def pre_commit(self, transaction: Rows, checkpoint: int) -> None:
+        """Waits until the brokers have every row before the barrier; raises an error otherwise."""
+        super().pre_commit(transaction, checkpoint)
+        flights = self._flights.unacknowledged()
+        if not self._wait_for(flights, _FLUSH_S):
+            waiting = sum((flight.sent or 0) - flight.acknowledged for flight in flights)
             raise Unavailable(
-                f"{self._cluster.where}: Kafka at {self._cluster.bootstrap_servers} has not taken {waiting} rows for "
+                f"{self._where}: Kafka at {self._cluster.bootstrap_servers} has not taken {waiting} rows for "
                 f"topic {self._topic!r} within {_FLUSH_S:.0f} s: they go on being sent; are the brokers up?"
             )
         self._cluster.answers()
 
-    def commit(self, committable: bytes) -> None:
-        """Never called: pre-commit returns no committable."""
-
-    def abort(self, committable: bytes) -> None:
-        """Does nothing: rows cannot be unsent."""
-
     def close(self) -> None:
-        if getattr(self, "_producer", None) is not None:
-            self._producer.purge()
-            self._producer = None
+        self._closed = True
+        producer, self._producer = getattr(self, "_producer", None), None
+        if producer is not None:
+            producer.purge()
 
-    def _send(self, batches: Sequence[pa.RecordBatch]) -> int:
-        sent = 0
-        for records in self._format.records(batches):
-            with self._sending:
+    def _raise_refusal(self) -> None:
+        if self._refused is not None:
+            raise self._refused
+
+    def _wait_for(self, flights: Sequence[Flight], timeout_s: float | None = None) -> bool:
+        """Waits until `flights` have arrived. Returns False after `timeout_s`; raises the refusal of any row."""
+        began = time.monotonic()
+        while not all(flight.arrived for flight in flights):
+            self._raise_refusal()
+            if self._closed or (timeout_s is not None and time.monotonic() - began > timeout_s):
+                return False
+            self._serve(_WAIT_S, flights)
+        self._raise_refusal()
+        return True
+
+    def _serve(self, wait_s: float, flights: Sequence[Flight]) -> None:
+        """Calls due callbacks of the client; waits for the next callback if `flights` have not arrived."""
+        if not self._serving.acquire(timeout=wait_s):
+            return  # another thread serves
+        try:
+            producer = self._producer
+            if producer is not None:
+                arrived = all(flight.arrived for flight in flights)
+                producer.poll(0 if arrived else wait_s)
+        finally:
+            self._serving.release()
+
+    def _send(self, made: Sequence[pa.RecordBatch], flight: Flight) -> None:
+        sent, delivered = 0, partial(self._delivered, flight)
+        try:
+            for records in made:
                 for messages in produced(records, self._topic):
                     for message in messages:
-                        self._produce(message)
-                    sent += len(messages)
-                    self._producer.poll(0)
-        return sent
+                        self._produce(message, delivered, flight)
+                        sent += 1
+                    self._serve(0, ())
+        finally:
+            flight.sent = sent
 
-    def _produce(self, message: dict[str, Any]) -> None:
+    def _produce(self, message: dict[str, Any], delivered: Callable[[Any, Any], None], flight: Flight) -> None:
         while True:
             try:
-                with self._cluster.trouble("write rows to"):
-                    self._producer.produce(**message, on_delivery=self._not_delivered)
+                self._producer.produce(**message, on_delivery=delivered)
                 return
             except BufferError:  # the brokers are slow or away: wait here, off the loop
-                self._producer.poll(_WAIT_S)
-                if self._refused is not None:
-                    raise self._refused from None
+                self._serve(_WAIT_S, (flight,))
+                self._raise_refusal()
 
-    def _not_delivered(self, error: Any, message: Any) -> None:
-        if error is not None and self._refused is None:
+    def _delivered(self, flight: Flight, error: Any, message: Any) -> None:
+        if error is None:
+            flight.acknowledged += 1
+        elif self._refused is None:
             self._refused = self._cluster.meaning(
                 library().KafkaException(error), f"write to topic {message.topic()!r} of"
             )

@@ -19,7 +19,7 @@ from barrier_runtime.connectors.kafka.sink.client import checked_config, shown_c
 from barrier_runtime.connectors.kafka.sink.exactly_once import KafkaWriteAhead
 from barrier_runtime.connectors.kafka.sink.lost_marker import LostMarkers, checked_answers
 from barrier_runtime.connectors.kafka.sink.records import RecordFormat, SerialiserFactory
-from barrier_runtime.connectors.sink import Guarantee, SinkContext, TwoPhaseCommitSink
+from barrier_runtime.connectors.sink import Acknowledgement, Guarantee, SinkContext, TwoPhaseCommitSink
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.operators.base import SplitPosition
 from barrier_runtime.state.errors import InvalidJob
@@ -74,6 +74,7 @@ class KafkaSink(TwoPhaseCommitSink):
         self.guarantee = guarantee
         self.takes_positions = guarantee == "at_most_once"
         self.commits_together = guarantee == "exactly_once"
+        self.writes_at_once = guarantee == "at_least_once"
         self._bootstrap_servers = bootstrap_servers
         self._topic = topic
         self._key = key
@@ -135,8 +136,11 @@ class KafkaSink(TwoPhaseCommitSink):
     def written(self) -> Mapping[str, SplitPosition]:
         return self._delivery.written()
 
-    def stage_early(self, transaction: Any) -> Callable[[], None] | None:
+    def stage_early(self, transaction: Any) -> Callable[[], Any] | None:
         return self._delivery.stage_early(transaction)
+
+    def stage_now(self, transaction: Any) -> Callable[[], Acknowledgement | None] | None:
+        return self._delivery.stage_now(transaction)
 
     def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
         return self._delivery.pre_commit(transaction, checkpoint)

@@ -1,0 +1,87 @@
+"""Base of at-least-once sinks and upserts: rows go to the target as they arrive, and a barrier waits for the target.
+
+Nothing is staged or undone. A restart writes all rows after the restored checkpoint again; no row is lost, because the
+checkpoint is acknowledged only after the target has every row before the barrier. The operator calls `stage_now` and
+`stage_early` (`runtime/sinks/at_once`) in the order of the rows, and `InOrder` keeps this order between the threads
+that write.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.sink import Acknowledgement, SinkContext, TwoPhaseCommitSink
+from barrier_runtime.connectors.sink_bases.row_buffer import InOrder, RowBuffer
+from barrier_runtime.data.few_rows import FewRows
+
+Rows = RowBuffer[bool]
+
+
+class DirectSink(TwoPhaseCommitSink):
+    """Writes rows at once; subclasses define `write_out`, and `acknowledgement` if the target answers later."""
+
+    writes_at_once = True
+    _schema_checked = False
+    write_bytes: ClassVar[int] = 256 << 10  # Arrow bytes of waiting rows that are written whatever else is running
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        """Raises `InvalidJob` for columns that the target cannot take.
+
+        Runs on the event loop, at the first rows.
+        """
+
+    def check_rows(self, schema: pa.Schema) -> None:
+        """Checks each batch; runs on the event loop."""
+        if not self._schema_checked:
+            self.check_schema(schema)
+            self._schema_checked = True
+
+    def write_out(self, batches: Sequence[pa.RecordBatch]) -> bool:
+        """Hands rows to the target, in order. Runs off the event loop, one call at a time; repeated if it raises.
+
+        Returns True.
+        """
+        raise NotImplementedError
+
+    def acknowledgement(self) -> Acknowledgement | None:
+        """Returns a call that waits until the target has all rows of `write_out`; None: the target has the rows."""
+        return None
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._where = context.where
+        self._buffers: InOrder[bool] = InOrder()
+
+    def begin_transaction(self) -> Rows:
+        return self._buffers.begin()
+
+    def write(self, transaction: Rows, rows: pa.RecordBatch) -> None:
+        self.check_rows(rows.schema)
+        transaction.write(rows)
+
+    def write_few(self, transaction: Rows, rows: FewRows) -> None:
+        self.check_rows(rows.schema)
+        transaction.write_few(rows)
+
+    def stage_early(self, transaction: Rows) -> Callable[[], Acknowledgement | None] | None:
+        return None if transaction.bytes_in_current < self.write_bytes else self.stage_now(transaction)
+
+    def stage_now(self, transaction: Rows) -> Callable[[], Acknowledgement | None] | None:
+        if not transaction.fill_up():
+            return None
+
+        def write() -> Acknowledgement | None:
+            self._buffers.stage(transaction, self.write_out, closed=False)
+            return self.acknowledgement()
+
+        return write
+
+    def pre_commit(self, transaction: Rows, checkpoint: int) -> None:
+        self._buffers.stage(transaction, self.write_out, closed=True)
+
+    def commit(self, committable: bytes) -> None:
+        """Never called: pre-commit returns no committable."""
+
+    def abort(self, committable: bytes) -> None:
+        """Does nothing: written rows cannot be undone."""

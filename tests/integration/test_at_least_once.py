@@ -1,0 +1,88 @@
+"""Kafka at least once on Spark, with killed slots: rows are visible before a checkpoint; none is lost, some double."""
+
+import time
+
+import psutil
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from harness import NumbersUntilEnough, enough, kill
+
+from barrier_runtime import Dataflow, KafkaSink
+from examples.servers import kafka_server
+from tests.waiting import until
+
+pytestmark = pytest.mark.spark
+
+ROWS, RATE, PARTITIONS, KEYS = 40_000, 800, 2, 7
+
+
+class Topic:
+    """Reads all rows of `out`: (key, number) in the order of each partition."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "test", "enable.auto.commit": False})
+        self._parts = [TopicPartition("out", number, 0) for number in range(PARTITIONS)]
+        self._consumer.assign(self._parts)
+        self.rows: list[tuple[bytes, int]] = []
+
+    def read(self) -> list[tuple[bytes, int]]:
+        wanted = sum(self._consumer.get_watermark_offsets(part, timeout=30)[1] for part in self._parts)
+        deadline = time.monotonic() + 120
+        while len(self.rows) < wanted:
+            assert time.monotonic() < deadline, f"{len(self.rows)} of {wanted} rows"
+            for message in self._consumer.consume(10_000, timeout=0.2):
+                if message.error() is not None:
+                    raise KafkaException(message.error())
+                self.rows.append((message.key(), int(message.value())))
+        return self.rows
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+@pytest.mark.long(60)
+@pytest.mark.timeout(600)
+def test_killed_slots_double_rows_of_an_at_least_once_topic_and_lose_none(spark, tmp_path):
+    """R3: the first kill comes before any checkpoint, so that rows already visible are certainly written again."""
+    out = tmp_path / "out"
+    with kafka_server() as kafka:
+        kafka.create_topic("out", PARTITIONS)
+        topic = Topic(kafka.bootstrap)
+        flow = Dataflow("at-least-once")
+        numbers = flow.source("numbers", NumbersUntilEnough(RATE, ROWS, keys=KEYS, splits=1, out=str(out)))
+        numbers.select(["key", "value"]).key_by("key").sink(
+            "out", KafkaSink(kafka.bootstrap, "out", key="key", value="value", guarantee="at_least_once")
+        )
+        options = {"parallelism": 2, "checkpoints": str(tmp_path / "checkpoints"), "checkpoint_interval": 3600.0}
+        with flow.start(spark=spark, **options) as handle:
+            until(lambda: len(topic.read()) > 200, "rows are visible without a checkpoint")
+            assert handle.status().checkpoints.completed == 0
+            slot = handle.status().slots[0]
+            killed = psutil.Process(slot.pid)
+            kill(slot.pid)
+            until(lambda: not killed.is_running(), "the slot is dead")
+            seen = len(topic.read())
+            until(lambda: len(topic.read()) > 3 * seen, "rows are visible again")
+            handle.savepoint(str(tmp_path / "savepoint"))
+            after = len(topic.read())
+            until(lambda: len(topic.read()) > after, "rows follow the savepoint")
+            kill(handle.status().slots[1].pid)
+            enough(out)
+            handle.wait(240)
+        rows = topic.read()
+        topic.close()
+    lost = set(range(ROWS)) - {number for _, number in rows}
+    doubled = len(rows) - len({number for _, number in rows})
+    assert not lost
+    assert doubled >= 200, "the rows before the first kill were visible, and no checkpoint covered them"
+    assert_in_order(rows)
+
+
+def assert_in_order(rows):
+    """Per key and generation numbers rise: a smaller number is a replay of rows already seen, never a new row."""
+    newest: dict[bytes, int] = {}
+    seen: set[int] = set()
+    for key, number in rows:
+        assert number > newest.get(key, -1) or number in seen, (key, number)
+        newest[key] = max(number, newest.get(key, -1))
+        seen.add(number)
