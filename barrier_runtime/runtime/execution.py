@@ -403,13 +403,13 @@ class Execution:
     def opening(self) -> dict[str, float]:
         return self._chains.being_opened
 
-    def take_blocked(self) -> str:
-        """Subtask with the longest step since the last call, if that step took seconds."""
+    def take_blocked(self) -> tuple[str, bool]:
+        """Subtask with the longest step of seconds since the last call, and `LongestStep.reading`."""
         longest = self.scheduler.take_longest()
         if longest is None:
-            return ""
-        seconds, subtask = longest
-        return f"{subtask.id} ({self._graph.chains[subtask.id.chain].name}) for {seconds:.1f} s"
+            return "", False
+        id = longest.subtask.id
+        return f"{id} ({self._graph.chains[id.chain].name}) for {longest.seconds:.1f} s", longest.reading
 
     def figures(self) -> dict[str, float]:
         """Metrics of this generation: of the slot, and of each chain under the name of its first operator."""

@@ -6,10 +6,13 @@ lives. Nothing is measured per row.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 _LONG_S = 0.02  # a step of this length delays a barrier noticeably
@@ -27,8 +30,16 @@ class Load:
     busy_s: float = 0.0
     blocked_s: float = 0.0
     held_s: float = 0.0
+    read_s: float = 0.0  # in a reader of this package, of the last step
     blocked: bool = False  # at the last look
     held: bool = False
+
+    def poll(self, source: SourceDriver, now_ns: int, clock_ns: Callable[[], int]) -> Batch | None:
+        """Polls `source`, and notes the time in a reader of this package that calls no functions of users."""
+        batch = source.poll(now_ns)
+        if not source.runs_users_code:
+            self.read_s = (clock_ns() - now_ns) / 1e9
+        return batch
 
     def looked(self, since_last_s: float, blocked: bool, held: bool) -> None:
         """Notes the present state. The time since the last look counts for the previous state."""
@@ -40,19 +51,25 @@ class Load:
 
 
 class LongSteps:
-    """Steps that blocked the loop of a slot for long: end, duration and chain of each."""
+    """Steps that blocked the loop of a slot for long: end, duration and chain of each.
+
+    `reading`: a reader of this package needed most of the time, not a function of the program.
+    """
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, float, int]] = deque(maxlen=_KEPT)
+        self._steps: deque[tuple[float, float, int, bool]] = deque(maxlen=_KEPT)
 
-    def note(self, ended_s: float, seconds: float, chain: int) -> None:
+    def note(self, ended_s: float, seconds: float, chain: int, reading: bool = False) -> None:
         if seconds >= _LONG_S:
-            self._steps.append((ended_s, seconds, chain))
+            self._steps.append((ended_s, seconds, chain, reading))
 
-    def longest_since(self, since_s: float) -> tuple[float, int]:
-        """Seconds and chain of the longest step that ended after `since_s`; (0, -1) if there was none."""
-        longest = max(((seconds, chain) for ended_s, seconds, chain in self._steps if ended_s > since_s), default=None)
-        return (0.0, -1) if longest is None else longest
+    def longest_since(self, since_s: float) -> tuple[float, int, bool]:
+        """Seconds, chain and `reading` of the longest step that ended after `since_s`.
+
+        (0, -1, False) if there was none.
+        """
+        steps = ((s, chain, reading) for ended_s, s, chain, reading in self._steps if ended_s > since_s)
+        return max(steps, default=(0.0, -1, False))
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,7 @@ class LoadSince:
         `rows` taken by the subtask and `starved_s` of the loop's thread are totals since the generation began.
         """
         before, self._mark = self._mark, _Mark(rows, load.busy_s, load.blocked_s, load.held_s, starved_s, now_s)
-        step_s, chain = steps.longest_since(before.at_s)
+        step_s, chain, reading = steps.longest_since(before.at_s)
         return msgspec.structs.replace(
             times,
             rows=max(0, rows - before.rows),
@@ -88,6 +105,7 @@ class LoadSince:
             held_ms=_ms(load.held_s - before.held_s),
             step_ms=_ms(step_s),
             step_chain=chain,
+            step_reading=reading,
             starved_ms=_ms(starved_s - before.starved_s),
         )
 

@@ -13,6 +13,7 @@ docs/design/scheduling-of-a-slot.md.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from barrier_runtime.operators.user_code import came_by_signal, stray_error
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock, SourceTime
@@ -30,6 +31,15 @@ _LEAST_REST = 0.5  # share of the latency target
 _JOINS = 0.5  # share of that time, after which rows join rows from elsewhere
 _SMOOTHING = 0.2  # of the duration of a pass
 _LOOK_S = 0.001  # interval of looks at blocked subtasks; the last pass before a pause looks, too
+
+
+@dataclass(frozen=True)
+class LongestStep:
+    """Step that blocked the slot. `reading`: a reader of this package needed most of the time."""
+
+    seconds: float
+    subtask: Subtask
+    reading: bool
 
 
 class Scheduler:
@@ -70,7 +80,7 @@ class Scheduler:
         self.long_steps = LongSteps()
         self._looked_s: float | None = None  # time of the last look at blocked subtasks
         self._held = False
-        self._longest: tuple[float, Subtask] | None = None  # longest step since the last call of `take_longest`
+        self._longest: LongestStep | None = None  # since the last call of `take_longest`
 
     def start(self, subtasks: list[Subtask]) -> None:
         """Starts `subtasks`, given in topological order; passes run the last first."""
@@ -168,6 +178,7 @@ class Scheduler:
             if subtask.source is None:
                 stepped = subtask.step()
             else:
+                subtask.chain.load.read_s = 0.0
                 stepped = self._is_due(subtask) and subtask.step()
                 polled = polled or stepped
             if self._stopped:
@@ -177,7 +188,7 @@ class Scheduler:
                 worked = True
                 subtask.chain.load.busy_s += now - before
             if now > deadline:
-                self.long_steps.note(now, now - before, subtask.id.chain)
+                self.long_steps.note(now, now - before, subtask.id.chain, 2 * subtask.chain.load.read_s > now - before)
                 return True, polled
         return worked, polled
 
@@ -213,11 +224,11 @@ class Scheduler:
 
     def _note_long(self, seconds: float, subtask: Subtask) -> None:
         """Notes a long step: a pass ends with the step that exceeds the budget."""
-        if self._longest is None or seconds > self._longest[0]:
-            self._longest = seconds, subtask
+        if self._longest is None or seconds > self._longest.seconds:
+            self._longest = LongestStep(seconds, subtask, 2 * subtask.chain.load.read_s > seconds)
 
-    def take_longest(self) -> tuple[float, Subtask] | None:
-        """Longest step of seconds since the last call, and the subtask."""
+    def take_longest(self) -> LongestStep | None:
+        """Longest step of seconds since the last call."""
         longest, self._longest = self._longest, None
         return longest
 

@@ -421,7 +421,7 @@ class Slot:
     def _say(self, latency: dict[str, str]) -> None:
         execution = self._execution
         opening = {} if execution is None else execution.opening
-        blocked = "" if execution is None else execution.take_blocked()
+        blocked, reading = ("", False) if execution is None else execution.take_blocked()
         sources = {} if execution is None else execution.source_progress()
         self._send(
             Heartbeat(
@@ -434,6 +434,7 @@ class Slot:
                 sources,
                 self._preparing.done,
                 self._unheard,
+                reading,
             )
         )
 

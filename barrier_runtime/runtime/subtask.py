@@ -280,7 +280,7 @@ class Subtask:
             self._advance_further()
             return True
         now_ns = self._host.source_ns()
-        batch = source.poll(now_ns)
+        batch = self.chain.load.poll(source, now_ns, self._host.source_ns)
         if batch is not None:
             jumped_ns = self._host.now_ns() - self._host.source_ns()
             batch.emit_ns += jumped_ns  # latencies are measured on the wall clock

@@ -42,7 +42,9 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str, n
         uploaded=_uploaded(job),
         interval_ms=job.spec.checkpoints.interval_ms,
         blocked=tuple(
-            BlockedSlot(slot.index, slot.blocked, slot.blocked_told_ms) for slot in job.slots.connected if slot.blocked
+            BlockedSlot(slot.index, slot.blocked, slot.blocked_told_ms, slot.blocked_reading)
+            for slot in job.slots.connected
+            if slot.blocked
         ),
         absences=job.slots.absences() if phase == "waiting" and job.has_run else (),
         silence=silence_of(job.links.silent(job.slots, now_ms)) if job.leads else "",

@@ -47,6 +47,7 @@ class RegisteredSlot:
     sources: dict[str, HeldBack] = field(default_factory=dict)  # as in the last `Heartbeat`
     blocked: str = ""  # as in the last `Heartbeat` with that field
     blocked_told_ms: int = 0
+    blocked_reading: bool = False
     asked_to_prefetch: tuple[str, int] = "", 0  # move and checkpoint of the last Prefetch on this connection
     prefetched: int = 0  # as in the last `Heartbeat` since the first Prefetch
     unheard: dict[int, int] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
@@ -354,6 +355,7 @@ class SlotTable:
         slot.opening = message.opening if message.token == slot.deployed_token else {}
         if message.blocked:
             slot.blocked, slot.blocked_told_ms = message.blocked, now_ms
+            slot.blocked_reading = message.blocked_reading
         if message.latency:
             slot.latency.tell(message.latency, now_ms)
 

@@ -14,7 +14,7 @@
 |                    | commits are open that no more checkpoints are taken                                           |
 | NO_CHECKPOINT      | no checkpoint has completed for the timeout, counted while the job ran                        |
 | WAITING_RESTORE    | the slots have restored for the timeout, and are not done                                     |
-| BLOCKED            | recently a step of the program blocked a slot for seconds                                     |
+| BLOCKED            | recently a step of the program, or a source of ours, blocked a slot for seconds               |
 | FINISHING          | the last record is being written                                                              |
 | FENCED FINISHED FAILED CANCELLED | the job has ended                                                               |
 
@@ -78,6 +78,14 @@ TROUBLED: frozenset[State] = frozenset(
 HANGING_MS = 5_000  # a store without an answer for this long is reported
 MISSING_MS = 10_000  # a slot that is missing for this long is reported; Spark restarts a process in less
 BLOCKED_MS = 30_000  # a blocked slot is shown for this long
+STEP_REMEDY = (
+    "let functions of the program in these steps return sooner; if the steps have none, barrier-runtime is at fault: "
+    "report it"
+)
+READER_REMEDY = (
+    "a source of barrier-runtime needed this time, no function of the program: report it with the kind of source and "
+    "the size of its largest rows"
+)
 _NAMED = 8
 
 ENDS: dict[str, State] = {  # outcome -> displayed state
@@ -151,11 +159,15 @@ class StoreWait:
 
 @dataclass(frozen=True)
 class BlockedSlot:
-    """A slot that was blocked. `by`: subtask with operators, and duration; reported afterwards."""
+    """A slot that was blocked. `by`: subtask with operators, and duration; reported afterwards.
+
+    `reading`: a reader of this package needed most of the time, not a function of the program.
+    """
 
     slot: int
     by: str
     told_ms: int
+    reading: bool = False
 
 
 @dataclass(frozen=True)
@@ -372,8 +384,12 @@ def _missing_of_host(host: str, absences: list[AbsentSlot], now_ms: int) -> str:
 
 
 def _blocked(slots: list[BlockedSlot]) -> str:
-    who = some_of([f"slot {slot.slot} by {slot.by}" for slot in slots], "; ")
-    return f"{who}: meanwhile it took no barrier and gave no sign of life; let functions return sooner"
+    texts = []
+    for reading, remedy in ((False, STEP_REMEDY), (True, READER_REMEDY)):
+        who = some_of([f"slot {slot.slot} by {slot.by}" for slot in slots if slot.reading == reading], "; ")
+        if who:
+            texts.append(f"{who}: meanwhile it took no barrier and gave no sign of life; {remedy}")
+    return "; ".join(texts)
 
 
 def _no_checkpoint(facts: Facts, idle_ms: int, now_ms: int) -> str:

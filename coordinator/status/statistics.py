@@ -297,6 +297,7 @@ def _phases(ack: Ack, ack_ms: int) -> SubtaskPhases:
         held_ms=times.held_ms,
         step_ms=times.step_ms,
         step_chain=times.step_chain,
+        step_reading=times.step_reading,
         starved_ms=times.starved_ms,
     )
 

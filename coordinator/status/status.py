@@ -83,6 +83,7 @@ class SubtaskPhases(msgspec.Struct, frozen=True, array_like=True):
     step_ms: float = 0.0  # the longest step of any subtask in this slot, since the last snapshot
     step_chain: int = -1  # chain of that step
     starved_ms: float = 0.0  # the slot's loop was ready to run and got no processor, since the last snapshot
+    step_reading: bool = False  # a reader of this package needed most of that step
 
 
 class SlotDuring(msgspec.Struct, frozen=True, array_like=True):

@@ -135,6 +135,7 @@ class Heartbeat(Message, frozen=True):
     sources: dict[str, HeldBack] = {}  # those with event time
     prefetched: int = 0  # checkpoint of the last `Prefetch` that is done
     unheard: dict[int, int] = {}  # slots that this slot has not heard for several heartbeats -> milliseconds
+    blocked_reading: bool = False  # a reader of this package needed most of the step in `blocked`
 
 
 class EventTimeReached(Message, frozen=True):

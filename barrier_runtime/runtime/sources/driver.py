@@ -62,7 +62,7 @@ from barrier_runtime.runtime.sources.progress import (
     SplitProgress,
 )
 from barrier_runtime.runtime.sources.split_state import OpenSplit
-from barrier_runtime.runtime.sources.trouble import raise_named
+from barrier_runtime.runtime.sources.trouble import raise_named, runs_users_code
 from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
 
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; others when their turn comes
@@ -115,6 +115,7 @@ class SourceDriver:
         """Opens readers at their restored positions. `context.restored` must contain the snapshots of *all* subtasks of
         this source, because a changed list of splits moves splits between subtasks."""
         self._spec = spec
+        self.runs_users_code = runs_users_code(spec.source)
         self._timeout_ns = (spec.idle_timeout_ms or 0) * 1_000_000
         self._range = spec.range
         self._context = context

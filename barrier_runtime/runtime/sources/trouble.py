@@ -4,12 +4,24 @@ import contextlib
 from collections.abc import Iterator
 from typing import NoReturn
 
+from barrier_runtime.connectors.source import Source
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.user_code import user_traceback
 from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.outside_errors import must_be_mended, told
 
 _REMEDY = "Correct what is read there, or the source's arguments (schema=, format, credentials)"
+_WITH_USERS_FUNCTIONS = (
+    "barrier_runtime.connectors.memory.iterator",
+    "barrier_runtime.connectors.memory.poll",
+    "barrier_runtime.connectors.kafka.source.source",  # deserialisers
+)
+
+
+def runs_users_code(source: Source) -> bool:
+    """Returns whether readers are users' classes, or may call functions of users for each row or batch."""
+    module = type(source).__module__
+    return not module.startswith("barrier_runtime.connectors.") or module in _WITH_USERS_FUNCTIONS
 
 
 def of_source(error: BaseException, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> BaseException:

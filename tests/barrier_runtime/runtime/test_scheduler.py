@@ -402,3 +402,49 @@ def test_work_between_passes_that_a_pass_brings_is_begun_before_the_slot_sleeps(
 def test_a_slot_that_cannot_keep_up_never_rests():
     sizes, _ = batches_of(1_000_000, pass_s=0.010, target_s=1.0, batches=30)
     assert min(sizes) >= 1_024  # full batches
+
+
+@pytest.mark.parametrize(
+    ("module", "read_s", "step_s", "reading"),
+    [
+        ("barrier_runtime.connectors.delta.source", 3.0, 0.1, True),
+        ("barrier_runtime.connectors.delta.source", 0.1, 3.0, False),  # a later step of the chain
+        ("barrier_runtime.connectors.memory.iterator", 3.0, 0.1, False),  # calls a function of the program
+        ("users_program", 3.0, 0.1, False),
+    ],
+)
+def test_long_steps_tell_readers_of_this_package_from_the_code_of_users(module, read_s, step_s, reading):
+    clock, errors, batches = HandClock(), [], []
+    clock.source_ns = clock.now_ns
+
+    def reader(self, split):
+        made = GeneratedRows.reader(self, split)
+        poll = made.poll
+
+        def slow(max_rows, now_ns):
+            clock.now += read_s
+            return poll(max_rows, now_ns)
+
+        made.poll = slow
+        return made
+
+    source = type("SlowRows", (GeneratedRows,), {"reader": reader, "__module__": module})("ticks", 1_000, 3, None, 1)
+    driver = SourceDriver()
+    driver.open(World().context("ticks"), SourceSpec("ticks", source, tuple(source.splits(1))))
+    slow = Slow(clock, step_s, lambda: batches.append(1))
+
+    async def run():
+        scheduler = Scheduler(asyncio.get_running_loop(), lambda: False, lambda _, error: errors.append(error), clock)
+        aligner = Aligner(0, 1)
+        subtask = Subtask(SubtaskId(0, 0), 1, [("slow", slow)], [], [], aligner, host=clock, source=("ticks", driver))
+        clock.captured = clock.ended = lambda *_: None
+        scheduler.start([subtask])
+        while not batches and not errors:
+            await asyncio.sleep(0)
+        scheduler.stop()
+        return scheduler.take_longest(), scheduler.long_steps.longest_since(0.0)
+
+    longest, (_, _, noted) = asyncio.run(run())
+    assert not errors
+    assert longest is not None
+    assert (longest.reading, noted) == (reading, reading)

@@ -128,10 +128,21 @@ def test_a_slot_that_was_blocked_is_shown_for_a_while():
     assert shown[0].reason.startswith("slot 1 by 0/1 (numbers → slow) for 5.2 s: ")
 
 
+def test_a_reader_of_this_package_that_blocked_a_slot_is_no_fault_of_the_program():
+    ours, users = BlockedSlot(0, "0/0 (read → map) for 3.0 s", 10, reading=True), BlockedSlot(1, "0/1 (slow)", 10)
+    (shown,) = seen((10, facts(blocked=(ours,))))
+    assert "slot 0 by 0/0 (read → map) for 3.0 s" in shown.reason
+    assert "no function of the program" in shown.reason
+    assert "return sooner" not in shown.reason
+    (both,) = seen((10, facts(blocked=(ours, users))))
+    assert both.reason.index("slot 1 by") < both.reason.index("return sooner") < both.reason.index("slot 0 by")
+
+
 def test_slot_reports_its_blocker_afterwards_and_a_silent_slot_is_remembered():
     coordinator, a, b = started(MemoryStore(), spec(slot_timeout_ms=20_000, progress_timeout_ms=600_000))
-    b.say(Heartbeat(1, blocked="1/1 (count → out) for 5.2 s"))
+    b.say(Heartbeat(1, blocked="1/1 (count → out) for 5.2 s", blocked_reading=True))
     assert coordinator.status.condition == "BLOCKED"
+    assert "a source of barrier-runtime needed this time" in coordinator.status.condition_reason
     assert "slot 1 by 1/1 (count → out) for 5.2 s" in coordinator.status.condition_reason
     for _ in range(3):
         coordinator.later(BLOCKED_MS // 3)
