@@ -36,6 +36,7 @@ from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.parquet import ParquetReader, plain_schema
 from barrier_runtime.connectors.source import Split, SplitReader
 from barrier_runtime.data.values.casts import kept_cast
+from barrier_runtime.spark.release import FROM_SPARK, refusal
 from barrier_runtime.spark.session import forwarded_environment
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
@@ -197,10 +198,13 @@ def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
 
     Raises `InvalidJob` for other objects than DataFrames, and for columns that Arrow cannot hold."""
     try:
+        from pyspark import __version__ as found
         from pyspark.errors import PySparkException
         from pyspark.sql.pandas.types import to_arrow_schema
     except ImportError as error:
         raise missing_extra("Spark", "spark", error) from None
+    if refused := refusal(where, found, FROM_SPARK):
+        raise InvalidJob(refused)
     if not hasattr(dataframe, "mapInArrow"):
         raise InvalidJob(f"{where}: {type(dataframe).__name__} is not a Spark DataFrame: pass one")
     if dataframe.isStreaming:
