@@ -26,7 +26,7 @@ from benchmarks.machine import describe
 _FOLDER = Path("build/bench/kafka-to-kafka")
 _TURN_S = 0.001
 _STAMP_BYTES = 8
-_FEEDER = {"linger.ms": 1, "acks": "1", "queue.buffering.max.kbytes": 1 << 20}
+_FEEDER = {"linger.ms": 1, "acks": "1", "max.in.flight": 5, "queue.buffering.max.kbytes": 1 << 20}
 
 
 def feed(bootstrap: str, topic: str, rate: float, size: int, seconds: float) -> None:
