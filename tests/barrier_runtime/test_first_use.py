@@ -259,13 +259,13 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
     (
         "a key by a function",
         lambda: stream().key_by(lambda row: row["k"]),
-        ["the names of columns", "select() or map()"],
+        ["the names of columns", "an expression gets a name", "key_by(group='sensor % 16')"],
     ),  # type: ignore[arg-type]
     ("a list of keys", lambda: stream().key_by(["k", "x"]), ["key_by('user', 'day')"]),  # type: ignore[arg-type]
     (
         "a number for columns",
         lambda: stream().select(5),
-        ["Stream.select: columns=5: give a mapping or a list of texts"],
+        ["Stream.select: columns=5: give a text or a mapping or a list of texts"],
     ),  # type: ignore[arg-type]
     ("None in a union", lambda: stream().union(None), ["None is not a stream of flow"]),  # type: ignore[arg-type]
     (
@@ -330,7 +330,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
     ("a row, not rows", lambda: come_out(stream().flat_map(lambda row: row)), ["gave one row", "return [row]"]),  # type: ignore[arg-type, return-value]
     ("a checkpoint that is none", lambda: come_out_with(restore="latset"), ["restore='latset'", "use 'latest'"]),
     ("a mode that is nearly one", lambda: come_out_with(mode="exactly-once"), ["mode=", "'exactly_once'"]),
-    ("a time span as seconds", lambda: come_out_with(min_pause=MINUTE), ["min_pause=", "give a number of seconds"]),
+    ("a text as a time span", lambda: come_out_with(min_pause="1m"), ["min_pause=", "a number of seconds"]),  # type: ignore[arg-type]
     ("a job name with capitals", lambda: Dataflow("My Job"), ["'My Job' is not allowed", "a-z, 0-9 and '-'"]),
     ("a list as a sink", lambda: stream().sink("out", []), ["[] is not a sink", "ParquetSink(url)"]),  # type: ignore[arg-type]
     (

@@ -214,8 +214,8 @@ def test_arrow_bytes_that_break_off_inside_a_correct_frame_are_a_frame_error(par
 
 def test_a_data_frame_of_unknown_kind_is_refused() -> None:
     """B3"""
-    with pytest.raises(FrameError, match="unknown kind 10"):
-        FrameReader().feed(data_frame(10, b"", 0))
+    with pytest.raises(FrameError, match="unknown kind 11"):
+        FrameReader().feed(data_frame(11, b"", 0))
 
 
 @pytest.mark.parametrize(
