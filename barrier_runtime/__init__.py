@@ -26,6 +26,8 @@ _HOME = {
     "KeyedStream": "barrier_runtime.api.stream",
     "BroadcastStream": "barrier_runtime.api.stream",
     "connect": "barrier_runtime.api.connected",
+    "col": "barrier_runtime.data.column_expression",
+    "ColumnExpression": "barrier_runtime.data.column_expression",
     "Tumbling": "barrier_runtime.operators.windows.assigners",
     "Count": "barrier_runtime.operators.windows.assigners",
     "TimeWindow": "barrier_runtime.operators.windows.whole.apply",
@@ -172,6 +174,8 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.sqlite.sink import SqliteSink as SqliteSink
     from barrier_runtime.coordinator.option_types import LocalRunOptions as LocalRunOptions
     from barrier_runtime.coordinator.option_types import RunOptions as RunOptions
+    from barrier_runtime.data.column_expression import ColumnExpression as ColumnExpression
+    from barrier_runtime.data.column_expression import col as col
     from barrier_runtime.launch.outcome import JobFailed as JobFailed
     from barrier_runtime.launch.outcome import JobResult as JobResult
     from barrier_runtime.operators.aggregation.functions import all_ as all_

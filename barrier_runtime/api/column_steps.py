@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.api.steps import S, UnkeyedSteps
+from barrier_runtime.data.column_expression import ColumnExpression
 from barrier_runtime.data.schemas import column_names, require_columns
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.state.errors import InvalidJob
@@ -58,8 +59,13 @@ def read_by(
 
 
 def literal_or(value: Any) -> Any:
-    """Expression of a plain value for all rows; other values unchanged."""
-    return pc.scalar(value) if isinstance(value, _LITERALS) else value
+    """Expression of a plain value for all rows; SQL of a `ColumnExpression`; other values unchanged."""
+    return pc.scalar(value) if isinstance(value, _LITERALS) else as_text(value)
+
+
+def as_text(value: Any) -> Any:
+    """SQL of a `ColumnExpression`; other values unchanged."""
+    return str(value) if isinstance(value, ColumnExpression) else value
 
 
 def names_a_column(value: str | pc.Expression, schema: pa.Schema | None) -> bool:
@@ -95,7 +101,7 @@ class ColumnSteps(UnkeyedSteps[S]):
         for part in (columns, *more):
             each = part if isinstance(part, Mapping) else themselves(column_names(part, f"{where}: columns"))
             for column, value in each.items():
-                every = column == ALL and value == ALL
+                every = column == ALL and isinstance(value, str) and value == ALL
                 wanted.update(themselves(self._all_columns(where)) if every else {column: value})
         return self._selected(wanted, where, name)
 

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import check_callable, retried, with_errors
-from barrier_runtime.api.column_steps import ColumnSteps, read_by, ready, themselves
+from barrier_runtime.api.column_steps import ColumnSteps, as_text, read_by, ready, themselves
 from barrier_runtime.api.steps import OneStream, S, event_times_of_batches, one_or_all
+from barrier_runtime.data.column_expression import ColumnExpression
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, column_names, require_columns
 from barrier_runtime.launch.outcome import plain_errors
@@ -99,7 +100,7 @@ class RowSteps(ColumnSteps[S]):
     @overload
     def filter(
         self,
-        condition: str | pc.Expression | Callable[[Row], Any],
+        condition: str | pc.Expression | ColumnExpression | Callable[[Row], Any],
         *,
         name: str | None = None,
         on_error: OneStream = "fail",
@@ -112,7 +113,7 @@ class RowSteps(ColumnSteps[S]):
 
     def filter(
         self,
-        condition: str | pc.Expression | Callable[[Row], Any],
+        condition: str | pc.Expression | ColumnExpression | Callable[[Row], Any],
         *,
         name: str | None = None,
         on_error: OnError | Retry = "fail",
@@ -125,6 +126,7 @@ class RowSteps(ColumnSteps[S]):
         from barrier_runtime.operators.functions.row_functions import FilterOperator
 
         where = f"filter {name or ''}".strip()
+        condition = as_text(condition)
         if isinstance(condition, str | pc.Expression):
             if on_error != "fail":
                 raise InvalidJob(
@@ -166,7 +168,7 @@ class RowSteps(ColumnSteps[S]):
     def split(
         self,
         name: str,
-        by: str | pc.Expression | Callable[[Row], str],
+        by: str | pc.Expression | ColumnExpression | Callable[[Row], str],
         *,
         into: Sequence[str],
         on_error: OnError | Retry = "fail",
@@ -188,6 +190,7 @@ class RowSteps(ColumnSteps[S]):
         errors = side_schemas(None, "fail" if isinstance(on_error, Retry) else on_error, where)
         if errors.keys() & set(branches):
             raise InvalidJob(f"{where}: a branch is named {ERRORS!r}, as the rows that fail are: name it otherwise")
+        by = as_text(by)
         if isinstance(by, str | pc.Expression):
             if on_error != "fail":
                 raise InvalidJob(
@@ -295,7 +298,7 @@ class RowSteps(ColumnSteps[S]):
 
     def explode(
         self,
-        column: str,
+        column: str | ColumnExpression,
         *,
         into: str | Sequence[str] | None = None,
         outer: bool = False,
@@ -314,6 +317,7 @@ class RowSteps(ColumnSteps[S]):
         from barrier_runtime.operators.functions.explode import ExplodeOperator, exploded
 
         where = f"explode {name or ''}".strip()
+        column = str(column)
         every = self._all_columns(where)
         rows: ColumnSteps[S] = self
         names = None if into is None else column_names(into, f"{where}: into")
