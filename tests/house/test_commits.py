@@ -8,13 +8,13 @@ LONGEST = 72
 
 
 def _git(*arguments: str) -> list[str]:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+    command = ["git", "-c", f"safe.directory={ROOT}", *arguments]  # a checkout may belong to another user
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
 
 
 def test_subjects_of_commits_have_at_most_72_characters() -> None:
     """A source archive has no history, and a shallow clone does not have all of it: nothing to check there."""
-    if not (ROOT / ".git").exists() or _git("rev-parse", "--is-shallow-repository") == ["true"]:
+    if _git("rev-parse", "--is-shallow-repository") != ["false"]:
         return
     here = str(Path(__file__).resolve().relative_to(ROOT))
     added = _git("log", "--diff-filter=A", "--format=%H", "--", here)
