@@ -15,6 +15,7 @@ from workload import Row
 
 from barrier_runtime.connectors.redis import sink as production
 from barrier_runtime.connectors.redis.sink import RedisUpsertSink
+from barrier_runtime.connectors.sink import SinkContext
 
 _WRITE_BYTES = 3_000  # small, so that the sink writes rows before their barrier, too
 _ROWS_AT_ONCE = 3
@@ -92,6 +93,10 @@ class SimRedisSink(RedisUpsertSink):
     def __init__(self, server: RedisServer) -> None:
         super().__init__("redis://sim:6379/0", key="account", value="json", prefix=_PREFIX, deterministic=True)
         self._server = server
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._buffers._going_out = self._server.doorway.turns()  # type: ignore[assignment]
 
     def __deepcopy__(self, memo: dict[int, object]) -> "SimRedisSink":
         return SimRedisSink(self._server)

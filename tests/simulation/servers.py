@@ -8,10 +8,27 @@ from typing import Any
 from barrier_runtime.testing.simulation.loop import Simulation
 
 _TRAVEL_US = (200, 3_000)
+_TURN_US = 50  # between two looks of a job that waits for its turn
 _GIVE_UP_US = (100_000, 3_000_000)
 _LATE_US = 20_000_000
 _SLOW_US = 10_000_000
 _FATES = ("lost", "no answer", "late", "slow", "ok", "ok", "ok")
+
+
+class Turns:
+    """Lock of blocking jobs, which share one thread: a waiting job yields, so that the holder can go on."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._held = False
+
+    def __enter__(self) -> None:
+        while self._held:
+            self._simulation.jobs.block(_TURN_US)
+        self._held = True
+
+    def __exit__(self, *_: object) -> None:
+        self._held = False
 
 
 class Doorway:
@@ -21,6 +38,9 @@ class Doorway:
         self._simulation = simulation
         self._troubled = troubled
         self.seen: dict[str, int] = {}
+
+    def turns(self) -> Turns:
+        return Turns(self._simulation)
 
     def ask(self, what: str, effect: Callable[[], Any], lost: Callable[[str], Exception]) -> Any:
         """Sends a request from a blocking job, and returns the result of `effect`, or raises its exception.
