@@ -142,15 +142,29 @@ def _check_ends(flow: str, nodes: list[Node], readers: dict[int, list[Input]]) -
             )
 
 
+def _sources_above(nodes: list[Node]) -> list[dict[str, SourceNode]]:
+    """Returns the sources of each node's rows, by name; those of a source are the source itself."""
+    above: list[dict[str, SourceNode]] = []  # by node: inputs have lower numbers
+    for node in nodes:
+        if isinstance(node, SourceNode):
+            above.append({node.name: node})
+        else:
+            above.append({name: each for input in node.inputs for name, each in above[input.node].items()})
+    return above
+
+
+def _holds_back(node: SourceNode) -> bool:
+    """Whether the source watches a place, so that event time stands still while nothing new arrives there."""
+    watched = isinstance(node.source, Rereading) and node.source.endless
+    return watched and node.event_time is not None and node.idle_timeout_ms is None
+
+
 def _check_circles(nodes: list[Node]) -> None:
     """Refuses a sink that writes to the place from which a source of its rows reads."""
-    above: dict[int, list[SourceNode]] = {}
-    for number, node in enumerate(nodes):
+    for node, above in zip(nodes, _sources_above(nodes), strict=True):
         if isinstance(node, SourceNode):
-            above[number] = [node]
             continue
-        above[number] = [source for input in node.inputs for source in above[input.node]]
-        for each in above[number]:
+        for each in above.values():
             source = each.source
             if not isinstance(source, Rereading) or not any(map(source.reads_from, node.places)):
                 continue
@@ -164,20 +178,17 @@ def _check_circles(nodes: list[Node]) -> None:
 
 def _check_watched_folders(nodes: list[Node]) -> None:
     """Warns of a watched folder or table that holds back the event time of other inputs while nothing new arrives."""
-    above: dict[int, dict[str, SourceNode]] = {}
-    followers = followers_of(nodes)
+    if not any(isinstance(node, SourceNode) and _holds_back(node) for node in nodes):
+        return
+    above, followers = _sources_above(nodes), followers_of(nodes)
     for number, node in enumerate(nodes):
-        if isinstance(node, SourceNode):
-            above[number] = {node.name: node}
+        if isinstance(node, SourceNode) or len(node.inputs) < 2:
             continue
-        sources = above[number] = {name: each for input in node.inputs for name, each in above[input.node].items()}
+        if node.detail == "none" and followers[number].detail == "none":
+            continue
         before = [above[input.node].keys() for input in node.inputs]
-        if len(before) < 2 or (node.detail == "none" and followers[number].detail == "none"):
-            continue
-        for name, each in sources.items():
-            alone = all(names == {name} for names in before)
-            watched = isinstance(each.source, Rereading) and each.source.endless
-            if watched and not alone and each.event_time is not None and each.idle_timeout_ms is None:
+        for name, each in above[number].items():
+            if _holds_back(each) and any(names != {name} for names in before):
                 warnings.warn(
                     f"{node.kind} {node.name!r}: while nothing new arrives in source {name!r} ({each.source!r}), event "
                     "time of the other inputs stands still too, and later windows, timers and joins wait: read "
@@ -188,14 +199,12 @@ def _check_watched_folders(nodes: list[Node]) -> None:
 
 def _check_guarantees(nodes: list[Node]) -> None:
     """Raises unless every source upstream of an exactly-once sink replays the same rows."""
-    unstable: dict[int, set[str]] = {}  # per node: upstream sources that cannot replay
-    for number, node in enumerate(nodes):
-        if isinstance(node, SourceNode):
-            unstable[number] = set() if node.source.exactly_once else {node.name}
+    for node, above in zip(nodes, _sources_above(nodes), strict=True):
+        if isinstance(node, SourceNode) or not node.is_sink or node.guarantee != "exactly_once":
             continue
-        unstable[number] = set().union(*[unstable[input.node] for input in node.inputs])
-        if node.is_sink and node.guarantee == "exactly_once" and unstable[number]:
-            source = sorted(unstable[number])[0]
+        unstable = sorted(name for name, each in above.items() if not each.source.exactly_once)
+        if unstable:
+            source = unstable[0]
             raise InvalidJob(
                 f"sink {node.name!r} is exactly-once, but source {source!r} has no stable positions: a replay after a "
                 "failure may give other rows. Use a source that replays, a sink that declares at_least_once, "
