@@ -125,9 +125,7 @@ class TwoPhaseCommitSink:
     keeps_rows: bool = False  # True: rows may stay in the sink past the checkpoint that follows them, see `kept`
     takes_positions: bool = False  # True: `reached` and `written` are called, see docs/design/at-most-once.md
     writes_at_once: bool = False  # True: staged rows are visible; `stage_now` stages rows as they arrive
-    pause_s: float = (
-        0.0  # with `writes_at_once`: pause after the work of `stage_now`, for targets that like large writes
-    )
+    pause_s: float = 0.0  # with `writes_at_once`: pause after the work of `stage_now`, for targets of large writes
     most_decided: int | None = None  # set in `open`: number of transactions that the target can hold between decision
     # and commit; at that number the sink gets no rows
     transaction_timeout_ms: int | None = None  # set in `open`: how long the target keeps a transaction between

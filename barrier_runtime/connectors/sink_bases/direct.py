@@ -15,7 +15,7 @@ from barrier_runtime.connectors.sink import Acknowledgement, SinkContext, TwoPha
 from barrier_runtime.connectors.sink_bases.row_buffer import InOrder, RowBuffer
 from barrier_runtime.data.few_rows import FewRows
 
-Rows = RowBuffer[bool]
+Rows = RowBuffer[None]
 
 
 class DirectSink(TwoPhaseCommitSink):
@@ -37,11 +37,8 @@ class DirectSink(TwoPhaseCommitSink):
             self.check_schema(schema)
             self._schema_checked = True
 
-    def write_out(self, batches: Sequence[pa.RecordBatch]) -> bool:
-        """Hands rows to the target, in order. Runs off the event loop, one call at a time; repeated if it raises.
-
-        Returns True.
-        """
+    def write_out(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Hands rows to the target, in order. Runs off the event loop, one call at a time; repeated if it raises."""
         raise NotImplementedError
 
     def acknowledgement(self) -> Acknowledgement | None:
@@ -51,7 +48,7 @@ class DirectSink(TwoPhaseCommitSink):
     def open(self, context: SinkContext) -> None:
         self._context = context
         self._where = context.where
-        self._buffers: InOrder[bool] = InOrder()
+        self._buffers = InOrder()
 
     def begin_transaction(self) -> Rows:
         return self._buffers.begin()

@@ -127,11 +127,11 @@ class RowBuffer(Generic[_Staged]):
                 staged.append(part.staged)
             return staged
 
-    def hand_over(self, make: Callable[[Sequence[Any]], _Staged]) -> None:
+    def hand_over(self, write_out: Callable[[Sequence[Any]], None]) -> None:
         """As `stage`, but forgets each part that is durable: a transaction may consist of thousands of parts."""
         with self._staging:
             while self._full:
-                make(self._full[0].content())
+                write_out(self._full[0].content())
                 del self._full[0]
 
 
@@ -145,7 +145,7 @@ def _weight(rows: pa.RecordBatch) -> int:
     return rows.nbytes if buffers > _MEASURED_BYTES else buffers
 
 
-class InOrder(Generic[_Staged]):
+class InOrder:
     """Buffers of a sink that writes before the commit: rows leave in the order of their arrival.
 
     Early staging of a newer transaction and pre-commit of an older transaction run on different threads. A pre-commit
@@ -154,15 +154,15 @@ class InOrder(Generic[_Staged]):
 
     def __init__(self) -> None:
         self._going_out = threading.Lock()
-        self._begun: deque[RowBuffer[_Staged]] = deque()  # oldest first; only the last buffer receives rows
+        self._begun: deque[RowBuffer[None]] = deque()  # oldest first; only the last buffer receives rows
 
-    def begin(self) -> RowBuffer[_Staged]:
-        buffer: RowBuffer[_Staged] = RowBuffer()
+    def begin(self) -> RowBuffer[None]:
+        buffer: RowBuffer[None] = RowBuffer()
         self._begun.append(buffer)
         return buffer
 
     def stage(
-        self, until: RowBuffer[_Staged], make: Callable[[Sequence[pa.RecordBatch]], _Staged], *, closed: bool
+        self, until: RowBuffer[None], write_out: Callable[[Sequence[pa.RecordBatch]], None], *, closed: bool
     ) -> None:
         """Stages every older buffer completely, then the full parts of `until`.
 
@@ -174,7 +174,7 @@ class InOrder(Generic[_Staged]):
                 whole = closed or oldest is not until
                 if whole:
                     oldest.fill_up()
-                oldest.hand_over(make)
+                oldest.hand_over(write_out)
                 if not whole:
                     return
                 self._begun.popleft()

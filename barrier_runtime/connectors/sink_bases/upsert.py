@@ -34,7 +34,6 @@ class UpsertSink(DirectSink):
         """
         raise NotImplementedError
 
-    def write_out(self, batches: Sequence[pa.RecordBatch]) -> bool:
+    def write_out(self, batches: Sequence[pa.RecordBatch]) -> None:
         for rows in pa.Table.from_batches(batches).combine_chunks().to_batches():
             self.upsert(rows)
-        return True

@@ -24,12 +24,12 @@ from barrier_runtime.connectors.sink import Acknowledgement, TwoPhaseCommitSink
 from barrier_runtime.coordinator.metric_table import EARLY_STAGING_FAILED, VISIBLE
 from barrier_runtime.data.latency import EmitTimes
 from barrier_runtime.operators.base import OperatorContext
+from barrier_runtime.runtime.sinks.driver import Backoff
 from barrier_runtime.runtime.sinks.sink_transaction import SinkTransaction
 from barrier_runtime.state.outside_errors import must_be_mended
 
 _MOST_QUEUED = 2  # one running and one waiting, beside the rows that gather
-_FIRST_RETRY_S = 0.1
-_LAST_RETRY_S = 5.0
+_RETRIES = Backoff(first=0.1, most=5.0)
 
 
 class _Write:
@@ -126,8 +126,7 @@ class AtOnce:
         if self._must_end(error):
             return
         self._attempts += 1
-        delay_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(self._attempts - 1, 30))
-        self._context.call_later(delay_s, self._write)
+        self._context.call_later(_RETRIES.delay(self._attempts), self._write)
 
     def _must_end(self, error: BaseException) -> bool:
         if isinstance(error, Exception) and must_be_mended(error):

@@ -66,13 +66,12 @@ class KafkaDirect(DirectSink):
         self._raise_refusal()
         super().check_rows(schema)
 
-    def write_out(self, batches: Sequence[pa.RecordBatch]) -> bool:
+    def write_out(self, batches: Sequence[pa.RecordBatch]) -> None:
         self._raise_refusal()
         made = self._format.records(batches)
         flight = self._flights.begin()
         with self._cluster.trouble("write rows to"):
             self._send(made, flight)
-        return True
 
     def acknowledgement(self) -> Acknowledgement:
         flights = self._flights.unacknowledged()

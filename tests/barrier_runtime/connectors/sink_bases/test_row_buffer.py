@@ -16,21 +16,20 @@ class Target:
         self.got: list[int] = []
         self.failures = 0
 
-    def take(self, batches: list[pa.RecordBatch]) -> bool:
+    def take(self, batches: list[pa.RecordBatch]) -> None:
         if self.failures:
             self.failures -= 1
             raise OSError("not now")
         self.got += [value for batch in batches for value in batch.column(0).to_pylist()]
-        return True
 
 
-def write(buffer: RowBuffer[bool], *values: int) -> None:
+def write(buffer: RowBuffer[None], *values: int) -> None:
     buffer.write(pa.RecordBatch.from_pydict({"n": list(values)}))
 
 
 def test_a_newer_transaction_that_goes_out_early_takes_the_older_one_along() -> None:
     """The older transaction's pre-commit is late, or never happens because its checkpoint was aborted."""
-    target, buffers = Target(), InOrder[bool]()
+    target, buffers = Target(), InOrder()
     older = buffers.begin()
     write(older, 1)
     newer = buffers.begin()
@@ -46,7 +45,7 @@ def test_a_newer_transaction_that_goes_out_early_takes_the_older_one_along() -> 
 
 
 def test_what_is_still_written_to_goes_out_only_as_far_as_it_is_full() -> None:
-    target, buffers = Target(), InOrder[bool]()
+    target, buffers = Target(), InOrder()
     buffer = buffers.begin()
     write(buffer, 1)
     buffer.fill_up()
@@ -56,7 +55,7 @@ def test_what_is_still_written_to_goes_out_only_as_far_as_it_is_full() -> None:
 
 
 def test_what_failed_goes_out_first_when_it_is_tried_again() -> None:
-    target, buffers = Target(), InOrder[bool]()
+    target, buffers = Target(), InOrder()
     older = buffers.begin()
     write(older, 1)
     newer = buffers.begin()
@@ -95,7 +94,7 @@ def slices(whole: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
 )
 def test_rows_weigh_what_they_are_however_unequal_the_batches(batches: list[pa.RecordBatch]) -> None:
     """The size bounds memory: the bytes that a sink keeps before it stages a part early."""
-    buffer = RowBuffer[bool]()
+    buffer = RowBuffer[None]()
     real = 0
     for batch in batches:
         buffer.write(batch)

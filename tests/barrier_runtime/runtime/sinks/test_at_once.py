@@ -48,9 +48,8 @@ class Broker(DirectSink):
         self.answered = 0
         self.answers = threading.Condition()
 
-    def write_out(self, batches: Sequence[pa.RecordBatch]) -> bool:
+    def write_out(self, batches: Sequence[pa.RecordBatch]) -> None:
         self.rows += [number for batch in batches for number in batch.column("n").to_pylist()]
-        return True
 
     def acknowledgement(self) -> Acknowledgement:
         wanted = len(self.rows)
