@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 from barrier_runtime.coordinator.metric_table import LATE_ROWS, LOOP_LAG_MS, RSS_BYTES, STARVED_S
 from barrier_runtime.coordinator.status.health import TROUBLED
+from barrier_runtime.coordinator.status.statistics import totals
 from barrier_runtime.coordinator.status.status import DURATION_BOUNDS_MS, ChainStatus, JobStatus
 from barrier_runtime.coordinator.status.transactions import OWN_METRICS, of_sinks
 
@@ -168,11 +169,8 @@ def _state(status: JobStatus) -> Iterator[tuple[Labels, float]]:
 
 def _of_operators(status: JobStatus) -> list[tuple[str, str, float]]:
     """Returns operator, metric and total over slots of otherwise hidden metrics; late rows first."""
-    totals: dict[str, float] = {}
-    for slot in status.slots:
-        for key, figure in slot.metrics.items():
-            totals[key] = totals.get(key, 0.0) + figure
-    parted = ((key.rpartition("."), totals[key]) for key in sorted(totals, key=lambda key: (not _late(key), key)))
+    found = totals(slot.metrics for slot in status.slots)
+    parted = ((key.rpartition("."), found[key]) for key in sorted(found, key=lambda key: (not _late(key), key)))
     return [(name, metric, figure) for (name, _, metric), figure in parted if name and metric not in _SHOWN_OTHERWISE]
 
 

@@ -16,10 +16,7 @@ from barrier_runtime.data.sql.json_values import as_json, at_path, path_of, read
 from barrier_runtime.data.sql.row_kernels import call, column, kernel, value_kernel
 from barrier_runtime.data.sql.schema_text import type_of_schema
 from barrier_runtime.data.sql.texts import text_of
-
-
-def is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+from barrier_runtime.data.values.json_columns import is_list
 
 
 def _array(argument: Argument) -> Argument:

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.data.sql.arguments import Unfit
+from barrier_runtime.data.values.json_columns import is_list
 
 _STEP = re.compile(r"\.([^.\[\]'\"*]+)|\['([^']+)'\]|\[(\d+)\]")
 _UTC = datetime.timezone.utc
@@ -212,7 +213,7 @@ def as_json(value: Any, kind: pa.DataType) -> str:
     if types.is_map(kind):
         pairs = [(_key(name, kind.key_type), as_json(each, kind.item_type)) for name, each in value]
         return "{" + ",".join(f"{name}:{each}" for name, each in pairs) + "}"
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if is_list(kind):
         return "[" + ",".join(as_json(each, kind.value_type) for each in value) + "]"
     return _plain_json(value, kind)
 

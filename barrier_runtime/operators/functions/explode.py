@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.plain_rows import PlainRows, without_views
+from barrier_runtime.data.values.json_columns import is_list
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.functions.batch_functions import column_of
 from barrier_runtime.state.errors import InvalidJob
@@ -66,7 +67,7 @@ def exploded(
     kind = schema.field(column).type
     if pa.types.is_map(kind):
         names, kinds = list(into or ("key", "value")), [kind.key_type, kind.item_type]
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    elif is_list(kind):
         names, kinds = list(into or (column,)), [kind.value_type]
     else:
         raise InvalidJob(f"{where}: column {column!r} is {kind}: it takes an array or a map")

@@ -583,9 +583,8 @@ class SourceDriver:
         again."""
 
         reached = self._at_end.get(split.id)
-        ahead = (
-            len(self._queue) < _PREPARED_AHEAD and self._ends is None
-        )  # `Ahead` prepares remote files, several at a time
+        # `Ahead` prepares remote files, several at a time
+        ahead = len(self._queue) < _PREPARED_AHEAD and self._ends is None
 
         def make() -> None:
             reader = self._reader(split)
