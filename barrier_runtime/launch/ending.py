@@ -13,7 +13,7 @@ LAST_CHECKPOINT_S = 30.0  # time for the last checkpoint of a job whose program 
 
 log = logging.getLogger("barrier_runtime")
 
-_calls: dict[int, Callable[[], None]] = {}
+_calls: dict[object, Callable[[], None]] = {}
 _registered = False
 
 
@@ -23,7 +23,7 @@ def at_end(call: Callable[[], None]) -> Callable[[], None]:
     if not _registered:
         _registered = True
         getattr(threading, "_register_atexit", atexit.register)(_end)
-    key = id(call)
+    key = object()
     _calls[key] = call
 
     def cancel() -> None:

@@ -126,9 +126,7 @@ class LocalJobHandle:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stops a running job: after a last checkpoint, or at once after an exception."""
-        if kind is None:
-            end_in_time(self._name, partial(self._request_stop, "checkpoint"), self._over.wait)
-        self._request_stop("now")
+        self._end(after_checkpoint=kind is None)
         self._over.wait()
 
     def __repr__(self) -> str:
@@ -209,9 +207,10 @@ class LocalJobHandle:
                 )
         return None if asked.cancelled() or not asked.done() else asked.result()
 
-    def _end(self) -> None:
-        """Stops the job, because the program ends."""
-        end_in_time(self._name, partial(self._request_stop, "checkpoint"), self._over.wait)
+    def _end(self, *, after_checkpoint: bool = True) -> None:
+        """Stops the job, because its context or the program ends."""
+        if after_checkpoint:
+            end_in_time(self._name, partial(self._request_stop, "checkpoint"), self._over.wait)
         self._request_stop("now")
         self._over.wait(_AT_ONCE_S)
 

@@ -182,12 +182,9 @@ class JobHandle:
     def wait(self, timeout: float | None = None) -> JobResult:
         """Waits until the job ends. Raises `JobFailed`, `Fenced`, or `Unavailable` after `timeout` seconds."""
         self._wait_for_end(timeout)
-        if self._functions.trouble is not None:
+        if self._functions.trouble is not None or self._trouble is not None:
             self.close()
-            raise self._functions.trouble
-        if self._trouble is not None:
-            self.close()
-            raise Unavailable(f"job {self._spec.job} was given up: {self._trouble}") from self._trouble
+        self._raise_trouble()
         assert self._last is not None
         status = self._last
         hint = f"\n{self._spark_view()}" if status.absent_slots and not self._closed else ""
@@ -230,7 +227,6 @@ class JobHandle:
         """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now"). Waits for the end.
 
         `wait=False` returns at once. Raises as `wait` does.
-
         `savepoint`: a folder or URL. The job ends with a savepoint there, which is returned when the job has ended
         and everything is committed. If the savepoint cannot be written, the job continues and `SavepointFailed` is
         raised. `drain`: sources end first, so windows and timers fire as at the end of all input, and their rows are
@@ -244,8 +240,7 @@ class JobHandle:
             return self._stopped_with(asked)
         if wait:
             self._wait_for_end(timeout)
-            if self._trouble is not None:
-                raise Unavailable(f"job {self._spec.job} was given up: {self._trouble}") from self._trouble
+            self._raise_trouble()
             if self._last is not None:
                 raise_unless_ended_well(self._last)
         return None
@@ -253,6 +248,13 @@ class JobHandle:
     def _wait_for_end(self, timeout: float | None) -> None:
         if not self._ended.wait(timeout):
             raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
+
+    def _raise_trouble(self) -> None:
+        """Raises the error because of which this program cannot follow the job to its end."""
+        if self._functions.trouble is not None:
+            raise self._functions.trouble
+        if self._trouble is not None:
+            raise Unavailable(f"job {self._spec.job} was given up: {self._trouble}") from self._trouble
 
     def _stopped_with(self, asked: SavepointAsked) -> SavepointTaken:
         while True:
