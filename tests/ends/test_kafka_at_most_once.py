@@ -81,6 +81,16 @@ def seen(target: Target) -> collections.Counter[int]:
     return collections.Counter(row["n"] for row in target.read_stable())
 
 
+def check_skipped_are_missing(handle: Any, target: Target, fed: int) -> None:
+    """Stops the job once all rows are visible or skipped."""
+    until(lambda: fed - len(seen(target)) == skipped(handle), "all rows since the last failure are visible")
+    handle.stop()
+    handle.wait()
+    rows = collections.Counter(row["n"] for row in target.read())
+    assert [n for n, times in rows.items() if times > 1] == []
+    assert 0 < skipped(handle) == fed - len(rows)
+
+
 def newer(target: Target, feed: Feed) -> None:
     """Waits for a row that was fed after this call."""
     since = feed.rows
@@ -99,12 +109,7 @@ def test_missing_rows_are_exactly_the_skipped_ones_and_none_is_doubled(
             take_name(kafka, subtask)
         newer(target, feed)
         fed = feed.stop()
-    until(lambda: fed - len(seen(target)) == skipped(handle), "all rows since the last failure are visible")
-    handle.stop()
-    handle.wait()
-    rows = collections.Counter(row["n"] for row in target.read())
-    assert [n for n, times in rows.items() if times > 1] == []
-    assert 0 < skipped(handle) == fed - len(rows)
+    check_skipped_are_missing(handle, target, fed)
 
 
 def test_another_parallelism_after_a_stop_skips_exactly_the_missing_rows(
@@ -123,12 +128,7 @@ def test_another_parallelism_after_a_stop_skips_exactly_the_missing_rows(
                 handle.stop("now")
                 handle.wait()
         fed = feed.stop()
-    until(lambda: fed - len(seen(target)) == skipped(handle), "all rows since the last failure are visible")
-    handle.stop()
-    handle.wait()
-    rows = collections.Counter(row["n"] for row in target.read())
-    assert [n for n, times in rows.items() if times > 1] == []
-    assert 0 < skipped(handle) == fed - len(rows)
+    check_skipped_are_missing(handle, target, fed)
 
 
 def test_behind_an_exchange_nothing_doubles_and_skipped_rows_are_a_bound(

@@ -102,13 +102,18 @@ def test_wait_for_slots_ends_when_their_starts_failed_and_late_slots_still_run()
     assert all(slot.last(Deploy) for slot in slots)
 
 
+def pass_beats(coordinator, slot, times):
+    """Lets so many heartbeats of `slot` pass, five seconds apart."""
+    for _ in range(times):
+        slot.say(Heartbeat(coordinator.protocol.token or 0))
+        coordinator.later(5_000)
+        coordinator.settle()
+
+
 def test_a_job_that_has_run_waits_for_lost_slots_without_end():
     coordinator, first, second = started(MemoryStore())
     second.cut()
-    for _ in range(720):
-        first.say(Heartbeat(coordinator.protocol.token or 0))
-        coordinator.later(5_000)
-        coordinator.settle()
+    pass_beats(coordinator, first, 720)
     assert coordinator.phase == "waiting"
     status = coordinator.status
     assert status.condition == "WAITING_SLOTS"
@@ -143,15 +148,9 @@ def test_a_strategy_with_a_limit_names_the_slots_that_it_stops_waiting_for():
     restart = RestartOptions("fixed_delay", initial_ms=20_000, max_attempts=6)
     coordinator, first, second = started(MemoryStore(), spec(restart=restart))
     second.cut()
-    for _ in range(23):
-        first.say(Heartbeat(coordinator.protocol.token or 0))
-        coordinator.later(5_000)
-        coordinator.settle()
+    pass_beats(coordinator, first, 23)
     assert coordinator.phase == "waiting"
-    for _ in range(6):
-        first.say(Heartbeat(coordinator.protocol.token or 0))
-        coordinator.later(5_000)
-        coordinator.settle()
+    pass_beats(coordinator, first, 6)
     assert coordinator.ended.outcome == "failed"
     assert "slot 1 of host worker missing for" in coordinator.ended.reason
     assert "fixed_delay does not wait longer for slots" in coordinator.ended.reason
