@@ -105,7 +105,6 @@ class Exchange(_Side):
         self._complete = False
         self._delay = client.draw()
         self._held: list[bytes] | None = None  # None: before the answer's head, or after its delay
-        self._begun = False
         self._ended = False
         self._sent = self._received = 0
         self._connecting = self._loop.create_task(self._connect())
@@ -144,17 +143,15 @@ class Exchange(_Side):
                 self._answer = Message(self._method)
                 continue
             if not known:
-                self._begin()
+                self._hold()
             self._received += len(body)
             self._pass(body)
-        if self._answer.done:
-            self._finish_in_time()
+            if not known:
+                self._release_in_time()
 
-    def _begin(self) -> None:
+    def _hold(self) -> None:
         closes = self._answer.until_close
         self._held = [self._answer.head if closes else without(self._answer.head, b"connection")]
-        self._begun = True
-        self._release_in_time()
 
     def _release_in_time(self) -> None:
         wait_s = self._asked + self._delay - time.monotonic() if self._complete else 0.0
@@ -165,36 +162,34 @@ class Exchange(_Side):
 
     def _pass(self, body: bytes) -> None:
         if self._held is None:
-            self._client.transport.write(body)
+            self._write(body)
         else:
             self._held.append(body)
             if self._received > _HELD:
                 self.transport.pause_reading()
 
     def _release(self) -> None:
-        held, self._held = self._held, None
+        held, self._held = self._held or [], None
+        if self._received > _HELD and not self._ended:
+            self.transport.resume_reading()
+        self._write(b"".join(held))
+
+    def _write(self, data: bytes) -> None:
+        """Writes bytes of the answer; the log has the request before the client has the last of them."""
         if self._ended:
             return
-        self._client.transport.write(b"".join(held or []))
-        if self._received > _HELD:
-            self.transport.resume_reading()
         if self._answer.done:
-            self._finish()
-
-    def _finish_in_time(self) -> None:
-        if self._held is None and not self._ended:
-            self._finish()
-
-    def _finish(self) -> None:
-        self._ended = True
-        self._tell(int(self._answer.head[9:12]))
-        self.transport.close()
-        self._client.answered(keep=not self._answer.until_close)
+            self._ended = True
+            self._tell(int(self._answer.head[9:12]))
+        self._client.transport.write(data)
+        if self._answer.done:
+            self.transport.close()
+            self._client.answered(keep=not self._answer.until_close)
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._answer.until_close and error is None:
             self._answer.done = True
-            self._finish_in_time()
+            self._pass(b"")
         elif not self._answer.done:
             self._cut()
 
