@@ -75,7 +75,7 @@ def of_operator(error: BaseException, operator: str, subtask: object = None) -> 
 
 
 def described(error: BaseException) -> str:
-    """Text of an exception in one line, followed by its class."""
+    """Text of an exception in one line, followed by the class."""
     text = " ".join(str(error).split())
     if isinstance(error, KeyError):
         text = f"nothing is known by the name {text}"

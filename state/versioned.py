@@ -54,7 +54,7 @@ def check_magic(data: bytes, magic: bytes, format: Format, where: str) -> None:
 
 
 class _Versioned(msgspec.Struct, frozen=True):
-    version: int = 1  # for data without the field, which is its default
+    version: int = 1  # for data without the field, and therefore the default
 
 
 _JSON_VERSION = msgspec.json.Decoder(_Versioned)

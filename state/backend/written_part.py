@@ -65,11 +65,11 @@ class WrittenPart:
         self._segments.add(segment)
 
     def inline(self) -> KeyedSnapshot:
-        """The written state as a snapshot that contains its files. For small state."""
+        """The written state as a snapshot that contains the files. For small state."""
         return self._uploaded(None, lambda: "", Thresholds(sys.maxsize, sys.maxsize))
 
     def uploaded(self, store: ObjectStore, new_key: Callable[[], str]) -> KeyedSnapshot:
-        """The written state as a snapshot with its files in `store`."""
+        """The written state as a snapshot with the files in `store`."""
         return self._uploaded(store, new_key, None)
 
     def _uploaded(

@@ -21,14 +21,14 @@ from barrier_runtime.state.keys.row_index import Ints, RowIds
 
 WIDE = "O"  # dtype of a column of cells
 EMPTY = b""
-_OBJECT_BYTES = 33  # size of a `bytes` object besides its content
+_OBJECT_BYTES = 33  # size of a `bytes` object besides the content
 _length = struct.Struct("<I")
 
 Cells = npt.NDArray[np.object_]
 
 
 def is_wide(kind: Any) -> bool:
-    """True if `kind`, a numpy dtype or its name, is that of cells."""
+    """True if `kind`, a numpy dtype or a dtype's name, is that of cells."""
     return bool(np.dtype(kind).kind == WIDE)
 
 

@@ -36,7 +36,7 @@ class FilePart:
 
 
 def index_of(footer: bytes) -> FilePart:
-    """Place of the index, with its trailer. `footer`: the last FOOTER_BYTES of the file."""
+    """Place of the index and the trailer. `footer`: the last FOOTER_BYTES of the file."""
     if len(footer) != FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise UnknownLayout("no footer of a block-based table")
     if int.from_bytes(footer[-12:-8], "little") not in _VERSIONS:

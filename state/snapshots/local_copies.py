@@ -143,7 +143,7 @@ class LocalCopies:
                 self.closed(path.parent)
 
     def closed(self, incarnation: Path) -> None:
-        """Deletes the folder of an ended incarnation, now or with its last copy. Call it off the loop."""
+        """Deletes the folder of an ended incarnation, now or with the last copy. Call it off the loop."""
         self._closed.add(incarnation)  # before rmdir: another thread may delete the last copy meanwhile
         try:
             incarnation.rmdir()

@@ -60,7 +60,7 @@ class StoredDatabase:
 
     @property
     def wanted_bytes(self) -> int:
-        """Approximate size of the wanted entries in its immutable files, in bytes."""
+        """Approximate size of the wanted entries in the immutable files, in bytes."""
         names = {name for name in self.names if is_immutable(name)}
         size = sum(ref.size for ref in self.part.keyed.files if ref.name in names)
         return size * self.groups // _groups(self.stored)

@@ -99,7 +99,7 @@ def loses(before: ValueType, now: ValueType, renamed: Mapping[str, str | None]) 
 
 
 def _tags(before: ValueType, now: ValueType, path: str, tagged: bool) -> Misfit | None:
-    """Compares tags. `tagged`: `now` is distinguished from other types by its tag."""
+    """Compares tags. `tagged`: `now` is distinguished from other types by the tag."""
     if before.tag == now.tag or not (tagged or (before.tag and now.tag)):
         return None
     return Misfit(path, str(before), str(now), f"its tag is {now.tag!r} and was {before.tag!r}")

@@ -19,7 +19,7 @@ _WHOLE_IN_MEMORY = 8 << 20  # larger files with an object of their own are downl
 
 
 def read_verified(store: ObjectStore, ref: FileRef) -> bytes:
-    """The bytes of `ref`, checked against its size and hash."""
+    """The bytes of `ref`, checked against size and hash."""
     if ref.inline is not None:
         data = ref.inline
     else:

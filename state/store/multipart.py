@@ -2,7 +2,7 @@
 
 File sinks of older releases could leave rows as uploads and complete them after the decision. Checkpoints of those
 releases still list some. (Measured with a store that answers in 30 ms: an upload takes two waits before the decision
-and three requests; a staged object one wait and two requests, its deletion off the path.)
+and three requests; a staged object one wait and two requests, the deletion off the path.)
 
 Key, id and tags of the parts name an upload. A process that has these can complete the upload at any later time, unless
 somebody aborts it.

@@ -35,7 +35,7 @@ def shown(url: str) -> str:
 
 
 def split_settings(url: str) -> tuple[str, str]:
-    """`url` without its settings, and the settings, such as `endpoint=http://host`.
+    """`url` without settings, and the settings, such as `endpoint=http://host`.
 
     The part before the settings is a name, which may contain a question mark, a hash or a percent sign.
     """

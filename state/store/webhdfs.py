@@ -218,7 +218,7 @@ class WebHdfsStore:
     # ---- operations of the name node and the data nodes
 
     def _upload(self, data: bytes | BinaryIO, size: int) -> str:
-        """Writes the bytes to a temporary file, closed; returns its path."""
+        """Writes the bytes to a temporary file, closed; returns the path."""
         self._sweep()
         temporary = f"{self._root}/{TEMPORARY}/{uuid.uuid4().hex}"
         self.use.sent(size)

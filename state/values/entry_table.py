@@ -117,7 +117,7 @@ class EntryTable(StateTable):
         return self.get((*key, False, entry))
 
     def has_entry(self, key: Key, entry: Any) -> bool:
-        """True if the entry exists; its value is neither decoded nor cached."""
+        """True if the entry exists; the value is neither decoded nor cached."""
         whole = (*key, False, entry)
         if self._dirty.get(whole) is not None:  # the usual case of a key that is written often
             return True

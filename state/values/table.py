@@ -127,7 +127,7 @@ class StateTable:
         return self._shard.scan_state_behind(self._state_id, last)
 
     def unwritten(self, key: Key) -> tuple[bool, Any]:
-        """True if an unwritten change of `key` exists, and then its value (None: deleted)."""
+        """True if an unwritten change of `key` exists, and then the value (None: deleted)."""
         for values in (self._dirty, self._frozen):
             if key in values:
                 return True, values[key]

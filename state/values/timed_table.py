@@ -54,7 +54,7 @@ class Timed:
     # ---- expiry
 
     def _judge(self, stamped: Stamped, now_ms: int) -> tuple[bool, int]:
-        """True if the value is live at `now_ms`, and its time."""
+        """True if the value is live at `now_ms`, and the value's time."""
         expiry = self.expiry
         ms = stamped[0]
         if expiry.ttl_ms is None:

@@ -117,7 +117,7 @@ class TimerTable(StateTable):
         return timer in self._dirty or timer in self._frozen
 
     def is_deleted(self, timer: Timer) -> bool:
-        """True if the timer is deleted, and its deletion is unwritten."""
+        """True if the timer is deleted, and the deletion is unwritten."""
         return self.unwritten(timer) == (True, None)
 
     def waiting(self) -> list[Timer]:
