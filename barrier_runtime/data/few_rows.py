@@ -10,6 +10,7 @@ batch with other columns (lists, structs, decimals) stays in Arrow.
 
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain, compress
 from typing import Any, TypeAlias
 
@@ -158,16 +159,14 @@ def _is_key(kind: pa.DataType) -> bool:
     return bool(types.is_integer(kind) or types.is_boolean(kind)) or _is_text(kind)
 
 
+@dataclass(slots=True, eq=False)
 class FewRows:
     """Rows as lists. `columns`: one list per field of `schema`, each with a value per row."""
 
-    __slots__ = ("columns", "count", "layout", "schema")
-
-    def __init__(self, schema: pa.Schema, layout: Layout, columns: Sequence[list[Any]], count: int) -> None:
-        self.schema = schema
-        self.layout = layout
-        self.columns = columns
-        self.count = count
+    schema: pa.Schema
+    layout: Layout
+    columns: Sequence[list[Any]]
+    count: int
 
     @staticmethod
     def of(rows: pa.RecordBatch) -> "FewRows | None":

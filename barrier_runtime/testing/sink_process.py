@@ -42,12 +42,10 @@ class Watcher(Protocol):
         """Marks committables whose rows must be visible from now on."""
 
 
+@dataclass(slots=True, eq=False)
 class _Open:
-    __slots__ = ("transaction", "written")
-
-    def __init__(self, transaction: Any, written: Written) -> None:
-        self.transaction = transaction
-        self.written = written
+    transaction: Any
+    written: Written
 
 
 class WatchedSink(TwoPhaseCommitSink):

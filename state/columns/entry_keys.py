@@ -5,6 +5,7 @@ If entries are always requested by the last field, such as the start of a window
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,12 @@ _INT_SIGN = np.uint64(1 << 63)
 _INT_BYTES = 9  # size of an int in a key
 
 
+@dataclass(slots=True, eq=False)
 class EntryKeys:
-    def __init__(self, shard: Shard, state_id: int, key_width: int, last_first: bool = False) -> None:
-        self.shard = shard
-        self.state_id = state_id
-        self.key_width = key_width
-        self.last_first = last_first
+    shard: Shard
+    state_id: int
+    key_width: int
+    last_first: bool = False
 
     # ---- to bytes
 

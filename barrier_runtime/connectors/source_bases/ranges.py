@@ -9,6 +9,7 @@ import io
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
@@ -22,15 +23,13 @@ class NotThere(Exception):
     """The bytes have not arrived yet; retry when the subtask is woken."""
 
 
+@dataclass(slots=True, eq=False)
 class _Part:
     """Bytes from `start` to `end`, requested or fetched."""
 
-    __slots__ = ("data", "end", "start")
-
-    def __init__(self, start: int, end: int, data: "Future[bytes | memoryview]") -> None:
-        self.start = start
-        self.end = end
-        self.data = data
+    start: int
+    end: int
+    data: "Future[bytes | memoryview]"
 
     def __lt__(self, other: "_Part") -> bool:
         return self.start < other.start

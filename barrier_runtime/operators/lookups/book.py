@@ -51,15 +51,13 @@ class Request:
     keys: tuple[Hashable, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Failed:
     """Result of a row whose key could not be fetched: the error of the last of `attempts`."""
 
-    __slots__ = ("attempts", "error", "is_transient")
-
-    def __init__(self, error: Exception, attempts: int, is_transient: bool) -> None:
-        self.error = error
-        self.attempts = attempts
-        self.is_transient = is_transient  # a repetition may succeed
+    error: Exception
+    attempts: int
+    is_transient: bool  # a repetition may succeed
 
 
 class NoReply(TimeoutError):

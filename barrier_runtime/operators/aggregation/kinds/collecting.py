@@ -66,14 +66,12 @@ class ListCell:
         return self.closed(self.add(self.opened(earlier), self.encoding.split(self.opened(later)[1])))
 
 
+@dataclass(slots=True, eq=False)
 class KnownValues:
     """Distinct values in the order of their first arrival."""
 
-    __slots__ = ("data", "known")
-
-    def __init__(self, known: set[bytes], data: bytes) -> None:
-        self.known = known
-        self.data = data
+    known: set[bytes]
+    data: bytes
 
     def __len__(self) -> int:
         return len(self.known)

@@ -95,14 +95,12 @@ def distinct_estimate(state: Any) -> int:
     return round(estimate)
 
 
+@dataclass(slots=True, eq=False)
 class Digest:
     """A t-digest, and the values that wait for their chunk."""
 
-    __slots__ = ("digest", "waiting")
-
-    def __init__(self, digest: Any, waiting: list[float]) -> None:
-        self.digest = digest  # None before the first chunk
-        self.waiting = waiting
+    digest: Any  # None before the first chunk
+    waiting: list[float]
 
 
 @dataclass(frozen=True)
