@@ -224,11 +224,15 @@ class FewRows:
     @property
     def most_bytes(self) -> int:
         """Upper bound of the rows' size in Arrow, in bytes; for numbers nearly exact."""
-        layout, count = self.layout, self.count
-        size = layout.width * count * _MOST_CELL_BYTES
-        for at in layout.texts:
+        size = self.cell_bytes
+        for at in self.layout.texts:
             size += sum(map(_most_text_bytes, self.columns[at]))
         return size
+
+    @property
+    def cell_bytes(self) -> int:
+        """Upper bound of the rows' size in Arrow without the bytes of texts."""
+        return self.layout.width * self.count * _MOST_CELL_BYTES
 
     def payload(self) -> bytes:
         return _ENCODE(self.columns)

@@ -291,7 +291,8 @@ class Fetcher:
             count = converted.count
             if count:
                 epoch = found[count - 1].leader_epoch()
-                queue.put(Fetched(converted.rows, offsets[:count], offsets[count - 1] + 1, epoch, at_ns))
+                reached = offsets[count - 1] + 1
+                queue.put(Fetched(converted.rows, offsets[:count], reached, epoch, at_ns, converted.size))
             if converted.bad:
                 queue.fail(
                     InvalidJob(

@@ -2,12 +2,16 @@
 
 Lock-free: each side writes a separate counter, and a deque hands rows over. An error is raised after the rows before
 it.
+
+The loop takes small chunks together, so batches grow while the loop is behind the fetching thread, and shrink when the
+loop has caught up.
 """
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 import pyarrow as pa
 
@@ -15,6 +19,7 @@ from barrier_runtime.connectors.kafka.source.position import KafkaPosition
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 
 _TOGETHER_BYTES = 256 * 1024  # up to which small chunks are joined
+_MOST_CHUNKS = 512  # that are joined: each takes some microseconds
 
 
 def no_wake() -> None:
@@ -23,13 +28,37 @@ def no_wake() -> None:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Rows, possibly none, and the position after them. `offsets`: of each row."""
+    """A chunk of the queue: rows, possibly none, and the position after them.
+
+    `offsets`: of each row; `size`: an upper bound of the rows' bytes.
+    """
 
     rows: pa.RecordBatch | FewRows | None
     offsets: Sequence[int]
     next_offset: int
     epoch: int | None
     at_ns: int  # steady clock, at arrival
+    size: int = 0
+
+    def cut(self, count: int) -> "tuple[Fetched, Fetched]":
+        """Returns the first `count` rows and the other rows. The sizes add up."""
+        assert self.rows is not None
+        first, rest = _cut(self.rows, count)
+        offsets, size = self.offsets, self.size * count // len(self.offsets)
+        return (
+            Fetched(first, offsets[:count], offsets[count - 1] + 1, self.epoch, self.at_ns, size),
+            Fetched(rest, offsets[count:], self.next_offset, self.epoch, self.at_ns, self.size - size),
+        )
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Rows for the loop, possibly none, and the position after them. `at_ns`: arrival of the oldest row."""
+
+    rows: pa.RecordBatch | FewRows | None
+    next_offset: int
+    epoch: int | None
+    at_ns: int
 
 
 class PartitionQueue:
@@ -64,7 +93,7 @@ class PartitionQueue:
         return self._put_bytes - self._taken_bytes
 
     def put(self, fetched: Fetched) -> None:
-        self._put_bytes += _size(fetched)
+        self._put_bytes += fetched.size
         self.next_offset = fetched.next_offset
         if fetched.epoch is not None:
             self.epoch = fetched.epoch
@@ -83,7 +112,7 @@ class PartitionQueue:
         """Returns whether `take` would return rows or raise an error."""
         return bool(self._items) or self.trouble is not None
 
-    def take(self, max_rows: int) -> Fetched | None:
+    def take(self, max_rows: int) -> Taken | None:
         """Returns the next rows, at most `max_rows`; None if there are none.
         Raises the error after the last rows."""
         trouble = self.trouble  # read first: rows are put before the error is set
@@ -91,49 +120,28 @@ class PartitionQueue:
             if trouble is not None:
                 raise trouble
             return None
-        item, size = self._joined(max_rows)
-        rows, offsets = item.rows, item.offsets
-        if rows is None or len(offsets) <= max_rows:
-            self._taken_bytes += size
-            self.reached = item.next_offset
-            return item
-        taken, rest = _cut(rows, max_rows)
-        later = Fetched(rest, offsets[max_rows:], item.next_offset, item.epoch, item.at_ns)
-        self._taken_bytes += size - _size(later)
-        self._items.appendleft(later)
-        self.reached = offsets[max_rows - 1] + 1
-        return Fetched(taken, offsets[:max_rows], self.reached, item.epoch, item.at_ns)
+        chunks = self._next(max_rows)
+        self._taken_bytes += sum(chunk.size for chunk in chunks)
+        self.reached = chunks[-1].next_offset
+        epoch = next((chunk.epoch for chunk in reversed(chunks) if chunk.epoch is not None), None)
+        rows = _together([chunk.rows for chunk in chunks if chunk.rows is not None])
+        return Taken(rows, self.reached, epoch, chunks[0].at_ns)
 
-    def _joined(self, max_rows: int) -> tuple[Fetched, int]:
-        """Returns the next chunk with following small chunks: a batch costs as much as hundreds of rows.
-
-        Also returns their size when they were put, which may differ from the joined size.
-        """
-        taken = [self._items.popleft()]
-        count, size = len(taken[0].offsets), _size(taken[0])
-        while self._items:
-            behind = self._items[0]
-            if count + len(behind.offsets) > max_rows or size + _size(behind) > _TOGETHER_BYTES:
+    def _next(self, max_rows: int) -> list[Fetched]:
+        """Takes the next chunk with following small chunks: a batch costs as much as hundreds of rows."""
+        first = self._items.popleft()
+        count, size = len(first.offsets), first.size
+        if count > max_rows:
+            first, rest = first.cut(max_rows)
+            self._items.appendleft(rest)
+            return [first]
+        chunks = [first]
+        while self._items and len(chunks) < _MOST_CHUNKS:
+            count, size = count + len(self._items[0].offsets), size + self._items[0].size
+            if count > max_rows or size > _TOGETHER_BYTES:
                 break
-            taken.append(self._items.popleft())
-            count, size = count + len(behind.offsets), size + _size(behind)
-        if len(taken) == 1:
-            return taken[0], size
-        joined = Fetched(
-            _together([each.rows for each in taken if each.rows is not None]),
-            list(itertools.chain.from_iterable(each.offsets for each in taken)),
-            taken[-1].next_offset,
-            next((each.epoch for each in reversed(taken) if each.epoch is not None), None),
-            taken[0].at_ns,
-        )
-        return joined, size
-
-
-def _size(fetched: Fetched) -> int:
-    rows = fetched.rows
-    if rows is None:
-        return 0
-    return rows.most_bytes if isinstance(rows, FewRows) else int(rows.nbytes)
+            chunks.append(self._items.popleft())
+        return chunks
 
 
 def _cut(rows: pa.RecordBatch | FewRows, count: int) -> tuple[pa.RecordBatch | FewRows, pa.RecordBatch | FewRows]:
@@ -143,10 +151,17 @@ def _cut(rows: pa.RecordBatch | FewRows, count: int) -> tuple[pa.RecordBatch | F
 
 
 def _together(parts: Sequence[pa.RecordBatch | FewRows]) -> pa.RecordBatch | FewRows | None:
-    few = [part for part in parts if isinstance(part, FewRows)]
-    if not parts:
-        return None
-    if len(few) == len(parts):
-        joined = FewRows.joined(few)
-        return joined if joined.count <= MOST_ROWS else joined.record_batch()
-    return pa.concat_batches([part.record_batch() if isinstance(part, FewRows) else part for part in parts])
+    runs = [_joined(list(run)) for _, run in groupby(parts, type)]
+    if len(runs) < 2:
+        return runs[0] if runs else None
+    return pa.concat_batches([run.record_batch() if isinstance(run, FewRows) else run for run in runs])
+
+
+def _joined(run: list[Any]) -> pa.RecordBatch | FewRows:
+    """Joins parts of the same type."""
+    if len(run) == 1:
+        return run[0]
+    if not isinstance(run[0], FewRows):
+        return pa.concat_batches(run)
+    joined = FewRows.joined(run)
+    return joined if joined.count <= MOST_ROWS else joined.record_batch()

@@ -99,9 +99,13 @@ def _remedies(columns: RecordColumns, repeated: str) -> str:
 
 @dataclass(frozen=True)
 class Converted:
-    """Rows in offset order. `bad`: why the record after the last row cannot be decoded, if so."""
+    """Rows in offset order. `size`: an upper bound of their bytes.
+
+    `bad`: why the record after the last row cannot be decoded, if so.
+    """
 
     rows: pa.RecordBatch | FewRows
+    size: int
     bad: str = ""
 
     @property
@@ -132,18 +136,22 @@ class RecordConverter:
         Raises `Unavailable` if a schema registry does not answer."""
         if self._has_lists and len(messages) <= MOST_ROWS:
             try:
-                return Converted(self._lists(messages))
+                return self._lists(messages)
             except Exception:  # a record is bad: the Arrow path finds the record and the reason
                 return self._arrow(messages)
         return self._arrow(messages)
 
-    def _lists(self, messages: Sequence[Any]) -> FewRows:
+    def _lists(self, messages: Sequence[Any]) -> Converted:
         """Converts to lists; raises any error of a record."""
         columns: list[list[Any]] = []
+        size = 0
         for decoder, payload in self._listed:
-            columns += decoder.values(decoder.rows(list(map(payload, messages)), messages))
+            payloads = list(map(payload, messages))
+            columns += decoder.values(decoder.rows(payloads, messages))
+            size += sum(map(len, filter(None, payloads)))  # no text is longer than its payload
         columns += [_METADATA_VALUES[name](messages) for name in self._columns.metadata]
-        return FewRows.of_values(self._schema, columns)
+        rows = FewRows.of_values(self._schema, columns)
+        return Converted(rows, size + rows.cell_bytes + rows.count * len(messages[0].topic()))
 
     def _arrow(self, messages: Sequence[Any]) -> Converted:
         arrays: list[pa.Array] = []
@@ -157,12 +165,12 @@ class RecordConverter:
         arrays += [_metadata_array(name, messages) for name in self._columns.metadata]
         if self._columns.bad_records == "dead_letter":
             arrays += _letters(messages, bad)
-            return Converted(_masked(pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad, self._columns))
+            rows = _masked(pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad, self._columns)
+            return Converted(rows, int(rows.nbytes))
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         if bad:
-            first = min(bad)
-            arrays = [array.slice(0, first) for array in arrays]
-            return Converted(pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad[first])
-        return Converted(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+            rows = rows.slice(0, min(bad))
+        return Converted(rows, int(rows.nbytes), bad[min(bad)] if bad else "")
 
 
 def _masked(rows: pa.RecordBatch, bad: Mapping[int, str], columns: RecordColumns) -> pa.RecordBatch:

@@ -4,6 +4,7 @@ import datetime
 import decimal
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from confluent_kafka import Message
@@ -164,6 +165,22 @@ def test_a_few_records_are_the_same_rows_as_many(size: int, key: FormatName | No
     parts = [converter.convert(records[first : first + size]).rows for first in range(0, len(records), size)]
     assert all(isinstance(part, FewRows) for part in parts)
     assert pa.Table.from_batches([Batch(part, 0).rows for part in parts]).equals(pa.Table.from_batches([together]))
+
+
+@pytest.mark.parametrize("count", [1, 3, MOST_ROWS, MOST_ROWS + 1])
+@pytest.mark.parametrize("text", ["x", "\u00e4\u20ac" * 5, "x" * 300_000])
+@pytest.mark.parametrize("value", ["bytes", "string", "json"])
+def test_size_of_converted_rows_is_at_least_their_size_in_arrow(value: FormatName, text: str, count: int) -> None:
+    schema = schema_of(text=pa.string(), n=pa.int8(), at=pa.timestamp("ns")) if value == "json" else None
+    payload = msgspec.json.encode({"text": text, "n": 1, "at": "2024-01-01T00:00:00Z"})
+    metadata = ("topic", "partition", "offset", "timestamp")
+    key = format_of("key", "string", None, WHERE)
+    columns = record_columns(key, format_of("value", value, schema, WHERE), metadata, "fail", WHERE)
+    payloads = [payload if number % 3 < 2 else None for number in range(count)]
+    converted = RecordConverter(columns, WHERE).convert(messages(*payloads, key=text.encode()))
+    rows = Batch(converted.rows, 0).rows
+    assert isinstance(converted.rows, FewRows) == (count <= MOST_ROWS)
+    assert rows.nbytes <= converted.size <= 3 * rows.nbytes + 300 * count
 
 
 def test_the_row_before_a_bad_record_is_the_last_and_the_reason_is_told() -> None:

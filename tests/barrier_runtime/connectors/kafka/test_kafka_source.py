@@ -67,7 +67,7 @@ def test_payloads_and_positions_survive_their_json() -> None:
 
 def rows(*offsets: int) -> Fetched:
     batch = pa.RecordBatch.from_pydict({"n": list(offsets)})
-    return Fetched(batch, list(offsets), offsets[-1] + 1, 1, 0)
+    return Fetched(batch, list(offsets), offsets[-1] + 1, 1, 0, batch.nbytes)
 
 
 def feed_from(offset: int, end: int | None = None) -> PartitionQueue:

@@ -16,7 +16,7 @@ def queue():
 def chunk(first, rows, value="x", epoch=None, lists=False):
     batch = pa.record_batch({"n": list(range(first, first + rows)), "text": [value] * rows})
     rows_or_lists = FewRows.of(batch) if lists else batch
-    return Fetched(rows_or_lists, list(range(first, first + rows)), first + rows, epoch, at_ns=first)
+    return Fetched(rows_or_lists, list(range(first, first + rows)), first + rows, epoch, at_ns=first, size=batch.nbytes)
 
 
 def numbers(fetched):
@@ -24,7 +24,7 @@ def numbers(fetched):
 
 
 def taken(source, max_rows):
-    return [(numbers(f), list(f.offsets), f.next_offset) for f in iter(lambda: source.take(max_rows), None)]
+    return [(numbers(f), f.next_offset) for f in iter(lambda: source.take(max_rows), None)]
 
 
 def test_small_pieces_are_taken_together():
@@ -32,7 +32,7 @@ def test_small_pieces_are_taken_together():
     for first in (10, 13, 14):
         source.put(chunk(first, {10: 3, 13: 1, 14: 6}[first], epoch=first))
     together = source.take(100)
-    assert numbers(together) == list(together.offsets) == list(range(10, 20))
+    assert numbers(together) == list(range(10, 20))
     assert (together.next_offset, together.epoch, together.at_ns) == (20, 14, 10)  # the oldest has waited longest
     assert source.reached == 20
     assert source.held_bytes == 0
@@ -47,10 +47,9 @@ def test_never_more_than_is_asked_for_and_every_row_once(max_rows, lists):
         source.put(chunk(first, rows, lists=first in lists))
         put += range(first, first + rows)
     found = taken(source, max_rows)
-    assert [n for rows, _, _ in found for n in rows] == put
-    assert [offset for _, offsets, _ in found for offset in offsets] == put
-    assert all(len(rows) <= max_rows for rows, _, _ in found)
-    assert [after for _, _, after in found] == sorted({after for _, _, after in found})
+    assert [n for rows, _ in found for n in rows] == put
+    assert all(len(rows) <= max_rows for rows, _ in found)
+    assert [after for _, after in found] == [*(rows[-1] + 1 for rows, _ in found)]
     assert source.reached == 32
     assert source.held_bytes == 0
 
@@ -76,7 +75,8 @@ def test_emptied_queue_holds_zero_bytes_whatever_its_columns_weigh_together():
     schema = pa.schema([("yes", pa.bool_()), ("text", pa.string()), ("tags", pa.list_(pa.string()))])
     for number in range(1_000):
         row = {"yes": [number % 2 == 0], "text": [None if number % 3 else "x"], "tags": [["a"] * (number % 4)]}
-        source.put(Fetched(pa.RecordBatch.from_pydict(row, schema=schema), [10 + number], 11 + number, None, 0))
+        rows = pa.RecordBatch.from_pydict(row, schema=schema)
+        source.put(Fetched(rows, [10 + number], 11 + number, None, 0, rows.nbytes))
     batches = list(iter(lambda: source.take(7), None))
     assert sum(batch.rows.num_rows for batch in batches) == 1_000
     assert source.held_bytes == 0
@@ -86,7 +86,7 @@ def test_large_pieces_stay_what_they_are():
     source = queue()
     for first in (10, 11, 12):
         source.put(chunk(first, 1, value="x" * 200_000))
-    assert [len(rows) for rows, _, _ in taken(source, 1_000)] == [1, 1, 1]
+    assert [len(rows) for rows, _ in taken(source, 1_000)] == [1, 1, 1]
 
 
 def test_what_was_given_up_between_rows_moves_the_position_only():
@@ -94,7 +94,7 @@ def test_what_was_given_up_between_rows_moves_the_position_only():
     source.put(chunk(10, 2))
     source.put(Fetched(None, (), 17, None, 0))
     together = source.take(100)
-    assert (together.rows.num_rows, list(together.offsets), together.next_offset) == (2, [10, 11], 17)
+    assert (numbers(together), together.next_offset) == ([10, 11], 17)
     source.put(Fetched(None, (), 18, None, 0))
     source.put(Fetched(None, (), 19, None, 0))
     nothing = source.take(100)
