@@ -213,8 +213,11 @@ SPARK = (
           none="a child process of the driver", also="Sequence[str]"),
     _text("token_file", None, "file with the daemon's bearer token", where="spark", none="there is no daemon",
           also="os.PathLike[str]"),
-    _text("coordinator_host", "127.0.0.1", "this host's address for executors on other hosts; for trusted networks: "
-          "peers prove the secret, nothing is encrypted", where="spark", shown="value"),
+    _text("coordinator_host", None, "this host's address for executors on other hosts; for trusted networks: peers "
+          "prove the secret, nothing is encrypted", where="spark", shown="value",
+          none="127.0.0.1 for a local master, spark.driver.host for others"),
+    _text("coordinator_bind", None, "address that the program's coordinator listens on, such as 0.0.0.0 in a container "
+          "whose host has the address coordinator_host", where="spark", shown="value", none="coordinator_host"),
     _seconds("coordinator_lease", 600.0, 0.1, DAY_S, "a slot leaves when the coordinator is silent for this long",
              where="spark", slot=True),
     Option("ui", bool, True, "serve the coordinator's web page, and print its address", where="spark", shown="value"),
@@ -235,6 +238,10 @@ DAEMON = (
     _text("token_file", None, "bearer token and root key, mode 0600", none="required", where="daemon"),
     _text("listen", "127.0.0.1:0", "host:port for slots; port 0: any", where="daemon"),
     _text("http", "127.0.0.1:0", "host:port for REST; port 0: any", where="daemon"),
+    _text("advertise", "", "host or host:port that slots connect to, needed if --listen is 0.0.0.0 or ::",
+          none="the address of --listen", where="daemon"),
+    _text("advertise_http", "", "host or host:port of REST for programs and people",
+          none="the address of --http, with the host of --advertise if --http is 0.0.0.0 or ::", where="daemon"),
     _flag("insecure_network_ok", "allow other than loopback addresses, on a network that is trusted: who connects must "
           "prove the secret, but nothing is encrypted, and rows between slots are protected against accidents only",
           where="daemon"),

@@ -155,9 +155,12 @@ class RunOptions(LocalRunOptions, total=False):
     """http://host:port of a running daemon, or of several with commas. Default: a child process of the driver."""
     token_file: str | os.PathLike[str] | None
     """file with the daemon's bearer token. Default: there is no daemon."""
-    coordinator_host: str
+    coordinator_host: str | None
     """this host's address for executors on other hosts; for trusted networks: peers prove the secret, nothing is
-    encrypted. Default: 127.0.0.1."""
+    encrypted. Default: 127.0.0.1 for a local master, spark.driver.host for others."""
+    coordinator_bind: str | None
+    """address that the program's coordinator listens on, such as 0.0.0.0 in a container whose host has the address
+    coordinator_host. Default: coordinator_host."""
     coordinator_lease: float | timedelta
     """a slot leaves when the coordinator is silent for this long. 0.1 s to 1 day. Default: 600 s."""
     ui: bool
@@ -230,7 +233,8 @@ class OptionValues(SlotOptions):
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
     coordinator: str | None = None
     token_file: str | None = None
-    coordinator_host: str = "127.0.0.1"
+    coordinator_host: str | None = None
+    coordinator_bind: str | None = None
     ui: bool = True
     store_write_price: float = 5.0
     store_read_price: float = 0.4

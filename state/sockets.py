@@ -1,9 +1,13 @@
-"""Options of sockets between hosts: the kernel ends a connection whose other host does not answer."""
+"""Sockets between hosts: listening, this host's address towards another host, and ends of unanswered connections."""
 
 import socket
+from typing import Any
+
+from barrier_runtime.state.hosts import bare
 
 _OPTIONS = ("TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")  # macOS lacks some
 _PROBES = 3
+_BACKLOG = 512
 
 
 def end_when_unanswered(sock: socket.socket | None, timeout_ms: int) -> None:
@@ -19,3 +23,42 @@ def end_when_unanswered(sock: socket.socket | None, timeout_ms: int) -> None:
         option = getattr(socket, name, None)
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def listening_on(host: str, port: int, *, reuse: bool = False) -> socket.socket:
+    """Returns a listening socket; IPv4 is preferred for a name with addresses of both kinds. Raises `OSError`."""
+    family, kind, protocol, _, address = _found(host, port, socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        if reuse:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def own_address_towards(host: str, port: int) -> str:
+    """Returns this host's address on the network that leads to `host`; loopback for a loopback address.
+
+    Raises `OSError` if no route leads there."""
+    error: OSError | None = None
+    for family, kind, protocol, _, address in _found(host, port, socket.SOCK_DGRAM):
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(address)  # sends nothing
+            except OSError as no_route:
+                error = no_route
+                continue
+            return str(probe.getsockname()[0])
+    raise error or OSError(f"{host} has no address")
+
+
+_Found = list[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]
+
+
+def _found(host: str, port: int, kind: socket.SocketKind) -> _Found:
+    """Addresses of a host, IPv4 first."""
+    return sorted(socket.getaddrinfo(bare(host), port, type=kind), key=lambda each: each[0] != socket.AF_INET)

@@ -1,9 +1,9 @@
 """Coordinator of a job on Spark: a child process of the program, or daemons that run already."""
 
 import contextlib
-import ipaddress
 import logging
 from pathlib import Path
+from typing import Any
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
@@ -12,6 +12,13 @@ from barrier_runtime.coordinator.client.rest_token import read_token_file
 from barrier_runtime.coordinator.client.rest_types import SubmitReply
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.launch.coordinator_place import (
+    check_before_session,
+    check_bound,
+    check_daemon,
+    is_local,
+    place_of_coordinator,
+)
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.open import open_store
@@ -19,33 +26,51 @@ from barrier_runtime.state.store.open import open_store
 log = logging.getLogger("barrier_runtime.job")
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def check_addresses(options: JobOptions) -> None:
+    """Raises `InvalidJob`, before anything starts, for addresses that the executors cannot connect to."""
+    master = options.master if options.spark is None else options.spark.sparkContext.master
+    if options.coordinator is None:
+        check_before_session(options, master)
+    elif not is_local(master):
+        client = _of_daemons(options)
+        for daemon in client.daemons():
+            check_daemon(client.url, daemon.control_host, master)
+
+
+def _of_daemons(options: JobOptions) -> FailoverClient:
+    assert options.coordinator is not None
+    assert options.token_file is not None
+    return FailoverClient(addresses(options.coordinator), read_token_file(Path(options.token_file)))
 
 
 class CoordinatorOfJob:
-    """Coordinator of one job."""
+    """Coordinator of one job. Raises `InvalidJob` if executors of `spark` cannot connect to the address."""
 
-    def __init__(self, spec: JobSpec, options: JobOptions) -> None:
+    def __init__(self, spec: JobSpec, options: JobOptions, spark: Any = None) -> None:
         self._spec = spec
         self._options = options
         self._embedded: EmbeddedCoordinator | None = None
         if options.coordinator is None:
             assert options.checkpoints is not None
-            self._embedded = EmbeddedCoordinator(
+            master = options.master if spark is None else spark.sparkContext.master
+            conf = options.spark_conf if spark is None else dict(spark.sparkContext.getConf().getAll())
+            place = place_of_coordinator(options, master, conf)
+            self._embedded = embedded = EmbeddedCoordinator(
                 options.checkpoints,
-                host=options.coordinator_host,
-                network="loopback" if _is_loopback(options.coordinator_host) else "trusted",
+                host=place.bind,
+                advertise="" if place.on_loopback else place.host,
+                network="loopback" if place.on_loopback else "trusted",
                 ui=options.ui,
             )
-            self.submitted: SubmitReply = self._embedded.submit(spec)
-            self.client: CoordinatorClient | FailoverClient = self._embedded.client
+            try:
+                check_bound(place, embedded.control_address[0], master)
+                self.submitted: SubmitReply = embedded.submit(spec)
+            except BaseException:
+                embedded.close()
+                raise
+            self.client: CoordinatorClient | FailoverClient = embedded.client
         else:
-            assert options.token_file is not None
-            self.client = FailoverClient(addresses(options.coordinator), read_token_file(Path(options.token_file)))
+            self.client = _of_daemons(options)
             self.submitted = self._submit()
 
     def _submit(self) -> SubmitReply:

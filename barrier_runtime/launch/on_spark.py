@@ -19,7 +19,7 @@ from barrier_runtime.coordinator.client.rest_types import SavepointAsked
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.graph.logical import Plan
-from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob
+from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob, check_addresses
 from barrier_runtime.launch.display import ConditionLog, Follower, Show, progress_shown
 from barrier_runtime.launch.ending import at_end, end_in_time
 from barrier_runtime.launch.options import JobOptions, shared_store, url_for_slots
@@ -92,12 +92,12 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
     if options.checkpoints is None:
         raise InvalidJob("checkpoints= is required on Spark: the folder or URL (file://, s3://) where checkpoints go")
     job = PreparedJob(plan, options)
+    check_addresses(options)
     check_travels(job.graph)
     local_root(options.run_id)  # refuses an untrusted folder here rather than in the slots
     store = shared_store(options.checkpoints)
     job.prove(store)
-    own_session = options.spark is None
-    spark = options.spark
+    spark, own_session = options.spark, options.spark is None
     if spark is None:
         spark = make_session(job.graph.name, options.master, options.spark_conf, options.checkpoints)
     try:
@@ -108,7 +108,7 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
         job.begin_with_savepoint(store)
         job.stage(options.checkpoints)
         job.spec = msgspec.structs.replace(job.spec, fingerprint=fingerprint(job.graph, job.spec))
-        coordinator = CoordinatorOfJob(job.spec, options)
+        coordinator = CoordinatorOfJob(job.spec, options, spark)
     except BaseException:
         if own_session:
             spark.stop()

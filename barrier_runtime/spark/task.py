@@ -44,6 +44,7 @@ from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.kv.small_files import remove_all
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.sockets import own_address_towards
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 
@@ -203,7 +204,7 @@ async def _run(
         return await _cannot_run(slot, task_attempt, slot_uuid, settings, f"{type(error).__name__}: {error}")
     workers = Workers(loop)
     copies = LocalCopies()
-    data_host = await loop.run_in_executor(None, _own_address_towards, settings.control_addresses[0])
+    data_host = await loop.run_in_executor(None, own_address_towards, *settings.control_addresses[0])
     timeout_s = settings.options.slot_timeout
     plane = TcpDataPlane(settings.secret, graph.name, settings.options.run_id, data_host, timeout_s)
     host, port = await plane.listen()
@@ -324,13 +325,6 @@ def _link_broke(left: "asyncio.Future[Shutdown]", linking: "asyncio.Task[None]")
     """Ends the slot if the link's loop ended without being closed, a bug that must not hang the slot."""
     if not linking.cancelled() and not left.done():
         left.set_exception(linking.exception() or ProtocolViolation("the control link ended by itself: report this"))
-
-
-def _own_address_towards(address: tuple[str, int]) -> str:
-    """Address of this host on the coordinator's network; loopback if the coordinator listens there."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
 
 
 @contextlib.contextmanager

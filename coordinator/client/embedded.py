@@ -32,6 +32,8 @@ from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.rest_types import SubmitReply
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
+from barrier_runtime.state.hosts import shown
+from barrier_runtime.state.sockets import listening_on
 
 _LIFE = "life.lock"
 
@@ -77,8 +79,9 @@ Network = Literal["loopback", "trusted"]
 class EmbeddedCoordinator:
     """Coordinator child. Starts at once; use as a context manager or call `close()`.
 
-    `host`: address for slots; REST always stays on loopback. Hosts other than loopback need `network="trusted"` (peers
-    prove their identity; nothing is encrypted, rows between slots carry no MAC).
+    `host`: address to listen on for slots; REST always stays on loopback. Hosts other than loopback need
+    `network="trusted"` (peers prove their identity; nothing is encrypted, rows between slots carry no MAC).
+    `advertise`: host that slots connect to, if that differs from `host`.
     """
 
     def __init__(
@@ -86,12 +89,14 @@ class EmbeddedCoordinator:
         storage_url: str,
         *,
         host: str = "127.0.0.1",
+        advertise: str = "",
         network: Network = "loopback",
         log_file: Path | None = None,
         ui: bool = True,
     ) -> None:
         self._storage_url = storage_url
         self._network: Network = network
+        self._advertise = advertise
         self._ui = ui
         self._private = PrivateDirectory("barrier-runtime-coordinator-")
         self._directory = self._private.path
@@ -219,6 +224,8 @@ class EmbeddedCoordinator:
         ]
         if self._network == "trusted":
             command.append("--insecure-network-ok")
+        if self._advertise:
+            command += ["--advertise", shown(self._advertise, self._control_address[1])]
         if not self._ui:
             command.append("--no-ui")
         if self._proven:
@@ -315,16 +322,12 @@ def how_it_ended(code: int) -> str:
 
 
 def _listen(host: str) -> socket.socket:
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        listening.bind((host, 0))
+        return listening_on(host, 0)
     except OSError as error:
-        listening.close()
         raise InvalidJob(
             f"the coordinator can't listen on {host} ({error.strerror}): use an address of this host"
         ) from error
-    listening.listen(512)
-    return listening
 
 
 def _address(listening: socket.socket) -> tuple[str, int]:

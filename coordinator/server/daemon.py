@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import faulthandler
-import ipaddress
 import logging
 import os
 import shutil
@@ -45,6 +44,8 @@ from barrier_runtime.coordinator.server.logs import configure
 from barrier_runtime.coordinator.server.telemetry.otel_metrics import Telling
 from barrier_runtime.coordinator.server.web.front import now_ms
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.hosts import is_every_interface, is_loopback, shown, split
+from barrier_runtime.state.sockets import listening_on
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 
@@ -120,6 +121,8 @@ class Settings:
     token_file: str
     listen: str
     http: str
+    advertise: str
+    advertise_http: str
     control_fd: int | None
     http_fd: int | None
     exit_with_parent: bool
@@ -196,6 +199,11 @@ async def _run(settings: Settings) -> None:
     token, key = read_token(Path(settings.token_file))
     control = _listening("--listen", settings.listen, settings.control_fd, settings.insecure_network_ok)
     web = _listening("--http", settings.http, settings.http_fd, settings.insecure_network_ok)
+    for_slots = _advertised("--listen", control, "--advertise", settings.advertise)
+    http_host = settings.advertise_http
+    if not http_host and settings.advertise and is_every_interface(str(web.getsockname()[0])):
+        http_host = for_slots.host
+    for_rest = _advertised("--http", web, "--advertise-http", http_host)
     store = open_store(settings.storage)
     probe = None
     if not settings.store_already_proven:
@@ -210,13 +218,13 @@ async def _run(settings: Settings) -> None:
         leader=uuid.uuid4().hex,
         host=socket.gethostname(),
         probe=probe,
-        leases=_leases(settings.lease, store, control, web),
+        leases=_leases(settings.lease, store, for_slots, for_rest),
     )
     if settings.predecessor:
         directory.predecessor = Predecessor(settings.predecessor, settings.predecessor_ended_ms)
     server = ControlServer(directory, control, handshake_timeout_s=settings.handshake_timeout)
     await server.start()
-    log.info("slots connect to %s:%d; storage %s", *server.address, store.url)
+    log.info("slots connect to %s; storage %s", for_slots, store.url)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -224,9 +232,9 @@ async def _run(settings: Settings) -> None:
     if settings.exit_with_parent:
         _watch_parent(loop, stopping, settings.parents_directory)
     telling = Telling(directory, now_ms)
-    page = None if settings.no_ui else (f"http://{_shown(web)}", settings.token_file)
+    page = None if settings.no_ui else (f"http://{for_rest}", settings.token_file)
     request_s = 2 * settings.handshake_timeout
-    serving = loop.create_task(_serve_rest(directory, server, web, token, page, stopping, request_s))
+    serving = loop.create_task(_serve_rest(directory, for_slots, web, token, page, stopping, request_s))
     try:
         await stopping.wait()
     finally:
@@ -239,23 +247,41 @@ async def _run(settings: Settings) -> None:
             await serving
 
 
-def _leases(lease_s: float, store: ObjectStore, control: socket.socket, web: socket.socket) -> Leases | None:
+@dataclass(frozen=True)
+class _Advertised:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return shown(self.host, self.port)
+
+
+def _advertised(option: str, listening: socket.socket, flag: str, given: str) -> _Advertised:
+    """Address that other processes connect to: as given, or the address of the socket."""
+    bound, bound_port = listening.getsockname()[:2]
+    try:
+        host, port = split(given or shown(str(bound), bound_port))
+    except ValueError as error:
+        raise InvalidJob(f"{flag} {given!r} is not understood ({error}): use host or host:port") from error
+    if is_every_interface(host):
+        raise InvalidJob(
+            f"nobody can connect to {host}, which means every interface of this host for {option}: name the address "
+            f"that others connect to with {flag} HOST, or listen on that address"
+        )
+    return _Advertised(host, port or int(bound_port))
+
+
+def _leases(lease_s: float, store: ObjectStore, for_slots: _Advertised, for_rest: _Advertised) -> Leases | None:
     if lease_s == 0:
         return None
-    for_slots = _shown(control)
     # The name stays the same after a restart at the same address, so that a daemon takes jobs back at once.
     name = f"{for_slots} on {socket.gethostname()}"
-    return Leases(store, Holder(name, for_slots, f"http://{_shown(web)}", round(lease_s * 1000)))
-
-
-def _shown(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+    return Leases(store, Holder(name, str(for_slots), f"http://{for_rest}", round(lease_s * 1000)))
 
 
 async def _serve_rest(
     directory: JobDirectory,
-    server: ControlServer,
+    for_slots: _Advertised,
     web: socket.socket,
     token: Token,
     page: tuple[str, str] | None,
@@ -268,9 +294,8 @@ async def _serve_rest(
         from barrier_runtime.coordinator.server.daemon import MAX_HEAD_BYTES, BoundedConnection, RestingServer
         from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress, application
 
-        host, port = server.address
         at = None if page is None else PageAddress(*page)
-        app = application(directory, ControlAddress(host, port), token, os.getpid(), at)
+        app = application(directory, ControlAddress(for_slots.host, for_slots.port), token, os.getpid(), at)
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -283,7 +308,7 @@ async def _serve_rest(
             server_header=False,
             date_header=False,
         )
-        log.info("REST at http://%s:%d", *web.getsockname()[:2])
+        log.info("REST at http://%s", shown(*web.getsockname()[:2]))
         uvicorn_server = RestingServer(config)
         uvicorn_server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         await uvicorn_server.serve(sockets=[web])
@@ -302,31 +327,24 @@ def _listening(option: str, address: str, inherited: int | None, network_ok: boo
         listening = socket.socket(fileno=inherited)
         _check_bind(option, str(listening.getsockname()[0]), network_ok)
     else:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
+        try:
+            host, port = split(address)
+        except ValueError:
+            port = None
+        if port is None:
             raise InvalidJob(f"{option} {address!r} is not understood: use host:port")
         _check_bind(option, host, network_ok)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind((host.strip("[]"), int(port)))
+            listening = listening_on(host, port, reuse=True)
         except OSError as error:
             raise InvalidJob(f"{option} {address}: {error.strerror}: choose another address") from error
-        listening.listen(512)
     listening.setblocking(False)
     return listening
 
 
 def _check_bind(option: str, host: str, network_ok: bool) -> None:
     """Refuses addresses other than loopback without the operator's consent (G1): nothing is encrypted."""
-    if network_ok or host == "localhost":
-        return
-    try:
-        loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if not network_ok and not is_loopback(host):
         raise InvalidJob(
             f"{option} {host} is not a loopback address: who connects must prove the secret, but nothing is encrypted, "
             "and whoever can change packets can change rows between slots; use 127.0.0.1, or confirm with "

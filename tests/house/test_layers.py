@@ -65,7 +65,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "time_slice",
             "scratch",
         ),
-        ("errors",),
+        ("errors", "hosts"),
     ),
 }
 

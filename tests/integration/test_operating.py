@@ -17,6 +17,7 @@ from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.launch.requests import SavepointFailed
 from barrier_runtime.state.errors import Unavailable
 from examples.servers.base import free_port
+from tests.addresses import LOOPBACKS
 from tests.waiting import until
 
 pytestmark = pytest.mark.spark
@@ -183,10 +184,14 @@ def test_a_program_and_a_daemon_with_different_storage_are_told_apart(spark, tmp
         flow.run(spark=spark, **daemon.options())
 
 
-def test_the_programs_own_coordinator_listens_where_it_is_told_to(spark, tmp_path):
-    """Executors on other hosts need another address than 127.0.0.1; this test uses another loopback address."""
+EVERYWHERE = {"coordinator_host": "127.0.0.2", "coordinator_bind": "0.0.0.0"}
+
+
+@pytest.mark.parametrize("place", [{"coordinator_host": host} for host in LOOPBACKS] + [EVERYWHERE], ids=str)
+def test_the_programs_own_coordinator_listens_where_it_is_told_to(spark, tmp_path, place):
+    """Executors on other hosts need another address than 127.0.0.1; this test uses other loopback addresses."""
     flow = counting_flow("other-address", tmp_path / "out", 5_000, 50_000)
-    flow.run(spark=spark, checkpoints=str(tmp_path / "checkpoints"), coordinator_host="127.0.0.2")
+    flow.run(spark=spark, checkpoints=str(tmp_path / "checkpoints"), **place)
     assert verdict(tmp_path / "out", 5_000).right
 
 

@@ -51,6 +51,7 @@ def ended(step: Callable[[Stream], Stream], sink: Any = None, rows: Sequence[Row
         {"spark_conf": {"a": "b"}},
         {"coordinator": "http://x:1", "token_file": "/none"},
         {"coordinator_host": "x"},
+        {"coordinator_bind": "x"},
         {"coordinator_lease": 5.0},
     ],
     ids=lambda option: next(iter(option)),

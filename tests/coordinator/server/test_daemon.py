@@ -33,6 +33,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.open import open_store
+from tests.addresses import LOOPBACKS
 from tests.waiting import until
 
 JOB = spec(checkpoints=options(interval_ms=50), resume_timeout_ms=10_000)
@@ -329,6 +330,32 @@ def test_other_than_loopback_needs_the_operators_word(tmp_path, option):
     said = refused(tmp_path, option, "0.0.0.0:0")
     assert "not a loopback address" in said
     assert "--insecure-network-ok" in said
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", *(["[::]"] if "::1" in LOOPBACKS else [])])
+def test_every_interface_needs_an_address_that_others_connect_to(tmp_path, host):
+    said = refused(tmp_path, "--listen", f"{host}:0", "--insecure-network-ok")
+    assert f"nobody can connect to {host.strip('[]')}, which means every interface of this host for --listen" in said
+    assert "with --advertise HOST" in said
+    said = refused(tmp_path, "--http", f"{host}:0", "--insecure-network-ok")
+    assert "every interface of this host for --http" in said
+    assert "with --advertise-http HOST" in said
+    said = refused(tmp_path, "--advertise", f"{host}:7071")
+    assert f"nobody can connect to {host.strip('[]')}" in said
+    said = refused(tmp_path, "--advertise", "node-1:port")
+    assert "--advertise 'node-1:port' is not understood ('port' is no port): use host or host:port" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("advertised", "address"),
+    [("node-1:7071", ("node-1", 7071)), ("[fd78::3]:7071", ("fd78::3", 7071)), ("node-1", ("node-1", None))],
+)
+def test_slots_connect_to_the_advertised_address_of_a_daemon(tmp_path, advertised, address):
+    with Daemon(tmp_path, "--advertise", advertised) as daemon:
+        reply = daemon.submit(JOB)
+        host, port = address
+        assert (reply.control_host, reply.control_port) == (host, port or daemon.control_address[1])
 
 
 @pytest.mark.slow

@@ -1,0 +1,87 @@
+"""Addresses that executors on other hosts cannot reach are refused before anything starts, with the remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, InvalidJob
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.launch.coordinator_place import CoordinatorPlace, check_bound, is_local, place_of_coordinator
+from barrier_runtime.launch.options import JobOptions
+
+FAR = "spark://far:7077"
+DRIVER = {"spark.driver.host": "10.0.0.7"}
+
+
+def refused(tmp_path: Path, **options: Any) -> str:
+    """The error of a run; no Spark session was made, because Spark would not find these masters."""
+    flow = Dataflow("placed")
+    flow.rate("numbers", 1e6, 10).sink("out", CollectSink())
+    with pytest.raises(InvalidJob) as error:
+        flow.run(**{"master": FAR, "checkpoints": str(tmp_path / "checkpoints")} | options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost"])
+def test_loopback_address_for_executors_on_other_hosts_is_refused(tmp_path: Path, host: str) -> None:
+    said = refused(tmp_path, coordinator_host=host)
+    assert "is a loopback address, and executors of the Spark master spark://far:7077" in said
+    assert (
+        "give coordinator_host= an address of this host that the executors reach, or leave coordinator_host= out"
+        in said
+    )
+
+
+def test_loopback_driver_host_of_the_settings_is_refused(tmp_path: Path) -> None:
+    said = refused(tmp_path, spark_conf={"spark.driver.host": "127.0.0.1"})
+    assert said.startswith("spark.driver.host='127.0.0.1' is a loopback address")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
+@pytest.mark.parametrize("master", [FAR, "local[2]"])
+def test_every_interface_is_no_address_to_connect_to(tmp_path: Path, host: str, master: str) -> None:
+    said = refused(tmp_path, coordinator_host=host, master=master)
+    assert "means every interface of this host, and nobody can connect there" in said
+    assert f"give coordinator_bind='{host.strip('[]')}' to listen on every interface" in said
+
+
+def test_daemon_on_loopback_is_refused_for_executors_on_other_hosts(tmp_path: Path) -> None:
+    checkpoints = str(tmp_path / "checkpoints")
+    with EmbeddedCoordinator(checkpoints) as daemon:
+        daemon.wait_ready(60)
+        said = refused(tmp_path, coordinator=daemon.url, token_file=daemon._token_file, checkpoints=checkpoints)
+        assert daemon.client.jobs() == []
+    assert f"the coordinator at {daemon.url} tells slots to connect to 127.0.0.1, a loopback address" in said
+    assert "start the daemon with --listen HOST:PORT" in said
+    assert "or with --advertise HOST" in said
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[4]", "local[*, 3]", "local-cluster[2,1,1024]", "spark://127.0.0.1:7077", "spark://[::1]:7077"],
+)
+def test_coordinator_for_executors_on_this_host_listens_on_loopback(master: str) -> None:
+    assert is_local(master)
+    assert place_of_coordinator(JobOptions(), master, DRIVER) == CoordinatorPlace("127.0.0.1", "127.0.0.1")
+
+
+@pytest.mark.parametrize("master", [FAR, "spark://127.0.0.1:7077,far:7077", "yarn", "k8s://https://api:443"])
+def test_coordinator_for_other_hosts_has_the_address_of_the_driver(master: str) -> None:
+    assert not is_local(master)
+    assert place_of_coordinator(JobOptions(), master, DRIVER) == CoordinatorPlace("10.0.0.7", "10.0.0.7")
+
+
+def test_coordinator_binds_as_the_driver_unless_an_option_differs() -> None:
+    conf = {"spark.driver.host": "[fd78::3]", "spark.driver.bindAddress": "::"}
+    assert place_of_coordinator(JobOptions(), FAR, conf) == CoordinatorPlace("fd78::3", "::")
+    given = JobOptions(coordinator_bind="10.1.0.7")
+    assert place_of_coordinator(given, FAR, conf) == CoordinatorPlace("fd78::3", "10.1.0.7")
+    given = JobOptions(coordinator_host="node-1")
+    assert place_of_coordinator(given, FAR, conf) == CoordinatorPlace("node-1", "node-1")
+
+
+def test_host_name_that_is_loopback_on_its_own_host_is_refused() -> None:
+    with pytest.raises(InvalidJob, match=r"'node-1' is 127\.0\.1\.1 on this host.*give coordinator_bind='0\.0\.0\.0'"):
+        check_bound(CoordinatorPlace("node-1", "node-1"), "127.0.1.1", FAR)
+    check_bound(CoordinatorPlace("node-1", "0.0.0.0"), "0.0.0.0", FAR)
