@@ -22,7 +22,8 @@ def check_event_time_type(kind: pa.DataType, column: str, where: str) -> None:
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_int64(kind)):
         raise InvalidJob(
             f"{where}: event-time column {column!r} has type {kind}: use a timestamp, a date or int64 milliseconds, as "
-            f"in schema={{{column!r}: datetime, …}} at the source, or .with_columns({column}=…) before with_watermarks"
+            f"in types={{{column!r}: datetime}} of CSV and JSON files, schema={{{column!r}: datetime, …}} of any "
+            f"source, or .with_columns({column}=…) before with_watermarks"
         )
 
 

@@ -21,7 +21,7 @@ refused, dates become dates, times with a zone become moments in UTC, and texts 
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -150,7 +150,7 @@ def refuse_other_zones(data: bytes, schema: pa.Schema) -> None:
                     begins_of_lines(data)[row],
                     f"column {field.name!r} is {field.type}, and {text!r} {has}; the type was guessed from the first "
                     f"rows, whose times are {without} one: declare the column in schema=, as "
-                    '"timestamp[us, tz=UTC]" (without a zone: in UTC) or "string"',
+                    '"timestamp[us, tz=UTC]" (without a zone: in UTC) or "string"; or that column alone in types=',
                 )
 
 
@@ -175,12 +175,16 @@ _NULL_ROW = re.compile(rb"\}\s*null")  # Arrow makes a row of such a line
 
 
 def json_parser(
-    where: str, schema: pa.Schema, left_out: Callable[[str], None] | None = None
+    where: str,
+    schema: pa.Schema,
+    left_out: Callable[[str], None] | None = None,
+    declared: Collection[str] = (),
 ) -> Callable[[bytes], pa.RecordBatch]:
     """Returns a function from whole lines to rows, which raises `LineError` for lines that do not fit.
 
-    Fields that `schema` lacks are omitted, absent fields are null. `left_out`: the types are guesses; times have a zone
-    only if their column has a zone, and `left_out` is called with the first omitted field.
+    Fields that `schema` lacks are omitted, absent fields are null. `left_out`: the types are guesses, except those of
+    the `declared` columns; guessed times have a zone only if their column has a zone, and `left_out` is called with the
+    first omitted field.
     """
     for field in schema:
         if wire_type(field.type) is None:
@@ -188,7 +192,7 @@ def json_parser(
                 f"{where}: column {field.name!r} is declared as {field.type}, which is not read from JSON: declare "
                 "another type, or read text and parse that in map()"
             )
-    return _Parser(schema, left_out)
+    return _Parser(schema, left_out, declared)
 
 
 def _refuse_other_bytes(data: bytes) -> None:
@@ -203,18 +207,17 @@ def _begins_with_null(data: bytes) -> bool:
 
 
 class _Parser:
-    def __init__(self, schema: pa.Schema, left_out: Callable[[str], None] | None) -> None:
+    def __init__(self, schema: pa.Schema, left_out: Callable[[str], None] | None, declared: Collection[str]) -> None:
         self._schema = schema
         self._left_out = left_out
-        self._guessed = left_out is not None
-        self._unexpected = "error" if self._guessed else "ignore"  # mode for unknown fields
+        self._guessed = pa.schema([field for field in schema if left_out is not None and field.name not in declared])
+        self._unexpected = "ignore" if left_out is None else "error"  # mode for unknown fields
         self._empty = no_rows(schema)
         self._by_lines = any(has(field.type, types.is_map) for field in schema)
         self._has_times = any(has(field.type, types.is_timestamp) for field in schema)
         self._has_floats = any(has(field.type, types.is_floating) for field in schema)
-        self._times_as_text = (
-            self._guessed and self._has_times
-        )  # Arrow does not distinguish times with and without a zone
+        self._guesses_times = any(has(field.type, types.is_timestamp) for field in self._guessed)
+        self._times_as_text = self._guesses_times  # Arrow does not distinguish times with and without a zone
         self._options = None if self._by_lines else self._options_of()
 
     def _options_of(self) -> pajson.ParseOptions:
@@ -246,8 +249,8 @@ class _Parser:
         return rows
 
     def _by_line(self, data: bytes) -> pa.RecordBatch:
-        if self._guessed and self._has_times:
-            refuse_other_zones(data, self._schema)
+        if self._guesses_times:
+            refuse_other_zones(data, self._guessed)
         return columns_of_lines(data, self._schema)
 
     def _tells_unknown_field(self, data: bytes) -> bool:
@@ -269,11 +272,12 @@ class _Parser:
         found = [one_array(table[field.name]) for field in self._schema]
         if all(column.null_count for column in found) and _NULL_ROW.search(data) is not None:
             raise ValueError("a line may be null")
-        columns = [self._column(column, field.type) for column, field in zip(found, self._schema, strict=True)]
+        columns = [self._column(column, field) for column, field in zip(found, self._schema, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _column(self, column: pa.Array, kind: pa.DataType) -> pa.Array:
-        if self._guessed and self._has_times:
+    def _column(self, column: pa.Array, field: pa.Field) -> pa.Array:
+        kind = field.type
+        if self._guesses_times and field.name in self._guessed.names:
             if types.is_timestamp(kind):
                 return column_of_texts(column, kind, trims=False)
             if has_other_zones(column, kind):
@@ -290,13 +294,13 @@ def json_table(data: bytes, options: pajson.ParseOptions | None = None) -> pa.Ta
     )
 
 
-def guessed_schema(data: bytes) -> pa.Schema:
-    """The types that some lines suggest. Raises `LineError`."""
+def guessed_schema(data: bytes, declared: pa.Schema) -> pa.Schema:
+    """The types that some lines suggest, or their `declared` types. Raises `LineError`."""
     _refuse_other_bytes(data)
     if _begins_with_null(data) or _NULL_ROW.search(data) is not None:
         columns_of_lines(data, pa.schema([]))
     try:
-        schema = json_table(data).schema
+        schema = _arrows_guess(data, declared)
     except pa.ArrowInvalid as error:
         changed = _CHANGED.search(str(error))
         if changed is not None:
@@ -304,8 +308,21 @@ def guessed_schema(data: bytes) -> pa.Schema:
             raise LineError(
                 begins_of_lines(data)[int(row)],
                 f"column {column!r} is a {before} at first and a {after} here: make it one type in the file, or pass "
-                "schema=",
+                f"types={{{column!r}: …}} or schema=",
             ) from error
         columns_of_lines(data, pa.schema([]))  # raises with the line
         raise LineError(0, f"it is not one JSON object per line: {error}. Correct the file") from error
-    return guessed_exactly(data, schema)
+    known = set(schema.names) & set(declared.names)
+    guessed = guessed_exactly(data, pa.schema([field for field in schema if field.name not in known]))
+    return pa.schema([(declared if name in known else guessed).field(name) for name in schema.names])
+
+
+def _arrows_guess(data: bytes, declared: pa.Schema) -> pa.Schema:
+    try:
+        return json_table(data).schema
+    except pa.ArrowInvalid:
+        if not len(declared):
+            raise
+    plain = [field for field in declared if not has(field.type, types.is_map)]
+    wires = [field.with_type(wire_type(field.type, times_as_text=True)) for field in plain]
+    return json_table(data, pajson.ParseOptions(explicit_schema=pa.schema(wires))).schema

@@ -190,7 +190,7 @@ def check_guessed(values: Mapping[str, str | None], schema: pa.Schema, where: st
         if text is not None and not pa.types.is_string(kind) and _guess({text}) != kind:
             raise InvalidJob(
                 f"{where}: its folder says {name}={text}, and {kind} was guessed of the folders before: give that "
-                "column a type in schema="
+                "column a type in types= or schema="
             )
 
 

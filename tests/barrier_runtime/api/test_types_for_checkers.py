@@ -49,7 +49,7 @@ flow = br.Dataflow("flow")
 kafka = br.KafkaSource("broker:9092", "t", group="g", bad_records="dead_letter")
 reveal_type(flow.source("rows", br.ParquetSource("in"), event_time="at"))
 reveal_type(flow.source_with_dead_letters("letters", kafka)[1])
-reveal_type(flow.read_csv("csv", "in", delimiter=";", event_time="at"))
+reveal_type(flow.read_csv("csv", "in", delimiter=";", types={"at": datetime.datetime}, event_time="at"))
 reveal_type(flow.read_kafka("k", "broker:9092", "t", group="g", bad_records="dead_letter")[1])
 
 rows = flow.source("more", br.ParquetSource("in"))

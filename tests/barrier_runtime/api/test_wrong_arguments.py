@@ -211,7 +211,19 @@ TAKEN: dict[str, list[Any]] = {
     **{each: [5, -1, None] for each in ("at_ms", "wall_ms")},
 }
 OPTIONAL = {
-    *("schema", "key_schema", "event_time", "name", "pattern", "until", "key", "debezium", "deduplicate", "retry"),
+    *(
+        "schema",
+        "types",
+        "key_schema",
+        "event_time",
+        "name",
+        "pattern",
+        "until",
+        "key",
+        "debezium",
+        "deduplicate",
+        "retry",
+    ),
     *("cache", "early", "side", "state", "deleted", "restore", "into", "position"),
 }
 ELSEWHERE = {  # these query their system first, or run; tested below

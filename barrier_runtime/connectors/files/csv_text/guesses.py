@@ -88,7 +88,7 @@ def refuse_unwritable(texts: pa.Array, kind: pa.DataType, decimal_point: str) ->
                 row,
                 text,
                 f"{text!r} would not be kept as {kind}, which was guessed from the first rows: declare the column's "
-                'type in schema=, such as "string" for text',
+                'type in types= or schema=, such as "string" for text',
             )
 
 

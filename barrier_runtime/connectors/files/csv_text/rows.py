@@ -11,7 +11,7 @@
 import codecs
 import csv
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,11 +148,13 @@ def texts_of(data: bytes, header: bytes, form: CsvForm, where: str) -> dict[str,
 class CsvRows:
     """Parses whole rows of a file into batches of `schema`.
 
-    Raises `InvalidJob` if the header lacks a column, `LineError` for an invalid row. `guessed`: the types are guesses,
-    and each value has to reproduce the text.
+    Raises `InvalidJob` if the header lacks a column, `LineError` for an invalid row. `guessed`: columns whose types are
+    guesses, so that each value has to reproduce the text.
     """
 
-    def __init__(self, header: bytes, where: str, schema: pa.Schema, form: CsvForm, *, guessed: bool = False) -> None:
+    def __init__(
+        self, header: bytes, where: str, schema: pa.Schema, form: CsvForm, *, guessed: Collection[str] = ()
+    ) -> None:
         self.names = column_names(header, form, where)
         for column in schema.names:
             if column not in self.names:
@@ -163,11 +165,14 @@ class CsvRows:
         self._where = where
         self._schema = schema
         self._form = form
-        self._guessed = guessed
+        self._guessed = frozenset(guessed)
         self._empty = no_rows(schema)
         self._texts: set[str] = set()  # columns that are read as text and then converted
         for field in schema:
-            if (guessed and is_checked(field.type)) or not _reads(field.type):
+            guess = field.name in self._guessed
+            # Arrow takes the same texts of true and false for all columns
+            mixed = bool(self._guessed) and not guess and types.is_boolean(field.type)
+            if mixed or (guess and is_checked(field.type)) or not _reads(field.type):
                 if not is_read_from_text(field.type):
                     raise InvalidJob(
                         f"{where}: column {field.name!r} is declared as {field.type}, which is not read from CSV: "
@@ -216,11 +221,12 @@ class CsvRows:
 
     def _converted(self, data: bytes, field: pa.Field, texts: pa.Array) -> pa.Array:
         try:
-            if self._guessed:
+            guess = field.name in self._guessed
+            if guess:
                 refuse_unwritable(texts, field.type, self._form.decimal_point)
             if self._form.decimal_point != "." and (types.is_floating(field.type) or types.is_decimal(field.type)):
                 texts = self._with_points(texts)
-            return column_of_texts(texts, field.type, () if self._guessed else NULLS, trims=not self._guessed)
+            return column_of_texts(texts, field.type, () if guess else NULLS, trims=not guess)
         except TextMisfit as misfit:
             at = self._begins(data)[misfit.row]
             raise LineError(at, f"column {field.name!r} is {field.type}, and {misfit.why}") from misfit
@@ -243,7 +249,7 @@ class CsvRows:
 
     def _options_of(self, as_text: set[str]) -> pacsv.ConvertOptions:
         fields = [field.with_type(pa.string()) if field.name in as_text else field for field in self._schema]
-        return _convert_options(pa.schema(fields), guessed=self._guessed)
+        return _convert_options(pa.schema(fields), guessed=bool(self._guessed))
 
     def _as_utf8(self, raw: bytes) -> bytes:
         try:

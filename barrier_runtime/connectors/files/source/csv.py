@@ -11,23 +11,26 @@ from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.files.csv_text.guesses import guessed_type
 from barrier_runtime.connectors.files.csv_text.quoting import end_of_rows
 from barrier_runtime.connectors.files.csv_text.rows import CsvForm, CsvReader, CsvRows, read_header, texts_of
+from barrier_runtime.connectors.files.hive import values_of
 from barrier_runtime.connectors.files.source.files import Files, OnChange
 from barrier_runtime.connectors.files.source.lines import BLOCK_BYTES, read_lines
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
-from barrier_runtime.connectors.files.source.source import FileSource
+from barrier_runtime.connectors.files.source.source import GuessingSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
+from barrier_runtime.data.schemas import require_columns
 from barrier_runtime.state.errors import InvalidJob
 
 
 @kinds_checked
 @dataclass(frozen=True)
-class CsvSource(FileSource):
+class CsvSource(GuessingSource):
     """CSV files with a header line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
     An empty field is null, an empty field in quotes is the empty text. Without `schema`, types are guessed from the
     beginning of the first file: a column has numbers or times if each value is written in the usual form, and text
     otherwise (`01234`, `+1`, `1.10`, `12e3`). A later value that the guessed type would not reproduce ends the job.
+    `types`, such as `{"at": datetime}`, has types of some columns, which are then not guessed.
 
     `delimiter` and `decimal_point` are one ASCII character each (in Germany ";" and ","). `encoding` must leave ASCII
     unchanged, such as "latin-1" or "cp1252".
@@ -43,7 +46,10 @@ class CsvSource(FileSource):
 
     def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:
         form = CsvForm(self.delimiter, self.encoding, self.decimal_point)
-        return CsvFiles(name, self.paths, schema, self.pace, form, watched=watched, on_change=self.on_change)
+        types = self.declared(name)
+        return CsvFiles(
+            name, self.paths, schema, self.pace, form, watched=watched, on_change=self.on_change, types=types
+        )
 
 
 class CsvFiles(Files):
@@ -61,10 +67,11 @@ class CsvFiles(Files):
         *,
         watched: bool = False,
         on_change: OnChange = "fail",
+        types: pa.Schema | None = None,
     ) -> None:
         form.check(f"source {name!r}")
         self._form = form
-        super().__init__(name, paths, schema, pace, watched=watched, on_change=on_change)
+        super().__init__(name, paths, schema, pace, watched=watched, on_change=on_change, types=types)
 
     def check(self) -> None:
         for file in self.checked_in_driver:
@@ -79,7 +86,8 @@ class CsvFiles(Files):
         return CsvReader(self.where, file, schema, rows_per_second, make_rows, self._form, grows=self.grows)
 
     def _rows(self, header: bytes, where: str, schema: pa.Schema) -> CsvRows:
-        rows = CsvRows(header, where, schema, self._form, guessed=self._guesses)
+        guessed = [name for name in schema.names if name not in self.types.names] if self._guesses else []
+        rows = CsvRows(header, where, schema, self._form, guessed=guessed)
         self.tell_left_out(where, rows.names, self.schema)
         return rows
 
@@ -91,10 +99,18 @@ class CsvFiles(Files):
             data = read_lines(text, begin, BLOCK_BYTES, where, whole)
         if not data.strip():
             raise InvalidJob(f"{where}: it has no rows to guess types from: pass schema=")
-        guessed = []
-        for name, texts in texts_of(data, header, self._form, where).items():
-            kind = guessed_type(texts, self._form.decimal_point)
-            if kind is None:
-                raise InvalidJob(f"{where}: column {name!r} is empty at first, so its type is unknown: pass schema=")
-            guessed.append((name, kind))
-        return pa.schema(guessed)
+        columns = texts_of(data, header, self._form, where)
+        in_file = [name for name in self.types.names if not (self.in_folders and name in values_of(file.folders))]
+        require_columns(pa.schema([(name, pa.string()) for name in columns]), tuple(in_file), f"{where}, types=")
+        return pa.schema([(name, self._type_of(name, texts, where)) for name, texts in columns.items()])
+
+    def _type_of(self, name: str, texts: pa.Array, where: str) -> pa.DataType:
+        if name in self.types.names:
+            return self.types.field(name).type
+        kind = guessed_type(texts, self._form.decimal_point)
+        if kind is None:
+            raise InvalidJob(
+                f"{where}: column {name!r} is empty at first, so its type is unknown: pass types={{{name!r}: …}} or "
+                "schema="
+            )
+        return kind

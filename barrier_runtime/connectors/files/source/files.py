@@ -22,10 +22,15 @@ _CHECKED_IN_DRIVER = 200  # local files that the driver checks; the other files 
 OnChange = Literal["fail", "append"]  # for files that were read
 
 
+def with_types(guessed: pa.Schema, types: pa.Schema) -> pa.Schema:
+    """`guessed` with the declared types of the columns that have one."""
+    return pa.schema([types.field(field.name) if field.name in types.names else field for field in guessed])
+
+
 def say_left_out(where: str, column: str) -> None:
     log.warning(
         "%s: column %r is not among those that were guessed from the beginning of the first file, so it is left out, "
-        "as others may be: name it in schema= to read it",
+        "as others may be: name it in types= or schema= to read it",
         where,
         column,
     )
@@ -35,7 +40,7 @@ class Files:
     """Base class; subclasses know a format: `kind`, `suffixes`, `guess`, `check`, `file_reader`.
 
     `watched`: the files may appear later (see `WatchedFiles`). `on_change`: how to treat a file that was read and is
-    longer now.
+    longer now. `types`: columns that are not guessed although `schema` is None.
     """
 
     exactly_once = True
@@ -54,6 +59,7 @@ class Files:
         *,
         watched: bool = False,
         on_change: OnChange = "fail",
+        types: pa.Schema | None = None,
     ) -> None:
         self.where = f"source {name!r}"
         if on_change not in ("fail", "append"):
@@ -73,6 +79,7 @@ class Files:
         if self.grows:
             self._check_growing()
         self._guesses = schema is None
+        self.types = types if types is not None else pa.schema([])
         self._told = False
         if schema is None:
             if not self.files:
@@ -123,13 +130,13 @@ class Files:
         schema = self.guess(self.files[0])
         if not self.in_folders:
             return schema
-        added = guess_columns((file.folders for file in self.files), self.where)
+        added = with_types(guess_columns((file.folders for file in self.files), self.where), self.types)
         return pa.schema([*(field for field in schema if field.name not in added.names), *added])
 
     # ------------------------------------------------------------ the format
 
     def guess(self, file: FoundFile) -> pa.Schema:
-        """Guesses the schema of a file."""
+        """Guesses the schema of a file, with the declared `types` of columns that have one."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -154,7 +161,8 @@ class Files:
         values = values_of(file.folders) if self.in_folders else {}
         if any(name in values for name in self.schema.names):
             if self._guesses:
-                check_guessed(values, self.schema, reader.where)
+                guessed = {name: text for name, text in values.items() if name not in self.types.names}
+                check_guessed(guessed, self.schema, reader.where)
             reader.add_columns(self.schema, values)
         return reader
 

@@ -1,5 +1,6 @@
 """Source of files with a JSON object per line, plain or compressed."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -7,7 +8,8 @@ from functools import partial
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.files.source.files import Files, say_left_out
+from barrier_runtime.connectors.files.hive import values_of
+from barrier_runtime.connectors.files.source.files import Files, log, say_left_out, with_types
 from barrier_runtime.connectors.files.source.lines import (
     BLOCK_BYTES,
     LinesReader,
@@ -17,24 +19,27 @@ from barrier_runtime.connectors.files.source.lines import (
 )
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
-from barrier_runtime.connectors.files.source.source import FileSource
+from barrier_runtime.connectors.files.source.source import GuessingSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
 from barrier_runtime.data.json_lines import guessed_schema, json_parser
+from barrier_runtime.data.schemas import meant
 from barrier_runtime.data.values.text_columns import LineError
 from barrier_runtime.state.errors import InvalidJob
 
 
 @kinds_checked
 @dataclass(frozen=True)
-class JsonlSource(FileSource):
+class JsonlSource(GuessingSource):
     """Files with a JSON object per line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
     Fields that `schema` lacks are ignored, absent fields are null. Without `schema`, types are guessed from the
-    beginning of the first file. `on_change` as in `CsvSource`.
+    beginning of the first file, except those of the columns in `types`, `{"at": datetime}`, which may also be columns
+    that appear later. `on_change` as in `CsvSource`.
     """
 
     def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:
-        return JsonlFiles(name, self.paths, schema, self.pace, watched=watched, on_change=self.on_change)
+        types = self.declared(name)
+        return JsonlFiles(name, self.paths, schema, self.pace, watched=watched, on_change=self.on_change, types=types)
 
 
 class JsonlFiles(Files):
@@ -49,7 +54,8 @@ class JsonlFiles(Files):
         schema = self.schema_in(file)
 
         def parser(header: bytes, where: str) -> Parse:
-            parse = json_parser(where, schema, partial(say_left_out, where) if self._guesses else None)
+            left_out = partial(say_left_out, where) if self._guesses else None
+            parse = json_parser(where, schema, left_out, self.types.names)
 
             def rows(data: bytes) -> pa.RecordBatch:
                 refuse_array(data)
@@ -65,18 +71,32 @@ class JsonlFiles(Files):
             data = read_lines(text, begin_of_text(text), BLOCK_BYTES, where)
         if not data.strip():
             raise InvalidJob(f"{where}: it has no rows to guess types from: pass schema=")
+        json_parser(self.where, self.types)
         try:
             refuse_array(data)
-            schema = guessed_schema(data)
+            schema = guessed_schema(data, self.types)
         except LineError as error:
             line = 1 + data.count(b"\n", 0, error.at)
             raise InvalidJob(f"{where}, line {line}: {error.problem}") from error
         for field in schema:
             if pa.types.is_null(field.type):
                 raise InvalidJob(
-                    f"{where}: column {field.name!r} is null at first, so its type is unknown: pass schema="
+                    f"{where}: column {field.name!r} is null at first, so its type is unknown: pass types="
+                    f"{{{field.name!r}: …}} or schema="
                 )
-        return schema
+        later = [field for field in self.types if field.name not in schema.names]
+        self._say_missing([field.name for field in later], schema.names, where, file)
+        return pa.schema([*with_types(schema, self.types), *later])
+
+    def _say_missing(self, later: Sequence[str], found: Sequence[str], where: str, file: FoundFile) -> None:
+        missing = next((name for name in later if name not in values_of(file.folders)), None)
+        if missing is not None:
+            log.warning(
+                "%s: column %r of types= is not in the first rows%s: it is null until it appears",
+                where,
+                missing,
+                meant(missing, found),
+            )
 
 
 def refuse_array(data: bytes) -> None:

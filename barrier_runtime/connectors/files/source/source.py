@@ -16,7 +16,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 @dataclass(frozen=True)
 class FileSource(EventTimeOfSource, ABC):
-    """Base of `ParquetSource`, `CsvSource` and `JsonlSource`, which document the fields."""
+    """Base of the sources of files. `ParquetSource` documents the fields."""
 
     paths: str | Sequence[str]
     _: KW_ONLY
@@ -35,6 +35,27 @@ class FileSource(EventTimeOfSource, ABC):
         schema = as_schema(self.schema, f"source {name!r}") if self.schema is not None else None
         files = self.files(name, schema, watched=self.watch is not None)
         return files if self.watch is None else WatchedFiles(files, _period_s(self.watch, name))
+
+
+@dataclass(frozen=True)
+class GuessingSource(FileSource):
+    """Base of `CsvSource` and `JsonlSource`. `types`: types of some columns, written as `schema` is.
+
+    The types of the other columns are guessed from the beginning of the first file."""
+
+    types: SchemaLike | None = None
+
+    def declared(self, name: str) -> pa.Schema | None:
+        """The schema of `types`. Raises `InvalidJob`."""
+        if self.types is None:
+            return None
+        where = f"source {name!r}"
+        if self.schema is not None:
+            raise InvalidJob(
+                f"{where}: schema= says the types of all columns, and types= of some, with the rest guessed: leave one "
+                "out"
+            )
+        return as_schema(self.types, where, "types")
 
 
 def _period_s(watch: datetime.timedelta, name: str) -> float:

@@ -392,7 +392,9 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_json_column_that_changes_its_type_is_told_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1, "v": 1}\n{"n": 2, "v": 2}\n{"n": 3, "v": "three"}\n')
-    with pytest.raises(InvalidJob, match=r"line 3: column 'v' is a number at first and a string here: .*pass schema="):
+    with pytest.raises(
+        InvalidJob, match=r"line 3: column 'v' is a number at first and a string here: .*types=.* or schema="
+    ):
         Dataflow("typed").read_jsonl("src", str(tmp_path))
 
 
