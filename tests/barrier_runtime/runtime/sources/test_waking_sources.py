@@ -79,7 +79,7 @@ def test_a_loop_that_sleeps_unless_it_is_woken_takes_every_row(seed: int) -> Non
             stepper.wait_until(lambda: woken[0])
             woken[0] = False
             while (found := source.take(chance.choice([1, 2, 100]))) is not None:
-                taken.extend(found.offsets)
+                taken.extend(found.rows.column("n").to_pylist())
 
     stepper.run(thread=fill, loop=loop)
     assert taken == list(range(12))
