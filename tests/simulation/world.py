@@ -7,7 +7,6 @@ See `schedule` for the faults and `checkers` for the invariants.
 """
 
 import contextlib
-import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -103,6 +102,7 @@ from barrier_runtime.testing.simulation.cluster import (
     SlotTask,
     WatchedStore,
     in_one_thread,
+    silent,
 )
 from barrier_runtime.testing.simulation.loop import SimProcess, Simulation
 from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
@@ -286,6 +286,7 @@ class World(SimCluster):
             self._slow_merging(),
             rounds,
             in_one_thread(),
+            silent(),
             chunks,
             sweeps,
             encoding,
@@ -1311,7 +1312,3 @@ _ACTS: dict[str, Callable[[World, Action], None]] = {
 def _ask(ask: Callable[[Any], object], wish: SavepointRequest | RescaleRequest) -> None:
     with contextlib.suppress(InvalidJob):  # the job is just ending, has too many requests, or is moving
         ask(wish)
-
-
-logging.getLogger("coordinator").setLevel(logging.CRITICAL)
-logging.getLogger("barrier_runtime").setLevel(logging.CRITICAL)

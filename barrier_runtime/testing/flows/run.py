@@ -4,11 +4,9 @@ The process or the whole program dies at one point of the protocol. Spark restar
 supervisor restarts a coordinator at once, and the user restarts a program with the next parallelism.
 """
 
-import contextlib
-import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -42,7 +40,14 @@ from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.testing.flows.given_rows import GivenRows
 from barrier_runtime.testing.flows.outputs import CheckedSink, CrashingSink, OutputMemory, OutputSink
 from barrier_runtime.testing.flows.phases import FlowScenario
-from barrier_runtime.testing.simulation.cluster import ClusterOptions, Program, SimCluster, SlotTask, in_one_thread
+from barrier_runtime.testing.simulation.cluster import (
+    ClusterOptions,
+    Program,
+    SimCluster,
+    SlotTask,
+    in_one_thread,
+    silent,
+)
 from barrier_runtime.testing.simulation.loop import WALL_START_NS, OutOfSteps, SimProcess, Simulation
 from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
 
@@ -107,24 +112,10 @@ def run_flow(flow: FlowUnderTest, scenario: FlowScenario) -> FlowOutcome:
     with (
         run.sim,
         in_one_thread(),
-        _silent(),
+        silent(),
         patch.dict(BACKENDS, lsm=LsmBackend(lambda: run.sim.bits(2) == 0)),
     ):
         return run.played()
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Silences the logs of intended crashes."""
-    loggers = [logging.getLogger(name) for name in ("barrier_runtime", "coordinator")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 class _FlowRun(SimCluster):

@@ -32,12 +32,15 @@ async def listening(receiver):
 
 async def test_a_peer_that_restores_for_longer_than_a_handshake_may_take_is_waited_for(monkeypatch):
     """Otherwise the faster slots would fail a generation with one large download again and again."""
-    monkeypatch.setattr(data_plane, "HANDSHAKE_TIMEOUT_S", 0.05)
     receiver, sender = plane(), plane()
     peer = await listening(receiver)
     channel = ChannelId(3, 0, 0, 1)
     connecting = asyncio.ensure_future(sender.connect(peer, channel, lambda: None))
-    done, _ = await asyncio.wait({connecting}, timeout=0.5)
+    await eventually(lambda: receiver._waiting and all(each.proven.done() for each in sender._connecting))
+    await asyncio.sleep(0.01)  # a turn of the sender
+    loop, time_s = asyncio.get_running_loop(), asyncio.get_running_loop().time
+    monkeypatch.setattr(loop, "time", lambda: time_s() + 3 * data_plane.HANDSHAKE_TIMEOUT_S)
+    done, _ = await asyncio.wait({connecting}, timeout=0.1)
     assert not done
     target = InputChannel(0, 0, lambda: None)
     receiver.expect(3, {channel: target}, lambda c, reason: None)

@@ -10,8 +10,10 @@ from operator_harness import World
 from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.connectors.source_bases.part_fetcher import THREADS
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.errors import Unavailable
+from tests.waiting import until
 
 SCHEMA = pa.schema([("split", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("ms"))])
 SECOND_NS = 1_000_000_000
@@ -27,6 +29,7 @@ class Far:
         self.ids = [f"{n:03}" for n in range(count)]
         self.broken = broken
         self.answers = threading.Event()
+        self.begun: list[str] = []
         self.prepared: list[str] = []
         self.closed: list[str] = []
 
@@ -47,6 +50,7 @@ class FarReader:
 
     def prepare(self) -> None:
         self._preparing = True
+        self._source.begun.append(self._id)
         assert self._source.answers.wait(60)
         if self._id == self._source.broken:
             raise Unavailable(f"{self._id} is away")
@@ -183,11 +187,9 @@ def test_a_reader_that_is_being_prepared_is_closed_after_that() -> None:
     source = Far(40)
     driver = opened(spec_of(source), World())
     assert driver.poll(0) is None
+    until(lambda: len(source.begun) == THREADS, "every thread prepares a reader")
     driver.close()
-    begun = 32  # by as many threads; the others were never begun
-    assert len(source.closed) == 40 - begun
+    assert sorted(source.closed) == sorted(set(source.ids) - set(source.begun)), "the others were never begun"
     source.answers.set()
-    closed = threading.Event()
-    while len(source.closed) < 40:
-        closed.wait(0.001)
+    until(lambda: len(source.closed) == 40, "the threads have closed their readers")
     assert sorted(source.closed) == source.ids

@@ -86,7 +86,7 @@ async def test_a_slow_reader_gets_the_newest_and_holds_up_nobody(quick):
     await anext(slow)
     for _ in range(10):
         newest = await anext(quick_one)
-    assert told(await anext(slow))["figures"]["records"] >= told(newest)["figures"]["records"]
+    assert int(told(await anext(slow))["figures"]["records"]) >= int(told(newest)["figures"]["records"])
     await slow.aclose()
     await quick_one.aclose()
 
