@@ -45,7 +45,7 @@ class TcpSlot:
         self.told: list[str] = []  # messages of standby daemons
         self._socket: socket.socket | None = None
 
-    def connect(self, address: tuple[str, int], timeout_s: float = 60.0) -> "TcpSlot":
+    def connect(self, address: tuple[str, int], timeout_s: float = 120.0) -> "TcpSlot":
         """Connects, authenticates and registers, with retries until the coordinator answers."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -58,7 +58,7 @@ class TcpSlot:
                 time.sleep(0.02)
 
     def _try_connect(self, address: tuple[str, int]) -> None:
-        connection = socket.create_connection(address, timeout=60)
+        connection = socket.create_connection(address, timeout=120)
         claims = msgspec.msgpack.encode(SlotClaims(self.index, self.uuid))
         initiator = Initiator(
             self.secret,
@@ -94,7 +94,7 @@ class TcpSlot:
             )
         )
 
-    def seek(self, addresses: Sequence[tuple[str, int]], timeout_s: float = 30.0) -> tuple[str, int]:
+    def seek(self, addresses: Sequence[tuple[str, int]], timeout_s: float = 120.0) -> tuple[str, int]:
         """Tries the daemons in turn until one serves; returns its address, with its first message still unread."""
         deadline = time.monotonic() + timeout_s
         while True:

@@ -17,8 +17,9 @@ from barrier_runtime import CollectSink, Dataflow, InvalidJob, ProcessContext, V
 from barrier_runtime.coordinator.pins import pins_of
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
-from barrier_runtime.state_tables import open_checkpoint
+from barrier_runtime.state_tables import StoredState, open_checkpoint
 from barrier_runtime.tools.state import show
+from tests.waiting import until
 
 READS = 100
 
@@ -57,13 +58,13 @@ def test_a_hundred_reads_beside_a_job_that_keeps_one_checkpoint_all_succeed(tmp_
         job = pool.submit(flow(over).run_local, checkpoints=tmp_path, parallelism=2, checkpoint_interval=0.1)
         try:
             seen = set()
-            deadline = time.monotonic() + 120
-            while len(seen) < 3 and time.monotonic() < deadline:  # the job completes and drops checkpoints
-                try:
-                    with open_checkpoint(str(tmp_path), "kept") as stored:
-                        seen.add(stored.checkpoint)
-                except InvalidJob:
-                    time.sleep(0.05)
+
+            def drops() -> bool:
+                with contextlib.suppress(InvalidJob), open_checkpoint(str(tmp_path), "kept") as stored:
+                    seen.add(stored.checkpoint)
+                return len(seen) >= 3
+
+            until(drops, "the job completes and drops checkpoints")
             for _ in range(READS):
                 with open_checkpoint(str(tmp_path), "kept") as stored:
                     rows = stored.table("last", "last").read_all().to_pylist()
@@ -77,6 +78,18 @@ def test_a_hundred_reads_beside_a_job_that_keeps_one_checkpoint_all_succeed(tmp_
             over.append(True)
             job.result()
     assert pins_of(open_store(str(tmp_path)), Paths("kept")) == []
+
+
+def with_rows(url: str) -> StoredState | None:
+    """Opens the newest checkpoint, if there is one and its state has rows."""
+    try:
+        stored = open_checkpoint(url, "kept")
+    except InvalidJob:
+        return None
+    if stored.table("last", "last").read_all().num_rows:
+        return stored
+    stored.close()
+    return None
 
 
 @pytest.mark.usefixtures("manifests_are_objects")
@@ -93,26 +106,15 @@ def test_a_pinned_checkpoint_stays_until_it_is_closed(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(flow(over).run_local, checkpoints=tmp_path, parallelism=1, checkpoint_interval=0.05)
         try:
-            stored = None
-            deadline = time.monotonic() + 120
-            while stored is None and time.monotonic() < deadline:
-                try:
-                    stored = open_checkpoint(str(tmp_path), "kept")
-                except InvalidJob:
-                    time.sleep(0.02)
-            assert stored is not None
+            stored = until(lambda: with_rows(str(tmp_path)), "a checkpoint has rows")
             first = stored.checkpoint
-            while manifests() < 6 and time.monotonic() < deadline:
-                time.sleep(0.02)
-            assert manifests() >= 6
+            until(lambda: manifests() >= 6, "the pin keeps later checkpoints, too")
             assert stored.checkpoint == first
             assert stored.table("last", "last").read_all().num_rows > 0
             with open_checkpoint(str(tmp_path), "kept", first) as again:
                 assert again.checkpoint == first, "dropped, and pinned"
             stored.close()
-            while manifests() > 4 and time.monotonic() < deadline:
-                time.sleep(0.02)
-            assert manifests() <= 4
+            until(lambda: manifests() <= 4, "the others are deleted")
         finally:
             over.append(True)
             job.result()

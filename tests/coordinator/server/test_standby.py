@@ -1,6 +1,5 @@
 """Several daemons on one storage: one leads, the others stand by. Real processes, real TCP, kill -9, SIGSTOP."""
 
-import asyncio
 import os
 import signal
 from itertools import pairwise
@@ -16,6 +15,7 @@ from barrier_runtime.coordinator.client.client import LedByAnother, UnknownJob
 from barrier_runtime.coordinator.client.failover import FailoverClient
 from barrier_runtime.coordinator.client.rest_token import daemon_key
 from barrier_runtime.coordinator.log.lease_record import decode_lease
+from barrier_runtime.coordinator.server import leases as leases_module
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
 from barrier_runtime.coordinator.server.lease import Holder
 from barrier_runtime.coordinator.server.leases import Leases
@@ -270,20 +270,21 @@ def test_new_slot_at_a_daemon_before_its_run_is_in_the_log_is_not_dismissed(unhu
     assert "its driver has to submit it" in answer.reason
 
 
-async def test_run_that_has_just_begun_elsewhere_is_not_taken_over_before_its_first_lease(store):
+async def test_run_that_has_just_begun_elsewhere_is_not_taken_over_before_its_first_lease(store, monkeypatch):
     """The FENCE lands before the lease is written; a slot that asks a standby in between must not start a fight."""
+    clock_ms = [1_000]
+    monkeypatch.setattr(leases_module, "_now_ms", lambda: clock_ms[0])
     started(store)  # another daemon's generation 1, of which no lease tells
     leases = Leases(store, Holder("b", "b:1", "http://b", 400))
     directory = JobDirectory(store, daemon_key=b"k" * 32, leader="b", host="h", leases=leases)
-    began = asyncio.get_running_loop().time()
-    answer = await directory.for_slot("flights", "run-1")
-    assert isinstance(answer, NotHere)
-    assert not answer.fenced
-    assert "no lease names this run" in answer.reason
-    while isinstance(answer, NotHere):
-        await asyncio.sleep(0.005)
+    for passed_ms in (0, 399):
+        clock_ms[0] = 1_000 + passed_ms
         answer = await directory.for_slot("flights", "run-1")
-    assert asyncio.get_running_loop().time() - began >= 0.4
+        assert isinstance(answer, NotHere)
+        assert not answer.fenced
+        assert "no lease names this run" in answer.reason
+    clock_ms[0] = 1_400
+    assert not isinstance(await directory.for_slot("flights", "run-1"), NotHere)
     await directory.close()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from test_daemon import Daemon, one_checkpoint, running_slots
 
+from barrier_runtime.coordinator.server.telemetry import sending as sending_module
 from barrier_runtime.coordinator.server.telemetry.sending import Sending, reachable, rest_s
 from tests.waiting import until
 
@@ -134,7 +135,8 @@ def test_closing_leaves_behind_a_collector_that_never_answers() -> None:
     assert collector.asked.empty(), "what waited is dropped"
 
 
-def test_closing_sends_what_waits() -> None:
+def test_closing_sends_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending_module, "CLOSE_S", 60.0)
     collector = Collector()
     sending = Sending("traces", collector, "empty")
     for each in ("first", "last"):
@@ -188,6 +190,24 @@ def test_a_daemon_ends_although_its_collector_never_answers(tmp_path, monkeypatc
                     slot.close()
 
 
+_PATIENT = """
+import sys
+from barrier_runtime.coordinator.server.telemetry import sending
+sending.CLOSE_S = 120.0
+from barrier_runtime.coordinator.server.daemon import main
+sys.exit(main())
+"""
+
+
+class PatientDaemon(Daemon):
+    """A daemon that waits longer than a second for the answers to its last data: a collector may be slow."""
+
+    def start(self) -> None:
+        at = self._command.index("-m")
+        self._command[at : at + 2] = ["-c", _PATIENT]
+        super().start()
+
+
 @pytest.mark.slow
 def test_a_daemon_that_ends_sends_its_last_checkpoint(tmp_path, monkeypatch) -> None:
     """The last look finds the checkpoint, which is sent before the process ends."""
@@ -209,7 +229,7 @@ def test_a_daemon_that_ends_sends_its_last_checkpoint(tmp_path, monkeypatch) -> 
     thread.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}/v1/traces")
     try:
-        with Daemon(tmp_path) as daemon:
+        with PatientDaemon(tmp_path) as daemon:
             slots = running_slots(daemon)
             try:
                 last = 0

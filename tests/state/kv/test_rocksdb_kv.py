@@ -323,7 +323,7 @@ print(len(found), len(set(map(id, found))))
 def test_databases_of_chains_that_are_opened_side_by_side_share_that_bound() -> None:
     """Runs in a process without rocksdict: the first caller waits for the import while other callers arrive."""
     root = Path(__file__).resolve().parents[3]
-    said = subprocess.run([sys.executable, "-c", _SIDE_BY_SIDE], cwd=root, capture_output=True, text=True, timeout=60)
+    said = subprocess.run([sys.executable, "-c", _SIDE_BY_SIDE], cwd=root, capture_output=True, text=True, timeout=300)
     assert said.stdout == "4 1\n", said.stderr
 
 
@@ -357,7 +357,7 @@ def test_a_database_is_closed_also_while_a_compaction_of_it_is_held(tmp_path: Pa
         assert not kv.closes_soon
         closing = threading.Thread(target=kv.close)
         closing.start()
-        closing.join(timeout=20)
+        closing.join(timeout=120)
         assert not closing.is_alive()
     finally:
         MEMORY.hold_compactions(False)

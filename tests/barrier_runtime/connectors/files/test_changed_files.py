@@ -230,7 +230,7 @@ def test_object_rewritten_after_its_end_was_read_is_named_and_a_copy_is_skipped(
     bucket = url.split("/")[2]
 
     def put_later(first: int) -> None:
-        before, deadline = changed(), time.monotonic() + 20
+        before, deadline = changed(), time.monotonic() + 120
         while changed() == before:  # whole seconds
             assert time.monotonic() < deadline
             put(first)
@@ -415,7 +415,7 @@ class Job:
 
     def _run(self, parallelism: int) -> None:
         def ends(index: int, of: int) -> Iterator[dict[str, Any]]:
-            self._stop.wait(60)
+            self._stop.wait(600)
             yield {"n": 1 // 0}
 
         flow = flow_of(self.folder, watch=timedelta(milliseconds=10))
@@ -430,14 +430,14 @@ class Job:
             self.failed.append(error)
 
     def until(self, expected: list[int]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while numbers(self.folder) != expected:
             assert time.monotonic() < deadline, (numbers(self.folder), self.failed)
             time.sleep(0.01)
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(120)
         assert not self._thread.is_alive()
         assert "ZeroDivisionError" in str(self.failed)
 
