@@ -28,7 +28,7 @@ def test_job_outlives_a_database_that_is_down_for_longer_than_its_restarts_last(
         opened(self, chain)
 
     monkeypatch.setattr(opening.OpenChains, "_open_chain", counted)
-    rows = 4_000
+    rows = 10_000  # many more than are visible at the second outage
     with postgres_server() as server:
         with psycopg.connect(server.url) as connection:
             connection.execute("CREATE TABLE numbers (value bigint)")
@@ -49,7 +49,7 @@ def test_job_outlives_a_database_that_is_down_for_longer_than_its_restarts_last(
             before = len(attempts)
             until(lambda: len(attempts) >= before + 8, "it was tried to open the sink again")
             server.start()
-            job.join(60)
+            job.join(120)
         assert not job.is_alive()
         assert _count(server.url) == rows
         status = results[0].status
