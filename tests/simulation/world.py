@@ -102,8 +102,8 @@ from barrier_runtime.testing.simulation.cluster import (
     SlotTask,
     WatchedStore,
     in_one_thread,
-    silent,
 )
+from barrier_runtime.testing.simulation.logs import silent
 from barrier_runtime.testing.simulation.loop import SimProcess, Simulation
 from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
 from barrier_runtime.testing.simulation.store import StoreFaults

@@ -40,14 +40,8 @@ from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.testing.flows.given_rows import GivenRows
 from barrier_runtime.testing.flows.outputs import CheckedSink, CrashingSink, OutputMemory, OutputSink
 from barrier_runtime.testing.flows.phases import FlowScenario
-from barrier_runtime.testing.simulation.cluster import (
-    ClusterOptions,
-    Program,
-    SimCluster,
-    SlotTask,
-    in_one_thread,
-    silent,
-)
+from barrier_runtime.testing.simulation.cluster import ClusterOptions, Program, SimCluster, SlotTask, in_one_thread
+from barrier_runtime.testing.simulation.logs import silent
 from barrier_runtime.testing.simulation.loop import WALL_START_NS, OutOfSteps, SimProcess, Simulation
 from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
 

@@ -8,7 +8,6 @@ Subclasses add faults and judges.
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -521,17 +520,3 @@ def in_one_thread() -> Iterator[None]:
         patch.object(process, "_rss_bytes", lambda: 1 << 26),
     ):
         yield
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Silences the logs of intended crashes."""
-    loggers = [logging.getLogger(name) for name in ("barrier_runtime", "coordinator")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
