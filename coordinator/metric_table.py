@@ -64,6 +64,8 @@ LOOKUPS_SAVED = Counter("lookups_saved", "rows", "`deduplicate`: ids that the fi
 DUPLICATES = Counter("duplicates", "rows", "`deduplicate`: rows dropped because their id was known")
 FAR_EVENT_TIMES = Counter("far_event_times", "times", "a source read an event time far ahead of the clock; later rows "
                           "will be late")
+BACKLOG_ROWS = Gauge("backlog_rows", "rows", "`read_kafka`: records (offsets, so markers of transactions too) that the "
+                     "partitions have, as far as the brokers said, and the source has not read")
 SPLITS_DISCOVERED = Counter("splits_discovered", "splits", "splits found while the job runs (files, partitions)")
 DISCOVERY_FAILURES = Counter("discovery_failures", "times", "a source could not list its splits or open a new one; it "
                              "is tried again")

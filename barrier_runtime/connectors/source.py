@@ -211,6 +211,15 @@ class Waking(Protocol):
 
 
 @runtime_checkable
+class Backlogged(Protocol):
+    """A reader that knows how many rows of the split exist and are still to be read."""
+
+    def backlog(self) -> int | None:
+        """Rows from the position to the end, as last heard; None: unknown. Never waits."""
+        ...
+
+
+@runtime_checkable
 class Counting(Protocol):
     """A reader with metrics."""
 

@@ -1,7 +1,5 @@
 """One generation of the dataflow in one slot: its parts and the coordinator's orders.
 
-A generation is dropped as a whole.
-
     NEW → restore() → connect() → start() → … → cancel()          cancel is legal at any point and idempotent
 
 | part                          | owns                                                         |
@@ -14,8 +12,8 @@ A generation is dropped as a whole.
 | `checkpointing.Checkpointing` | snapshots, from the captured state to the ack                |
 | `opening.Closing`             | closing of operators and sources                             |
 
-Reports through `ExecutionEvents`, and never to the coordinator directly. After `cancel` a generation reports nothing:
-executors are retired, timers ignored, operators closed when their last blocking work has ended.
+Reports through `ExecutionEvents`, and never to the coordinator directly. A generation is dropped as a whole: after
+`cancel` it reports nothing, executors are retired, timers ignored, operators closed after their last blocking work.
 """
 
 import asyncio
@@ -25,6 +23,7 @@ from functools import partial
 import msgspec
 
 from barrier_runtime.coordinator.metric_table import (
+    BACKLOG_ROWS,
     BACKPRESSURED_S,
     BLOCKED_S,
     BUSY_S,
@@ -370,8 +369,7 @@ class Execution:
         return self._res.loop.call_later(delay_s, run)
 
     def cancel(self) -> None:
-        """Stops this generation and its reports. Operators are closed off the loop when their blocking work has
-        ended."""
+        """Stops this generation and its reports. Operators are closed off the loop after their blocking work."""
         if self._cancelled:
             return
         self._cancelled = True
@@ -423,8 +421,8 @@ class Execution:
         if known:
             figures[WATERMARK_MS.name] = float(min(known))
         if self._res.options.max_drift is not None:
-            drivers = [each.source[1] for each in self.subtasks if each.source is not None]
-            figures[WAITING_SPLITS.name] = float(sum(driver.waiting_splits for driver in drivers))
+            waiting = (each.source[1].waiting_splits for each in self.subtasks if each.source)
+            figures[WAITING_SPLITS.name] = float(sum(waiting))
         for subtask in self.subtasks:
             chain, load = self._graph.chains[subtask.id.chain], subtask.chain.load
             name = chain.source.name if chain.source is not None else chain.operators[0].name
@@ -433,6 +431,8 @@ class Execution:
             figures[WORK_S.key(name)] = round(load.busy_s, 4)
             figures[BLOCKED_S.key(name)] = round(load.blocked_s, 4)
             figures[HELD_S.key(name)] = round(load.held_s, 4)
+            if subtask.source is not None and (backlog := subtask.source[1].backlog()) is not None:
+                figures[BACKLOG_ROWS.key(name)] = float(backlog)
         return figures
 
     def source_progress(self) -> dict[str, HeldBack]:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from barrier_runtime.coordinator.client.rest_types import JobSummary
+from barrier_runtime.coordinator.page.charts import backlog_in_words
 from barrier_runtime.coordinator.page.figures import duration
 from barrier_runtime.coordinator.page.job_view import events
 from barrier_runtime.coordinator.status.health import TROUBLED, described, in_seconds
@@ -108,13 +109,19 @@ def _chains(chains: Sequence[ChainStatus]) -> RenderableType | None:
 
 
 def _sources(status: JobStatus) -> RenderableType | None:
-    if not status.sources:
+    with_time = {source.source: source for source in status.sources}
+    backlogs = {chain.operators[0]: backlog_in_words(chain) for chain in status.chains if chain.backlog is not None}
+    if not with_time and not backlogs:
         return None
-    table = _table("source", "watermark behind", "held back by", "idle")
-    for source in status.sources:
+    table = _table("source", "backlog", "watermark behind", "held back by", "idle")
+    for name in dict.fromkeys([*with_time, *backlogs]):
+        source = with_time.get(name)
+        if source is None:
+            _add(table, plain(name), backlogs[name], "", "", "")
+            continue
         behind = "no row yet" if source.lag_ms is None else duration(max(0, source.lag_ms))
         split = f"{plain(source.split)} (slot {source.split_slot})" if source.split else ""
-        _add(table, plain(source.source), behind, split, plain(source.idle))
+        _add(table, plain(name), backlogs.get(name, ""), behind, split, plain(source.idle))
     return table
 
 

@@ -52,6 +52,14 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+def backlog_in_words(chain: ChainStatus) -> str:
+    """Returns "1,200,000 rows, caught up in 2 min" of a source that knows its backlog."""
+    rows = f"{chain.backlog or 0:,} rows"
+    if not chain.backlog:
+        return rows
+    return rows if chain.caught_up_in_s is None else f"{rows}, caught up in {duration(chain.caught_up_in_s * 1000)}"
+
+
 def _height(chain: ChainStatus, lag: Mapping[str, str]) -> int:
     return 14 + _LINE * (min(len(chain.operators), _NAMES_SHOWN + 1) + len(_figures(chain, lag)))
 
@@ -59,6 +67,8 @@ def _height(chain: ChainStatus, lag: Mapping[str, str]) -> int:
 def _figures(chain: ChainStatus, lag: Mapping[str, str]) -> list[str]:
     """Returns the lines below the names, without unknown rates and shares (as of an ended run)."""
     lines = [f"watermark behind by {lag[name]}" for name in chain.operators if name in lag]
+    if chain.backlog is not None:
+        lines.insert(0, f"backlog {backlog_in_words(chain)}")
     if chain.busy is not None or chain.backpressured is not None:
         lines.insert(0, f"busy {share(chain.busy)} · blocked {share(chain.backpressured)}")
     if chain.rows_in_per_s is not None or chain.rows_out_per_s is not None:

@@ -119,6 +119,24 @@ def _worst_lag(status: JobStatus) -> float | None:
     return max((source.lag_ms for source in status.sources if source.lag_ms is not None), default=None)
 
 
+def _backlogs(status: JobStatus) -> Iterator[tuple[Labels, float]]:
+    for chain in status.chains:
+        if chain.backlog is not None:
+            yield (chain.operators[0],), float(chain.backlog)
+
+
+def _backlog(status: JobStatus) -> float | None:
+    known = [rows for _, rows in _backlogs(status)]
+    return sum(known) if known else None
+
+
+def _caught_up_in_ms(status: JobStatus) -> float | None:
+    """Returns the time until the slowest source has caught up; None while a backlog does not fall."""
+    times = [chain.caught_up_in_s for chain in status.chains if chain.backlog is not None]
+    known = [seconds * 1000 for seconds in times if seconds is not None]
+    return max(known) if known and len(known) == len(times) else None
+
+
 def _since_completed(status: JobStatus) -> float | None:
     last = status.checkpoints.last_completed
     return None if last is None else max(0, status.at_ms - last.triggered_ms - last.duration_ms)
@@ -296,6 +314,10 @@ FIGURES = (
            exposed="barrier_source_records_total", read=_number(lambda status: status.records),
            tile=Tile("records", "Records read", ("now", "rate"))),
     Figure("gauge", "rows that the sources read now", "rows/s", read=_number(_rows_per_s), tile=Tile("rate")),
+    Figure("gauge", "rows that sources have yet to read, of sources that know (Kafka)", "rows", read=_number(_backlog),
+           tile=Tile("backlog", "Backlog", ("caught up in", "caught_up_in"))),
+    Figure("gauge", "until the slowest source has caught up, if backlogs fall on as fast; none while one does not",
+           "ms", read=_number(_caught_up_in_ms), tile=Tile("caught_up_in")),
     Figure("gauge", "the greatest watermark lag of a source", "ms", read=_number(_worst_lag),
            tile=Tile("lag", "Watermark lag")),
     Figure("gauge", f"{_TRIGGERED}the checkpoint was completed", "ms", f"{_LAST}.duration_ms",
@@ -319,6 +341,8 @@ FIGURES = (
     LATE,
     Figure("gauge", "state of an operator in all slots, as of the last checkpoint", exposed="barrier_state_bytes",
            labels=("operator",), read=_state),
+    Figure("gauge", "rows that a source has yet to read, if it knows (Kafka)", "rows",
+           exposed="barrier_source_backlog_rows", labels=("operator",), read=_backlogs),
     Figure("gauge", "by how much a source's watermark is behind the clock", exposed="barrier_watermark_lag_seconds",
            labels=("operator",), read=_lag),
     OTHER,

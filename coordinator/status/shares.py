@@ -12,6 +12,7 @@ from heapq import nsmallest
 import msgspec
 
 from barrier_runtime.coordinator.metric_table import (
+    BACKLOG_ROWS,
     BLOCKED_S,
     HELD_S,
     ROWS_IN,
@@ -62,10 +63,15 @@ class ToldFigures:
 
     def per_second(self, key: str) -> float | None:
         """Returns the rise of a sum per second; None if unknown."""
+        change = self.change_per_second(key)
+        return None if change is None else max(0.0, change)
+
+    def change_per_second(self, key: str) -> float | None:
+        """Returns the rise (or fall, below 0) of a figure per second; None if unknown."""
         seconds = self.seconds
         if not seconds or key not in self.newest:
             return None
-        return max(0.0, self.newest[key] - self._kept[0][1].get(key, 0.0)) / seconds
+        return (self.newest[key] - self._kept[0][1].get(key, 0.0)) / seconds
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,7 @@ def _chain_status(chain: ChainSpec, told: Mapping[int, ToldFigures]) -> ChainSta
         max(0.0, 1 - work - wait - hold) for work, wait, hold in zip(busy.rates, blocked.rates, held.rates, strict=True)
     ]
     starved = [rate for slot in busy.slots if (rate := told[slot].per_second(STARVED_S.name)) is not None]
+    backlog, caught_up_in_s = _backlog(name, told)
     busiest, busiest_slot = busy.largest
     most_rows, total_rows = rows_in.largest[0], rows_in.total
     return ChainStatus(
@@ -125,7 +132,23 @@ def _chain_status(chain: ChainSpec, told: Mapping[int, ToldFigures]) -> ChainSta
         rows_out=_sum(ROWS_OUT, name, told),
         busiest_rows=round(most_rows / total_rows, 3) if most_rows and total_rows else None,
         starved=_share(sum(starved) / len(starved)) if starved else None,
+        backlog=backlog,
+        caught_up_in_s=caught_up_in_s,
     )
+
+
+def _backlog(operator: str, told: Mapping[int, ToldFigures]) -> tuple[int | None, float | None]:
+    """Unread rows of a source in all slots, and seconds until the source has caught up at the rate of the last 10 s."""
+    key = BACKLOG_ROWS.key(operator)
+    known = [figures for figures in told.values() if key in figures.newest]
+    if not known:
+        return None, None
+    backlog = int(sum(figures.newest[key] for figures in known))
+    changes = [figures.change_per_second(key) for figures in known]
+    change = sum(each for each in changes if each is not None)
+    if backlog == 0 or None in changes or change >= 0:
+        return backlog, 0.0 if backlog == 0 else None
+    return backlog, round(backlog / -change, 1)
 
 
 def _of(metric: Counter, operator: str, told: Mapping[int, ToldFigures]) -> _OfChain:

@@ -253,6 +253,8 @@ class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
     rows_out: int = 0
     busiest_rows: float | None = None  # the largest share of the rows in a slot, 0 to 1
     starved: float | None = None  # the slots' loops were ready to run, and got no processor
+    backlog: int | None = None  # of a source: rows that exist and are not read; None: unknown
+    caught_up_in_s: float | None = None  # until there is no backlog, if it falls on as fast; None: unknown or rising
 
 
 class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):

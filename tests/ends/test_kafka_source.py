@@ -41,6 +41,25 @@ def test_a_position_leads_to_the_very_next_record_wherever_a_batch_was_cut(kafka
         assert reader.finished
 
 
+def test_a_reader_knows_how_many_records_are_still_to_be_read(kafka: KafkaServer) -> None:
+    topic = Topic(kafka)
+    topic.write(numbers(0, 500))
+    (split,) = source_of(kafka, topic.name, until="latest").splits(1)
+    bounded = source_of(kafka, topic.name, until="latest").reader(split)
+    assert bounded.backlog() == 500, "known without a request"
+    bounded.close()
+    endless = source_of(kafka, topic.name)
+    assert endless.reader(endless.splits(1)[0]).backlog() is None, "nothing has been fetched"
+    with reading(endless, endless.splits(1)[0]) as reader:
+        until(lambda: reader.backlog() == 500, "the broker's end is known")
+        rows_from(reader, 100)
+        assert reader.backlog() == 400
+        topic.write(numbers(500, 550))
+        until(lambda: reader.backlog() == 450, "the new end is known")
+        rows_from(reader, 450)
+        assert reader.backlog() == 0
+
+
 def test_rows_carry_key_value_and_what_the_broker_says_of_them(kafka: KafkaServer) -> None:
     topic = Topic(kafka, partitions=2)
     topic.write([b"a"], 1, key=b"k", headers=[("trace", b"\x01"), ("trace", None)], timestamp=1_700_000_000_123)

@@ -198,6 +198,11 @@ class SourceDriver:
         """Number of unfinished splits that wait for slower splits."""
         return sum(1 for place in self._queue if place[0] > self._ahead_ms)
 
+    def backlog(self) -> int | None:
+        """Rows that the unfinished splits still have, as far as known; None: no split knows."""
+        known = [each.backlogged.backlog() for *_, each in self._queue if each.backlogged and each.prepared]
+        return sum(filter(None, known)) if any(rows is not None for rows in known) else None
+
     def poll(self, now_ns: int, max_rows: int | None = None) -> Batch | None:
         """Returns rows of one split that are available and due, or None. Never waits."""
         if self._ended_early:
@@ -579,12 +584,9 @@ class SourceDriver:
                 self._grown[split.id] = split
 
     def _open_found(self, split: Split) -> None:
-        """Opens a discovered split off the loop. Until then no snapshot contains the split, and a restore discovers it
-        again."""
-
+        """Opens a discovered split off the loop. Until then no snapshot has the split: a restore discovers it again."""
         reached = self._at_end.get(split.id)
-        # `Ahead` prepares remote files, several at a time
-        ahead = len(self._queue) < _PREPARED_AHEAD and self._ends is None
+        ahead = len(self._queue) < _PREPARED_AHEAD and self._ends is None  # `Ahead` prepares remote files
 
         def make() -> None:
             reader = self._reader(split)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from barrier_runtime.connectors.source import CheckpointListener, Fetching, Split, SplitReader
+from barrier_runtime.connectors.source import Backlogged, CheckpointListener, Fetching, Split, SplitReader
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.runtime.sources.progress import NO_POSITION, SplitProgress
 
@@ -11,6 +11,7 @@ class OpenSplit:
     __slots__ = (
         "asked",
         "asked_ns",
+        "backlogged",
         "ended_in",
         "fetched",
         "finished",
@@ -35,6 +36,7 @@ class OpenSplit:
         self.size = split.size
         self.reader: SplitReader | None = reader
         self.fetched = reader if isinstance(reader, Fetching) else None
+        self.backlogged = reader if isinstance(reader, Backlogged) else None
         self.listener = reader if isinstance(reader, CheckpointListener) else None
         self.asked = progress is not None  # polled before: the position may differ from the beginning
         self.rows = progress.rows if progress else 0

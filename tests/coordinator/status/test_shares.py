@@ -54,6 +54,22 @@ def test_the_busiest_slot_is_named_and_its_share_of_the_rows() -> None:
     assert (source.busy, source.busiest, source.busiest_slot, source.busiest_rows) == (0.5, 0.9, 3, 0.75)
 
 
+def test_a_backlog_that_falls_tells_when_the_source_has_caught_up() -> None:
+    def slot(*backlogs: float) -> ToldFigures:
+        return told(*[{**figures(0.1 * at), "numbers.backlog_rows": rows} for at, rows in enumerate(backlogs)])
+
+    (falling,) = chain_statuses([SOURCE], {0: slot(9_000, 7_000, 5_000), 1: slot(1_000, 2_000, 3_000)})
+    assert (falling.backlog, falling.caught_up_in_s) == (8_000, 8.0), "2,000 rows/s less here, 1,000 more there"
+    (rising,) = chain_statuses([SOURCE], {0: slot(5_000, 6_000)})
+    assert (rising.backlog, rising.caught_up_in_s) == (6_000, None)
+    (none,) = chain_statuses([SOURCE], {0: slot(500, 0)})
+    assert (none.backlog, none.caught_up_in_s) == (0, 0.0)
+    (new,) = chain_statuses([SOURCE], {0: slot(500)})
+    assert (new.backlog, new.caught_up_in_s) == (500, None), "a rate needs two heartbeats"
+    (unknown,) = chain_statuses([SOURCE], {0: told(figures(0.1), figures(0.2))})
+    assert (unknown.backlog, unknown.caught_up_in_s) == (None, None)
+
+
 def test_one_heartbeat_tells_no_share() -> None:
     (source,) = chain_statuses([SOURCE], {0: told(figures(7.0))})
     assert source.busy is None

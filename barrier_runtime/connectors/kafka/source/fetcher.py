@@ -30,7 +30,7 @@ from barrier_runtime.connectors.kafka.source.client import (
 from barrier_runtime.connectors.kafka.source.log_throttle import LogThrottle
 from barrier_runtime.connectors.kafka.source.partition_queue import Fetched, PartitionQueue
 from barrier_runtime.connectors.kafka.source.records import RecordConverter
-from barrier_runtime.connectors.kafka.source.retention import RetentionWatch
+from barrier_runtime.connectors.kafka.source.retention import RetentionWatch, known_end
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts, StallWatch
 from barrier_runtime.connectors.kafka.source.topic_ids import TopicIds
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -44,6 +44,7 @@ _REST_AT_LEAST_S = 0.001  # because a turn of the thread costs as much as dozens
 _HELD_AT_LEAST = 1024 * 1024  # by a queue, however many there are
 _HANGS_S = 30.0  # without a turn of the thread, until a warning
 _RETRY_S = 1.0  # for a schema registry
+_ENDS_S = 0.5  # between two looks at the ends that the client has heard of
 
 T = TypeVar("T")
 
@@ -72,6 +73,7 @@ class Fetcher:
         self._full: set[Partition] = set()  # paused until their queues are emptier
         self._over: set[Partition] = set()  # paused for good
         self._poll_at_s = 0.0
+        self._ends_at_s = 0.0
         self._watch = RetentionWatch(client, self._kafka)
         self._stall_watch = StallWatch(self._kafka, timeouts)
         self._log_throttle = LogThrottle(where)
@@ -162,6 +164,10 @@ class Fetcher:
         if time.monotonic() >= self._poll_at_s:
             watched = [queue for queue in self._queues.values() if not queue.over]
             self._poll_at_s = time.monotonic() + self._watch.poll(consumer, watched)
+        if time.monotonic() >= self._ends_at_s:
+            self._ends_at_s = time.monotonic() + _ENDS_S
+            for (topic, partition), queue in self._queues.items():
+                queue.known_end = known_end(consumer, self._kafka.TopicPartition(topic, partition))
         return consumer
 
     def _replace(self, silent: Any, why: str) -> Any:

@@ -77,6 +77,7 @@ class PartitionQueue:
         self.next_offset = position.offset  # to be fetched
         self.reached = position.offset  # by taken rows; belongs to the loop
         self.trouble: Exception | None = None
+        self.known_end: int | None = None  # offset after the last record, as the brokers last said
         self._items: deque[Fetched] = deque()
         self._put_bytes = 0
         self._taken_bytes = 0

@@ -58,6 +58,12 @@ class KafkaReader:
     def count_by(self, count: Callable[[Counter, int], None]) -> None:
         self._count = count
 
+    def backlog(self) -> int | None:
+        end = self._position.end
+        if end is None and self._queue is not None:
+            end = self._queue.known_end
+        return None if end is None else max(0, end - self._position.offset)
+
     def prepare(self) -> None:
         if self._queue is None and not self.finished:
             split = self._split

@@ -127,8 +127,7 @@ class RetentionWatch:
         if queue.next_offset < earliest:
             queue.fail(lost(queue, queue.next_offset, earliest, earliest))
             return
-        cached = consumer.get_watermark_offsets(self._kafka.TopicPartition(*partition), cached=True)
-        end = cached[1] if cached is not None and cached[1] >= 0 else None
+        end = known_end(consumer, self._kafka.TopicPartition(*partition))
         if outlook(queue.reached, earliest, before, end) == "fine":
             self._warned.discard(partition)
         elif partition not in self._warned:
@@ -145,6 +144,12 @@ class RetentionWatch:
         since = self._missing.setdefault(partition, time.monotonic())
         if time.monotonic() - since >= _MISSING_S:
             queue.fail(what_to_do(error, queue.where))
+
+
+def known_end(consumer: Any, partition: Any) -> int | None:
+    """End of a `TopicPartition` by the client's last fetch, without a request; None: not fetched yet."""
+    cached = consumer.get_watermark_offsets(partition, cached=True)
+    return cached[1] if cached is not None and cached[1] >= 0 else None
 
 
 def _leaderless(answers: Collection[Any]) -> bool:
