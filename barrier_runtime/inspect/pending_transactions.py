@@ -9,6 +9,7 @@ must be out of reach of the previous run, and of an older generation than the ne
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,6 +24,8 @@ from barrier_runtime.coordinator.log.lease_record import decode_lease
 from barrier_runtime.coordinator.log.manifest import check_files
 from barrier_runtime.coordinator.log.reader import LogReader
 from barrier_runtime.coordinator.log.records import Fence
+from barrier_runtime.coordinator.status.history import decode_history
+from barrier_runtime.coordinator.status.past_run import past_status
 from barrier_runtime.runtime.sinks.global_committer import entries_of_all
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingEntry, decode_pending
 from barrier_runtime.state.errors import Corrupt, InvalidJob
@@ -98,7 +101,7 @@ def read_pending(store: ObjectStore, job: str) -> PendingJob:
             )
         check_files(record.manifest, manifest, paths)
         sinks = tuple(_sinks(with_values(store, manifest.operators, _READS_AT_ONCE), job))
-        if finish is not None and finish.outcome == "finished":  # recorded after all transactions are visible
+        if finish is not None and finish.shows(checkpoint):
             sinks = tuple(replace(sink, entries=()) for sink in sinks)
     return PendingJob(
         job=job,
@@ -106,7 +109,7 @@ def read_pending(store: ObjectStore, job: str) -> PendingJob:
         lineage=fence.lineage,
         token=fence.token,
         log=view,
-        ended=finish.outcome if finish else "",
+        ended=_outcome(store, paths, view),
         interval_s=fence.spec.checkpoints.interval_ms / 1000,
         sinks=sinks,
     )
@@ -114,6 +117,16 @@ def read_pending(store: ObjectStore, job: str) -> PendingJob:
 
 def _read_log(store: ObjectStore, paths: Paths) -> LogView:
     return LogReader(store, paths).read()
+
+
+def _outcome(store: ObjectStore, paths: Paths, view: LogView) -> str:
+    """Outcome of the last run, from the log or, after a stop at once, from the history; "" if neither has an end."""
+    stored, history = get_or_none(store, paths.history), None
+    if stored is not None:
+        with suppress(Corrupt, InvalidJob):  # only figures are lost
+            history = decode_history(paths.history, stored)
+    past = past_status(view, history, None)
+    return "" if past is None else past.outcome or ""
 
 
 def _sinks(operators: Sequence[OperatorSnapshot], job: str) -> Iterator[PendingSink]:

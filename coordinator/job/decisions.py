@@ -103,7 +103,12 @@ class FinishJob:
 
 @dataclass(frozen=True)
 class Cancel:
-    """End the job by the user's request. Only the leader drops checkpoints, and only on request."""
+    """End the job by the user's request. Only the leader drops checkpoints, and only on request.
+
+    `visible`: checkpoint of the stop, whose rows all sinks show; 0: the job stops at once.
+    """
+
+    visible: int = 0
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,8 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
             return Finishing("finished", f"job {job.spec.job} has read all of its input", discard="keep")
         case Fail(error):
             return Failing(error)
-        case Cancel():
-            return _cancelled(job)
+        case Cancel(visible):
+            return _cancelled(job, visible)
         case FencedBy(record):
             return _fenced(job, record)
         case EndJob(outcome, reason):
@@ -129,12 +129,12 @@ def _restarted(job: Job, wanted: Restart, now_ms: int) -> Phase:
     return Fencing(BeginGeneration(None, wanted.reason, now_ms, delay_ms))
 
 
-def _cancelled(job: Job) -> Phase:
+def _cancelled(job: Job, visible: int) -> Phase:
     reason = f"job {job.spec.job} was stopped by its user"
     if job.spec.checkpoints.on_cancel == "delete" and job.leads:
         return Finishing("cancelled", reason, discard="discard")
-    if job.leads and job.stop_record is not None:
-        return Finishing("cancelled", reason, discard="keep")
+    if job.leads and (visible or job.stop_record is not None):
+        return Finishing("cancelled", reason, discard="keep", visible=visible)
     return Ended("cancelled", reason)
 
 

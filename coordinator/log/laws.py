@@ -47,6 +47,8 @@ def broken_laws(before: Before, record: Record) -> Iterator[BrokenLaw]:
         yield from _fence_laws(before, record)
     elif position == FIRST_POSITION:
         yield BrokenLaw("a FENCE as the first record", what)
+    if isinstance(record, Finish) and (record.visible or 0) > before.checkpoint_floor:
+        yield BrokenLaw(f"visible of {before.checkpoint_floor} or less", str(record.visible))
     if isinstance(record, Complete):
         yield from _complete_laws(before, record)
     if isinstance(record, Fence | Complete):

@@ -9,9 +9,10 @@ import msgspec
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, complete_of
 from barrier_runtime.coordinator.log.reader import MAX_RUNS_BACK
 from barrier_runtime.coordinator.log.records import (
+    LISTS_FROM,
     NO_RECORD,
-    RECORD_VERSION,
     STOP_VERSION,
+    VISIBLE_FROM,
     Complete,
     Fence,
     Finish,
@@ -74,7 +75,7 @@ class RecordBuilder:
         self, log: DecisionLog, choice: RestoreFrom, reason: str, floor: int, now_ms: int, spec: JobSpec | None = None
     ) -> Fence:
         """Builds a FENCE. `floor`: the highest checkpoint id ever seen. `spec`: None if unchanged."""
-        head = self._head(log, log.next_position, now_ms, RECORD_VERSION)
+        head = self._head(log, log.next_position, now_ms, LISTS_FROM)
         previous = log.fence
         if choice.lineage is Lineage.SAME and previous is not None:
             lineage = previous.lineage
@@ -120,7 +121,7 @@ class RecordBuilder:
     ) -> Complete:
         """Builds a COMPLETE. `inline`: the packed manifest; empty: the manifest is the object `manifest.key`."""
         return Complete(
-            **self._head(log, self._token(log), now_ms, RECORD_VERSION),
+            **self._head(log, self._token(log), now_ms, LISTS_FROM),
             checkpoint=checkpoint,
             lineage=lineage,
             manifest=manifest.key,
@@ -137,8 +138,16 @@ class RecordBuilder:
         *,
         reason: str = "",
         discarded: bool = False,
+        visible: int = 0,
     ) -> Finish:
-        return Finish(**self._head(log, self._token(log), now_ms), outcome=outcome, reason=reason, discarded=discarded)
+        """Builds a FINISH. `visible`: checkpoint through which all rows are visible; 0: unknown."""
+        return Finish(
+            **self._head(log, self._token(log), now_ms, VISIBLE_FROM if visible else 1),
+            outcome=outcome,
+            reason=reason,
+            discarded=discarded,
+            visible=visible or msgspec.UNSET,
+        )
 
     def _head(self, log: DecisionLog, token: int, now_ms: int, version: int = 1) -> _Head:
         """Builds the common fields. `version`: the lowest version that has the record's fields."""

@@ -24,9 +24,10 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-RECORD_VERSION = 3  # FENCE and COMPLETE with `kept`
+RECORD_VERSION = 4  # the newest: FINISH with `visible`
 STOP_VERSION = 2  # records with `stop` and no newer field
-LISTS_FROM = 3  # versions of FENCE and COMPLETE that list kept decisions
+LISTS_FROM = 3  # FENCE and COMPLETE list kept decisions
+VISIBLE_FROM = 4  # FINISH names the checkpoint through which all rows are visible
 NO_RECORD = -1  # a back link to nothing
 FIRST_POSITION = 1  # so that token 0 can mean "no generation"
 
@@ -98,11 +99,19 @@ class Complete(_Record, frozen=True, tag="COMPLETE", kw_only=True):
 
 
 class Finish(_Record, frozen=True, tag="FINISH", kw_only=True):
-    """The job is over. `discarded`: the user dropped the checkpoints, and a later run starts empty."""
+    """The job is over. `discarded`: the user dropped the checkpoints, and a later run starts empty.
+
+    `visible`: in FINISH of a job stopped with a checkpoint, every sink shows all rows through that checkpoint.
+    """
 
     outcome: Literal["finished", "cancelled", "failed"]
     reason: str = ""  # error of a failed job
     discarded: bool = False
+    visible: int | msgspec.UnsetType = msgspec.UNSET
+
+    def shows(self, checkpoint: int) -> bool:
+        """Returns whether all rows through the decided `checkpoint` are certainly visible."""
+        return self.outcome == "finished" or checkpoint <= (self.visible or 0)
 
 
 Record: TypeAlias = Fence | Lead | Stop | Complete | Finish

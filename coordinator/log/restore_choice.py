@@ -147,11 +147,14 @@ def outdated_after(before: JobSpec, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _is_settled(view: LogView) -> bool:
-    """Whether the last run finished, so that every sink shows all rows of the last checkpoint.
+    """Whether every sink shows all rows of the last checkpoint: the run finished, or was stopped with a checkpoint.
 
-    A job that was stopped, failed or killed may have left transactions to commit.
+    A job that was stopped at once, failed or was killed may have left transactions to commit.
     """
-    return view.head is not None and isinstance(view.head.record, Finish) and view.head.record.outcome == "finished"
+    head = None if view.head is None else view.head.record
+    if not isinstance(head, Finish) or not view.completes:
+        return False
+    return head.shows(complete_of(view.completes[0]).checkpoint)
 
 
 def check_manifest(

@@ -73,10 +73,10 @@ class InDoubtResolution:
         Writes nothing if the job has been started meanwhile: the log belongs to the successor.
         """
         if self._ended is not None:
-            outcome, reason = self._ended.outcome, self._ended.reason
+            outcome, reason, visible = self._ended.outcome, self._ended.reason, self._ended.visible or 0
         else:
-            outcome, reason = "cancelled", how
-        self._append(self._records.finish(self._log, outcome, _now_ms(), reason=reason))
+            outcome, reason, visible = "cancelled", how, 0
+        self._append(self._records.finish(self._log, outcome, _now_ms(), reason=reason, visible=visible))
 
     def _append(self, record: Record) -> Appended | Foreign:
         return append_record(self._store, self._name, self._log, record, self._sleep)

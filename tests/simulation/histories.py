@@ -241,8 +241,8 @@ class History:
         wish = StopWish(mode="checkpoint", savepoint="last-1", url="memory://last-1")
         return self.append(Stop(**self._common(None), stop=wish))
 
-    def finish(self, outcome: str = "finished") -> "History":
-        return self.append(Finish(**self._common(None), outcome=outcome))
+    def finish(self, outcome: str = "finished", visible: int = 0) -> "History":
+        return self.append(Finish(**self._common(None), outcome=outcome, visible=visible or msgspec.UNSET))
 
     # ---- checkpoints
 

@@ -206,6 +206,31 @@ class DrainedIsOut(Checker):
                 self.wrong(f"{what} has rows that sink {sink} shows not: {len(lacking)}, or not once: {len(more)}")
 
 
+class StoppedIsOut(Checker):
+    """1.4: a FINISH that names a visible checkpoint is written after readers see each row before its positions."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._shown: dict[str, set[tuple[str, int, int, int]]] = defaultdict(set)
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        self._shown[sink].update((row.source, row.split, row.seq, row.leg) for row in rows)
+
+    def on_record(self, position: int, record: Record) -> None:
+        if not isinstance(record, Finish) or not record.visible:
+            return
+        what = f"log record {position} names checkpoint {record.visible} as visible"
+        decision = next((each for each in self.facts.decisions if each.record.checkpoint == record.visible), None)
+        if decision is None:
+            self.wrong(f"{what}, which was never decided")
+            return
+        came = {(*split, seq, leg) for split, n in decision.positions.items() for seq in range(n) for leg in (0, 1)}
+        for sink in self.workload.sinks:
+            lacking = came - decision.not_shown(sink) - self._shown[sink]
+            if lacking:
+                self.wrong(f"{what}, and sink {sink} lacks {len(lacking)} of its rows")
+
+
 class StopsAreKept(Checker):
     """1.4: the log holds a run's stop request, and every coordinator that continues the generation keeps the request.
 
@@ -269,5 +294,6 @@ BANK_MOVE_CHECKERS: tuple[type[Checker], ...] = (
     MovesWaitForCommits,
     SavepointsShareNothing,
     DrainedIsOut,
+    StoppedIsOut,
     MovedFilesAreShown,
 )  # for jobs of the bank: these checkers compare visible rows

@@ -198,6 +198,22 @@ MOVES: Table = {
         Case("all is out, in two checkpoints", lambda: drained(visible(unending()), 2, 5).finish()),
         Case("a job that is stopped is not drained", lambda: unending().checkpoint(1, 4).finish("cancelled")),
     ),
+    "StoppedIsOut": (
+        Case(
+            "a row is not there",
+            lambda: unending().checkpoint(1, 4).out(1).side(1, spoil=but_last(1)).finish("cancelled", visible=1),
+            "names checkpoint 1 as visible, and sink side lacks 1 of its rows",
+            once=True,
+        ),
+        Case(
+            "the checkpoint was never decided",
+            lambda: visible(unending()).finish("cancelled", visible=2),
+            "names checkpoint 2 as visible, which was never decided",
+            once=True,
+        ),
+        Case("all is out", lambda: visible(unending()).finish("cancelled", visible=1)),
+        Case("nothing is promised", lambda: unending().checkpoint(1, 4).finish("cancelled")),
+    ),
 }
 
 

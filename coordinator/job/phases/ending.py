@@ -73,10 +73,18 @@ class Finishing(Phase):
 
     name = "finishing"
 
-    def __init__(self, outcome: Literal["finished", "cancelled"], reason: str, *, discard: Literal["keep", "discard"]):
+    def __init__(
+        self,
+        outcome: Literal["finished", "cancelled"],
+        reason: str,
+        *,
+        discard: Literal["keep", "discard"],
+        visible: int = 0,
+    ) -> None:
         self._outcome: Literal["finished", "cancelled"] = outcome
         self.reason = reason
         self._discarded = discard == "discard"
+        self._visible = visible
         self._appended = False
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
@@ -110,7 +118,8 @@ class Finishing(Phase):
         return EndJob("cancelled", self.reason) if isinstance(job.stop, StopNow) else None
 
     def _append(self, job: Job, now_ms: int) -> None:
-        job.append(job.records.finish(job.log, self._outcome, now_ms, discarded=self._discarded))
+        records = job.records
+        job.append(records.finish(job.log, self._outcome, now_ms, discarded=self._discarded, visible=self._visible))
 
 
 class Failing(Phase):

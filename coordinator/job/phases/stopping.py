@@ -86,7 +86,7 @@ def end_if_done(job: Job) -> Decision | None:
         return _go_on(job, job.savepoints.error(wanted.id))
     if job.savepoints.open:
         return None
-    return FinishJob() if finished else Cancel()
+    return FinishJob() if finished else Cancel(reached)
 
 
 def _go_on(job: Job, error: str) -> Decision:

@@ -52,11 +52,15 @@ def test_a_run_prints_the_same(tmp_path: Path) -> None:
 
 
 def test_transactions_of_a_checkpoint_that_are_not_known_to_be_visible_are_told(tmp_path: Path) -> None:
-    """The job was stopped: its newest checkpoint lists the transactions still pending at the checkpoint."""
+    """The job was stopped at once: its newest checkpoint lists the transactions still pending at the checkpoint."""
     flow = Dataflow("shown")
     flow.rate("numbers", 20_000, splits=1).sink("out", JsonlSink(str(tmp_path / "out")))
     folder = str(tmp_path / "jobs")
-    _stopped_after_a_file(flow, folder, tmp_path / "out")
+    handle = flow.start_local(checkpoints=folder, checkpoint_interval=3600)
+    until(lambda: handle.status().records > 0, "rows are read")
+    handle.trigger_checkpoint()
+    until(lambda: any((tmp_path / "out").glob("*.jsonl")), "a file is visible")
+    handle.stop("now")
     page, starts = preview_of_restore(flow, {"checkpoints": folder, "restore": "latest"}, local=True)
     assert starts
     assert re.search("transactions to commit: [12] of sink out, of checkpoints ", page), page

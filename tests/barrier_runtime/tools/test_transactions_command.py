@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from command_line import COMMAND, Done, run_here
 
-from barrier_runtime.api.dataflow import Dataflow
+from barrier_runtime.api.dataflow import Dataflow, preview_of_restore
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
 from barrier_runtime.connectors.files.sink.sink import JsonlSink, ParquetSink
 from barrier_runtime.connectors.registry import SINKS
@@ -176,6 +176,28 @@ def test_finished_job_lists_no_transaction_though_its_last_manifest_names_some(
     done = run_here("transactions", "ended", "list", "--checkpoints", str(tmp_path / "checkpoints"), "--format", "json")
     assert (done.returncode, done.stderr) == (0, "")
     assert [json.loads(done.stdout)[name] for name in ("last_run", "transactions")] == ["finished", []]
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "now"])
+def test_a_stopped_job_is_known_to_have_been_stopped(tmp_path: Path, how: Literal["checkpoint", "now"]) -> None:
+    """A stop with a checkpoint ends when all of its rows are visible, and the log says so."""
+    flow = Dataflow("stopped")
+    flow.rate("numbers", 1_000).sink("out", JsonlSink(str(tmp_path / "out")))
+    at = {"checkpoints": str(tmp_path / "checkpoints"), "parallelism": 1}
+    job = flow.start_local(**at, checkpoint_interval=0.05)
+    while job.status().checkpoints.completed < 2:
+        assert not job.done, job
+    job.stop(how)
+    done = run_here("transactions", "stopped", "list", "--checkpoints", at["checkpoints"], "--format", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["last_run"] == "cancelled"
+    if how == "checkpoint":
+        assert report["transactions"] == []
+        page, starts = preview_of_restore(flow, at, local=True)
+        assert starts, page
+        assert "transactions to commit: none" in page
+    assert json.loads(run_here("fsck", at["checkpoints"], "--format", "json").stdout)["jobs"][0]["damage"] == []
 
 
 def test_commit_settles_and_the_job_goes_on_with_nothing_lost_or_doubled(killed: Killed) -> None:

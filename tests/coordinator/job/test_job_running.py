@@ -737,9 +737,11 @@ def test_stop_with_a_checkpoint_waits_for_its_rows():
     a.commit(number)
     assert coordinator.ended is None
     b.commit(number)
+    coordinator.settle()
     assert coordinator.ended.outcome == "cancelled"
     assert a.last(Shutdown).outcome == "cancelled"
-    assert kinds(coordinator.store) == ["FENCE", "COMPLETE"]
+    assert kinds(coordinator.store) == ["FENCE", "COMPLETE", "FINISH"]
+    assert log_of(coordinator.store)[-1].visible == number
 
 
 def test_a_stop_survives_the_loss_of_a_slot():
@@ -753,6 +755,7 @@ def test_a_stop_survives_the_loss_of_a_slot():
     coordinator.settle()
     for slot in (a, b):
         slot.commit(number)
+    coordinator.settle()
     assert coordinator.ended.outcome == "cancelled"
 
 

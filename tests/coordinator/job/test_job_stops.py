@@ -306,14 +306,14 @@ def test_who_looks_after_the_end_finds_the_savepoint_without_a_history() -> None
 
 
 def test_only_records_that_need_a_newer_version_have_one() -> None:
-    """FENCE and COMPLETE list the kept checkpoints; other records are unchanged unless they name a savepoint."""
+    """FENCE and COMPLETE list kept checkpoints, FINISH names what is visible; others are old but for savepoints."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.stop("checkpoint")
     go_on(coordinator, a, b)
     assert all(b'"stop"' not in encode_record(each) for each in log_of(store))
-    versions = {"Fence": 3, "Complete": 3, "Finish": 1}
+    versions = {"Fence": 3, "Complete": 3, "Finish": 4}
     assert all(each.version == versions[type(each).__name__] for each in log_of(store))
     other = MemoryStore()
     died("the end is written", other, wish(), "checkpoint")
-    assert [each.version for each in log_of(other)] == [3, 2, 3, 2]
+    assert [each.version for each in log_of(other)] == [3, 2, 3, 4]

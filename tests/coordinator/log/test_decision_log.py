@@ -353,7 +353,7 @@ def test_an_unknown_record_version_is_refused(store):
     record = decode_record(PATHS.log_record(1), store.get(PATHS.log_record(1)))
     store.damage(PATHS.log_record(1), encode_record(msgspec.structs.replace(record, version=9)))
     with pytest.raises(
-        InvalidJob, match="version 9, this release reads 1 to 3: a newer release wrote it: use that release"
+        InvalidJob, match="version 9, this release reads 1 to 4: a newer release wrote it: use that release"
     ):
         view(store)
 

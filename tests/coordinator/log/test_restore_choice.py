@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
-from coordinator_world import CHAINS, Coordinator, kinds, log_of, options, spec, started
+from coordinator_world import CHAINS, Coordinator, keys_of, kinds, log_of, options, spec, started
 
 from barrier_runtime.coordinator.log.manifest import Manifest
-from barrier_runtime.coordinator.log.records import Complete
+from barrier_runtime.coordinator.log.records import Complete, decode_record, encode_record
 from barrier_runtime.coordinator.log.restore_choice import check_manifest
 from barrier_runtime.coordinator.wire.messages import ChainSpec, Deploy
 from barrier_runtime.state.errors import InvalidJob
@@ -107,6 +107,47 @@ def test_only_what_a_finished_job_ended_with_is_known_to_be_visible(commits, res
     coordinator.settle()
     coordinator.run_with(slot, coordinator.slot(1))
     assert slot.last(Deploy).settled is settled, "the next generation of the run knows it too"
+
+
+def stopped(store):
+    first, a, b = started(store)
+    first.stop("checkpoint")
+    for slot in (a, b):
+        slot.ack(1)
+    first.settle()
+    assert first.ended is None
+    for slot in (a, b):
+        slot.commit(1)
+    first.settle()
+    assert first.ended.outcome == "cancelled"
+
+
+def test_a_stop_with_a_checkpoint_leaves_nothing_to_commit(store):
+    stopped(store)
+    deploy = restored_by(second_run(store))
+    assert (deploy.checkpoint, deploy.settled) == (1, True)
+
+
+def test_a_stop_at_once_may_leave_transactions_to_commit(store):
+    first, a, b = started(store)
+    first.checkpoint(a, b)
+    first.stop("now")
+    assert first.ended.outcome == "cancelled"
+    deploy = restored_by(second_run(store))
+    assert (deploy.checkpoint, deploy.settled) == (1, False)
+
+
+def test_the_end_of_a_stop_by_an_earlier_release_is_read_and_proves_nothing():
+    store = MemoryStore()
+    stopped(store)
+    (key,) = [key for key in keys_of(store) if key.endswith("/log/00000000000000000003.json")]
+    end = decode_record(key, store.get(key))
+    assert (end.version, end.visible) == (4, 1)
+    earlier = encode_record(msgspec.structs.replace(end, version=1, visible=msgspec.UNSET))
+    assert b"visible" not in earlier
+    store.damage(key, earlier)
+    deploy = restored_by(second_run(store))
+    assert (deploy.checkpoint, deploy.settled) == (1, False)
 
 
 def test_replaying_run_replays_again_when_recovering_before_its_first_checkpoint():

@@ -5,7 +5,7 @@ import time
 
 import msgspec
 import pytest
-from coordinator_world import FILE, Coordinator, checkpoint, keys_of, new_generation, options, spec, started
+from coordinator_world import FILE, Coordinator, checkpoint, keys_of, kinds, new_generation, options, spec, started
 
 from barrier_runtime.coordinator.log.lease_record import Lease, encode_lease
 from barrier_runtime.coordinator.log.records import decode_record, encode_record
@@ -217,6 +217,23 @@ def test_a_record_that_breaks_a_law_of_the_log_is_found(position, changes, said)
     rewritten(store, position, **changes)
     damage = checked(store).report.damage
     assert any(harm.object == PATHS.log_record(position) and harm.expected.startswith(said) for harm in damage), damage
+
+
+def test_an_end_that_names_an_undecided_checkpoint_is_found():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.stop("checkpoint")
+    for slot in (a, b):
+        slot.ack(1)
+    coordinator.settle()
+    for slot in (a, b):
+        slot.commit(1)
+    coordinator.settle()
+    assert kinds(store) == ["FENCE", "COMPLETE", "FINISH"]
+    assert checked(store).report.damage == ()
+    rewritten(store, 3, visible=2)
+    (harm,) = checked(store).report.damage
+    assert (harm.object, harm.expected, harm.found) == (PATHS.log_record(3), "visible of 1 or less", "2")
 
 
 @pytest.mark.usefixtures("manifests_are_objects")

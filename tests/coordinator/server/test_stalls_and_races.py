@@ -82,6 +82,7 @@ def test_a_stop_whose_checkpoint_failed_takes_another_one():
     coordinator.settle()
     for slot in (first, second):
         slot.commit(again)
+    coordinator.settle()
     assert coordinator.ended is not None
     assert coordinator.ended.outcome == "cancelled"
 
@@ -97,6 +98,7 @@ def test_a_stop_asked_for_again_and_again_waits_for_one_checkpoint():
     coordinator.stop("checkpoint")
     for slot in (first, second):
         slot.commit(number)
+    coordinator.settle()
     assert coordinator.ended is not None
     assert first.last(Trigger).checkpoint == number
 
