@@ -32,6 +32,7 @@ class Layout:
 
     __slots__ = (
         "_key_columns",
+        "_read",
         "accepted",
         "codes",
         "dtypes",
@@ -62,6 +63,7 @@ class Layout:
         )
         self.keys = frozenset(at for at, kind in enumerate(schema.types) if _is_key(kind))  # possible keys
         self._key_columns: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
+        self._read: dict[frozenset[str], list[int]] = {}
 
     def key_columns(self, keys: tuple[str, ...]) -> tuple[list[int], list[int]]:
         """Positions and types (Arrow's ids) of `keys`; empty lists if a key is missing or not a key for lists."""
@@ -70,6 +72,13 @@ class Layout:
             at_keys = [self.positions.get(key, -1) for key in keys]
             fit = self.keys.issuperset(at_keys)
             known = self._key_columns[keys] = (at_keys, [self.types[at].id for at in at_keys]) if fit else ([], [])
+        return known
+
+    def positions_of(self, names: frozenset[str]) -> list[int]:
+        """Positions of the columns that are among `names`, which may name others."""
+        known = self._read.get(names)
+        if known is None:
+            known = self._read[names] = [at for at, name in enumerate(self.names) if name in names]
         return known
 
 

@@ -107,8 +107,7 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 def each_row(batch: pa.RecordBatch) -> Iterator[Row]:
     """Yields one dict per row: all dicts of a large batch would exceed the processor's cache."""
-    columns = [values_of(column) for column in batch.columns]
-    return map(dict, map(zip, itertools.repeat(batch.schema.names), zip(*columns, strict=True)))
+    return dicts(batch.schema.names, [values_of(column) for column in batch.columns])
 
 
 def each_row_of(batch: Batch) -> Iterator[Row]:
@@ -118,11 +117,15 @@ def each_row_of(batch: Batch) -> Iterator[Row]:
         return each_row(batch.rows)
     columns: Iterable[list[Any]] = few.columns
     if few.layout.has_times:
-        columns = map(_values_of_few, few.columns, few.layout.types, few.layout.times)
-    return map(dict, map(zip, itertools.repeat(few.layout.names), zip(*columns, strict=True)))
+        columns = map(values_of_few, few.columns, few.layout.types, few.layout.times)
+    return dicts(few.layout.names, columns)
 
 
-def _values_of_few(values: list[Any], kind: pa.DataType, is_time: bool) -> list[Any]:
+def dicts(names: Sequence[str], columns: Iterable[list[Any]]) -> Iterator[Row]:
+    return map(dict, map(zip, itertools.repeat(names), zip(*columns, strict=True)))
+
+
+def values_of_few(values: list[Any], kind: pa.DataType, is_time: bool) -> list[Any]:
     if not is_time:
         return values
     if pa.types.is_timestamp(kind) and kind.unit in _PER_MICROSECOND and kind.tz in _EPOCHS:

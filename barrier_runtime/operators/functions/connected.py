@@ -13,9 +13,11 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import KeyCodec
-from barrier_runtime.data.rows import Row, each_row_of, input_row
+from barrier_runtime.data.rows import Row, input_row
+from barrier_runtime.data.rows_read import each_row_read
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
+from barrier_runtime.operators.functions.columns_read import columns_read
 from barrier_runtime.operators.functions.process import ProcessOperator, no_key
 from barrier_runtime.operators.functions.sequencing import by_input
 from barrier_runtime.operators.functions.switching import WaitingRows
@@ -50,6 +52,7 @@ class _Port:
     def __init__(self, input: ConnectedInput) -> None:
         self.input = input
         self.call: Callable[..., Any] | None = None
+        self.reads: frozenset[str] | None = None  # see `columns_read`
         self.seen: pa.Schema | None = None
         self.codec: KeyCodec | None = None  # of a keyed input, once its columns are known
 
@@ -114,6 +117,7 @@ class ConnectedOperator(ProcessOperator):
         self.by_clock = True  # broadcast rows also become valid in `on_wall_clock`
         for port in (*self._keyed, *self._broadcast):
             port.call = getattr(self._target, port.input.handler)
+            port.reads = columns_read(port.call, 1 if port.input.keys else 0)
         if self._failures is not None:
             for port in self._keyed:
                 assert port.call is not None
@@ -203,7 +207,7 @@ class ConnectedOperator(ProcessOperator):
         self._event_time = port.input.event_time
         self._seen = port.seen
         if port.call is not None:
-            self._call = port.call
+            self._call, self._reads = port.call, port.reads
         if port.codec is not None:
             self.codec = port.codec
 
@@ -250,7 +254,9 @@ class ConnectedOperator(ProcessOperator):
         given, context, current = self._nothing_given(), self._context, self._current
         self._begin(batch, self._watermark_ms if self._by_row else None)
         without_key = no_key(self.where, f"{port.input.handler}()")
-        for at, (timestamp, row) in enumerate(zip(self._timestamps(batch), each_row_of(batch), strict=False)):
+        for at, (timestamp, row) in enumerate(
+            zip(self._timestamps(batch), each_row_read(batch, port.reads), strict=False)
+        ):
             if reached is not None and reached[at] > self._watermark_ms:
                 self._advance(reached[at], given)
             if self._by_row:

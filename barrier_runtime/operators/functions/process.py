@@ -12,9 +12,11 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
-from barrier_runtime.data.rows import Row, RowWriter, each_row_of, input_row, references
+from barrier_runtime.data.rows import Row, RowWriter, input_row, references
+from barrier_runtime.data.rows_read import each_row_read
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.functions.attributes import WatchedAttributes
+from barrier_runtime.operators.functions.columns_read import columns_read
 from barrier_runtime.operators.functions.context_hints import Context
 from barrier_runtime.operators.functions.process_rows import YieldedRows
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
@@ -169,6 +171,7 @@ class ProcessOperator(KeyedOperator):
     def bind(self, columns: pa.Schema) -> None:
         width = len(self._key_columns)
         target, self._call = own_function(self._function, "process", self._failed)
+        self._reads = columns_read(self._call, 1)
         self._on_timer = getattr(target, "on_timer", None)
         self._on_wall_timer = getattr(target, "on_wall_timer", None)
         self.by_clock = self._on_wall_timer is not None
@@ -336,7 +339,7 @@ class ProcessOperator(KeyedOperator):
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         try:
             for current.key, key, context.timestamp, row in zip(
-                coming, user_keys, times, each_row_of(batch), strict=False
+                coming, user_keys, times, each_row_read(batch, self._reads), strict=False
             ):
                 context.key = key
                 result = call(key, row, context)
@@ -383,8 +386,9 @@ class ProcessOperator(KeyedOperator):
         append, watermark_ms, sides = given.rows.append, self._watermark_ms, self._sides
         self._begin(batch, watermark_ms if by_row else None)
         try:
+            rows = each_row_read(batch, self._reads)
             for state_key, key, timestamp, row, reached_ms, seen_ms in zip(
-                coming, user_keys, self._timestamps(batch), each_row_of(batch), reached, seen, strict=False
+                coming, user_keys, self._timestamps(batch), rows, reached, seen, strict=False
             ):
                 if reached_ms > watermark_ms:
                     if timers.next_ms <= reached_ms and not self._advance(reached_ms, given, self.stops):

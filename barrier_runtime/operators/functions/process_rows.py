@@ -8,8 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.rows import Row, RowWriter, each_row_of, input_row
+from barrier_runtime.data.rows import Row, RowWriter, input_row
+from barrier_runtime.data.rows_read import each_row_read
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.functions.columns_read import columns_read
 from barrier_runtime.operators.functions.context_hints import KEYED, Context
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
@@ -85,6 +87,7 @@ class ProcessRowsOperator(Operator):
         self._subtask = context.subtask
         self._metrics = context.metrics
         target, self._call = own_function(self._function, "process", self._failed)
+        self._reads = columns_read(self._call, 0)
         name, undo = function_name(self._call), None
         self._writer = RowWriter(f"{name} of operator {self._name!r}", self._schema)
         if isinstance(self._on_error, Retry):
@@ -113,7 +116,7 @@ class ProcessRowsOperator(Operator):
             failures.begin(batch)
         results: list[Row] = []
         counts: list[int] = []  # number of each row's results
-        for at, row in enumerate(each_row_of(batch)):
+        for at, row in enumerate(each_row_read(batch, self._reads)):
             if reached is not None:
                 sides.reached_ms = int(reached[at])
             before, emitted = len(results), sides.counts()

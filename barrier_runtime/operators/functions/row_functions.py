@@ -10,8 +10,10 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.plain_rows import PlainRows, without_views
-from barrier_runtime.data.rows import Row, RowWriter, cut, each_row_of, input_row, preview, references
+from barrier_runtime.data.rows import Row, RowWriter, cut, input_row, preview, references
+from barrier_runtime.data.rows_read import each_row_read
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.functions.columns_read import columns_read
 from barrier_runtime.operators.outputs.failures import Failures, OnError
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
@@ -31,6 +33,7 @@ class RowwiseOperator(Operator):
     ) -> None:
         self._name = name
         self._function = function
+        self._reads = columns_read(function, 0)
         self._writer = RowWriter(f"{function_name(function)} of operator {name!r}", schema)
         self._subtask = 0
         self._failures = None if on_error == "fail" else Failures(on_error, name, function_name(function))
@@ -43,7 +46,7 @@ class RowwiseOperator(Operator):
     def _tried(self, failures: Failures, batch: Batch, call: Callable[[Row], Any], failed: Any) -> Iterator[Any]:
         """Returns the result of `call` for each row; `failed` for rows at which `call` raises."""
         failures.begin(batch)
-        for at, row in enumerate(each_row_of(batch)):
+        for at, row in enumerate(each_row_read(batch, self._reads)):
             try:
                 result = call(row)
             except Exception as error:
@@ -105,7 +108,7 @@ class MapOperator(RowwiseOperator):
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         try:
             # `map` holds no row, so a returned input row has no other reference
-            for result in map(function, each_row_of(batch)):
+            for result in map(function, each_row_read(batch, self._reads)):
                 append(result if references(result) == alone else taken(result))
         except Exception as error:
             raise self._failed(error, batch, len(results)) from error
@@ -127,7 +130,7 @@ class FilterOperator(RowwiseOperator):
             keep.extend(self._tried(self._failures, batch, self._function, False))
         else:
             try:
-                keep.extend(map(self._function, each_row_of(batch)))
+                keep.extend(map(self._function, each_row_read(batch, self._reads)))
             except Exception as error:
                 raise self._failed(error, batch, len(keep)) from error
             self._check_all(len(keep), batch)
@@ -177,7 +180,7 @@ class FlatMapOperator(RowwiseOperator):
         done, reached = 0, batch.reached
         ends: list[int] = []  # end of each row's results
         try:
-            for rows in map(function, each_row_of(batch)):
+            for rows in map(function, each_row_read(batch, self._reads)):
                 if type(rows) is list:
                     held = alone + 1 if references(rows) == alone else alone
                 else:

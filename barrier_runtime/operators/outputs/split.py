@@ -8,8 +8,10 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.plain_rows import PlainRows, without_views
-from barrier_runtime.data.rows import Row, cut, each_row_of, preview
+from barrier_runtime.data.rows import Row, cut, preview
+from barrier_runtime.data.rows_read import each_row_read
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.functions.columns_read import columns_read
 from barrier_runtime.operators.outputs.failures import Failures, OnError
 from barrier_runtime.operators.outputs.side_outputs import send
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -26,6 +28,7 @@ class SplitOperator(Operator):
     ) -> None:
         self._name = name
         self._function = function
+        self._reads = columns_read(function, 0)
         self._into = tuple(into)
         self._takeable = PlainRows(without_views)
         self._failures = None if on_error == "fail" else Failures(on_error, name, self._said)
@@ -61,7 +64,7 @@ class SplitOperator(Operator):
         failures = self._failures
         if failures is not None:
             failures.begin(batch)
-        for row in each_row_of(batch):
+        for row in each_row_read(batch, self._reads):
             try:
                 found.append(self._function(row))
             except Exception as error:

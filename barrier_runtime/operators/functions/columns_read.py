@@ -1,0 +1,94 @@
+"""Columns that a user's function reads, from its bytecode: other columns need not become Python values.
+
+The answer counts only if the row cannot leave the function. So every instruction that names the row must be the start
+of `row["name"]` or `row.get("name")`, with constants, and the instructions of such a read must follow one another.
+Anything else (the row is returned, yielded, kept, changed, iterated over, passed on, used by an inner function) gives
+None: the function gets all columns. See docs/design/columns-read.md.
+"""
+
+import dis
+from collections.abc import Sequence
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+_LOADS = frozenset(  # instructions after which the last variable named is on top of the stack
+    {
+        "LOAD_FAST",
+        "LOAD_FAST_BORROW",
+        "LOAD_FAST_LOAD_FAST",
+        "LOAD_FAST_BORROW_LOAD_FAST_BORROW",
+        "STORE_FAST_LOAD_FAST",
+    }
+)
+_CONSTANTS = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
+_CALLS = frozenset({"CALL", "CALL_METHOD"})
+_FILLERS = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PRECALL"})
+_SEES_VARIABLES = frozenset(  # names of functions that look at their caller's variables
+    {"_getframe", "breakpoint", "currentframe", "eval", "exec", "f_locals", "locals", "query", "set_trace", "stack"}
+    | {"trace", "vars"}
+)
+_LONGEST_READ = 5  # instructions of `row.get("name", default)`
+
+
+def columns_read(function: Any, position: int) -> frozenset[str] | None:
+    """Columns that `function` reads of its argument number `position`, the row; None: it may use all of them."""
+    code, position = _code(function, position)
+    if code is None or position >= code.co_argcount:
+        return None
+    row = code.co_varnames[position]
+    if row in code.co_cellvars or not _SEES_VARIABLES.isdisjoint(_names(code)):
+        return None
+    instructions = [each for each in dis.get_instructions(code) if each.opname not in _FILLERS]
+    found = set[str]()
+    for at, instruction in enumerate(instructions):
+        named = _variables(instruction)
+        if row not in named:
+            continue
+        name = _name_read(instructions[at + 1 : at + _LONGEST_READ])
+        if instruction.opname not in _LOADS or named.index(row) != len(named) - 1 or name is None:
+            return None
+        found.add(name)
+    return frozenset(found)
+
+
+def _code(function: Any, position: int) -> tuple[CodeType | None, int]:
+    """Code of a function of Python, and the position of the argument among those of the code."""
+    if type(function) is MethodType:
+        function, position = function.__func__, position + 1
+    return (function.__code__, position) if type(function) is FunctionType else (None, position)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Names of globals and attributes that the code and the code inside it use."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _variables(instruction: dis.Instruction) -> list[str]:
+    """Local variables that an instruction loads, stores or deletes."""
+    return instruction.argrepr.split(", ") if "FAST" in instruction.opname else []
+
+
+def _name_read(after: Sequence[dis.Instruction]) -> str | None:
+    """The column that the instructions after the row read; None if they do not take the row off the stack at once."""
+    if after and after[0].opname in ("LOAD_METHOD", "LOAD_ATTR"):
+        return _name_got(after[1:]) if after[0].argval == "get" else None
+    if len(after) < 2 or not _is_subscript(after[1]):
+        return None
+    return _text(after[0])
+
+
+def _name_got(after: Sequence[dis.Instruction]) -> str | None:
+    """As `_name_read`, of the instructions after `row.get`: constants, and a call with just these."""
+    call = next((at for at, each in enumerate(after) if each.opname not in _CONSTANTS), 0)
+    if not 1 <= call <= 2 or after[call].opname not in _CALLS or after[call].arg != call:
+        return None
+    return _text(after[0])
+
+
+def _is_subscript(instruction: dis.Instruction) -> bool:
+    return instruction.opname == "BINARY_SUBSCR" or (instruction.opname, instruction.argrepr) == ("BINARY_OP", "[]")
+
+
+def _text(constant: dis.Instruction) -> str | None:
+    return constant.argval if constant.opname in _CONSTANTS and type(constant.argval) is str else None
