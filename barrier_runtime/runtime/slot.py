@@ -58,6 +58,7 @@ from barrier_runtime.runtime.network.control_link import ControlLink
 from barrier_runtime.runtime.network.data_plane import DataPlane
 from barrier_runtime.runtime.prefetching import Preparing
 from barrier_runtime.runtime.resources import SlotResources
+from barrier_runtime.state.descriptors import remedy_if_exhausted
 from barrier_runtime.state.errors import PERMANENT, Unavailable
 from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
@@ -383,6 +384,9 @@ class Slot:
         self.trouble = error
         permanent, unavailable = isinstance(error, PERMANENT), isinstance(error, Unavailable)
         text = str(error) if permanent else f"{type(error).__name__}: {error}"
+        exhausted = remedy_if_exhausted(error)
+        if exhausted and exhausted not in text:
+            text = f"{text}: {exhausted}"
         if not permanent:  # permanent errors end the job, which reports them without our stack
             stack = None if unavailable or text == self._told else error
             self._told = text

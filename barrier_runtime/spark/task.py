@@ -39,6 +39,7 @@ from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.slot import PEER_LOST, Slot, SlotIdentity
 from barrier_runtime.spark.deaths import died_lately
+from barrier_runtime.state.descriptors import raise_limit
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.kv.rocksdb import SlotMemory
@@ -93,6 +94,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
             if settings.options.log_format != "json":
                 handler.addFilter(without_lost_peers)
     tune_interpreter()
+    raise_limit()
     slot_uuid = uuid.uuid4().hex
     directory = local_root(settings.options.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
     PROCESS_HEAP.begin()

@@ -43,6 +43,7 @@ from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.server.logs import configure
 from barrier_runtime.coordinator.server.telemetry.otel_metrics import Telling
 from barrier_runtime.coordinator.server.web.front import now_ms
+from barrier_runtime.state.descriptors import raise_limit
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.hosts import is_every_interface, is_loopback, shown, split
 from barrier_runtime.state.sockets import listening_on
@@ -141,6 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     settings = _parsed(arguments)
     configure(settings.log_format)
     faulthandler.enable()
+    raise_limit()
     try:
         asyncio.run(_run(settings))
     except InvalidJob as error:

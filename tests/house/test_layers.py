@@ -62,6 +62,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "file_links",
             "threads",
             "sockets",
+            "descriptors",
             "time_slice",
             "scratch",
         ),

@@ -27,6 +27,7 @@ from barrier_runtime.runtime.network.channels import InputChannel, OutputChannel
 from barrier_runtime.runtime.network.data_plane import Broken, ChannelId
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
 from barrier_runtime.runtime.network.reaching import PacketsLost, reach
+from barrier_runtime.state.descriptors import remedy_if_exhausted
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
 from barrier_runtime.state.sockets import end_when_unanswered
 
@@ -36,6 +37,7 @@ _HEARD = 2  # calls of `beat` without a sign of life that are not reported
 _CREDIT = struct.Struct(">Q")  # bytes that may have been sent since the beginning
 MAX_UNPROVEN = 4_096  # unauthenticated incoming connections; every slot opens one at a time
 _MOST_WAITING = 16_384  # authenticated connections of later generations; a slow slot of a large job has thousands
+_CHECK_NETWORK = "a replacement will be tried; check the network between executors if this repeats"
 _NOT_YET = b"\x02"  # the acceptor knows the channel, which belongs to a later generation
 _ADMITTED = b"\x01"  # the acceptor is ready for frames
 
@@ -113,9 +115,10 @@ class TcpDataPlane:
             await within(HANDSHAKE_TIMEOUT_S, outgoing.proven)
             await outgoing.ready  # as long as the peer restores; the coordinator notices a silent or lost peer
         except (OSError, asyncio.TimeoutError) as error:
+            remedy = remedy_if_exhausted(error) or _CHECK_NETWORK
             raise Unavailable(
                 f"slot {channel.source_slot} cannot reach slot {peer.slot} at {peer.host}:{peer.port} ({error!r}): "
-                "a replacement will be tried; check the network between executors if this repeats"
+                f"{remedy}"
             ) from error
         finally:
             self._connecting.pop(outgoing, None)

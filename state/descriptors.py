@@ -1,0 +1,38 @@
+"""Limit of open files of this process: raised to what the system allows, and named when files run out."""
+
+import contextlib
+import errno
+import resource
+
+_TEXT = "too many open files"  # of libraries whose errors have no number
+
+
+def raise_limit() -> None:
+    """Raises the soft limit of open files to the hard limit; for processes of ours, not for the user's program."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower bound than its hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def remedy_if_exhausted(error: BaseException | None) -> str:
+    """Returns the limit and the remedy if `error`, or a cause, means that no more files can be opened; else ""."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        number = error.errno if isinstance(error, OSError) else None
+        if number == errno.ENFILE:
+            return "this host has no more open files: raise fs.file-max there"
+        if number == errno.EMFILE or (number is None and _TEXT in str(error).lower()):
+            return _remedy()
+        error = error.__cause__ or error.__context__
+    return ""
+
+
+def _remedy() -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"this process may open {soft:,} files and connections (hard limit {hard:,}): raise the hard limit where the "
+        "process starts (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of the container), or use a smaller "
+        "parallelism"
+    )
