@@ -7,21 +7,24 @@ command then writes the report again.
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import growth, holds, plan, programme, session, workloads
+from benchmarks import growth, holds, plan, programme, real_time, session, workloads
 from benchmarks.answers import compare
 from benchmarks.ends import add_arguments, measure_all
-from benchmarks.engines import ENGINES
+from benchmarks.engines import ENGINES, REAL_TIME
 from benchmarks.flink_setup import set_up
 from benchmarks.growth import GrowthSizes
 from benchmarks.latency_targets import TargetSizes, runs
 from benchmarks.nexmark_beside import NexmarkSizes, beside
 from benchmarks.plan import Wanted
 from benchmarks.programme import SEARCHED, TableSizes
+from benchmarks.real_time import COLUMNS, RealTimeSizes
 from benchmarks.recovery import VICTIMS
 from benchmarks.report.growth import growth_markdown
 from benchmarks.report.nexmark_table import nexmark_markdown
+from benchmarks.report.real_time_table import real_time_markdown
 from benchmarks.report.target_table import targets_markdown
 from benchmarks.session import FOLDER, Store, latency_targets, measure, recover, search
 from benchmarks.slow_store import command as slow_store
@@ -96,7 +99,7 @@ def _table(chosen: argparse.Namespace) -> None:
         kills=chosen.kills,
         cost_rounds=chosen.cost_rounds,
     )
-    programme.table(store, chosen.engine or list(ENGINES), sizes)
+    programme.table(store, chosen.engine or programme.TABLE_ENGINES, sizes)
     store.report()
 
 
@@ -136,6 +139,27 @@ def _growth(chosen: argparse.Namespace) -> None:
     session.growth(store, list(growth.runs(sizes, engines)), chosen.folder / "run/growth")
     store.report()
     print(growth_markdown(store.results))
+
+
+def _real_time(chosen: argparse.Namespace) -> None:
+    store = Store(chosen.folder, fresh=not chosen.add)
+    sizes = RealTimeSizes(
+        rates=chosen.rates,
+        low_rates=chosen.low_rates,
+        workloads=chosen.workload or REAL_TIME,
+        rounds=chosen.rounds,
+        seconds=chosen.seconds,
+        warm_up_s=chosen.warm_up,
+    )
+    engines = session.there(store, chosen.engine or COLUMNS)
+    folder = chosen.folder / "run/real-time"
+    if chosen.kills:
+        sizes = replace(sizes, workloads=chosen.workload or ("rtm-a",), rates=(chosen.low_rates[0],), low_rates=())
+        session.real_time_kills(store, list(real_time.runs(sizes, engines)), folder, chosen.kills, chosen.pause)
+    else:
+        session.real_time(store, list(real_time.runs(sizes, engines)), folder)
+    store.save()
+    print(real_time_markdown(store.results))
 
 
 def _ends(chosen: argparse.Namespace) -> None:
@@ -292,6 +316,20 @@ def _parser() -> argparse.ArgumentParser:
     grows.add_argument("--rounds", type=int, default=GrowthSizes.rounds, help="engines take turns (%(default)s)")
     grows.add_argument("--seconds", type=float, default=GrowthSizes.seconds, help="measured per run, after the warm-up")
     grows.add_argument("--warm-up", type=float, default=GrowthSizes.warm_up_s, help="seconds")
+
+    beside = command("real-time", _real_time, "Kafka to Kafka in milliseconds, under each guarantee (a table)")
+    beside.add_argument("--add", action="store_true", help="to the results there are")
+    beside.add_argument("--engine", action="append", choices=COLUMNS, help="again for each")
+    beside.add_argument("--workload", action="append", choices=REAL_TIME, help="again for each")
+    beside.add_argument("--rates", type=float, nargs="+", default=RealTimeSizes.rates, help="of all workloads")
+    beside.add_argument(
+        "--low-rates", type=float, nargs="*", default=RealTimeSizes.low_rates, help="of rtm-b; of kills"
+    )
+    beside.add_argument("--rounds", type=int, default=RealTimeSizes.rounds, help="engines take turns (%(default)s)")
+    beside.add_argument("--seconds", type=float, default=RealTimeSizes.seconds, help="measured per run")
+    beside.add_argument("--warm-up", type=float, default=RealTimeSizes.warm_up_s, help="seconds (%(default)s)")
+    beside.add_argument("--kills", type=int, default=0, help="instead: SIGKILLs of each engine's program")
+    beside.add_argument("--pause", type=float, default=10.0, help="seconds before each kill (%(default)s)")
 
     targets = command("ends", _ends, "each target of ours: throughput, visible latency at short checkpoints (a table)")
     add_arguments(targets)

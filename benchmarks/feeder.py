@@ -1,6 +1,6 @@
 """Feeds a topic with the events, each at its intended time, from a separate process:
 
-    python -m benchmarks.feeder <bootstrap> <topic> <partitions> <rate> <keys>
+    python -m benchmarks.feeder <bootstrap> <topic> <partitions> <rate> <keys> [<input>]
 
 Event i goes to partition i mod partitions and carries its intended emission time; if the feeder or the broker falls
 behind, events are late and the figures show it. The feeder stops when standard input ends, and prints how many ms late
@@ -13,10 +13,13 @@ are due, and a turn hands the client a list per partition.
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks import events
+from benchmarks import events, records
+
+Make = Callable[[events.Ints, events.Ints, int], list[dict[str, bytes]]]  # rows, due times, keys
 
 _TURN_S = 0.001
 _MOST = 20_000  # events per turn
@@ -36,6 +39,7 @@ def main() -> int:
 
     bootstrap, topic = sys.argv[1:3]
     partitions, rate, keys = int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
+    make = records.as_records if sys.argv[6:] == ["records"] else _json
     stop = threading.Event()
 
     def listen() -> None:
@@ -55,7 +59,7 @@ def main() -> int:
         if due > row:
             late_ns.append(now_ns - began_ns - int(row * (1e9 / rate)))
             if due > first_made + len(made):
-                first_made, made = row, _messages(row, due + int(rate * _MADE_AHEAD_S), began_ns, rate, keys)
+                first_made, made = row, _messages(row, due + int(rate * _MADE_AHEAD_S), began_ns, rate, keys, make)
             for begin in range(row, min(due, row + partitions)):
                 messages = made[begin - first_made : due - first_made : partitions]
                 producer.produce_batch(topic, messages, partition=begin % partitions)
@@ -69,9 +73,13 @@ def main() -> int:
     return 0
 
 
-def _messages(begin: int, end: int, began_ns: int, rate: float, keys: int) -> list[dict[str, bytes]]:
+def _messages(begin: int, end: int, began_ns: int, rate: float, keys: int, make: Make) -> list[dict[str, bytes]]:
     numbers = np.arange(begin, end)
     emitted_ns = began_ns + (numbers * (1e9 / rate)).astype(np.int64)
+    return make(numbers, emitted_ns, keys)
+
+
+def _json(numbers: events.Ints, emitted_ns: events.Ints, keys: int) -> list[dict[str, bytes]]:
     return [{"value": value} for value in events.as_json(events.events(numbers, emitted_ns, keys))]
 
 

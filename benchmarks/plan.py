@@ -69,6 +69,8 @@ def can(engine: str, cell: RunSpec) -> bool:
         return False
     if engine.startswith("flink") and not workload(cell.workload).flink:
         return False
+    if engine == "spark-continuous":
+        return cell.measure == "visible"
     if engine == "spark-real-time":
         return cell.source == "kafka" and cell.measure != "throughput"
     return True

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks import workloads
 from benchmarks.checkpoint_cost import size_specs, throughput_specs
+from benchmarks.engines import ENGINES
 from benchmarks.plan import ROWS, Wanted
 from benchmarks.recovery import VICTIMS
 from benchmarks.session import FOLDER, Store, grid, measure, recover, search, there
@@ -13,6 +14,7 @@ _THROUGHPUT = ("keyed-count", "map-filter", "tumbling", "python-count")
 _WINDOWS = ("map-filter", "tumbling", "sliding", "two-shuffles")
 _GRID = str(FOLDER / "run/grid")
 
+TABLE_ENGINES = [name for name, known in ENGINES.items() if name not in ("spark-continuous", "kafka-streams")]
 SEARCHED = ("keyed-count", "python-count")
 
 

@@ -25,7 +25,8 @@ from benchmarks.engines.words import PREFIX
 from benchmarks.spec import BoundedRun, Facts, RunResult, RunSpec
 from benchmarks.stamps import Stamps, checkpoint_figures, gaps_ms, held, percentiles, read_stamps, timeline
 from benchmarks.usage import Usage
-from benchmarks.visible import Watcher
+from benchmarks.visible import Watcher, emitted_in_key, emitted_in_value
+from benchmarks.workloads import workload
 
 _START_S = 180.0
 _END_S = 120.0
@@ -116,7 +117,7 @@ def run(spec: RunSpec, kafka: LoadedKafka | None) -> RunResult:
         store = stack.enter_context(counted_s3()) if spec.storage == "s3" else None
         if store is not None:
             spec = msgspec.structs.replace(spec, storage_url=f"{store.url}/bench?endpoint={store.endpoint}")
-        return _run(_prepared(spec, kafka), store)
+        return _run(prepared(spec, kafka), store)
 
 
 def _run(spec: RunSpec, store: CountedS3 | None) -> RunResult:
@@ -146,13 +147,15 @@ def _run(spec: RunSpec, store: CountedS3 | None) -> RunResult:
         parallelism=spec.parallelism,
         interval_ms=spec.interval_ms,
         latency_target_ms=spec.latency_target_ms,
+        guarantee=spec.guarantee,
         seconds=spec.seconds,
         started=started,
         **found,  # type: ignore[arg-type]
     )
 
 
-def _prepared(spec: RunSpec, kafka: LoadedKafka | None) -> RunSpec:
+def prepared(spec: RunSpec, kafka: LoadedKafka | None) -> RunSpec:
+    """The run with an empty folder and, for Kafka, with new topics."""
     folder = Path(spec.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -161,8 +164,8 @@ def _prepared(spec: RunSpec, kafka: LoadedKafka | None) -> RunSpec:
         return spec
     assert kafka is not None, "this run reads or writes Kafka and there is no broker"
     topics = {"topic_in": f"in-{time.monotonic_ns()}", "topic_out": f"out-{time.monotonic_ns()}"}
-    for topic in topics.values():
-        kafka.create_topic(topic, PARTITIONS)
+    kafka.create_topic(topics["topic_in"], PARTITIONS)
+    kafka.create_topic(topics["topic_out"], PARTITIONS, message_timestamp_type="LogAppendTime")
     return msgspec.structs.replace(spec, bootstrap=kafka.bootstrap, **topics)
 
 
@@ -171,10 +174,10 @@ def _endless(spec: RunSpec, engine: Engine, usage: Usage, store: CountedS3 | Non
     with contextlib.ExitStack() as stack:
         watcher = None
         if spec.sink == "kafka":
-            watcher = stack.enter_context(Watcher(spec.bootstrap, spec.topic_out, PARTITIONS))
+            watcher = stack.enter_context(watching(spec))
         engine.wait_for("running", _START_S)
         if spec.source == "kafka":
-            feeder = stack.enter_context(_Feeder(spec))
+            feeder = stack.enter_context(Feeder(spec))
         _wait_for_output(spec, engine, watcher)
         first_ns = time.time_ns() + int(spec.warm_up_s * 1e9)
         last_ns = first_ns + int(spec.seconds * 1e9)
@@ -184,9 +187,16 @@ def _endless(spec: RunSpec, engine: Engine, usage: Usage, store: CountedS3 | Non
         requests = store.requests() - requests if store is not None else 0
         _go_on(engine, last_ns + int(_AFTER_S * 1e9))
         engine.stop()
-    stamps = watcher.stamps() if watcher is not None else read_stamps(Path(spec.folder))
+    stamps, appended = watcher.both(first_ns) if watcher is not None else (read_stamps(Path(spec.folder)), None)
     found = _latency(spec, stamps, usage, first_ns, last_ns, requests)
+    if appended is not None:
+        found["appended"] = percentiles(appended.due_in(first_ns, last_ns).latency_ns)
     return {**found, "feeder_late_ms": feeder.late_ms if feeder is not None else None}
+
+
+def watching(spec: RunSpec) -> Watcher:
+    emitted = emitted_in_key if workload(spec.workload).input == "records" else emitted_in_value
+    return Watcher(spec.bootstrap, spec.topic_out, PARTITIONS, emitted)
 
 
 def _go_on(engine: Engine, until_ns: int) -> None:
@@ -262,17 +272,19 @@ def _facts(spec: RunSpec) -> Facts | None:
     return msgspec.json.decode(file.read_bytes(), type=Facts) if file.exists() else None
 
 
-class _Feeder:
+class Feeder:
     """The feeder's process while the block runs. `late_ms`, afterwards: the feeder's own lateness."""
 
     def __init__(self, spec: RunSpec) -> None:
         arguments = [spec.bootstrap, spec.topic_in, str(PARTITIONS), repr(spec.rate), str(spec.keys)]
+        if workload(spec.workload).input == "records":
+            arguments.append("records")
         self.late_ms: float | None = None
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.feeder", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
-    def __enter__(self) -> "_Feeder":
+    def __enter__(self) -> "Feeder":
         return self
 
     def __exit__(

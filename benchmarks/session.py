@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import machine, plan
-from benchmarks.broker import broker
+from benchmarks.broker import LoadedKafka, broker
 from benchmarks.checkpoint_cost import cost, size
 from benchmarks.engines import ENGINES
 from benchmarks.plan import Wanted
 from benchmarks.progress import Progress
 from benchmarks.rates import highest_held, next_rate
+from benchmarks.real_time_kills import counted_kills
 from benchmarks.recovery import Victim, recoveries
 from benchmarks.report import write_report
 from benchmarks.runner import run
@@ -169,14 +170,36 @@ def growth(store: Store, specs: Sequence[RunSpec], folder: Path) -> None:
     _one_by_one(store, specs, folder, store.results.growth, lambda spec: f"parallelism {spec.parallelism}, ")
 
 
+def real_time(store: Store, specs: Sequence[RunSpec], folder: Path) -> None:
+    with broker() as kafka:
+        _one_by_one(store, specs, folder, store.results.real_time, lambda spec: f"{spec.guarantee}, ", kafka)
+
+
+def real_time_kills(store: Store, specs: Sequence[RunSpec], folder: Path, kills: int, pause_s: float) -> None:
+    with broker() as kafka, Progress(len(specs), "kills") as progress:
+        for spec in specs:
+            progress.say(f"kills, {spec.guarantee}, {spec.name}")
+            found = counted_kills(_placed(spec, str(folder)), kafka, kills, pause_s)
+            if found.error is not None:
+                progress.note(f"failed: {spec.guarantee}, {spec.name}: {found.error.splitlines()[0]}")
+            store.results.kill_counts.append(found)
+            store.save()
+            progress.step()
+
+
 def _one_by_one(
-    store: Store, specs: Sequence[RunSpec], folder: Path, into: list[RunResult], special: Callable[[RunSpec], str]
+    store: Store,
+    specs: Sequence[RunSpec],
+    folder: Path,
+    into: list[RunResult],
+    special: Callable[[RunSpec], str],
+    kafka: LoadedKafka | None = None,
 ) -> None:
     minutes = plan.estimated_s(specs) / 60
     with Progress(len(specs), f"about {minutes:.0f} min") as progress:
         for spec in specs:
             progress.say(f"{special(spec)}{spec.name}")
-            result = run(_placed(spec, str(folder)), None)
+            result = run(_placed(spec, str(folder)), kafka)
             if result.error is not None:
                 progress.note(f"failed: {special(spec)}{spec.name}: {result.error.splitlines()[0]}")
             into.append(result)

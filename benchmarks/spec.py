@@ -13,6 +13,7 @@ Source = Literal["generator", "kafka", "parquet"]
 Sink = Literal["measure", "kafka", "discard", "answer"]
 Storage = Literal["file", "s3"]
 Measure = Literal["latency", "visible", "throughput"]
+Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     bootstrap: str = ""
     topic_in: str = ""
     topic_out: str = ""
+    guarantee: Guarantee = "exactly_once"  # of the real-time workloads; the others have each engine's default
+    real_time_batch: str = "5 seconds"  # of Spark's real-time mode; the default is the shortest that Spark allows
 
     @property
     def name(self) -> str:
@@ -130,6 +133,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     latency_target_ms: float | None = None
     processed: Percentiles | None = None
     visible: Percentiles | None = None
+    appended: Percentiles | None = None  # until the broker appended the record; real-time workloads only
+    guarantee: Guarantee = "exactly_once"  # real-time workloads only
     held: bool | None = None  # the backlog did not grow
     bounded: list[BoundedRun] = []  # over the small and the large input
     rows_per_s: float | None = None  # whole query over the large input
@@ -158,6 +163,21 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     caught_up_ms: float | None  # latency is back at its earlier value; None: not within the observed time
     next_checkpoint_ms: float | None  # the next completed checkpoint
     timeline: list[tuple[float, int]]
+
+
+class KillCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one engine under a schedule of kills, and the time without output after each kill."""
+
+    engine: str
+    workload: str
+    guarantee: Guarantee
+    rate: float
+    kills: int
+    fed: int
+    lost: int = 0
+    doubled: int = 0
+    gaps_ms: list[float] = []  # from a kill until a row that was due after the kill is visible
+    error: str | None = None
 
 
 class CheckpointCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +246,8 @@ class Results(msgspec.Struct, kw_only=True):
     sizes: list[CheckpointSize] = []
     targets: list[RunResult] = []  # of `latency-targets`
     growth: list[RunResult] = []
+    real_time: list[RunResult] = []
+    kill_counts: list[KillCount] = []  # of `real-time --kills`
     answers: list[Answer] = []
     left_out: dict[str, str] = {}  # engine, or what else did not run -> why
 

@@ -7,8 +7,9 @@ passed it. So no reader needs processor time for 100,000 rows per second beside 
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,13 +18,23 @@ import numpy.typing as npt
 from benchmarks.stamps import Stamps
 
 _PERIOD_S = 0.008
-_READ_S = 60.0
+_READ_S = 240.0
 
 Ends = Sequence[tuple[int, int]]
 
 
 class _Row(msgspec.Struct):
     emitted: int
+
+
+def emitted_in_value(message: Any) -> int:
+    """Intended emission (ns) in a JSON value."""
+    return msgspec.json.decode(message.value(), type=_Row).emitted
+
+
+def emitted_in_key(message: Any) -> int:
+    """Intended emission (ns) in the key of a record of the real-time workloads."""
+    return int(message.key())
 
 
 def seen_at(offsets: npt.NDArray[np.int64], ends: Ends) -> npt.NDArray[np.int64]:
@@ -33,10 +44,17 @@ def seen_at(offsets: npt.NDArray[np.int64], ends: Ends) -> npt.NDArray[np.int64]
     return times[np.searchsorted(passed, offsets, side="right")]
 
 
+def _in_order(intended: npt.NDArray[np.int64], arrived: npt.NDArray[np.int64]) -> Stamps:
+    order = np.argsort(arrived, kind="stable")
+    return Stamps(intended[order], arrived[order])
+
+
 class Watcher:
     """Records the ends of `topic`'s partitions while the block runs."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, partitions: int, emitted: Callable[[Any], int] = emitted_in_value
+    ) -> None:
         from confluent_kafka import Consumer, TopicPartition
 
         self._settings = {
@@ -46,6 +64,7 @@ class Watcher:
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
         }
+        self._emitted = emitted
         self._consumer = Consumer(self._settings)
         self._partitions = [TopicPartition(topic, number, 0) for number in range(partitions)]
         self._ends: dict[int, list[tuple[int, int]]] = {number: [] for number in range(partitions)}
@@ -69,16 +88,20 @@ class Watcher:
 
     def stamps(self) -> Stamps:
         """(Intended, visible) of every row that became visible. Call after the block."""
-        intended, visible = [], []
-        for part, rows in self._read().items():
-            offsets = np.array([offset for offset, _ in rows], np.int64)
-            seen = seen_at(offsets, self._ends[part])
-            emitted = np.array([emitted for _, emitted in rows], np.int64)
-            intended.append(emitted[seen >= 0])
-            visible.append(seen[seen >= 0])
-        arrived = np.concatenate([np.empty(0, np.int64), *visible])
-        order = np.argsort(arrived, kind="stable")
-        return Stamps(np.concatenate([np.empty(0, np.int64), *intended])[order], arrived[order])
+        return self.both()[0]
+
+    def both(self, since_ns: int = 0) -> tuple[Stamps, Stamps]:
+        """(Intended, visible) and (intended, appended) of the rows that became visible from `since_ns` on.
+
+        *Appended* is the record's timestamp, which needs a topic with LogAppendTime. Call after the block, once."""
+        none = np.empty((0, 3), np.int64)
+        found = [none]
+        for part, rows in self._read(since_ns).items():
+            read = np.array(rows, np.int64).reshape(-1, 3)
+            read[:, 0] = seen_at(read[:, 0], self._ends[part])
+            found.append(read[read[:, 0] >= 0])
+        visible, intended, appended = np.concatenate(found).T
+        return _in_order(intended, visible), _in_order(intended, appended)
 
     def _watch(self) -> None:
         while not self._ended.is_set():
@@ -89,10 +112,12 @@ class Watcher:
                     noted.append((time.time_ns(), end))
             time.sleep(_PERIOD_S)
 
-    def _read(self) -> dict[int, list[tuple[int, int]]]:
-        """Partition -> (offset, intended emission) of all rows below the last recorded end."""
-        decode = msgspec.json.Decoder(_Row).decode
-        found: dict[int, list[tuple[int, int]]] = {part.partition: [] for part in self._partitions}
+    def _read(self, since_ns: int) -> dict[int, list[tuple[int, int, int]]]:
+        """Partition -> (offset, intended emission, timestamp in ns) of the rows below the last recorded end."""
+        for part in self._partitions:
+            earlier = [end for at_ns, end in self._ends[part.partition] if at_ns < since_ns]
+            part.offset = max(0, *earlier) if earlier else 0
+        found: dict[int, list[tuple[int, int, int]]] = {part.partition: [] for part in self._partitions}
         until = {number: ends[-1][1] for number, ends in self._ends.items() if ends and ends[-1][1] > 0}
         self._consumer.assign([part for part in self._partitions if part.partition in until])
         deadline = time.monotonic() + _READ_S
@@ -100,7 +125,8 @@ class Watcher:
         while open_parts and time.monotonic() < deadline:
             for message in self._consumer.consume(10_000, timeout=0.2):
                 if message.error() is None and message.offset() < until[message.partition()]:
-                    found[message.partition()].append((message.offset(), decode(message.value()).emitted))
+                    stamp_ns = message.timestamp()[1] * 1_000_000
+                    found[message.partition()].append((message.offset(), self._emitted(message), stamp_ns))
             at = {part.partition: part.offset for part in self._consumer.position(list(self._partitions))}
             open_parts = {number for number in open_parts if at.get(number, 0) < until[number]}
         self._consumer.close()

@@ -8,6 +8,10 @@ environments load it too.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
+REAL_TIME = ("rtm-a", "rtm-b", "rtm-c")
 
 
 @dataclass(frozen=True)
@@ -19,16 +23,54 @@ class Known:
     column: str | None  # heading in the table; None: no column
     colour: str  # in all pictures
     workloads: Sequence[str] | None = None  # workloads it can run; None: all that are written in SQL
+    guarantees: Sequence[Guarantee] = ("exactly_once",)  # of the real-time workloads
     latency_only: bool = False  # only processed latency, from the engine's own generator
     setup: str | None = None  # module with `missing()`: why the engine cannot run here, or None
 
 
 ENGINES: Mapping[str, Known] = {
-    "ours": Known("benchmarks.engines.ours", "barrier-runtime", "ours", "#0b6e4f"),
+    "ours": Known(
+        "benchmarks.engines.ours",
+        "barrier-runtime",
+        "ours",
+        "#0b6e4f",
+        guarantees=("exactly_once", "at_least_once", "at_most_once"),
+    ),
     "spark": Known("benchmarks.engines.spark", "Spark micro-batch, defaults", None, "#f2b880"),
-    "spark-tuned": Known("benchmarks.engines.spark", "Spark micro-batch, tuned", "spark-tuned", "#e07a1f"),
-    "spark-real-time": Known("benchmarks.engines.spark", "Spark real-time mode", "real-time", "#b5371f"),
-    "flink": Known("benchmarks.engines.flink", "Flink", "flink", "#3a6ea5", setup="benchmarks.flink_setup"),
+    "spark-tuned": Known(
+        "benchmarks.engines.spark",
+        "Spark micro-batch, tuned",
+        "spark-tuned",
+        "#e07a1f",
+        guarantees=("at_least_once",),  # of Spark's Kafka sink, in every mode
+    ),
+    "spark-real-time": Known(
+        "benchmarks.engines.spark", "Spark real-time mode", "real-time", "#b5371f", guarantees=("at_least_once",)
+    ),
+    "spark-continuous": Known(
+        "benchmarks.engines.spark",
+        "Spark continuous processing",
+        None,
+        "#7d4a3a",
+        workloads=("rtm-a",),  # continuous processing has no shuffle
+        guarantees=("at_least_once",),
+    ),
+    "flink": Known(
+        "benchmarks.engines.flink",
+        "Flink",
+        "flink",
+        "#3a6ea5",
+        guarantees=("exactly_once", "at_least_once"),
+        setup="benchmarks.flink_setup",
+    ),
+    "kafka-streams": Known(
+        "benchmarks.engines.kafka_streams",
+        "Kafka Streams",
+        None,
+        "#5c5c5c",
+        workloads=REAL_TIME,
+        setup="benchmarks.engines.kafka_streams",
+    ),
     "flink-sql": Known(
         "benchmarks.engines.flink",
         "Flink SQL",

@@ -16,8 +16,10 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import nexmark
+from benchmarks.engines import REAL_TIME
 from benchmarks.engines.child import leave_facts, run_program, spec_of_this_run
 from benchmarks.engines.java_build import FLINK_VERSION, HERE, classes, connectors, flink_home, flink_jars, spark_jars
+from benchmarks.records import ID_DIGITS, NAMES
 from benchmarks.spec import Checkpoint, Facts, RunSpec
 from benchmarks.workloads import workload
 from examples.servers.base import find_program
@@ -40,7 +42,8 @@ _COMPLETED = re.compile(
     r"(?:, finalizationTime=(\d+) ms)?"
 )
 LOG = "flink.log"
-_DATA_STREAM = ("keyed-count", "interval-join")
+_DATA_STREAM = ("keyed-count", "interval-join", *REAL_TIME)
+_RAW = "'key.format' = 'raw', 'key.fields' = 'key', 'value.format' = 'raw', 'value.fields-include' = 'EXCEPT_KEY'"
 
 # Settings of Nexmark's own runner, and memory for the state of joins.
 _NEXMARK = {
@@ -54,9 +57,20 @@ _NEXMARK = {
 
 
 def settings(spec: RunSpec) -> dict[str, str]:
-    """Flink's settings; Nexmark's queries run tuned."""
+    """Flink's settings; Nexmark's queries run tuned. A job that was killed continues from its last checkpoint."""
     tuned = _NEXMARK if workload(spec.workload).input == "nexmark" else {}
+    if workload(spec.workload).input == "records":
+        tuned = {
+            "pipeline.object-reuse": "true",
+            "execution.checkpointing.mode": spec.guarantee.upper(),
+            **_last_checkpoint(Path(spec.folder, "checkpoints")),
+        }
     return _settings(spec) | tuned
+
+
+def _last_checkpoint(folder: Path) -> dict[str, str]:
+    complete = sorted(folder.glob("*/chk-*/_metadata"), key=lambda file: file.stat().st_mtime)
+    return {"execution.state-recovery.path": complete[-1].parent.resolve().as_uri()} if complete else {}
 
 
 def _settings(spec: RunSpec) -> dict[str, str]:
@@ -109,6 +123,8 @@ def java_command(
         "parallelism": str(spec.parallelism),
         "folder": spec.folder,
         "program": spec.workload if spec.engine == "flink" and spec.workload in _DATA_STREAM else "sql",
+        "names": str(NAMES),
+        "id_digits": str(ID_DIGITS),
         "sql": known.flink,
         "source_ddl": _source_ddl(spec),
         "sink_ddl": _sink_ddl(spec),
@@ -158,6 +174,12 @@ def _environment(spec: RunSpec) -> dict[str, str]:
 
 
 def _source_ddl(spec: RunSpec) -> str:
+    if workload(spec.workload).input == "records":
+        return (
+            f"CREATE TEMPORARY TABLE events (`key` STRING, `value` STRING) WITH ('connector' = 'kafka', "
+            f"'topic' = '{spec.topic_in}', 'properties.bootstrap.servers' = '{spec.bootstrap}', "
+            f"'properties.group.id' = 'bench', 'scan.startup.mode' = 'earliest-offset', {_RAW})"
+        )
     columns = "`key` BIGINT, `value` BIGINT, `at` BIGINT, emitted BIGINT"
     if workload(spec.workload).input == "nexmark":
         columns = ", ".join(f"`{f.name}` {'STRING' if str(f.type) == 'string' else 'BIGINT'}" for f in nexmark.SCHEMA)
@@ -175,6 +197,14 @@ def _source_ddl(spec: RunSpec) -> str:
 
 
 def _sink_ddl(spec: RunSpec) -> str:
+    if workload(spec.workload).input == "records":
+        return (
+            f"CREATE TEMPORARY TABLE results (`key` STRING, `value` STRING) WITH ('connector' = 'kafka', "
+            f"'topic' = '{spec.topic_out}', 'properties.bootstrap.servers' = '{spec.bootstrap}', "
+            f"'properties.transaction.timeout.ms' = '600000', {_RAW}, "
+            f"'sink.delivery-guarantee' = '{spec.guarantee.replace('_', '-')}', "
+            "'sink.transactional-id-prefix' = 'bench')"
+        )
     return (
         f"CREATE TEMPORARY TABLE results (emitted BIGINT) WITH ('connector' = 'kafka', 'topic' = '{spec.topic_out}', "
         f"'properties.bootstrap.servers' = '{spec.bootstrap}', 'properties.transaction.timeout.ms' = '600000', "

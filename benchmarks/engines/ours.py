@@ -32,7 +32,7 @@ def main() -> int:
     spark = make_session("bench", f"local[{spec.parallelism}]", {})
     say("began")
     flow, result = workload(spec.workload).flow(partial(read, spec))
-    if spec.sink == "kafka":
+    if spec.sink == "kafka" and not _over_records(spec):
         result = result.select(["emitted"])
     result.sink("out", sink(spec))
     options = {
@@ -40,6 +40,7 @@ def main() -> int:
         "parallelism": spec.parallelism,
         "checkpoints": spec.storage_url or str(Path(spec.folder, "checkpoints").resolve()),
         "checkpoint_interval": spec.interval_ms / 1000,
+        "mode": spec.guarantee,
     }
     if spec.latency_target_ms is not None:
         options["latency_target"] = spec.latency_target_ms / 1000
@@ -76,6 +77,10 @@ def read(spec: RunSpec, flow: Dataflow) -> Stream:
         return flow.source("events", PacedSource(spec.rate, spec.keys, spec.preload), event_time="at")
     if spec.source == "parquet":
         return flow.read_parquet("events", spec.input, event_time="at")
+    if _over_records(spec):
+        return flow.read_kafka(
+            "events", spec.bootstrap, spec.topic_in, group="bench", key="string", value="string", metadata=()
+        )
     return flow.read_kafka(
         "events",
         spec.bootstrap,
@@ -93,9 +98,15 @@ def read(spec: RunSpec, flow: Dataflow) -> Stream:
 def sink(spec: RunSpec) -> TwoPhaseCommitSink:
     if spec.sink == "measure":
         return MeasuringSink(spec.folder, column="emitted")
+    if spec.sink == "kafka" and _over_records(spec):
+        return KafkaSink(spec.bootstrap, spec.topic_out, key="key", value="value", guarantee=spec.guarantee)
     if spec.sink == "kafka":
         return KafkaSink(spec.bootstrap, spec.topic_out)
     return CallableSink(_discard)
+
+
+def _over_records(spec: RunSpec) -> bool:
+    return workload(spec.workload).input == "records"
 
 
 def _discard(rows: pa.RecordBatch) -> None:

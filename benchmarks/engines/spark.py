@@ -1,4 +1,5 @@
-"""Spark Structured Streaming: micro-batches ("spark", "spark-tuned"), real-time ("spark-real-time").
+"""Spark Structured Streaming: micro-batches ("spark", "spark-tuned"), real-time ("spark-real-time"), and the older
+continuous processing ("spark-continuous").
 
 "spark" has Spark's defaults, with the in-memory state store and 200 shuffle partitions. "spark-tuned" is tuned for
 latency: RocksDB state store with changelog checkpointing, as many shuffle partitions as cores. Batches follow each
@@ -14,12 +15,13 @@ from typing import Any
 from benchmarks.engines.child import leave_facts, spec_of_this_run
 from benchmarks.engines.java_build import classes, connectors
 from benchmarks.engines.words import say, stop_order
+from benchmarks.real_time_workloads import NAMES_VIEW
+from benchmarks.records import static_table
 from benchmarks.spec import Checkpoint, Facts, RunSpec
 from benchmarks.workloads import Workload, workload
 
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _JSON = "key BIGINT, value BIGINT, at BIGINT, emitted BIGINT"
-_REAL_TIME = "5 seconds"  # the shortest that Spark allows
 _BATCH_FILES = 2  # of a million rows: input of a micro-batch of a bounded input
 _LOOK_S = 0.02
 
@@ -47,6 +49,9 @@ def main() -> int:
     known = workload(spec.workload)
     spark = session(spec)
     say("began")
+    if known.input == "records":
+        names = spark.createDataFrame(static_table(), "id STRING, name STRING")
+        names.createOrReplaceTempView(NAMES_VIEW)
     events(spark, spec).createOrReplaceTempView("events")
     query = start(spark, spec, known, spark.sql(known.sql))
     say("running")
@@ -101,6 +106,8 @@ def events(spark: Any, spec: RunSpec) -> Any:
     else:
         reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", spec.bootstrap)
         raw = reader.option("subscribe", spec.topic_in).option("startingOffsets", "earliest").load()
+        if workload(spec.workload).input == "records":
+            return raw.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value")
         rows = raw.selectExpr(f"from_json(CAST(value AS STRING), '{_JSON}') AS e").select("e.*")
     rows = rows.selectExpr("*", "timestamp_millis(at) AS ts")
     return rows.withWatermark("ts", "0 seconds") if workload(spec.workload).windowed else rows
@@ -108,12 +115,14 @@ def events(spark: Any, spec: RunSpec) -> Any:
 
 def start(spark: Any, spec: RunSpec, known: Workload, result: Any) -> Any:
     """Starts the query. If Spark refuses the query, it does so here."""
-    if spec.sink == "kafka":
+    if spec.sink == "kafka" and known.input != "records":
         result = result.selectExpr("to_json(struct(emitted)) AS value")
     writer = result.writeStream.outputMode("update" if spec.engine == "spark-real-time" else known.mode)
     writer = writer.option("checkpointLocation", str(Path(spec.folder, "checkpoints").resolve()))
     if spec.engine == "spark-real-time":
-        writer = writer.trigger(realTime=_REAL_TIME)
+        writer = writer.trigger(realTime=spec.real_time_batch)
+    elif spec.engine == "spark-continuous":
+        writer = writer.trigger(continuous=f"{spec.interval_ms} milliseconds")
     elif spec.rows:
         writer = writer.trigger(availableNow=True)
     if spec.sink == "kafka":

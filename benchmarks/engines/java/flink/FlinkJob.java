@@ -72,7 +72,13 @@ public final class FlinkJob {
             }
         }
         JobClient job;
-        if (!options.get("program").equals("sql")) {
+        if (options.get("program").startsWith("rtm-")) {
+            DataStream<Row> records = tables.toDataStream(tables.sqlQuery("SELECT `key`, `value` FROM events"));
+            DataStream<Row> result = Records.result(options.get("program"), records,
+                Integer.parseInt(options.get("names")), Integer.parseInt(options.get("id_digits")));
+            tables.executeSql(options.get("sink_ddl"));
+            job = tables.fromDataStream(result).executeInsert("results").getJobClient().orElseThrow();
+        } else if (!options.get("program").equals("sql")) {
             DataStream<Row> rows = events != null ? events : tables.toDataStream(tables.sqlQuery(
                 "SELECT `key`, `value`, `at`, emitted FROM events"));
             job = options.get("program").equals("keyed-count")
