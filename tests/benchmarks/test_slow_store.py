@@ -34,7 +34,8 @@ def test_a_short_cell_has_every_figure_and_its_table(tmp_path: Path, capsys) -> 
     assert (cell.cell, cell.tree, cell.error) == ("files, 1 s", "now", "")
     assert {"checkpoint", "ack", "decision", "commit", "visible p50", "visible p99"} <= cell.figures.keys()
     assert {"waits to the decision", "requests per checkpoint", "job's CPU ms per checkpoint"} <= cell.figures.keys()
-    assert cell.figures["condition"] == "RUNNING"
+    # Uploads may be slower than the interval on a busy machine: the reason tells of that.
+    assert str(cell.figures["condition"]).startswith("RUNNING")
     assert {"PUT IF decision log", "PUT staged rows"} <= cell.requests.keys()
     assert set(cell.cores) == {"job", "emulator", "proxy"}
     printed = capsys.readouterr().out

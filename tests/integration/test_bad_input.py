@@ -567,11 +567,11 @@ def test_too_few_free_cores_end_in_an_error_that_counts_them(spark, tmp_path):
         until(lambda: len(list(held.iterdir())) == 3, "three cores are held")
         with pytest.raises(JobFailed) as error:
             job(ten_rows, JsonlSink(str(tmp_path / "out")), name="crowded").run(
-                spark=spark, parallelism=2, checkpoints=str(tmp_path / "checkpoints"), resource_wait_timeout=8.0
+                spark=spark, parallelism=2, checkpoints=str(tmp_path / "checkpoints"), resource_wait_timeout=20.0
             )
     finally:
         release.touch()
         other.join(30)
     says(
-        error, "job crowded needs 2 slots; 1 of 2 registered within 8 s", "free cores", "Spark has 4 cores for 2 slots"
+        error, "job crowded needs 2 slots; 1 of 2 registered within 20 s", "free cores", "Spark has 4 cores for 2 slots"
     )

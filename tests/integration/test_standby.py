@@ -15,7 +15,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
-LEASE_S = 5.0
+LEASE_S = 8.0  # the stream must not stop for half of the lease
 RATE = 2_000
 ROWS = 80_000
 UNSTORED = 20  # history is stored every five seconds or eight records (`history_writer`): the newest may be missing

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,14 +67,24 @@ def test_a_job_outlives_a_stop_of_the_server(cloud: Cloud) -> None:
     assert seen() == list(range(rows))
 
 
-def killed(checkpoints: str, target: str) -> None:
+def killed(checkpoints: str, target: str, ends: str = "yes") -> None:
+    """Counts numbers by key; unless the job `ends`, no number comes after the first 900."""
+
+    def numbers(index: int, of: int) -> Iterator[dict[str, int]]:
+        for value in range(1_500):
+            while value == 900 and ends != "yes":
+                time.sleep(0.1)
+            yield {"value": value, "key": value % 7}
+
     flow = Dataflow("killed")
-    rows = flow.rate("numbers", 500, 1_500, keys=7)
+    rows = flow.from_iterator("numbers", numbers, schema={"value": int, "key": int}, splits=1)
     rows.key_by("key").aggregate("counts", n=count()).sink("out", JsonlSink(target))
     flow.run_local(parallelism=2, checkpoints=checkpoints, checkpoint_interval=0.2)
 
 
-_PROGRAM = "from barrier_runtime import Dataflow, JsonlSink, count\nimport sys\n"
+_PROGRAM = (
+    "from collections.abc import Iterator\nfrom barrier_runtime import Dataflow, JsonlSink, count\nimport sys, time\n"
+)
 _PROGRAM += f"{inspect.getsource(killed)}\nkilled(*sys.argv[1:])\n"
 
 
@@ -87,7 +98,7 @@ def test_a_job_that_is_killed_goes_on_from_its_checkpoint_there(cloud: Cloud) ->
         files = live_files(read_commit_log(store, "killed", "out"))
         return [json.loads(line) for file in files for line in store.get(file.name).splitlines()]
 
-    job = subprocess.Popen([sys.executable, "-c", _PROGRAM, checkpoints, target])
+    job = subprocess.Popen([sys.executable, "-c", _PROGRAM, checkpoints, target, "no"])
     try:
         until(lambda: job.poll() is not None or len(rows()) >= 300)
         assert job.poll() is None

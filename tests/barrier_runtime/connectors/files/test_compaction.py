@@ -1,7 +1,8 @@
 """Compaction of small committed files: readers of the log see each row once, whichever process dies at any time."""
 
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +233,17 @@ def test_a_log_of_compactions_of_compactions_is_read_in_order() -> None:
 
 @pytest.mark.slow
 def test_a_folder_of_a_job_is_compacted_by_its_url(tmp_path: Path) -> None:
+    def numbers(index: int, of: int) -> Iterator[dict[str, int]]:
+        """Three parts; each waits until files of the part before are visible."""
+        seen = 0
+        for value in range(600):
+            while value in (200, 400) and len(files := list((tmp_path / "out").rglob("part-*"))) <= seen:
+                time.sleep(0.01)
+            seen = len(files) if value in (200, 400) else seen
+            yield {"value": value, "key": value % 2}
+
     flow = Dataflow("many")
-    rows = flow.rate("numbers", 2_000, 600, keys=2)
+    rows = flow.from_iterator("numbers", numbers, schema={"value": int, "key": int}, splits=1)
     rows.sink("lines", JsonlSink(str(tmp_path / "out")))
     rows.sink("table", ParquetSink(str(tmp_path / "out"), partition_by="key"))
     flow.run_local(parallelism=1, checkpoint_interval=0.02)

@@ -259,7 +259,7 @@ async def run_for_a_while(folder: Path, out: Path, url: str, parallelism: int, u
     store = open_store(url)
     runner = make_runner(spec, store)
     running = asyncio.create_task(run_graph(graph, spec, store, options, runner))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not until():
         assert time.monotonic() < deadline, runner.status()
         assert not running.done(), await running

@@ -2,7 +2,9 @@
 rows or of those since the last result; over restarts at other parallelism, wherever batches end."""
 
 import datetime
+import time
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -392,11 +394,21 @@ def test_a_global_window_tells_every_few_rows_and_all_at_the_end_of_the_input(ac
 
 
 def test_wall_clock_early_results_are_emitted_live_and_refused_by_a_replaying_sink() -> None:
+    out = CollectSink()
+
+    def early_ones() -> list[int]:
+        return [each["n"] for each in out.rows() if each["early"] and each["k"] == 0]
+
+    def numbers(index: int, of: int) -> Iterator[dict[str, int]]:
+        """Waits for an early result in the middle, and for another before the last row."""
+        for n in range(1_000):
+            while n in (500, 998) and len(early_ones()) < (1 if n == 500 else 2):
+                time.sleep(0.01)
+            yield {"k": n % 2, "t": n}
+
     def flow_with(sink: Any, clock: Any) -> Dataflow:
         flow = Dataflow("wall")
-        rows = flow.rate("numbers", 2_000, 1_000, splits=1).map(
-            lambda each: {"k": each["value"] % 2, "t": each["value"]}, schema={"k": int, "t": int}
-        )
+        rows = flow.from_iterator("numbers", numbers, schema={"k": int, "t": int}, splits=1)
         windows = rows.with_watermarks("t").key_by("k")
         early = Every(datetime.timedelta(milliseconds=20), clock=clock)
         windows.window("w", Tumbling(datetime.timedelta(days=1)), event_time="t", early=early).aggregate(
@@ -404,11 +416,10 @@ def test_wall_clock_early_results_are_emitted_live_and_refused_by_a_replaying_si
         ).sink("out", sink)
         return flow
 
-    out = CollectSink()
-    flow_with(out, "processing").run_local(parallelism=1)
+    flow_with(out, "processing").run_local(parallelism=1, checkpoint_interval=0.05)
     final = [(each["k"], each["n"]) for each in out.rows() if not each["early"]]
     assert final == [(0, 500), (1, 500)]
-    early = [each["n"] for each in out.rows() if each["early"] and each["k"] == 0]
+    early = early_ones()
     assert len(early) > 1
     assert early == sorted(set(early))
 
