@@ -63,7 +63,7 @@ def test_transactions_of_a_checkpoint_that_are_not_known_to_be_visible_are_told(
     handle.stop("now")
     page, starts = preview_of_restore(flow, {"checkpoints": folder, "restore": "latest"}, local=True)
     assert starts
-    assert re.search("transactions to commit: [12] of sink out, of checkpoints ", page), page
+    assert re.search(r"transactions to commit: [1-9]\d* of sink out, of checkpoints ", page), page
 
 
 def test_how_much_of_files_is_left_is_told(tmp_path: Path) -> None:

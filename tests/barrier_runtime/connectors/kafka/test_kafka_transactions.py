@@ -73,6 +73,7 @@ def test_a_commit_that_never_comes_back_is_left_and_another_producer_commits(mon
         with pytest.raises(Unavailable, match="cannot commit a transaction"):
             producer.commit(marker)
         assert not producer.connected
+        monkeypatch.setattr("barrier_runtime.connectors.kafka.asking._OVERDUE_S", 60.0)  # this producer answers
         producer.connect()
         producer.begin()
         producer.commit(marker)
