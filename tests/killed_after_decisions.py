@@ -20,4 +20,4 @@ def deciding(command: Sequence[str], log: Path, records: int, patience_s: float)
         yield
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=240)

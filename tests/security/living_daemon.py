@@ -77,6 +77,6 @@ def living_daemon(folder: Path, *arguments: str) -> Iterator[Daemon]:
         yield daemon
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=240)
         for each in sockets:
             each.close()

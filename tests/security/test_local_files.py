@@ -191,7 +191,7 @@ def test_callers_refuse_a_token_file_that_others_can_read(tmp_path: Path) -> Non
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         done = subprocess.run(
             [sys.executable, "-c", MAIN, "status", "--coordinator", address, "--token-file", str(path)],
-            capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+            capture_output=True, text=True, timeout=240, check=False, cwd=ROOT,
         )  # fmt: skip
     assert done.returncode == 2
     assert "chmod 600" in done.stderr

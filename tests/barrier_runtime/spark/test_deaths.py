@@ -87,7 +87,7 @@ def test_a_worker_that_dies_while_the_death_of_another_is_told_ends_no_daemon():
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert (ended.returncode, ended.stdout) == (0, "['SIGKILL', 'SIGTERM']\n")
     assert sorted(line.split()[-1] for line in ended.stderr.splitlines()) == ["SIGKILL", "SIGTERM"]
@@ -99,7 +99,7 @@ def test_a_worker_knows_which_worker_died_of_what_before_it_was_forked():
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert ended.stdout.split() == ["True", "SIG_IGN", "1"]

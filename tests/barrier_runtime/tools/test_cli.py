@@ -36,7 +36,7 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, **variables}
     command = [*COMMAND, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=cwd, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=cwd, env=environment)
 
 
 def write_app(folder: Path, text: str) -> str:
@@ -100,7 +100,7 @@ def test_ctrl_c_ends_a_local_run_without_a_stack_and_leaves_no_folder(tmp_path: 
         until(lambda: rows_in(tmp_path / "out"), "a checkpoint was committed")
         assert list((tmp_path / "tmp").glob("barrier-runtime-*"))
         running.send_signal(signal.SIGINT)
-        _, printed = running.communicate(timeout=60)
+        _, printed = running.communicate(timeout=240)
     finally:
         running.kill()  # no effect on an ended process
     assert running.returncode == 130
@@ -140,7 +140,7 @@ def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(t
     try:
         until((tmp_path / "read").exists, "rows were read")
         running.terminate()
-        told, printed = running.communicate(timeout=60)
+        told, printed = running.communicate(timeout=240)
     finally:
         running.kill()  # no effect on an ended process
     assert (running.returncode, printed[:11]) == (143, "terminated:")
@@ -383,7 +383,7 @@ def test_a_program_may_have_modules_with_the_names_of_our_folders(
     text += "    print(state.mine, state.__file__, coordinator.mine, coordinator.__file__)\n"
     text += "    if __name__ == '__main__':\n        flow.run_local()\n"
     write_app(tmp_path, text)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"1 {mine[0]} 1 {mine[1]}"), done.stderr
     assert rows_in(tmp_path / "out") == 10
 

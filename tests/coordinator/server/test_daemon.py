@@ -298,7 +298,7 @@ class Daemon:
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGCONT)
             self.process.terminate()
-            assert self.process.wait(timeout=60) in (0, -signal.SIGTERM)
+            assert self.process.wait(timeout=240) in (0, -signal.SIGTERM)
         for listening in self.sockets:
             listening.close()
         self.log.close()
@@ -393,7 +393,7 @@ def test_a_terminated_daemon_leaves_the_jobs_and_the_store_alone(tmp_path):
         one_checkpoint(slots)
         before = records(str(tmp_path / "store"))
         daemon.process.terminate()
-        daemon.process.wait(timeout=60)
+        daemon.process.wait(timeout=240)
         said = until_closed(slots[0])
         assert not any(isinstance(message, Shutdown) for message in said)
     after = records(str(tmp_path / "store"))
