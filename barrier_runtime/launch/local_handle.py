@@ -16,6 +16,8 @@ from concurrent import futures
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
+from barrier_runtime.coordinator.client.rest_types import SavepointAsked
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.health import described
 from barrier_runtime.coordinator.status.status import JobStatus
@@ -29,6 +31,7 @@ from barrier_runtime.launch.local import make_runner, run_graph, run_prepared
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.outcome import JobResult, how_to_stop, plain_errors
 from barrier_runtime.launch.prepare import PreparedJob
+from barrier_runtime.launch.requests import SavepointTaken, savepoint_asked, wait_for_savepoint
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore
 
@@ -81,19 +84,52 @@ class LocalJobHandle:
         self,
         mode: Literal["checkpoint", "now"] = "checkpoint",
         *,
+        savepoint: str | None = None,
         drain: bool = False,
         wait: bool = True,
         timeout: float | None = None,
-    ) -> None:
+    ) -> SavepointTaken | None:
         """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now"). Waits for the end.
 
         `drain`: sources end first, so windows and timers fire. `wait=False` returns at once; a function of the job
-        itself never waits. Raises as `wait` does."""
-        how = how_to_stop(mode, drain)
+        itself never waits. Raises as `wait` does. `savepoint`: a folder or URL; the job ends with a savepoint there,
+        which is returned after the job's end. If the savepoint cannot be written, the job continues (a drained job
+        ends), and `SavepointFailed` is raised."""
+        how = how_to_stop(mode, drain, savepoint)
+        if savepoint is not None:
+            return self._stop_with(how, savepoint, timeout)
         if not self._over.is_set():
             self._request_stop(how)
         if wait and threading.current_thread() is not self._thread:
             self.wait(timeout)
+        return None
+
+    def _stop_with(self, how: Mode, url: str, timeout: float | None) -> SavepointTaken:
+        asked = savepoint_asked(url)
+        request = SavepointRequest(asked.id, asked.url, stops=True)
+        taken = self._taken(asked, lambda runner: runner.stop(how, request), timeout, ends=True)
+        self.wait(timeout)
+        return taken
+
+    def savepoint(self, url: str, timeout: float | None = None) -> SavepointTaken:
+        """Copies the state of the running job to the folder `url`, and returns the complete savepoint.
+
+        A job begins with the savepoint by `restore=url`. Raises `SavepointFailed`, or `Unavailable` after `timeout`
+        seconds."""
+        asked = savepoint_asked(url)
+        request = SavepointRequest(asked.id, asked.url)
+        return self._taken(asked, lambda runner: runner.savepoint(request), timeout)
+
+    def _taken(
+        self,
+        asked: SavepointAsked,
+        request: Callable[[JobRunner], None],
+        timeout: float | None,
+        *,
+        ends: bool = False,
+    ) -> SavepointTaken:
+        self._known.wait()
+        return wait_for_savepoint(self._name, asked, lambda: self._ask(request), self.status, timeout, ends=ends)
 
     def _request_stop(self, how: Mode) -> None:
         with self._lock:

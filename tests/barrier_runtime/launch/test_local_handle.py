@@ -15,6 +15,7 @@ from barrier_runtime import CallableSink, Dataflow, InvalidJob, JobFailed, Unava
 from barrier_runtime.launch import ending
 from barrier_runtime.launch.display import table_of
 from barrier_runtime.launch.local_handle import LocalJobHandle
+from barrier_runtime.launch.requests import SavepointFailed
 
 
 def endless(rows: list[int]) -> Dataflow:
@@ -144,6 +145,40 @@ def test_a_context_takes_a_last_checkpoint_and_an_exception_takes_none(tmp_path:
                 raise KeyError
         assert job.done
         assert (job.status().checkpoints.completed == 0) == fails
+
+
+def test_a_local_job_takes_a_savepoint_and_ends_with_another(tmp_path: Path) -> None:
+    """Another job continues from each: with the row after the last one that the savepoint covers."""
+    rows: list[int] = []
+    job = start(endless(rows), checkpoints=str(tmp_path / "jobs"))
+    while job.status().records < 100:
+        assert not job.done, job
+    taken = job.savepoint(str(tmp_path / "taken"))
+    assert not job.done
+    last = job.stop(savepoint=str(tmp_path / "last"))
+    assert last is not None
+    assert job.done
+    assert last.checkpoint > taken.checkpoint
+    assert job.status().outcome == "cancelled"
+    assert sorted(rows) == list(range(len(rows)))
+    again: list[int] = []
+    other = start(endless(again), checkpoints=str(tmp_path / "others"), restore=last.url)
+    until_checkpoints(other, 3)
+    other.stop()
+    assert sorted(again) == list(range(len(rows), len(rows) + len(again)))
+
+
+def test_a_savepoint_that_cannot_be_written_leaves_a_local_job_running(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    job = start(endless([]), checkpoints=str(tmp_path / "jobs"))
+    with pytest.raises(SavepointFailed):
+        job.stop(savepoint=str(tmp_path / "file"))
+    assert not job.done
+    with pytest.raises(InvalidJob, match="takes no last checkpoint"):
+        job.stop("now", savepoint=str(tmp_path / "here"))
+    job.stop()
+    with pytest.raises(SavepointFailed, match="ended"):
+        job.savepoint(str(tmp_path / "late"))
 
 
 def test_a_stop_before_the_job_runs_is_not_forgotten() -> None:
