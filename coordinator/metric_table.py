@@ -79,6 +79,7 @@ LOOKUP_RETRIES = Counter("lookup_retries", "requests", "`lookup`: repetitions of
 LOOKUP_LATE_REPLIES = Counter("lookup_late_replies", "replies", "`lookup`: replies that came after the time was over: "
                               "dropped")
 LOOKUP_ROWS = Gauge("lookup_rows", "rows", "`lookup`: rows that wait for a reply, or for rows before them")
+STABLE_ROWS = Gauge("stable_rows", "rows", "`stable`: rows that wait for the decision of a checkpoint, or for room")
 SKIPPED_ROWS = Counter("skipped_rows", "rows", "rows (and timers) whose function raised: skipped "
                        '(`on_error="skip"`); of a source with `mode="at_most_once"`: passed over after failures')
 ERROR_ROWS = Counter("error_rows", "rows", "rows (and timers) whose function raised: given to the stream of errors "

@@ -166,19 +166,20 @@ def with_errors(function: str, on_error: OnError | Retry, what: str = "rows") ->
 
 
 def check_deterministic(plan: Plan, node: int, where: str) -> None:
-    """Raises `InvalidJob` for a step up to `node` of which a replay may produce other rows.
+    """Raises `InvalidJob` for a step up to `node` of which a replay may produce other rows, unless `stable` follows.
 
     The check is for sinks that rely on equal rows."""
     for step, why in plan.by_wall_clock(node):
         raise InvalidJob(
             f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may make other "
-            "rows: take event time (clock='event', ctx.timers; rules by broadcast('barrier')), or a sink that is "
-            "exactly once by itself"
+            "rows: call stable() directly before the sink, or take event time (clock='event', ctx.timers; rules by "
+            "broadcast('barrier')), or a sink that is exactly once by itself"
         )
     for step, why in interleaved(plan.nodes, node):
         raise InvalidJob(
             f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may make other "
-            "rows: use windows in place of what follows event time there, or a sink that is exactly once by itself"
+            "rows: call stable() directly before the sink, or use windows in place of what follows event time there, "
+            "or a sink that is exactly once by itself"
         )
 
 

@@ -1,13 +1,15 @@
-"""Ends of streams: sinks, and functions of the rows of each checkpoint."""
+"""Ends of streams: sinks, stored rows before sinks, and functions of the rows of each checkpoint."""
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from barrier_runtime.api.arguments import check_callable, check_deterministic
 from barrier_runtime.api.steps import S, UnkeyedSteps
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods, sink_facts
+from barrier_runtime.coordinator.wire.messages import STABLE_KIND
 from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.user_code import function_name
@@ -24,6 +26,32 @@ class SinkSteps(UnkeyedSteps[S]):
     """Steps that end a stream."""
 
     _node: int
+
+    def stable(self, name: str = "stable") -> S:
+        """Stores the rows with each checkpoint; later steps get them after its decision (docs/guarantees.md).
+
+        After every restart later steps get the same rows in the same order, even if the steps before ask other
+        systems, read a clock, draw random numbers or merge streams. So a sink with `deterministic=True` is exactly once
+        behind `stable()`. Rows arrive up to a checkpoint interval later, and the end of the input waits for a
+        checkpoint. A flow with several such steps gives each a `name`.
+
+        >>> profiles.stable().sink("redis", RedisUpsertSink(url, key="user", deterministic=True))
+        """
+        from barrier_runtime.operators.stable.operator import StableOperator
+
+        node = StepNode(
+            name,
+            STABLE_KIND,
+            (replace(self._as_input(), aligned=True),),
+            StableOperator,
+            self.schema,
+            stateful=True,
+            describe="rows are released after the decision of their checkpoint, and repeated identically",
+            timeless=True,
+            begins_chain=True,
+            stable=True,
+        )
+        return self._added(node)[0]
 
     def sink(self, name: str, sink: AnySink) -> None:
         """Writes the rows. Each subtask has a copy of `sink`, or of the result of the factory `sink`.

@@ -102,6 +102,7 @@ def sink_facts(sink: Any) -> dict[str, Any]:
         "global_committer": getattr(sink, "global_committer", False),
         "commit_every_ms": getattr(sink, "commit_every_ms", 0),
         "shows_early": getattr(sink, "writes_at_once", False) or sink.guarantee == "at_least_once",
+        "is_idempotent": hasattr(sink, "deterministic"),
         "describe": repr(sink),
         "sink_kind": getattr(sink, "kind", ""),
         "target": sink.target() if isinstance(sink, TwoPhaseCommitSink) else "",

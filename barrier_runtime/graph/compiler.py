@@ -342,6 +342,7 @@ def _operator(node: StepNode, behind: StepBehind) -> OperatorSpec:
         _columns(node, node.name),
         node.commit_every_ms,
         node.shows_early,
+        node.is_idempotent,
     )
 
 

@@ -71,7 +71,7 @@ def interleaved(nodes: Sequence[Node], number: int) -> list[tuple[str, str]]:
     while todo:
         at, follower = todo.pop()
         node = nodes[at]
-        if not isinstance(node, StepNode) or (at, bool(follower)) in seen:
+        if not isinstance(node, StepNode) or node.stable or (at, bool(follower)) in seen:
             continue
         seen.add((at, bool(follower)))
         if node.detail == "every":

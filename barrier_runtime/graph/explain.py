@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from barrier_runtime.coordinator.metric_table import UNREAD_SIDE_ROWS
 from barrier_runtime.coordinator.option_types import OptionValues
-from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph
+from barrier_runtime.coordinator.wire.messages import STABLE_KIND
+from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec
 from barrier_runtime.graph.logical import Node, Plan, SourceNode
 
 _BOX_W, _BOX_H, _GAP_X, _GAP_Y, _MARGIN = 184, 44, 44, 16, 8
@@ -98,6 +99,8 @@ _EDGE = {
     "single": "to one, for one order",
 }
 _SHOWN_EARLY = ", rows are visible as they arrive; a restart writes those after the last checkpoint again"
+_STORED_BEFORE = ", rows are visible after the decision of their checkpoint; a restart writes them again"
+_UPSERTS = ", or with stable() before it and deterministic=True exactly once"
 _OVERTAKEN = ("hash", "rebalance")  # edges whose rows an unaligned barrier overtakes
 
 
@@ -115,7 +118,7 @@ def explain_graph(graph: JobGraph, settings: Mapping[str, str], options: OptionV
             lines.append(f"  source {chain.source.name}: " + ("replays the same rows" if stable else "cannot replay"))
         for operator in chain.operators:
             if operator.is_sink:
-                early = _SHOWN_EARLY if operator.shows_early else ""
+                early = _said_of_early(operator, chain) if operator.shows_early else ""
                 lines.append(f"  sink {operator.name}: {operator.guarantee.replace('_', '-')}{early}")
     if options.unaligned and any(edge.partitioning in _OVERTAKEN and not edge.aligned for edge in graph.edges):
         lines.append(
@@ -141,6 +144,13 @@ def _chain(chain: Chain, graph: JobGraph) -> list[str]:
         lines += [f"      side output {tag}: {_readers(operator.name, tag, graph)}" for tag in operator.side_outputs]
     lines.append("")
     return lines
+
+
+def _said_of_early(sink: OperatorSpec, chain: Chain) -> str:
+    if chain.operators[0].kind == STABLE_KIND:
+        return _STORED_BEFORE
+    proposal = _UPSERTS if sink.guarantee == "at_least_once" and sink.is_idempotent else ""
+    return _SHOWN_EARLY + proposal
 
 
 def _readers(operator: str, tag: str, graph: JobGraph) -> str:

@@ -43,6 +43,8 @@ class OperatorSpec:
     commit_every_ms: int = 0  # with `global_committer`: delay of commits
     shows_early: bool = False  # sinks only: rows are visible before their checkpoint, see `sink_facts`
 
+    is_idempotent: bool = False  # sinks only: rows replace earlier rows of their key
+
     @property
     def state_kind(self) -> str:
         """Kind of the state in snapshots."""

@@ -62,6 +62,7 @@ class StepNode:
     global_committer: bool = False
     commit_every_ms: int = 0  # see `OperatorSpec`
     shows_early: bool = False  # see `OperatorSpec`
+    is_idempotent: bool = False  # see `OperatorSpec`
     describe: str = ""
     definition: str = ""  # see `OperatorSpec`
     makes_watermarks: bool = False  # independent of the watermarks of its input
@@ -72,6 +73,7 @@ class StepNode:
     within: frozenset[Within] = frozenset()  # columns whose times lie within the window of a result row
     timeless: bool = False  # the step has state, but watermarks do not change its results
     by_wall_clock: str = ""  # why a replay may produce other rows; empty: a replay produces the same rows
+    stable: bool = False  # a replay produces the same rows, whatever the steps before produce
     side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, if known
     keys: str = ""  # see `OperatorSpec`
     states: Mapping[str, StateDescription] = field(default_factory=dict)  # see `OperatorSpec`
@@ -95,7 +97,7 @@ _Renamed: TypeAlias = Callable[[frozenset[T], Mapping[str, str]], Iterator[T]]  
 _SAME_ROWS = frozenset(  # kinds of steps that keep rows and columns
     {
         *("filter", "inspect", "union", "broadcast_join", "one key", "deduplicate", "running aggregate", "lookup"),
-        "dead letters",
+        *("dead letters", "stable"),
     }
 )
 _BATCHES = frozenset({"map_batches", "process_groups"})  # their functions nearly always keep a row's time
@@ -192,7 +194,7 @@ class Plan:
         while todo:
             at = todo.pop()
             node = self.nodes[at]
-            if at in seen or not isinstance(node, StepNode):
+            if at in seen or not isinstance(node, StepNode) or node.stable:
                 continue
             seen.add(at)
             todo += [input.node for input in node.inputs]

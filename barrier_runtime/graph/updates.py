@@ -14,7 +14,7 @@ from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNod
 RUNNING, EARLY, LATE = "running aggregate", "window", "window with an allowed lateness"
 _FUNCTIONS = ("map", "flat_map", "map_batches")  # only the names of their rows are known
 _MARKS = frozenset({"update", "early", "retracted"})  # columns by which a filter keeps the last results of windows
-_PASSING_ON = ("deduplicate", "union", "lookup")  # steps with state that emit their input rows
+_PASSING_ON = ("deduplicate", "union", "lookup", "stable")  # steps with state that emit their input rows
 _WHEN = {
     RUNNING: "whose result goes out again with each row",
     EARLY: "whose results go out before the window is over, too",

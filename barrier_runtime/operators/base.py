@@ -7,7 +7,7 @@ the slot's loop (must not block); `on_end` once at the end of the input (snapsho
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -174,6 +174,8 @@ class Capture:
     values: dict[str, bytes] = field(default_factory=dict)
     keyed: "BackendSnapshots | None" = None  # already frozen
     blocking: Callable[[], dict[str, bytes]] | None = None  # runs off the loop; the result is merged into `values`
+    # runs off the loop after `blocking`; yields further values, each stored before the next is made
+    parts: Callable[[], Iterator[tuple[str, bytes]]] | None = None
     # values that are already objects; disjoint from `values`
     stored: Mapping[str, FileRef] = field(default_factory=dict)
     on_stored: Callable[[Mapping[str, FileRef]], None] | None = None

@@ -123,7 +123,7 @@ class SnapshotRun:
 
     def _is_small(self, capture: Capture) -> bool:
         """True if nothing of `capture` has to be written before the report."""
-        if capture.keyed is not None or capture.blocking is not None or capture.stored:
+        if capture.keyed is not None or capture.blocking is not None or capture.parts is not None or capture.stored:
             return False
         return all(len(value) <= self._values_store.small_bytes for value in capture.values.values())
 
@@ -136,6 +136,9 @@ class SnapshotRun:
         blocked_ms = self._now_ms()
         keyed = capture.keyed.write(self.barrier.id) if capture.keyed is not None else None
         small, objects = self._values_store.store(values, capture.stored, self._check_wanted)
+        for part in capture.parts() if capture.parts is not None else ():
+            more_small, more_objects = self._values_store.store(dict([part]), {}, self._check_wanted)
+            small, objects = small | more_small, objects | more_objects
         self._took[name] = max(0.0, blocked_ms - began_ms), max(0.0, self._now_ms() - blocked_ms)
         return OperatorSnapshot(name, self.subtask.index, self._parallelism, small, keyed, objects=objects)
 

@@ -42,6 +42,7 @@ from barrier_runtime.coordinator.status.statistics import JobRecord
 from barrier_runtime.coordinator.status.status import CommitsStatus
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
+    STABLE_KIND,
     AbortCheckpoint,
     CancelGeneration,
     Committed,
@@ -310,6 +311,14 @@ class Job:
     def all_ended(self) -> bool:
         """Returns whether all input has been read."""
         return len(self.generation.ended) == len(self._subtasks)
+
+    @property
+    def awaits_decisions(self) -> bool:
+        """Returns whether all sources have ended, and the job needs checkpoints to process the rest (`stable`)."""
+        if self.all_ended or not any(STABLE_KIND in chain.kinds.values() for chain in self.spec.chains):
+            return False
+        sources = {chain.chain for chain in self.spec.chains if chain.is_source}
+        return all(subtask in self.generation.ended for subtask in self._subtasks if subtask.chain in sources)
 
     def begin_checkpoints(self, now_ms: int) -> PendingCheckpoints:
         """Starts checkpoints, because the slots of the generation run."""

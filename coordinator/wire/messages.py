@@ -13,6 +13,7 @@ from barrier_runtime.coordinator.option_types import RestartOptions as RestartOp
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes, StateDescription
 
 PROTOCOL_VERSION = 2  # of messages and of the handshake before them
+STABLE_KIND = "stable"  # kind of the steps that release rows after a decision, see `ChainSpec.kinds`
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

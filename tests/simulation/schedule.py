@@ -114,6 +114,7 @@ class Schedule:
     target: str = (
         "files"  # of the bank's sink "out": files, topic (Kafka), tokens, upserts (Redis), staged (PostgreSQL)
     )
+    stable: bool = False  # rows of the bank are stored before the upserts, which get them after the decision
     queue: bool = False  # the bank's transfers are messages of RabbitMQ
     twins: bool = False  # two jobs of the same name, with checkpoints of their own, write into the same target
     rolls: bool = False  # files of the sink "out" grow over checkpoints
@@ -152,6 +153,8 @@ class Schedule:
             return "rules"
         if self.lookups is not None:
             return "lookups"
+        if self.stable:
+            return "stable"
         return "bank" if self.target == "files" else self.target
 
     def without(self, left_out: Sequence[int]) -> "Schedule":
@@ -378,7 +381,7 @@ def _draw_kind(seed: int) -> Schedule:
         if kind < upto:
             drawn = _draw_target(schedule, target)
             if target == "upserts":
-                return _draw_troubled(replace(drawn, graph="one-shuffle", splits=1))
+                return _draw_stable(_draw_troubled(replace(drawn, graph="one-shuffle", splits=1)))
             return _draw_troubled(drawn) if target == "staged" else drawn
     if kind < _TWINS:
         return _draw_twins(schedule)
@@ -458,6 +461,20 @@ def _draw_troubled(schedule: Schedule) -> Schedule:
             kind = rng.choice(("restart program", "crash slot", "replace slot twice", "stall slot"))
             actions.append(Action(at + rng.randrange(200, 3_000), kind, rng.randrange(9), 3_000, 2 * rng.randrange(9)))
     return replace(schedule, actions=tuple(sorted(actions, key=lambda action: action.at_ms)))
+
+
+def _draw_stable(schedule: Schedule) -> Schedule:
+    """Some jobs with upserts store their rows first, and are restarted at another parallelism."""
+    rng = random.Random(f"stable {schedule.seed}")
+    if rng.random() > 0.5:
+        return schedule
+    restarts = [
+        Action(rng.randrange(500, schedule.chaos_ms), "restart program", 0, 50, 2 * rng.randrange(1, 10))
+        for _ in range(rng.randint(1, 4))
+    ]
+    actions = tuple(sorted([*schedule.actions, *restarts], key=lambda action: action.at_ms))
+    interval_ms = max(200, schedule.interval_ms)  # so that rows wait
+    return replace(schedule, stable=True, rescaled_every=2, interval_ms=interval_ms, actions=actions)
 
 
 def _draw_sides(schedule: Schedule) -> Schedule:

@@ -31,7 +31,7 @@ from histories import (
 )
 from judged import Case, Table, Told, check, each_case, untold
 from schedule import draw
-from upsert_checkers import LastValues
+from upsert_checkers import LastValues, StableRows
 from workload import Row
 from world import World
 
@@ -673,6 +673,29 @@ class Upserts:
         return self
 
 
+class Stored:
+    """Rows of one split that `stable` releases, reported to `StableRows`."""
+
+    def __init__(self) -> None:
+        self._history = History(splits=1, more=(StableRows,)).fence()
+        self._judge = next(each for each in self._history.checkers if isinstance(each, StableRows))
+        self._rows = self._history.bank.read("a", 0, 0, 6)
+        self.reports = self._history.reports
+
+    def decided(self, checkpoint: int, upto: int) -> "Stored":
+        self._history.decide(checkpoint, positions={("a", 0): upto})
+        return self
+
+    def restored(self, checkpoint: int) -> "Stored":
+        self._history.fence(restored=checkpoint)
+        return self
+
+    def released(self, first: int, upto: int, *, backwards: bool = False) -> "Stored":
+        rows = [row for row in self._rows if first <= row.seq < upto]
+        self._judge.on_released(self._history.facts.token, rows[::-1] if backwards else rows)
+        return self
+
+
 def dropped_by(actor: str, *, decided: bool = False) -> Told:
     """Drops, as `actor`, a file that "ours" has staged; two jobs share the target."""
     world = World(next(each for each in map(draw, itertools.count()) if each.twins))
@@ -708,6 +731,18 @@ OWN: Table = {
         Case("of torn state", lambda: Upserts().decided(1, 1).written(1, balance=1), "which is not leg"),
         Case("before their decisions", lambda: Upserts().decided(1, 1).decided(2, 2)),
         Case("of a successor", lambda: Upserts().decided(1, 1).decided(2, 2, token=2)),
+    ),
+    "StableRows": (
+        Case("undecided", lambda: Stored().decided(1, 1).released(0, 2), "before the decision"),
+        Case("again", lambda: Stored().decided(1, 2).released(0, 2).released(0, 1), "after leg"),
+        Case("backwards", lambda: Stored().decided(1, 6).released(0, 6, backwards=True), "earlier rows are missing"),
+        Case(
+            "not restored",
+            lambda: Stored().decided(1, 1).decided(2, 6).released(0, 6).restored(2).released(5, 6),
+            "earlier rows are missing",
+        ),
+        Case("in parts", lambda: Stored().decided(1, 2).released(0, 2).decided(2, 6).released(2, 6)),
+        Case("restored", lambda: Stored().decided(1, 2).decided(2, 6).released(0, 6).restored(2).released(2, 6)),
     ),
     "OthersRowsStay": (
         Case("dropped by the other job", lambda: dropped_by("another's"), "another's, of another job of that name"),

@@ -7,6 +7,10 @@ from checkers import PROTOCOL_CHECKERS, Checker, Report
 from facts import Decision, Facts
 from workload import Row, Workload, transfer
 
+from barrier_runtime.coordinator.log.records import Fence
+
+_END = "the job has ended"
+
 
 class LastValues(Checker):
     """I5: each account has the row of its last decided leg, or of a later leg.
@@ -52,7 +56,7 @@ class LastValues(Checker):
         for account, legs in sorted(self._legs.items()):
             if expected_all:
                 self._decided[account] = len(legs)
-            self._judge(account, "the job has ended")
+            self._judge(account, _END)
 
     def _judge(self, account: int, when: str) -> None:
         value = self._values.get(account)
@@ -64,4 +68,52 @@ class LastValues(Checker):
         return transfer("a", 0, seq)[leg]
 
 
+class StableRows(LastValues):
+    """I4: `stable` releases rows after their decision, in order, once per generation and without gaps.
+
+    A generation begins with the rows between its restored checkpoint and the decided checkpoint before that: these rows
+    cannot have been released before the barrier. Decided rows may be on their way to the target until the job ends."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._last: dict[tuple[int, int], int] = {}  # generation, account -> last leg
+        self._highest: Counter[int] = Counter()  # account -> last leg of all generations
+        self._counts: dict[int, tuple[Counter[int], Counter[int]]] = {}  # log position -> decided before, and with it
+
+    def on_decision(self, decision: Decision) -> None:
+        before = self._decided.copy()
+        super().on_decision(decision)
+        self._counts[decision.position] = before, self._decided.copy()
+
+    def on_released(self, token: int, rows: Sequence[Row]) -> None:
+        """Judges rows that a subtask of generation `token` releases, in order."""
+        for row in rows:
+            if row.n > self._decided[row.account]:
+                self.wrong(f"generation {token} releases {row} before the decision")
+            last = self._last.get((token, row.account))
+            if last is not None and row.n != last + 1:
+                self.wrong(f"generation {token} releases {row} after leg {last}")
+            elif last is None and row.n > self._latest_first(token, row.account):
+                self.wrong(f"generation {token} begins with {row}: earlier rows are missing")
+            self._last[token, row.account] = row.n
+            self._highest[row.account] = max(self._highest[row.account], row.n)
+
+    def _latest_first(self, token: int, account: int) -> int:
+        """Returns the latest leg with which `stable` may begin in this generation."""
+        fence = next(each for each in self.facts.records if isinstance(each, Fence) and each.token == token)
+        before, decided = self._counts.get(fence.restored_position, (self._highest, self._highest))
+        known = before if decided[account] > before[account] else self._highest
+        return 1 + min(known[account], self._highest[account])
+
+    def _judge(self, account: int, when: str) -> None:
+        if when == _END:
+            super()._judge(account, when)
+
+    def at_end(self, expected_all: bool) -> None:
+        finish = self.facts.finish
+        if expected_all or (finish is not None and finish.outcome == "finished"):
+            super().at_end(expected_all)
+
+
+STABLE_CHECKERS: tuple[type[Checker], ...] = (*PROTOCOL_CHECKERS, StableRows)
 UPSERT_CHECKERS: tuple[type[Checker], ...] = (*PROTOCOL_CHECKERS, LastValues)

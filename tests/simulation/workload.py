@@ -312,6 +312,7 @@ class Workload:
     completed: Callable[[Any], Any] | None = field(default=None, repr=False)  # adds a lookup before the accounts
     rolled: bool = False  # files of "out" grow over checkpoints
     switch: Literal["row", "barrier"] = "row"  # when broadcast rules take effect
+    stable: bool = False  # stores the rows of "out" before the sink
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -406,6 +407,8 @@ class Workload:
                     if self.aggregated
                     else splits.process("audit", Audit, schema=AUDITED)
                 )
+        if self.stable:
+            counted = counted.stable()
         counted.sink("out", self.out())
         if self.graph == "two-sinks":
             counted.sink("side", self.side())

@@ -9,7 +9,7 @@ See `schedule` for the faults and `checkers` for the invariants.
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -33,6 +33,7 @@ from open_checkpoints import HearsInSteps
 from postgres_server import PostgresServer
 from rabbit_broker import RabbitQueue, stream_of
 from redis_server import RedisServer
+from released import watched
 from restores import restored_in_turn
 from rule_checkers import RulesAgree, RulesSwitchAtBarriers
 from schedule import START_NS, Action, Schedule
@@ -41,7 +42,7 @@ from sinks import Ledger, LedgerSink
 from stalls import StallsAtMoves
 from starts import START_CHECKERS, NewSlotsStart
 from token_target import TokenSink, TokenTarget
-from upsert_checkers import UPSERT_CHECKERS, LastValues
+from upsert_checkers import STABLE_CHECKERS, UPSERT_CHECKERS, LastValues, StableRows
 from workload import ROW, RULED, Row, Workload
 from zombie_checkers import ZOMBIE_CHECKERS
 
@@ -73,6 +74,7 @@ from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.joins.stored_runs import RunsOnDisk
 from barrier_runtime.operators.keyed import timers as timers_module
+from barrier_runtime.operators.stable import operator as stable_module
 from barrier_runtime.operators.windows import aggregate as aggregate_module
 from barrier_runtime.operators.windows import firing as firing_module
 from barrier_runtime.operators.windows import operator as windows_module
@@ -193,7 +195,7 @@ class World(SimCluster):
         if schedule.queue:
             bank = QUEUE_CHECKERS
         if schedule.target == "upserts":
-            bank = UPSERT_CHECKERS
+            bank = STABLE_CHECKERS if schedule.stable else UPSERT_CHECKERS
         if schedule.graph == RULED:
             bank = (*bank, RulesAgree, *((RulesSwitchAtBarriers,) if schedule.at_barriers else ()))
         kinds = bank
@@ -246,6 +248,7 @@ class World(SimCluster):
             None if schedule.lookups is None else Owners(*schedule.lookups, self.sim).completed,
             schedule.rolls and schedule.target == "files",
             "barrier" if schedule.at_barriers else "row",
+            schedule.stable,
         )
 
     def _make_out(self) -> TwoPhaseCommitSink:
@@ -296,7 +299,7 @@ class World(SimCluster):
             self._servers(),
             self._savepoints(),
             self._reads(),
-            self._starts.watching(),
+            self._watching(),
         ):
             for world in self._both:
                 world._start_program(self.schedule.parallelism)
@@ -336,6 +339,11 @@ class World(SimCluster):
     @property
     def _both(self) -> tuple["World", ...]:
         return (self,) if self.twin is None else (self, self.twin)
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        with self._starts.watching(), watched(self._released):
+            yield
 
     @contextlib.contextmanager
     def _servers(self) -> Iterator[None]:
@@ -383,6 +391,7 @@ class World(SimCluster):
             patch.object(stored_entries, "_AT_ONCE", 1),
             patch.object(aggregate_module, "_ROWS_ON_DISK", 1),
             patch.object(RunsOnDisk, "most_bytes", self.schedule.held * 150),
+            patch.object(stable_module, "_IN_MEMORY_BYTES", self.schedule.held * 4_000),
             patch.object(RunsOnDisk, "most_merged_bytes", 1 << 20),
         ):
             yield
@@ -1235,6 +1244,11 @@ class World(SimCluster):
         for checker in self.checkers:
             if isinstance(checker, LastValues):
                 checker.on_upserts(token, rows)
+
+    def _released(self, token: int, rows: Sequence[Row]) -> None:
+        for checker in self.checkers:
+            if isinstance(checker, StableRows):
+                checker.on_released(token, rows)
 
     def _note(self, what: str) -> None:
         self.near_misses[what] += 1

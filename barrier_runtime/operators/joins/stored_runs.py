@@ -16,13 +16,11 @@ the oldest are written to files and mapped: they are read as before, and the ker
 A file belongs to a single run and has no name, so it vanishes with the run, however the run ends.
 """
 
-import mmap
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -31,7 +29,8 @@ import pyarrow as pa
 
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.operators.joins.row_run import RowRun
-from barrier_runtime.state.errors import Corrupt, Unavailable
+from barrier_runtime.operators.mapped_file import mapped_file
+from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot, value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
@@ -171,24 +170,23 @@ class RunsOnDisk:
 
     def _move(self, run: RowRun) -> None:
         columns = run.ordered
-        try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self._directory) as file:
-                for column in columns:
-                    file.write(column.data)
-                file.write(bytes(-file.tell() % 64))  # aligned for Arrow
-                first = file.tell()
-                with pa.ipc.new_stream(file, run.rows.schema) as writer:
-                    writer.write_batch(run.rows)
-                file.flush()
-                mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        except OSError as error:
-            raise Unavailable(
-                f"{self._where}: rows that do not fit in memory could not be written to {self._directory} ({error}): "
-                "free some space there, or give the job more state_memory_mb"
-            ) from error
+        first = _aligned(sum(column.nbytes for column in columns))
+
+        def write(file: IO[bytes]) -> None:
+            for column in columns:
+                file.write(column.data)
+            file.write(bytes(first - file.tell()))
+            with pa.ipc.new_stream(file, run.rows.schema) as writer:
+                writer.write_batch(run.rows)
+
+        mapped = mapped_file(self._directory, write, self._where)
         with pa.ipc.open_stream(pa.py_buffer(mapped).slice(first)) as reader:
             rows = reader.read_next_batch()
         size = len(run)
         of_file = [np.frombuffer(mapped, np.int64, size, 8 * size * number) for number in range(len(columns))]
         run.is_on_disk(rows, *of_file)
+
+
+def _aligned(size: int) -> int:
+    """Next place at which Arrow reads rows without copying them."""
+    return -(-size // 64) * 64

@@ -30,6 +30,7 @@ def trigger_if_due(job: Job, now_ms: int) -> None:
 def _trigger(job: Job, now_ms: int) -> None:
     checkpoint = job.generation.checkpoints.trigger(now_ms)
     checkpoint.final = job.all_ended
+    job.generation.ended_before = len(job.generation.ended)
     options = job.spec.checkpoints
     if job.stop is None and not job.savepoints.waiting and not job.rescales.replaces:
         # The last checkpoint of a stop, a savepoint and a replaced program has no rows in flight: any successor can

@@ -29,7 +29,13 @@ from barrier_runtime.coordinator.job.phases.committing import (
 from barrier_runtime.coordinator.job.phases.parting import move_if_apart
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.retaining import abandon, let_go, list_objects, sweep, sweep_if_due
-from barrier_runtime.coordinator.job.phases.stopping import drain_on, end_if_done, follow_stop, stop_anew
+from barrier_runtime.coordinator.job.phases.stopping import (
+    drain_on,
+    end_if_done,
+    follow_stop,
+    request_for_rest,
+    stop_anew,
+)
 from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.job.stop import StopNow, StopWithCheckpoint
 from barrier_runtime.coordinator.log.decision_log import Appended
@@ -274,6 +280,7 @@ class Running(Phase):
             pending.triggering = Triggering.ON_REQUEST
             if not any(checkpoint.final for checkpoint in pending.open):
                 pending.request()
+        request_for_rest(job, pending)
         if not moving.holds_checkpoints(job):
             trigger_if_due(job, now_ms)
         ready = pending.ready()

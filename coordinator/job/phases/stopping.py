@@ -42,9 +42,15 @@ def follow_stop(job: Job, pending: PendingCheckpoints, now_ms: int) -> None:
         if job.stop.checkpoint is None:
             job.stop = replace(job.stop, checkpoint=pending.request())
     else:  # all may have ended under a predecessor, and `drained` is still to be noted
-        pending.triggering = Triggering.ON_REQUEST if job.all_ended else Triggering.HELD
+        pending.triggering = _while_draining(job)
         if not job.generation.drained and not pending.open:
             _end_sources(job)
+
+
+def _while_draining(job: Job) -> Triggering:
+    if job.all_ended:
+        return Triggering.ON_REQUEST
+    return Triggering.PERIODIC if job.awaits_decisions else Triggering.HELD
 
 
 def _end_sources(job: Job) -> None:
@@ -52,6 +58,17 @@ def _end_sources(job: Job) -> None:
     job.generation.drained = True
     for slot in job.slots.connected:
         job.outbox.send(slot, EndSources(job.led.token))
+
+
+def request_for_rest(job: Job, pending: PendingCheckpoints) -> None:
+    """Requests a checkpoint at the end of the input, for rows that wait for a decision (`stable`).
+
+    Each further end of a subtask may have sent rows to another such step; then another checkpoint is requested."""
+    stops = isinstance(job.stop, StopNow | StopWithCheckpoint)
+    if stops or pending.open or not job.awaits_decisions:
+        return
+    if len(job.generation.ended) > job.generation.ended_before:
+        pending.request()
 
 
 def needs_another(job: Job, pending: PendingCheckpoints) -> bool:

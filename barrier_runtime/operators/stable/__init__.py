@@ -1,0 +1,1 @@
+"""`Stream.stable`: stored rows, released after the decision."""

@@ -1,0 +1,192 @@
+"""`stable`: stores rows with the checkpoint, and releases them after its decision.
+
+    held ─ snapshot n ─► stored ─ n is decided ─► decided ─ turn of the loop, room ─► released
+    held or stored ─ restart ─► gone; the sources read the rows again
+    decided or released ─ restart from n ─► decided, in the same order
+
+Items (batches and watermarks) are numbered in order of arrival. A snapshot holds all items not yet released. When
+checkpoint n is decided, the items before its snapshot go out, in order and before any later item. Restored items are
+decided, so a restart repeats exactly the rows that could have been visible. See docs/design/stable-rows.md.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+from barrier_runtime.coordinator.metric_table import STABLE_ROWS
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
+from barrier_runtime.operators.stable.sequence import MOST_ROWS, decoded, encoded, gathered, on_disk
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+
+_IN_MEMORY_BYTES = 16 << 20  # of rows; more go to a file
+_BATCH_BYTES = 2_048  # memory of a batch besides its rows
+
+
+class _Held:
+    """A batch, in memory or in a file."""
+
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+
+class StableOperator(Operator):
+    """First of its chain, with aligned inputs."""
+
+    holds_watermarks = True
+
+    def __init__(self, name: str) -> None:
+        self._where = f"stable {name!r}"
+        self._items: deque[_Held | int] = deque()
+        self._first = 0  # number of the first of `_items`
+        self._decided = 0  # items before this number may go out
+        self._decided_before = 0  # the same before the last decision
+        self._snapshots: deque[tuple[int, int]] = deque()  # checkpoint, number of the next item
+        self._captured = 0  # items before this number are in the last snapshot
+        self._in_memory: list[_Held] = []  # the last batches
+        self._bytes = 0  # of `_in_memory`
+        self._rows = 0
+        self._watermark_ms = WATERMARK_MIN  # before all items
+
+    # ------------------------------------------------------------ life
+
+    def open(self, context: OperatorContext) -> None:
+        self._context = context
+        for snapshot in sorted(context.restored, key=lambda each: each.subtask):
+            if snapshot.subtask % context.parallelism == context.subtask:
+                self._restore(snapshot)
+        self._decided = self._decided_before = self._captured = self._next
+
+    def _restore(self, snapshot: OperatorSnapshot) -> None:
+        """Takes the items of a snapshot. The watermarks of subtasks of another parallelism hold for other rows."""
+        in_time = snapshot.parallelism == self._context.parallelism
+        for item in decoded(snapshot.values, f"{self._where}, state of subtask {snapshot.subtask}"):
+            if not isinstance(item, int):
+                self._hold(item if in_time else item.reaching(None))
+            elif in_time:
+                self._hold_watermark(item)
+
+    # ------------------------------------------------------------ rows and time
+
+    @property
+    def has_room(self) -> bool:
+        """Returns False while rows of the decision before the last one wait, so at most two checkpoints' rows do.
+
+        After a restart all restored rows precede the next barrier, so later rows come after them, in every subtask."""
+        return self._first >= self._decided_before
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._items)
+
+    def own_watermark(self) -> int | None:
+        return None if self._watermark_ms == WATERMARK_MIN else self._watermark_ms
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        self._hold(batch)
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        if watermark_ms == WATERMARK_MAX:  # the end: every item is released
+            self._watermark_ms = watermark_ms
+        else:
+            self._hold_watermark(watermark_ms)
+
+    def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
+        """Releases decided items up to the next watermark, at most `MOST_ROWS` rows or a batch."""
+        batches = self._take_decided()
+        if batches:
+            emit(gathered(batches))
+            self._count()
+        return self._pass_watermarks() or bool(batches)
+
+    def _take_decided(self) -> list[Batch]:
+        """Takes decided batches with one schema."""
+        taken: list[Batch] = []
+        rows = 0
+        for item in islice(self._items, self._decided - self._first):
+            if isinstance(item, int):
+                break
+            batch = item.batch
+            if taken and (rows + batch.count > MOST_ROWS or batch.schema != taken[0].schema):
+                break
+            taken.append(batch)
+            rows += batch.count
+        self._drop(len(taken))
+        self._rows -= rows
+        return taken
+
+    def _pass_watermarks(self) -> bool:
+        """Takes the decided watermarks before the next rows."""
+        passed = 0
+        for item in islice(self._items, self._decided - self._first):
+            if not isinstance(item, int):
+                break
+            self._watermark_ms = max(self._watermark_ms, item)
+            passed += 1
+        self._drop(passed)
+        return passed > 0
+
+    def _drop(self, items: int) -> None:
+        for _ in range(items):
+            self._items.popleft()
+        self._first += items
+
+    # ------------------------------------------------------------ checkpoints
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        self._captured = self._next
+        self._snapshots.append((checkpoint, self._next))
+        if not self._items:
+            return Capture()
+        items = tuple(self._items)
+
+        def parts() -> Iterator[tuple[str, bytes]]:
+            return encoded(item if isinstance(item, int) else item.batch for item in items)
+
+        return Capture(parts=parts)
+
+    def on_complete(self, checkpoint: int) -> None:
+        """Lets the items out that the snapshot of `checkpoint` holds, and those released before the snapshot."""
+        decided = self._decided
+        while self._snapshots and self._snapshots[0][0] <= checkpoint:
+            decided = self._snapshots.popleft()[1]
+        if decided > self._decided:
+            self._decided_before, self._decided = self._decided, decided
+            self._context.wake()
+
+    def on_abort(self, checkpoint: int) -> None:
+        self._snapshots = deque(each for each in self._snapshots if each[0] != checkpoint)
+
+    # ------------------------------------------------------------ held items
+
+    @property
+    def _next(self) -> int:
+        return self._first + len(self._items)
+
+    def _hold(self, batch: Batch) -> None:
+        held = _Held(batch)
+        self._items.append(held)
+        self._rows += batch.count
+        self._in_memory.append(held)
+        self._bytes += batch.rows.nbytes + _BATCH_BYTES
+        if self._bytes > _IN_MEMORY_BYTES:
+            self._move_to_disk()
+        self._count()
+
+    def _hold_watermark(self, watermark_ms: int) -> None:
+        """Adds a watermark, or raises the last item if no row and no barrier came since."""
+        if self._items and self._next > self._captured and isinstance(self._items[-1], int):
+            self._items[-1] = max(self._items[-1], watermark_ms)
+        else:
+            self._items.append(watermark_ms)
+
+    def _move_to_disk(self) -> None:
+        moved = on_disk([held.batch for held in self._in_memory], self._context.local_dir, self._where)
+        for held, batch in zip(self._in_memory, moved, strict=True):
+            held.batch = batch
+        self._in_memory, self._bytes = [], 0
+
+    def _count(self) -> None:
+        self._context.metrics.gauge(STABLE_ROWS, self._rows)

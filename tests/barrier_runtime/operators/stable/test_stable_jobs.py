@@ -1,0 +1,142 @@
+"""Whole jobs with `stable`: random numbers before an idempotent sink, failures, the end, a drain, and refusals."""
+
+import datetime
+import itertools
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, InvalidJob, Tumbling, UpsertSink, count
+from barrier_runtime.state.errors import Unavailable
+
+ROWS = 400
+_LOCK = threading.Lock()
+WRITTEN: dict[str, dict[int, list[float]]] = {}  # test -> key -> values in order
+
+
+class Table(UpsertSink):
+    """A target that remembers each write."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(deterministic=True)
+        self.name = name
+
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        with _LOCK:
+            for row in rows.to_pylist():
+                WRITTEN[self.name][row["v"]].append(row["drawn"])
+
+
+class Drawing:
+    """Adds a random number to each row; fails once at each of some numbers of calls."""
+
+    def __init__(self, failing: tuple[int, ...]) -> None:
+        self.failing = set(failing)
+        self.calls: dict[int, list[float]] = defaultdict(list)
+        self._numbers = itertools.count(1)
+
+    def __deepcopy__(self, memo: Any) -> "Drawing":
+        return self
+
+    def __call__(self, row: dict[str, int]) -> dict[str, float]:
+        with _LOCK:
+            number, drawn = next(self._numbers), random.random()
+            self.calls[row["v"]].append(drawn)
+        if number in self.failing:
+            raise Unavailable("the service of random numbers is away: it is tried again")
+        return {**row, "drawn": drawn}
+
+
+def numbers(index: int, of: int) -> Iterator[dict[str, int]]:
+    return ({"v": v} for v in range(index, ROWS, of))
+
+
+def test_random_rows_are_written_again_identically_after_failures() -> None:
+    drawing = Drawing((100, 250, 450))
+    WRITTEN["random"] = defaultdict(list)
+    flow = Dataflow("random")
+    drawn = (
+        flow.rate("numbers", 1_000, ROWS, splits=2)
+        .select(["value"])
+        .rename(value="v")
+        .map(drawing, schema={"v": int, "drawn": float})
+    )
+    drawn.stable().sink("table", Table("random"))
+    flow.run_local(parallelism=2, checkpoint_interval=0.05)
+    written = WRITTEN["random"]
+    assert set(written) == set(range(ROWS))
+    assert [v for v, values in written.items() if len(set(values)) > 1] == []
+    assert any(len(set(drawing.calls[v])) > 1 for v in drawing.calls), "a replay drew other numbers"
+
+
+def test_the_end_of_the_input_waits_for_no_interval() -> None:
+    """The coordinator requests the checkpoints that two such steps and the sink need; the interval never passes."""
+    flow = Dataflow("ends")
+    sink = CollectSink()
+    rows = flow.from_iterator("numbers", numbers, schema={"v": int}).stable("first")
+    kept = rows.key_by("v").process("pass", lambda key, row, ctx: [row], schema={"v": int})
+    kept.stable("second").sink("out", sink)
+    flow.run_local(parallelism=2, checkpoint_interval=datetime.timedelta(hours=1))
+    assert sorted(row["v"] for row in sink.rows()) == list(range(ROWS))
+
+
+def test_windows_behind_stored_rows_are_complete() -> None:
+    flow = Dataflow("windows")
+    sink = CollectSink()
+    rows = flow.from_iterator("numbers", numbers, schema={"v": int}, event_time="v").stable()
+    keyed = rows.key_by(k="v % 3")
+    windows = keyed.window("counted", Tumbling(datetime.timedelta(milliseconds=50)), event_time="v")
+    windows.aggregate(n=count()).sink("out", sink)
+    flow.run_local(parallelism=2, checkpoint_interval=0.02)
+    assert sum(row["n"] for row in sink.rows()) == ROWS
+    assert len(sink.rows()) == 3 * ROWS // 50
+
+
+def test_a_drained_job_writes_all_rows() -> None:
+    WRITTEN["drained"] = defaultdict(list)
+    drawing = Drawing(())
+    flow = Dataflow("drained")
+    endless = (
+        flow.rate("numbers", 500).select(["value"]).rename(value="v").map(drawing, schema={"v": int, "drawn": float})
+    )
+    endless.stable().sink("table", Table("drained"))
+    handle = flow.start_local(parallelism=2, checkpoint_interval=0.05)
+    wrote = threading.Event()
+    while not wrote.wait(0.01):
+        if WRITTEN["drained"]:
+            wrote.set()
+    handle.stop(drain=True)
+    written = WRITTEN["drained"]
+    assert set(written) == set(drawing.calls)
+    assert [v for v, values in written.items() if len(set(values)) > 1] == []
+
+
+def test_a_lookup_is_accepted_before_a_deterministic_sink_with_stored_rows() -> None:
+    def flow(stored: bool) -> Dataflow:
+        made = Dataflow("looked-up")
+        found = made.from_iterator("numbers", numbers, schema={"v": int}).lookup(
+            "asked", lambda keys: [{"drawn": 1.0} for _ in keys], key="v", schema={"drawn": float}
+        )
+        (found.stable() if stored else found).sink("table", Table("refused"))
+        return made
+
+    with pytest.raises(InvalidJob, match=r"call stable\(\) directly before the sink"):
+        flow(stored=False)
+    assert "rows are visible after the decision of their checkpoint" in flow(stored=True).explain()
+
+
+def test_explain_proposes_stored_rows_for_upserts_at_least_once() -> None:
+    class AtLeastOnce(Table):
+        def __init__(self) -> None:
+            super().__init__("proposed")
+            self.guarantee = "at_least_once"
+
+    flow = Dataflow("proposed")
+    drawn = flow.from_iterator("numbers", numbers, schema={"v": int}).with_columns(drawn="cast(v as double)")
+    drawn.sink("table", AtLeastOnce())
+    assert "with stable() before it and deterministic=True exactly once" in flow.explain()
