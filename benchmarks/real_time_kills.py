@@ -20,7 +20,7 @@ from benchmarks.stamps import Stamps
 from benchmarks.visible import Watcher
 
 _START_S = 180.0
-_DRAINED_S = 15.0  # without a new visible row
+_DRAINED_S = 30.0  # without a new visible row
 _MOST_DRAINING_S = 120.0
 _READ_S = 240.0
 _LOOK_S = 0.05
@@ -39,11 +39,11 @@ def counted_kills(spec: RunSpec, kafka: LoadedKafka, kills: int, pause_s: float)
                 _wait_for_more(watcher, 0, engine)
                 for _ in range(kills):
                     time.sleep(pause_s)
-                    before = watcher.rows
                     engine.kill()
                     killed_ns.append(time.time_ns())
                     engine = Engine(spec, {})
-                    _wait_for_more(watcher, before, engine)
+                    engine.wait_for("running", _START_S)
+                    _wait_for_more(watcher, watcher.rows, engine)
                 time.sleep(pause_s)
             _wait_until_drained(watcher)
             engine.stop()
