@@ -12,7 +12,7 @@ from barrier_runtime.api.steps import WINDOW_END, KeyedInput, warn_of_updates
 from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
-from barrier_runtime.data.schemas import milliseconds, require_columns
+from barrier_runtime.data.schemas import Duration, as_duration, milliseconds, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.graph.updates import every_update_joins
 from barrier_runtime.operators.windows.assigners import KnownWindows, WindowAssigner
@@ -49,7 +49,7 @@ def interval_join(
     name: str,
     left: KeyedInput,
     right: KeyedInput,
-    between: tuple[datetime.timedelta, datetime.timedelta],
+    between: tuple[Duration, Duration],
     how: "JoinKind",
     options: JoinOptions,
 ) -> JoinStep:
@@ -57,16 +57,12 @@ def interval_join(
     from barrier_runtime.operators.joins.interval import JOIN_KINDS, IntervalJoinOperator, interval_definition
 
     where = f"join {name!r}"
-    if (
-        not isinstance(between, Sequence)
-        or len(between) != 2
-        or not all(isinstance(bound, datetime.timedelta) for bound in between)
-    ):
+    if not isinstance(between, Sequence) or isinstance(between, str) or len(between) != 2:
         raise InvalidJob(
-            f"{where}: between={between!r}: pass two timedeltas, the least and the greatest time of the right row less "
-            "that of the left one, as in between=(timedelta(0), timedelta(hours=1))"
+            f"{where}: between={between!r}: pass two timedeltas, or seconds, the least and the greatest time of the "
+            "right row less that of the left one, as in between=(timedelta(0), timedelta(hours=1))"
         )
-    lower, upper = between
+    lower, upper = (as_duration(bound, f"a bound of between={between!r} of {where}") for bound in between)
     if lower > upper:
         raise InvalidJob(
             f"{where}: between={lower} and {upper}: the first bound is greater, so nothing would match: exchange them"
@@ -118,7 +114,7 @@ def as_of_join(
     name: str,
     left: KeyedInput,
     right: KeyedInput,
-    tolerance: datetime.timedelta | None,
+    tolerance: Duration | None,
     exact: bool,
     how: "AsOfKind",
     options: JoinOptions,
@@ -128,6 +124,7 @@ def as_of_join(
 
     where = f"asof_join {name!r}"
     if tolerance is not None:
+        tolerance = as_duration(tolerance, f"tolerance of {where}")
         milliseconds(tolerance, f"tolerance of {where}")
         if tolerance > _FAR:
             raise InvalidJob(f"{where}: tolerance={tolerance}: use at most 100 years, or None for none")

@@ -1,6 +1,5 @@
 """Joins of two keyed streams, the methods of `KeyedStream`; `join_steps` has their bodies."""
 
-import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from barrier_runtime.api.join_steps import (
@@ -11,6 +10,7 @@ from barrier_runtime.api.join_steps import (
     window_join,
 )
 from barrier_runtime.api.steps import KeyedInput, KeyedSteps, S
+from barrier_runtime.data.schemas import Duration
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
         how: JoinKind
 
     class IntervalJoin(WindowJoin):
-        between: tuple[datetime.timedelta, datetime.timedelta]
+        between: tuple[Duration, Duration]
 
     class AsOfJoin(_Join, total=False):
         event_time: Required[str | tuple[str, str]]
-        tolerance: datetime.timedelta | None
+        tolerance: Duration | None
         exact: bool
         how: AsOfKind
 
@@ -62,7 +62,7 @@ class JoiningStream(KeyedSteps[S]):
         name: str,
         right: "JoiningStream[S]",
         *,
-        between: tuple[datetime.timedelta, datetime.timedelta],
+        between: tuple[Duration, Duration],
         event_time: str | tuple[str, str],
         how: "JoinKind" = "inner",
         suffix: tuple[str, str] = ("", "_right"),
@@ -145,7 +145,7 @@ class JoiningStream(KeyedSteps[S]):
         right: "JoiningStream[S]",
         *,
         event_time: str | tuple[str, str],
-        tolerance: datetime.timedelta | None = None,
+        tolerance: Duration | None = None,
         exact: bool = True,
         how: "AsOfKind" = "left",
         suffix: tuple[str, str] = ("", "_right"),

@@ -16,7 +16,7 @@ from barrier_runtime.api.arguments import (
 )
 from barrier_runtime.api.steps import KeyedSteps, OneStream, S
 from barrier_runtime.data.event_time import check_event_time_type
-from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, milliseconds, require_columns
+from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, check_free, milliseconds, require_columns
 from barrier_runtime.graph.updates import RUNNING, UpdatesOfStep, counted_updates
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.aggregation.own import AnyAggregate
@@ -57,7 +57,7 @@ class StatefulSteps(KeyedSteps[S]):
         window: WindowAssigner,
         *,
         event_time: str | None = None,
-        allowed_lateness: datetime.timedelta = _NO_DELAY,
+        allowed_lateness: Duration = _NO_DELAY,
         early: WindowTrigger | None = None,
         clock: Literal["event", "processing"] = "event",
     ) -> "WindowedStream[S]":

@@ -9,7 +9,7 @@ from barrier_runtime.api.arguments import (
     with_errors,
 )
 from barrier_runtime.api.steps import S, UnkeyedSteps, one_or_all
-from barrier_runtime.data.schemas import SchemaLike
+from barrier_runtime.data.schemas import Duration, SchemaLike
 from barrier_runtime.graph.logical import StepNode
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
         key: Required[str | Sequence[str]]
         schema: Required[SchemaLike]
         capacity: int
-        timeout: datetime.timedelta
+        timeout: Duration
         ordered: bool
         retry: Retry | None
         cache: Cache | None
         max_batch: int
         max_requests: int | None
-        linger: datetime.timedelta
+        linger: Duration
 
 
 _LOOKUP_TIMEOUT = datetime.timedelta(seconds=10)
@@ -74,7 +74,7 @@ class LookupSteps(UnkeyedSteps[S]):
         key: str | Sequence[str],
         schema: SchemaLike,
         capacity: int = 1_000,
-        timeout: datetime.timedelta = _LOOKUP_TIMEOUT,
+        timeout: Duration = _LOOKUP_TIMEOUT,
         ordered: bool = False,
         how: "HowMissing" = "left",
         retry: Retry | None = None,
@@ -82,7 +82,7 @@ class LookupSteps(UnkeyedSteps[S]):
         on_error: OnError = "fail",
         max_batch: int = 100,
         max_requests: int | None = None,
-        linger: datetime.timedelta = _LINGER,
+        linger: Duration = _LINGER,
     ) -> S | tuple[S, ...]:
         """Adds the columns `schema`, which `fetch_many` finds for the value of `key` in another system.
 

@@ -22,7 +22,7 @@ from barrier_runtime.connectors.source import (
     SourceDescription,
 )
 from barrier_runtime.data.event_time import check_event_time_type
-from barrier_runtime.data.schemas import milliseconds, require_columns
+from barrier_runtime.data.schemas import Duration, milliseconds, require_columns
 from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
 from barrier_runtime.launch.outcome import plain_errors, plainly
 from barrier_runtime.state.errors import InvalidJob
@@ -142,8 +142,8 @@ class Readers:
         source: Source | SourceDescription,
         *,
         event_time: str | None = None,
-        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
-        idle_timeout: datetime.timedelta | None = None,
+        max_out_of_orderness: Duration = _NO_DELAY,
+        idle_timeout: Duration | None = None,
     ) -> Stream:
         """Adds a source: `KafkaSource(…)`, `ParquetSource(…)` or another source class, or any `Source`.
 
@@ -164,8 +164,8 @@ class Readers:
         source: Source | SourceDescription,
         *,
         event_time: str | None = None,
-        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
-        idle_timeout: datetime.timedelta | None = None,
+        max_out_of_orderness: Duration = _NO_DELAY,
+        idle_timeout: Duration | None = None,
     ) -> tuple[Stream, Stream]:
         """Adds a source whose bad records are dead letters (`KafkaSource(…, bad_records="dead_letter")`).
 
@@ -284,8 +284,8 @@ class Readers:
         *,
         staging: str | None = None,
         event_time: str | None = None,
-        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
-        idle_timeout: datetime.timedelta | None = None,
+        max_out_of_orderness: Duration = _NO_DELAY,
+        idle_timeout: Duration | None = None,
     ) -> Stream:
         """Reads a Spark DataFrame, with a split per partition.
 

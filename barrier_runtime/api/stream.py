@@ -29,7 +29,9 @@ from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import (
+    Duration,
     SchemaLike,
+    as_duration,
     as_schema,
     check_free,
     described,
@@ -92,7 +94,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
     def with_watermarks(
         self,
         column: str,
-        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        max_out_of_orderness: Duration = _NO_DELAY,
         *,
         generator: Callable[[], "WatermarkGenerator"] | None = None,
     ) -> "Stream":
@@ -114,7 +116,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
             self._plan.set_watermarks(self._node, column, bound_ms)
             return self
         make: Callable[..., Any] = partial(WatermarkOperator, column=column, max_out_of_orderness_ms=bound_ms)
-        said = f"{column}, {max_out_of_orderness}"
+        said = f"{column}, {datetime.timedelta(milliseconds=bound_ms)}"
         if generator is not None:
             make = partial(GeneratedWatermarkOperator, column=column, make=generator)
             said = f"{column}, by {function_name(generator)}"
@@ -199,7 +201,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         window: WindowAssigner,
         *,
         event_time: str | None = None,
-        allowed_lateness: datetime.timedelta = _NO_DELAY,
+        allowed_lateness: Duration = _NO_DELAY,
         early: WindowTrigger | None = None,
         clock: Literal["event", "processing"] = "event",
     ) -> "WindowedStream[Stream]":
@@ -286,7 +288,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         steps = self._step_and_sides("process", name, make, output, describe, sides)
         return cast("Stream | tuple[Stream, ...]", one_or_all(steps))
 
-    def deduplicate(self, name: str, *columns: str, within: datetime.timedelta | None) -> "Stream":
+    def deduplicate(self, name: str, *columns: str, within: Duration | None) -> "Stream":
         """Keeps the first row of each id (the values of `columns`; null is a value) and drops later rows.
 
         An id is forgotten when the watermark has advanced by `within` since the id was seen. A row's own event time
@@ -301,6 +303,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 
         where = f"deduplicate {name!r}"
+        within = None if within is None else as_duration(within, f"within of {where}")
         within_ms = milliseconds(within, f"within of {where}") if within is not None else None
         if within_ms == 0:
             raise InvalidJob(f"{where}: within is 0, so every id would be forgotten at once: use a longer time")
@@ -334,16 +337,17 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
 
         Console().print(rich_table(self.take(rows)))
 
-    def preview(self, rows: int = 20, *, within: float = 10.0) -> "Rows":
+    def preview(self, rows: int = 20, *, within: Duration = 10.0) -> "Rows":
         """Returns the first rows, for the last line of a notebook's cell. See `take`.
 
-        Waits at most `within` seconds, so slow and silent streams work, too.
+        Waits at most `within` (seconds, or a `timedelta`), so slow and silent streams work, too.
 
         >>> orders.filter("amount > 100").preview()
         """
         from barrier_runtime.launch.display import Rows, first_rows
 
-        return Rows(first_rows(self._plan, self._as_input(), rows, within), rows)
+        seconds = as_duration(within, "preview: within").total_seconds()
+        return Rows(first_rows(self._plan, self._as_input(), rows, seconds), rows)
 
     def _as_input(self) -> Input:
         return Input(self._node, "rebalance" if self._rebalanced else "forward", tag=self._tag)

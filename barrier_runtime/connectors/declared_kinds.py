@@ -97,7 +97,7 @@ def wrong_kind(value: Any, hint: Any) -> str:
     """Names the types to give instead of `value`; "" if `value` matches or `_KINDS` lacks `hint`."""
     origin = get_origin(hint)
     several = get_args(hint) if origin in (Union, types.UnionType) else (hint,)
-    kinds = [None if datetime.timedelta in get_args(each) else _KINDS.get(get_origin(each) or each) for each in several]
+    kinds = [None if datetime.timedelta in _parts(each) else _KINDS.get(get_origin(each) or each) for each in several]
     if any(
         kind is None or (kind[1](value) and _holds_texts(value, each))
         for kind, each in zip(kinds, several, strict=True)
@@ -108,6 +108,11 @@ def wrong_kind(value: Any, hint: Any) -> str:
         for kind, each in zip(kinds, several, strict=True)
         if kind is not None
     )
+
+
+def _parts(hint: Any) -> list[Any]:
+    """Arguments of a type, and those of its unions: `tuple[timedelta | float, int]` has three."""
+    return [part for each in get_args(hint) for part in (get_args(each) or (each,))]
 
 
 def _of_texts(hint: Any) -> bool:

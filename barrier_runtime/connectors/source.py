@@ -15,6 +15,7 @@ from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
 from barrier_runtime.coordinator.metric_table import Counter
 from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.data.schemas import Duration
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,8 @@ class EventTimeOfSource:
     """
 
     event_time: str | None = None
-    max_out_of_orderness: datetime.timedelta = datetime.timedelta()
-    idle_timeout: datetime.timedelta | None = None
+    max_out_of_orderness: Duration = datetime.timedelta()
+    idle_timeout: Duration | None = None
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from numbers import Real
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -244,10 +245,32 @@ def as_schema(schema: SchemaLike, where: str, parameter: str = "schema") -> pa.S
     return fields
 
 
-def milliseconds(duration: datetime.timedelta, what: str) -> int:
+Duration: TypeAlias = datetime.timedelta | float
+"""A `timedelta`, or a number of seconds."""
+
+
+def as_duration(given: Duration, what: str) -> datetime.timedelta:
+    """A `timedelta` of a user's duration. Raises `InvalidJob`.
+
+    >>> as_duration(1.5, "the size of a window")
+    datetime.timedelta(seconds=1, microseconds=500000)
+    """
+    if isinstance(given, datetime.timedelta):
+        return given
+    if isinstance(given, Real) and not isinstance(given, bool):
+        try:
+            duration = datetime.timedelta(seconds=float(given))
+        except (OverflowError, ValueError):  # infinite, or no number
+            duration = None
+        if duration or given == 0:
+            assert duration is not None
+            return duration
+    raise InvalidJob(f"{what} is {given!r}: pass a datetime.timedelta, or a number of seconds")
+
+
+def milliseconds(given: Duration, what: str) -> int:
     """A whole number of milliseconds, not negative."""
-    if not isinstance(duration, datetime.timedelta):
-        raise InvalidJob(f"{what} is {duration!r}: pass a datetime.timedelta")
+    duration = as_duration(given, what)
     whole, rest = divmod(duration, datetime.timedelta(milliseconds=1))
     if rest or whole < 0:
         raise InvalidJob(f"{what} is {duration}: use a duration of whole milliseconds, not negative")

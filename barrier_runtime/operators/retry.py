@@ -3,6 +3,7 @@
 import datetime
 from dataclasses import dataclass
 
+from barrier_runtime.data.schemas import Duration, as_duration
 from barrier_runtime.state.errors import InvalidJob
 
 _LONGEST_S = 60.0  # of one pause
@@ -20,14 +21,16 @@ class Retry:
     """
 
     times: int
-    backoff: datetime.timedelta = datetime.timedelta(milliseconds=100)
+    backoff: Duration = datetime.timedelta(milliseconds=100)
     on: tuple[type[Exception], ...] = (Exception,)
 
     def __post_init__(self) -> None:
         if type(self.times) is not int or self.times < 1:
             raise InvalidJob(f"Retry({self.times!r}): give the number of repetitions, 1 or more")
-        if not isinstance(self.backoff, datetime.timedelta) or self.backoff < datetime.timedelta():
-            raise InvalidJob(f"Retry backoff {self.backoff!r}: give a timedelta that is not negative")
+        backoff = as_duration(self.backoff, "backoff of a Retry")
+        if backoff < datetime.timedelta():
+            raise InvalidJob(f"Retry backoff {backoff!r}: give a timedelta that is not negative")
+        object.__setattr__(self, "backoff", backoff)
         types = self.on
         if not isinstance(types, tuple) or not types or not all(map(_is_exception, types)):
             raise InvalidJob(f"Retry on={types!r}: give a tuple of exception types, as in on=(ConnectionError,)")
@@ -38,7 +41,7 @@ class Retry:
 
     def pause_s(self, failed: int) -> float:
         """Returns the pause in seconds after `failed` (1 or more) failures."""
-        return min(_LONGEST_S, self.backoff.total_seconds() * 2.0 ** min(failed - 1, 30))
+        return min(_LONGEST_S, as_duration(self.backoff, "backoff").total_seconds() * 2.0 ** min(failed - 1, 30))
 
 
 def _is_exception(kind: object) -> bool:

@@ -1,6 +1,5 @@
 """Source of a Delta table: rows of the newest version, then appends or changes of later versions."""
 
-import datetime
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from barrier_runtime.connectors.delta.history import DeltaHistory
 from barrier_runtime.connectors.source import EventTimeOfSource
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
+from barrier_runtime.data.schemas import Duration
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store, within
 from barrier_runtime.state.store.urls import last_part, shown, without_credentials
@@ -37,7 +37,7 @@ class DeltaSource(EventTimeOfSource):
 
     url: str
     _: KW_ONLY
-    every: datetime.timedelta | None = None
+    every: Duration | None = None
     key: Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:

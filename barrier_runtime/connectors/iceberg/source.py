@@ -1,6 +1,5 @@
 """Source of an Iceberg table: rows of the newest snapshot, then appends or changes of later snapshots."""
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.source import EventTimeOfSource
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
+from barrier_runtime.data.schemas import Duration
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class IcebergSource(EventTimeOfSource):
     _: KW_ONLY
     catalog: str = "default"
     properties: Mapping[str, str] | None = None
-    every: datetime.timedelta | None = None
+    every: Duration | None = None
     key: Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:

@@ -30,7 +30,7 @@ from barrier_runtime.connectors.kinesis.records import (
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import Discovery, EventTimeOfSource, Split
 from barrier_runtime.connectors.source_bases.start import checked_start
-from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
+from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 Start: TypeAlias = Literal["earliest", "latest"] | datetime.datetime
@@ -72,8 +72,8 @@ class KinesisSource(EventTimeOfSource):
     value: Value = "bytes"
     schema: SchemaLike | None = None
     metadata: Sequence[str] = tuple(METADATA)
-    every: datetime.timedelta = datetime.timedelta(milliseconds=250)
-    discover: datetime.timedelta | None = datetime.timedelta(minutes=1)
+    every: Duration = datetime.timedelta(milliseconds=250)
+    discover: Duration | None = datetime.timedelta(minutes=1)
 
     def named(self, name: str) -> "KinesisStream":
         """Checks the settings without requests to the service. Raises `InvalidJob`."""

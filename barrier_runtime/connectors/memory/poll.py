@@ -4,7 +4,6 @@ A position is the cursor of the current page and the number of emitted rows of t
 page again and continues inside the page. The function's thread is at most one page ahead and wakes the slot for pages.
 """
 
-import datetime
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -16,7 +15,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.source import EventTimeOfSource, Polled, Split, SplitReader
 from barrier_runtime.data.rows import Row, RowWriter
-from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
+from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import BarrierRuntimeError
 
@@ -52,7 +51,7 @@ class PollSource(EventTimeOfSource):
 
     fetch: Fetch
     _: KW_ONLY
-    every: datetime.timedelta
+    every: Duration
     schema: SchemaLike
     replayable: bool = True
 

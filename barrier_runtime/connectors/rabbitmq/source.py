@@ -9,7 +9,6 @@ Splits are consumers that compete for the queue. Any number of consumers works, 
 order of a queue holds with a single consumer only (and not for redelivered messages).
 """
 
-import datetime
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from barrier_runtime.connectors.rabbitmq.broker import Broker, check_queue, impo
 from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, ReceivedMessage
 from barrier_runtime.connectors.rabbitmq.rows import MESSAGE_ID, METADATA, Columns, MessageRows, Value, columns_of
 from barrier_runtime.connectors.source import DeduplicateBy, Discovery, EventTimeOfSource, Polled, Split
-from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
+from barrier_runtime.data.schemas import Duration, SchemaLike, as_duration, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 _POLL_NS = 100_000_000  # period of polls at an empty buffer; messages wake the slot
@@ -63,14 +62,14 @@ class RabbitMQSource(EventTimeOfSource):
     url: str
     queue: str
     _: KW_ONLY
-    deduplicate: datetime.timedelta | Literal["forever"] | None
+    deduplicate: Duration | Literal["forever"] | None
     message_id: str = MESSAGE_ID
     value: Value = "bytes"
     schema: SchemaLike | None = None
     metadata: Sequence[str] = tuple(METADATA)
     prefetch: int = 10_000
     bad_records: Literal["fail", "reject"] = "fail"
-    until_idle: datetime.timedelta | None = None
+    until_idle: Duration | None = None
 
     def named(self, name: str) -> "RabbitMQQueue":
         """Checks the settings without requests to the broker. Raises `InvalidJob`."""
@@ -92,14 +91,14 @@ class RabbitMQSource(EventTimeOfSource):
         )
 
 
-def _repeats(deduplicate: datetime.timedelta | Literal["forever"] | None, where: str) -> DeduplicateBy | None:
+def _repeats(deduplicate: Duration | Literal["forever"] | None, where: str) -> DeduplicateBy | None:
     if deduplicate is None:
         return None
     if deduplicate == "forever":
         return DeduplicateBy(MESSAGE_ID, None)
-    if not isinstance(deduplicate, datetime.timedelta):
-        raise InvalidJob(f'{where}: deduplicate={deduplicate!r}: pass a timedelta, "forever", or None')
-    return DeduplicateBy(MESSAGE_ID, deduplicate)
+    if isinstance(deduplicate, str):
+        raise InvalidJob(f'{where}: deduplicate={deduplicate!r}: pass a timedelta, seconds, "forever", or None')
+    return DeduplicateBy(MESSAGE_ID, as_duration(deduplicate, f"deduplicate of {where}"))
 
 
 class RabbitMQQueue:
@@ -115,7 +114,7 @@ class RabbitMQQueue:
         deduplicate_by: DeduplicateBy | None,
         prefetch: int,
         reject_bad: bool,
-        until_idle: datetime.timedelta | None,
+        until_idle: Duration | None,
     ) -> None:
         self._where = f"source {name!r}, queue {queue!r}"
         if not queue or not isinstance(queue, str):

@@ -5,7 +5,6 @@ a replay returns the same rows. A single reader returns the versions in order; a
 a version in parallel. The system's `TableHistory` defines versions and files.
 """
 
-import datetime
 import logging
 import threading
 from collections import deque
@@ -19,7 +18,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.read_ahead import read_ahead
 from barrier_runtime.connectors.source import Polled, Split
-from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.data.schemas import Duration, milliseconds
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.outside_errors import described
 from barrier_runtime.state.versioned import Format, VersionedDecoder
@@ -52,7 +51,7 @@ _FORMAT = Format("position of {}", POSITION_VERSION, damaged="restore an older c
 _POSITION = VersionedDecoder(_FORMAT, msgspec.json.Decoder(TablePosition))
 
 
-def period_of(every: datetime.timedelta | None, where: str) -> float | None:
+def period_of(every: Duration | None, where: str) -> float | None:
     """Returns the period in seconds. Raises `InvalidJob`."""
     if every is None:
         return None

@@ -12,11 +12,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
+from barrier_runtime.data.schemas import Duration, as_duration
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.operators.keyed.timers import Slice, StateKey, Timers, whole_ms
 from barrier_runtime.operators.keyed.wall_clock import WakeUps, WallClock
 from barrier_runtime.operators.state.handle import CurrentKey
-from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.values.timer_table import TimerTable
 
 WALL_TABLE = "@wall_timers"
@@ -63,11 +63,12 @@ class WallTimers(Timers):
         """
         super().register(timestamp_ms)
 
-    def after(self, delay: timedelta) -> int:
-        """Registers a timer `delay` from now, at least 1 ms. Returns the time at which it is due, for `delete`."""
-        if not isinstance(delay, timedelta):
-            raise InvalidJob(f"wall-clock timer after {delay!r}: pass a timedelta, as in after(timedelta(seconds=5))")
-        due_ms = self._clock.now_ms() + max(1, math.ceil(delay / _MILLISECOND))
+    def after(self, delay: Duration) -> int:
+        """Registers a timer `delay` (a `timedelta`, or seconds) from now, at least 1 ms.
+
+        Returns the time at which the timer is due, for `delete`."""
+        duration = as_duration(delay, "delay of a wall-clock timer")
+        due_ms = self._clock.now_ms() + max(1, math.ceil(duration / _MILLISECOND))
         self.register(due_ms)
         return due_ms
 

@@ -1,13 +1,12 @@
 """Checked arguments of `Stream.lookup`: the settings of the operator."""
 
-import datetime
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from barrier_runtime.data.keys import check_key_type
-from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds, require_columns
+from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds, require_columns
 from barrier_runtime.operators.lookups.book import BookSettings
 from barrier_runtime.operators.lookups.calls import is_coroutine_function
 from barrier_runtime.operators.lookups.operator import HowMissing, LookupSettings
@@ -28,7 +27,7 @@ def lookup_settings(
     key: str | Sequence[str],
     schema: SchemaLike,
     capacity: int,
-    timeout: datetime.timedelta,
+    timeout: Duration,
     ordered: bool,
     how: HowMissing,
     retry: Retry | None,
@@ -36,7 +35,7 @@ def lookup_settings(
     on_error: OnError,
     max_batch: int,
     max_requests: int | None,
-    linger: datetime.timedelta,
+    linger: Duration,
 ) -> LookupSettings:
     """Raises `InvalidJob` for invalid arguments."""
     function = _function(fetch_many, where)

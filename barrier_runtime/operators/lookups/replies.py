@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.data.rows import RowWriter, cut, refuse_shared
+from barrier_runtime.data.schemas import Duration, as_duration
 from barrier_runtime.state.errors import InvalidJob
 
 _FOR_EVER = float("inf")
@@ -22,18 +23,20 @@ class Cache:
 
     >>> Cache(100_000, ttl=timedelta(minutes=1))
 
-    Raises `InvalidJob` for a size below 1 and a `ttl` that is not a positive timedelta.
+    Raises `InvalidJob` for a size below 1 and a `ttl` that is not a positive timedelta or number of seconds.
     """
 
     size: int
-    ttl: datetime.timedelta | None = None
+    ttl: Duration | None = None
 
     def __post_init__(self) -> None:
         if type(self.size) is not int or self.size < 1:
             raise InvalidJob(f"Cache({self.size!r}): give the number of keys to keep, 1 or more")
-        ttl = self.ttl
-        if ttl is not None and (not isinstance(ttl, datetime.timedelta) or ttl <= datetime.timedelta()):
-            raise InvalidJob(f"Cache ttl={ttl!r}: give a positive timedelta, as in ttl=timedelta(minutes=1), or None")
+        if self.ttl is not None:
+            ttl = as_duration(self.ttl, "ttl of a Cache")
+            if ttl <= datetime.timedelta():
+                raise InvalidJob(f"Cache ttl={ttl}: give a positive timedelta, as in ttl=timedelta(minutes=1), or None")
+            object.__setattr__(self, "ttl", ttl)
 
 
 class KeptReplies:
@@ -43,7 +46,7 @@ class KeptReplies:
 
     def __init__(self, cache: Cache) -> None:
         self._size = cache.size
-        self._ttl_s = _FOR_EVER if cache.ttl is None else cache.ttl.total_seconds()
+        self._ttl_s = _FOR_EVER if cache.ttl is None else as_duration(cache.ttl, "ttl").total_seconds()
         self._entries: dict[Hashable, tuple[float, Any]] = {}  # expiry time, reply; most recently used last
 
     def __len__(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn
 from msgspec.structs import replace
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
+from barrier_runtime.data.schemas import Duration, as_duration
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
@@ -34,18 +35,18 @@ class TTL:
     read. `clock`: "event" (milliseconds of event time; the step needs `event_time=` and its input watermarks) or
     "processing" (wall clock: a replay may see other state, so no sink that relies on a deterministic replay may
     follow). Once the watermark (or the wall clock) has passed them, expired entries are deleted in small steps, even if
-    never accessed. Raises `InvalidJob` for a `time` that is not a `timedelta` of a millisecond or more.
+    never accessed. `time`: a `timedelta`, or seconds. Raises `InvalidJob` for a time below a millisecond.
     """
 
-    time: datetime.timedelta
+    time: Duration
     refresh: Literal["on_write", "on_read"] = "on_write"
     clock: Literal["event", "processing"] = "event"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.time, datetime.timedelta):
-            raise InvalidJob(f"TTL({self.time!r}): give a timedelta, such as TTL(timedelta(hours=1))")
-        if not 1 <= self.ms < _CENTURIES_MS or self.time % _MS:
-            raise InvalidJob(f"TTL of {self.time}: use whole milliseconds, one or more (up to two thousand years)")
+        time = as_duration(self.time, "time of a TTL")
+        object.__setattr__(self, "time", time)
+        if not 1 <= self.ms < _CENTURIES_MS or time % _MS:
+            raise InvalidJob(f"TTL of {time}: use whole milliseconds, one or more (up to two thousand years)")
         if self.refresh not in ("on_write", "on_read"):
             raise InvalidJob(f"TTL refresh {self.refresh!r} is unknown: use 'on_write' or 'on_read'")
         if self.clock not in ("event", "processing"):
@@ -54,7 +55,7 @@ class TTL:
     @property
     def ms(self) -> int:
         """`time` in milliseconds."""
-        return self.time // _MS
+        return as_duration(self.time, "time") // _MS
 
     def stored(self) -> StoredTtl:
         """Returns the description for snapshots."""

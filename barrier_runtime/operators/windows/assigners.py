@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
-from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.data.schemas import Duration, as_duration, milliseconds
 from barrier_runtime.operators.windows.triggers import FullWindow, WindowTrigger
 from barrier_runtime.state.errors import InvalidJob
 
@@ -159,17 +159,18 @@ def lateness_definition(window: WindowAssigner, lateness_ms: int) -> str:
     return window.definition + lateness
 
 
-def _size_ms(size: datetime.timedelta, what: str) -> int:
-    size_ms = milliseconds(size, what)
-    if size_ms == 0:
+def _size(given: Duration, what: str) -> datetime.timedelta:
+    size = as_duration(given, what)
+    if milliseconds(size, what) == 0:
         raise InvalidJob(f"{what} is 0: use at least one millisecond")
-    return size_ms
+    return size
 
 
-def _offset(offset: datetime.timedelta, step: datetime.timedelta, kind: str, of: str) -> datetime.timedelta:
+def _offset(given: Duration, step: datetime.timedelta, kind: str, of: str) -> datetime.timedelta:
     """Returns `offset`, which may be negative, as an equivalent offset from 0 up to `step`."""
     what = f"the offset of a {kind} window"
-    milliseconds(abs(offset) if isinstance(offset, datetime.timedelta) else offset, what)
+    offset = as_duration(given, what)
+    milliseconds(abs(offset), what)
     if abs(offset) >= step:
         raise InvalidJob(
             f"{what} is {offset / datetime.timedelta(seconds=1):g} s: use less than its {of} {step}, forward or back"
@@ -179,7 +180,7 @@ def _offset(offset: datetime.timedelta, step: datetime.timedelta, kind: str, of:
 
 @dataclass(frozen=True)
 class Tumbling(FixedWindows):
-    """Windows of equal `size` that touch and never overlap: [start, start + size).
+    """Windows of equal `size` (a `timedelta`, or seconds) that touch and never overlap: [start, start + size).
 
     Starts are `offset` + n * `size`. `offset` may be negative: days of UTC+8 are `Tumbling(timedelta(days=1),
     offset=timedelta(hours=-8))`.
@@ -188,22 +189,23 @@ class Tumbling(FixedWindows):
     [0, 0, 3600000]
     """
 
-    size: datetime.timedelta
-    offset: datetime.timedelta = datetime.timedelta()
+    size: Duration
+    offset: Duration = datetime.timedelta()
 
     def __post_init__(self) -> None:
-        _size_ms(self.size, "the size of a Tumbling window")
-        object.__setattr__(self, "offset", _offset(self.offset, self.size, "Tumbling", "size"))
+        size = _size(self.size, "the size of a Tumbling window")
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "offset", _offset(self.offset, size, "Tumbling", "size"))
 
     @cached_property
     def size_ms(self) -> int:
         """`size` in milliseconds."""
-        return self.size // datetime.timedelta(milliseconds=1)
+        return milliseconds(self.size, "size")
 
     @cached_property
     def offset_ms(self) -> int:
         """`offset` in milliseconds."""
-        return self.offset // datetime.timedelta(milliseconds=1)
+        return milliseconds(self.offset, "offset")
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -235,32 +237,34 @@ class Sliding(FixedWindows):
     ([0, 0], [0, 3600000])
     """
 
-    size: datetime.timedelta
-    slide: datetime.timedelta
-    offset: datetime.timedelta = datetime.timedelta()
+    size: Duration
+    slide: Duration
+    offset: Duration = datetime.timedelta()
     shares_slices = True
 
     def __post_init__(self) -> None:
-        size_ms = _size_ms(self.size, "the size of a Sliding window")
-        slide_ms = _size_ms(self.slide, "the slide of a Sliding window")
-        if size_ms % slide_ms:
-            raise InvalidJob(f"the size {self.size} of a Sliding window must be a multiple of its slide {self.slide}")
-        object.__setattr__(self, "offset", _offset(self.offset, self.slide, "Sliding", "slide"))
+        size = _size(self.size, "the size of a Sliding window")
+        slide = _size(self.slide, "the slide of a Sliding window")
+        if size % slide:
+            raise InvalidJob(f"the size {size} of a Sliding window must be a multiple of its slide {slide}")
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "slide", slide)
+        object.__setattr__(self, "offset", _offset(self.offset, slide, "Sliding", "slide"))
 
     @cached_property
     def size_ms(self) -> int:
         """`size` in milliseconds."""
-        return self.size // datetime.timedelta(milliseconds=1)
+        return milliseconds(self.size, "size")
 
     @cached_property
     def slide_ms(self) -> int:
         """`slide` in milliseconds."""
-        return self.slide // datetime.timedelta(milliseconds=1)
+        return milliseconds(self.slide, "slide")
 
     @cached_property
     def offset_ms(self) -> int:
         """`offset` in milliseconds."""
-        return self.offset // datetime.timedelta(milliseconds=1)
+        return milliseconds(self.offset, "offset")
 
     @property
     def step_ms(self) -> int:
@@ -392,17 +396,17 @@ class Session(WindowAssigner):
     'session 0:30:00'
     """
 
-    gap: datetime.timedelta
+    gap: Duration
     merges = True
     not_whole = "sessions: take aggregate(), as with collect_list(), or another window"
 
     def __post_init__(self) -> None:
-        _size_ms(self.gap, "the gap of a Session window")
+        object.__setattr__(self, "gap", _size(self.gap, "the gap of a Session window"))
 
     @cached_property
     def gap_ms(self) -> int:
         """`gap` in milliseconds."""
-        return self.gap // datetime.timedelta(milliseconds=1)
+        return milliseconds(self.gap, "gap")
 
     @property
     def not_joined(self) -> str:

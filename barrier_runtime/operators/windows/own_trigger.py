@@ -1,11 +1,10 @@
 """Users' own triggers: rows, times and ends at which a window emits its result, or forgets its rows."""
 
-import datetime
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from barrier_runtime.data.rows import Row
-from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.data.schemas import Duration, milliseconds
 from barrier_runtime.operators.windows.trigger_results import TriggerResult, TriggerWindow
 from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.state.errors import InvalidJob
@@ -39,7 +38,7 @@ class OwnTrigger(WindowTrigger):
     """
 
     state: ClassVar[Mapping[str, int | float]] = {}
-    interval: datetime.timedelta | None = None
+    interval: Duration | None = None
     clock: Literal["event", "processing"] = "event"
 
     def on_row(self, row: Row, window: TriggerWindow) -> TriggerResult | None:

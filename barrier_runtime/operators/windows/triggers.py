@@ -1,12 +1,11 @@
 """Triggers: when windows that are not over emit early results, as users write them."""
 
-import datetime
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.data.schemas import Duration, as_duration, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -70,7 +69,7 @@ class Every(WindowTrigger):
     Every(interval=None, rows=1000, clock='event', accumulate=False)
     """
 
-    interval: datetime.timedelta | None = None
+    interval: Duration | None = None
     rows: int | None = None
     clock: Literal["event", "processing"] = "event"
     accumulate: bool = True
@@ -78,8 +77,10 @@ class Every(WindowTrigger):
     def __post_init__(self) -> None:
         if (self.interval is None) == (self.rows is None):
             raise InvalidJob(f"{self!r}: pass an interval, as in Every(timedelta(seconds=1)), or rows=, not both")
-        if self.interval is not None and milliseconds(self.interval, "the interval of Every") == 0:
-            raise InvalidJob("the interval of Every is 0: use at least one millisecond")
+        if self.interval is not None:
+            if milliseconds(self.interval, "the interval of Every") == 0:
+                raise InvalidJob("the interval of Every is 0: use at least one millisecond")
+            object.__setattr__(self, "interval", as_duration(self.interval, "the interval of Every"))
         if self.rows is not None and (isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1):
             raise InvalidJob(f"Every(rows={self.rows!r}): pass a whole number of rows, at least 1")
         if self.clock not in ("event", "processing"):
@@ -90,7 +91,7 @@ class Every(WindowTrigger):
     @cached_property
     def interval_ms(self) -> int | None:
         """`interval` in milliseconds."""
-        return None if self.interval is None else self.interval // datetime.timedelta(milliseconds=1)
+        return None if self.interval is None else milliseconds(self.interval, "interval")
 
     @property
     def by_wall_clock(self) -> bool:  # type: ignore[override]

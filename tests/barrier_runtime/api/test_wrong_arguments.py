@@ -21,6 +21,7 @@ from barrier_runtime.testing import ConnectedHarness, KeyedHarness, certify, che
 HANDLE: Any = JobHandle.__new__(JobHandle)
 LOCAL: Any = LocalJobHandle.__new__(LocalJobHandle)
 DAY = timedelta(days=1)
+SPANS = [5, 1.5, DAY]  # durations: seconds, or a timedelta
 SCHEMA = "k string, n bigint, t timestamp"
 AT_T = {"event_time": "t"}
 # None, lists, texts and functions are valid in some places, and tried in the others.
@@ -203,8 +204,9 @@ TAKEN: dict[str, list[Any]] = {
     "config": [None, {"x": 1}, print],
     "sink": [print],
     "columns": [{"x": 1}],
-    **{each: [None, DAY] for each in ("within", "tolerance", "watch", "discover", "until_idle", "idle_timeout")},
-    **{each: [DAY] for each in ("every", "timeout", "linger", "max_out_of_orderness", "allowed_lateness")},
+    **{each: [None, *SPANS] for each in ("within", "tolerance", "watch", "discover", "until_idle", "idle_timeout")},
+    **dict.fromkeys(("every", "timeout", "linger", "max_out_of_orderness", "allowed_lateness"), SPANS),
+    "deduplicate": SPANS,
     **{each: [5, 1.5, None] for each in ("pace", "rows_per_second")},
     **{each: [5, None] for each in ("rows", "keys", "splits", "parallelism", "max_parallelism", "max_requests")},
     **{each: [5] for each in ("capacity", "max_batch", "attempts", "prefetch", "n")},
@@ -250,8 +252,7 @@ def test_a_wrong_kind_of_argument_is_told_by_its_name_or_its_value(
     for parameter, kind in inspect.signature(make()).parameters.items():
         if kind.kind in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL):
             continue
-        taken = [5, 1.5] if (name, parameter) == ("Stream.preview", "within") else []  # seconds, not a timedelta
-        taken += [*TAKEN.get(parameter, []), *([None] if parameter in OPTIONAL else [])]
+        taken = [*TAKEN.get(parameter, []), *([None] if parameter in OPTIONAL else [])]
         for value in VALUES:
             try:
                 made = make()(**{**right, parameter: value})
@@ -280,7 +281,7 @@ def started() -> Any:
         (lambda: Dataflow("f").source("s", br.KafkaSource), "is not a source: pass one, such as ParquetSource"),
         (lambda: Dataflow("f").from_iterator("s", rows_of, schema=SCHEMA, splits=-1), "splits=-1: give a whole number"),
         (lambda: keyed().process(OfKey), r"name=<type>: give a text: the first argument is the step's name"),
-        (lambda: (left := keyed()).join("j", left, between=DAY, **AT_T), "between=.*: pass two timedeltas, the least"),
+        (lambda: (left := keyed()).join("j", left, between=DAY, **AT_T), "between=.*: pass two timedeltas, or seconds"),
         (
             lambda: (left := started()).window_join("j", left, br.Tumbling(DAY), **AT_T),
             "the key column 'window_start' has the name of a column that the join adds: rename it in a select",

@@ -10,7 +10,6 @@ A file takes the rows of a subtask and checkpoint; a large transaction makes sev
 (`hive`).
 """
 
-import datetime
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,7 @@ from barrier_runtime.connectors.sink_bases.staging import (
     names_of,
 )
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.schemas import column_names, milliseconds
+from barrier_runtime.data.schemas import Duration, column_names, milliseconds
 from barrier_runtime.data.values.json_columns import is_binary, wire_type
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.transfer import in_parallel
@@ -95,7 +94,7 @@ class FileSink(TwoPhaseCommitSink):
         *,
         partition_by: str | Sequence[str] = (),
         roll_bytes: int | None = None,
-        roll_age: datetime.timedelta | None = None,
+        roll_age: Duration | None = None,
         max_bytes_in_memory: int | None = None,
     ) -> None:
         name = type(self).__name__

@@ -1,6 +1,5 @@
 """Base of users' descriptions of file sources: paths, and the handling of new and changed files."""
 
-import datetime
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -10,7 +9,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.files.source.files import Files, OnChange
 from barrier_runtime.connectors.files.source.watch import WatchedFiles
 from barrier_runtime.connectors.source import EventTimeOfSource, Source
-from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
+from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -22,7 +21,7 @@ class FileSource(EventTimeOfSource, ABC):
     _: KW_ONLY
     schema: SchemaLike | None = None
     pace: float | None = None
-    watch: datetime.timedelta | None = None
+    watch: Duration | None = None
     on_change: OnChange = "fail"
 
     @abstractmethod
@@ -58,7 +57,7 @@ class GuessingSource(FileSource):
         return as_schema(self.types, where, "types")
 
 
-def _period_s(watch: datetime.timedelta, name: str) -> float:
+def _period_s(watch: Duration, name: str) -> float:
     period_ms = milliseconds(watch, f"watch of source {name!r}")
     if period_ms < 1:
         raise InvalidJob(f"source {name!r}: watch={watch!r}: give the time between two looks, at least a millisecond")

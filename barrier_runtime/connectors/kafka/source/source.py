@@ -46,7 +46,7 @@ from barrier_runtime.connectors.kafka.source.records import (
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import DeadLetters, Discovery, EventTimeOfSource, Remaining, Split
 from barrier_runtime.connectors.source_bases.start import checked_start
-from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
+from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 Start: TypeAlias = Literal["earliest", "latest", "group"] | datetime.datetime
@@ -136,7 +136,7 @@ class KafkaSource(EventTimeOfSource):
     key_schema: SchemaLike | None = None
     metadata: Sequence[str] | Mapping[str, str] = ("topic", "partition", "offset", "timestamp")
     bad_records: BadRecords = "fail"
-    discover: datetime.timedelta | None = datetime.timedelta(minutes=1)
+    discover: Duration | None = datetime.timedelta(minutes=1)
     debezium: Debezium | None = None
     absent: Absent = "fail"
     unavailable_value_placeholder: str = UNAVAILABLE
@@ -178,7 +178,7 @@ class KafkaTopics:
         group: str,
         start: Start = "earliest",
         until: Literal["latest"] | None = None,
-        discover: datetime.timedelta | None = None,
+        discover: Duration | None = None,
         config: Config | None = None,
     ) -> None:
         self._name = name

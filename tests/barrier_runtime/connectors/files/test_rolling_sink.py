@@ -183,7 +183,7 @@ def test_useless_settings_are_refused() -> None:
     with pytest.raises(InvalidJob, match="give bytes, above 0"):
         Jsonl("out", roll_bytes=0)
     with pytest.raises(InvalidJob, match="pass a datetime"):
-        Jsonl("out", roll_age=60)  # type: ignore[arg-type]
+        Jsonl("out", roll_age="60")  # type: ignore[arg-type]
     with pytest.raises(InvalidJob, match="names a column twice"):
         Jsonl("out", partition_by=["day", "day"])
 

@@ -125,7 +125,7 @@ def test_a_missing_folder_is_an_error_at_the_start_and_waited_for_later(tmp_path
     [
         ({"pace": 5.0}, "pace= goes with a fixed list of files, not with watch="),
         ({"watch": timedelta()}, "at least a millisecond"),
-        ({"watch": 1.0}, "pass a datetime.timedelta"),
+        ({"watch": "1.0"}, "pass a datetime.timedelta, or a number of seconds"),
     ],
 )
 def test_what_does_not_go_with_watching_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

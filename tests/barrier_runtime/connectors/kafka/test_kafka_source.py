@@ -175,7 +175,7 @@ def read(topics: Any = "t", servers: str = "localhost:9", **options: Any) -> Any
         ({"start": datetime.datetime(2024, 1, 1)}, "has no time zone"),
         ({"until": "now"}, "until='now'"),
         ({"discover": datetime.timedelta()}, "a period above 0"),
-        ({"discover": 5}, "pass a datetime.timedelta"),
+        ({"discover": "5"}, "pass a datetime.timedelta"),
         ({"event_time": "at"}, "there is no column 'at'"),
     ],
 )

@@ -98,5 +98,5 @@ def test_a_function_is_wanted_and_a_duration() -> None:
     flow = Dataflow("polled")
     with pytest.raises(InvalidJob, match="fetch=<str>: give a function"):
         flow.from_poll("src", "http://x", every=EVERY, schema={"n": int})  # type: ignore[arg-type]
-    with pytest.raises(InvalidJob, match=r"every of source 'src' is 5: pass a datetime\.timedelta"):
-        flow.from_poll("src", pages, every=5, schema={"n": int})  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match=r"every of source 'src' is '5': pass a datetime\.timedelta"):
+        flow.from_poll("src", pages, every="5", schema={"n": int})  # type: ignore[arg-type]

@@ -304,8 +304,9 @@ def test_after_is_a_timedelta_from_now_and_tells_when_it_is_due() -> None:
     ]
     loop.timers.delete(1_002)
     assert loop.timers.of_key() == [1_001, 6_000]
-    with pytest.raises(InvalidJob, match=r"after 5: pass a timedelta"):
-        after(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match=r"delay of a wall-clock timer is '5': pass a datetime.timedelta, or a number"):
+        after("5")  # type: ignore[arg-type]
+    assert after(5) == 6_000
     with pytest.raises(InvalidJob, match="use whole milliseconds"):
         loop.timers.register(1.5)  # type: ignore[arg-type]
 

@@ -205,7 +205,7 @@ def lookup(**arguments: Any) -> Any:
         ({"capacity": 0}, "capacity=0"),
         ({"max_batch": True}, "max_batch=True"),
         ({"max_requests": -1}, "max_requests=-1"),
-        ({"timeout": 2}, "timeout of lookup 'names' is 2"),
+        ({"timeout": "2"}, "timeout of lookup 'names' is '2'"),
         ({"timeout": timedelta()}, "timeout is 0"),
         ({"linger": timedelta(hours=1)}, "longer than a minute"),
         ({"how": "outer"}, "how='outer'"),

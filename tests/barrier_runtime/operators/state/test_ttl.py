@@ -630,7 +630,7 @@ def _dirty(backend: Any) -> int:
 @pytest.mark.parametrize(
     ("declare", "told"),
     [
-        (lambda: TTL(5), r"TTL\(5\): give a timedelta"),  # type: ignore[arg-type]
+        (lambda: TTL("5"), r"time of a TTL is '5': pass a datetime.timedelta, or a number"),  # type: ignore[arg-type]
         (lambda: TTL(ms(0)), "use whole milliseconds, one or more"),
         (lambda: TTL(datetime.timedelta(microseconds=1_500)), "use whole milliseconds"),
         (lambda: TTL(ms(5), refresh="never"), "TTL refresh 'never' is unknown"),  # type: ignore[arg-type]
