@@ -152,6 +152,7 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
     "Stream.inspect": of_stream("inspect", function=same),
     "Stream.broadcast_join": of_stream("broadcast_join", name="j", table=[{"k": "a", "z": 1}], on="k"),
     "Stream.lookup": of_stream("lookup", name="l", fetch_many=fetch, key="k", schema="z bigint"),
+    "Stream.stable": of_stream("stable", name="st"),
     "Stream.with_watermarks": of_stream("with_watermarks", column="t"),
     "Stream.key_by": (lambda: variadic(lambda columns: stream().key_by(columns), "columns"), {}),
     "Stream.union": (lambda: variadic(lambda others: stream().union(others), "others"), {}),
