@@ -69,6 +69,7 @@ class Follower:
         self._told: set[int] = set()  # generations whose recovery has been reported to the end
         self._hanging: set[int] = set()  # generations whose recovery has been reported as lasting
         self._takeovers = 0
+        self._differing: set[int] = set()  # slots with another build that a line was logged for
         self._rate: float | None = None
         self._at: tuple[int, int] | None = None  # clock and records of the last measured rate
 
@@ -84,6 +85,10 @@ class Follower:
             line = self._recovery(status, recovery)
             if line:
                 lines.append(f"job {status.job}: {line}")
+        for slot in status.slots:
+            if slot.differs and slot.slot not in self._differing:
+                self._differing.add(slot.slot)
+                lines.append(f"job {status.job}: {slot.differs}")
         new = status.taken_over - self._takeovers
         if new > 0:
             self._takeovers = status.taken_over

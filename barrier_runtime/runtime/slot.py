@@ -81,6 +81,7 @@ class SlotIdentity:
     data_port: int
     died: dict[int, str] = field(default_factory=dict)  # workers of this host killed by a signal: pid -> "SIGSEGV"
     program: str = ""  # as in `JobSpec`
+    versions: dict[str, str] = field(default_factory=dict)  # of this process; empty: not compared
 
 
 class Slot:
@@ -147,6 +148,7 @@ class Slot:
                 died=i.died,
                 drained=self._drained,
                 program=i.program,
+                versions=i.versions,
             )
         )
 

@@ -28,6 +28,7 @@ import msgspec
 
 from barrier_runtime.coordinator.json_lines import JsonLines, Masked
 from barrier_runtime.coordinator.option_types import SlotOptions
+from barrier_runtime.coordinator.own_versions import own_versions
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime.host.process import PROCESS_HEAP, tune_interpreter
@@ -235,6 +236,7 @@ async def _run(
         port,
         died_lately(),
         settings.program,
+        dict(own_versions()),
     )
     this = Slot(graph, settings.options.mode, identity, resources, plane)
     link = TcpControlLink(
@@ -301,6 +303,7 @@ async def _cannot_run(slot: int, task_attempt: int, slot_uuid: str, settings: Sl
                 phase="idle",
                 program=settings.program,
                 broken=why,
+                versions=dict(own_versions()),
             )
         )
 

@@ -45,10 +45,12 @@ def preload() -> None:
         importlib.import_module(name)
     import pyarrow
 
+    from barrier_runtime.coordinator.own_versions import own_versions
     from barrier_runtime.spark.session import STORE
 
     if os.environ.get(STORE) in ("s3", "s3a"):
         _preload_s3()
+    own_versions()  # reads all sources
     pyarrow.array([0])  # imports pandas, if installed: 0.4 s of a slot's loop at its first conversion
 
 

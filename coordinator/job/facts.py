@@ -15,6 +15,7 @@ from barrier_runtime.coordinator.checkpoints.failures import FailureCounter, Res
 from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, SweepPlan, Unsorted
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints
+from barrier_runtime.coordinator.job.compatibility import Compatibility
 from barrier_runtime.coordinator.job.effects import Append, ReadRecord
 from barrier_runtime.coordinator.job.events import LogRead
 from barrier_runtime.coordinator.job.generation import Generation
@@ -86,6 +87,7 @@ class Job:
         self.paths = Paths(spec.job)
         self.slots = SlotTable(spec.job, spec.parallelism, self.heartbeat_ms, spec.program)
         self.slots.admit_any(spec.max_parallelism)  # until this process leads, and so knows the job's slots
+        self.compatibility = Compatibility(identity.versions)
         self.links = Links(self.heartbeat_ms, spec.slot_timeout_ms)
         self.commits = CommitTracker(spec)
         self.savepoints = Savepoints(_sinks(spec))

@@ -366,12 +366,19 @@ class JobProtocol:
 
     def _on_registered(self, link: int, register: Register, now_ms: int) -> Decision | None:
         job = self._job
+        incompatible = job.compatibility.why_refused(register)
+        if incompatible:
+            job.record.ignored[incompatible] += 1
+            job.outbox.put(SendTo(link, Shutdown("replaced", incompatible)))
+            job.outbox.put(CloseLink(link))
+            return self._phase.on_incompatible(job)
         registration = job.slots.register(link, register, now_ms)
         if isinstance(registration, Refused):
             unneeded = registration.unneeded and register.token <= (job.log.token or 0)
             job.outbox.put(SendTo(link, Shutdown("left" if unneeded else "replaced", registration.reason)))
             job.outbox.put(CloseLink(link))
             return None
+        registration.slot.differs = job.compatibility.differs(register)
         if isinstance(registration, Reconnected):
             if registration.old_link is not None:
                 job.outbox.put(CloseLink(registration.old_link))

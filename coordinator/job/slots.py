@@ -51,6 +51,7 @@ class RegisteredSlot:
     asked_to_prefetch: tuple[str, int] = "", 0  # move and checkpoint of the last Prefetch on this connection
     prefetched: int = 0  # as in the last `Heartbeat` since the first Prefetch
     unheard: dict[int, int] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
+    differs: str = ""  # how release or build differ from the coordinator's
     beat_ms: int = 0  # the last heartbeat
     in_time_since_ms: int = 0  # since then heartbeats come without a gap
 

@@ -64,6 +64,7 @@ def job_status(
                 state=_ENDED if over and slot.link is None else slot.state.value,
                 heartbeat_age_ms=max(0, now_ms - slot.last_seen_ms),
                 metrics=slot.metrics,
+                differs=slot.differs,
             )
             for slot in slots
         ),

@@ -1,7 +1,7 @@
 """Builder of a process's log records, with writer, back links and unique put ids."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
 import msgspec
@@ -38,11 +38,14 @@ class Predecessor:
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of this coordinator. `leader`: unique to the process. `predecessor`: None if unknown."""
+    """Identity of this coordinator. `leader`: unique to the process. `predecessor`: None if unknown.
+
+    `versions`: of the process, see `wire.versions`; empty: unknown."""
 
     leader: str
     host: str
     predecessor: Predecessor | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Head(TypedDict):

@@ -17,7 +17,15 @@ from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
 from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, encode
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Framing, Hello, PeerSession
-from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims, ToSlot, TryElsewhere
+from barrier_runtime.coordinator.wire.messages import (
+    ACCEPTED_PROTOCOLS,
+    Register,
+    Shutdown,
+    SlotClaims,
+    ToSlot,
+    TryElsewhere,
+)
+from barrier_runtime.coordinator.wire.versions import PROTOCOL
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, ProtocolViolation
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.sockets import end_when_unanswered
@@ -90,7 +98,7 @@ class ControlServer:
             session, framing, first = await asyncio.wait_for(self._prove(reader, writer), self._timeout_s)
         finally:
             self._unproven.pop(writer, None)
-        register = _register(session, first[0])
+        register = _register(session, first[0]) if first else _of_other_protocol(session, writer)
         link = TcpLink(writer, framing)
         hello = session.hello
         runner = await self._directory.for_slot(hello.job, hello.run_id)
@@ -104,6 +112,8 @@ class ControlServer:
         end_when_unanswered(writer.get_extra_info("socket"), runner.spec.slot_timeout_ms)
         runner.slot_connected(link, register)
         try:
+            if not first:
+                return  # later messages cannot be read
             payloads = first[1:]
             while True:
                 for payload in payloads:
@@ -118,11 +128,15 @@ class ControlServer:
     async def _prove(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[PeerSession, Framing, list[bytes]]:
-        """Runs the handshake, and waits for the first frame, which must contain a Register."""
+        """Runs the handshake, and waits for the first frame, which must contain a Register.
+
+        A peer that speaks another version of the protocol has no frames that can be read."""
         acceptor = Acceptor(nonce=os.urandom(NONCE_BYTES), purpose="control", secret_of=self._secret_of)
         while acceptor.session is None:
             writer.write(acceptor.feed(await _some(reader)))
         framing = acceptor.session.framing()
+        if acceptor.session.hello.version not in ACCEPTED_PROTOCOLS:
+            return acceptor.session, framing, []
         payloads = framing.feed(acceptor.unread())
         while not payloads:
             payloads = framing.feed(await _some(reader))
@@ -161,16 +175,27 @@ def _register(session: PeerSession, payload: bytes) -> Register:
     message = decode_to_coordinator(payload)
     if not isinstance(message, Register):
         raise ProtocolViolation(f"the first message was {type(message).__name__}, not Register: connection closed")
-    try:
-        claims = _CLAIMS.decode(session.hello.claims)
-    except UNREADABLE as error:
-        raise ProtocolViolation(f"the handshake's claims are unreadable ({error}): connection closed") from error
+    claims = _claims(session)
     if (claims.slot, claims.uuid) != (message.slot, message.uuid):
         raise ProtocolViolation(
             f"slot {message.slot} ({message.uuid}) registered on a connection that was proven for slot {claims.slot} "
             f"({claims.uuid}): connection closed"
         )
     return message
+
+
+def _claims(session: PeerSession) -> SlotClaims:
+    try:
+        return _CLAIMS.decode(session.hello.claims)
+    except UNREADABLE as error:
+        raise ProtocolViolation(f"the handshake's claims are unreadable ({error}): connection closed") from error
+
+
+def _of_other_protocol(session: PeerSession, writer: asyncio.StreamWriter) -> Register:
+    """Returns what is known of a slot that proved the secret in another version of the protocol: to be refused."""
+    claims, host = _claims(session), str((writer.get_extra_info("peername") or ("unknown",))[0])
+    versions = {PROTOCOL: str(session.hello.version)}
+    return Register(claims.slot, claims.uuid, 0, host, 0, "", 0, 0, "idle", versions=versions)
 
 
 async def _some(reader: asyncio.StreamReader) -> bytes:

@@ -36,6 +36,7 @@ from uvicorn.server import ServerState
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key, read_token_file
 from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.option_table import DAEMON, Option, shown_value, wanted
+from barrier_runtime.coordinator.own_versions import own_versions
 from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.lease import Holder
@@ -222,6 +223,7 @@ async def _run(settings: Settings) -> None:
         probe=probe,
         leases=_leases(settings.lease, store, for_slots, for_rest),
     )
+    directory.versions = own_versions()
     if settings.predecessor:
         directory.predecessor = Predecessor(settings.predecessor, settings.predecessor_ended_ms)
     server = ControlServer(directory, control, handshake_timeout_s=settings.handshake_timeout)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -83,6 +83,7 @@ class JobDirectory:
         self._keeping: set[asyncio.Task[None]] = set()  # tasks that keep leases
         self._started = 0
         self.predecessor: Predecessor | None = None  # set before the first job, if known
+        self.versions: Mapping[str, str] = {}  # of this process, for slots to be compared with; empty: unknown
 
     def secret(self, job: str, run_id: str) -> bytes:
         return job_secret(self._daemon_key, job, run_id)
@@ -292,6 +293,7 @@ class JobDirectory:
             clock=self._clock,
             sleep=self._sleep,
             predecessor=self.predecessor,
+            versions=self.versions,
         )
         key = (spec.job, spec.run_id)
         self._runs[key] = runner

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -94,9 +95,10 @@ class JobRunner:
         clock: Callable[[], int] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         predecessor: Predecessor | None = None,
+        versions: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`clock`: wall clock in ms. `sleep` is only used on the threads of the store's pool."""
-        self._identity = Identity(leader, host, predecessor)
+        self._identity = Identity(leader, host, predecessor, versions)
         self._protocol = JobProtocol(spec, self._identity, origin)
         self._log = JobLog(log, spec.job, lambda: self._protocol.token)
         self._ends = NewEnds()

@@ -23,6 +23,7 @@ class SlotStatus(msgspec.Struct, frozen=True):
     state: str
     heartbeat_age_ms: int
     metrics: dict[str, float]
+    differs: str = ""  # how release or build differ from the coordinator's
 
 
 class AbsentSlot(msgspec.Struct, frozen=True):

@@ -163,7 +163,8 @@ class Acceptor:
     def _challenge(self, hello: Hello) -> bytes:
         if hello.magic != _MAGIC:
             raise HandshakeFailed(f"a peer speaks {hello.magic[:100]!r}, not {_MAGIC!r}: check the addresses")
-        _FORMAT.check(hello.version)
+        if self._purpose == "data":  # a coordinator refuses other versions by name, after the proof
+            _FORMAT.check(hello.version)
         if hello.purpose != self._purpose:
             raise HandshakeFailed(f"a {hello.purpose} connection came to a {self._purpose} port: check the addresses")
         _check_nonce(hello.nonce)

@@ -14,6 +14,7 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotT
 
 PROTOCOL_VERSION = 2  # of messages and of the handshake before them
 STABLE_KIND = "stable"  # kind of the steps that release rows after a decision, see `ChainSpec.kinds`
+ACCEPTED_PROTOCOLS = (PROTOCOL_VERSION,)  # of slots, by a coordinator
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -109,6 +110,7 @@ class Register(Message, frozen=True, omit_defaults=True):
     drained: bool = False  # the sources were ended early in generation `token`
     program: str = ""  # of the slot's program, as in `JobSpec`
     broken: str = ""  # why the slot cannot run the program; then it is never deployed
+    versions: dict[str, str] = {}  # of the slot's process, see `versions`; empty: unknown
 
 
 class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -5,8 +5,9 @@ coordinator between any two effects.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import msgspec
 
@@ -135,6 +136,7 @@ class FakeSlot:
     closed: bool = False
     program: str = ""
     broken: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
     prefetches: bool = True  # at once
     prefetched: int = 0
 
@@ -161,6 +163,7 @@ class FakeSlot:
             drained=self.drained,
             program=self.program,
             broken=self.broken,
+            versions=dict(self.versions),
         )
 
     def cut(self) -> None:
@@ -268,10 +271,11 @@ class Coordinator:
         origin: Origin = Origin.SUBMITTED,
         now_ms: int = 1_000_000,
         predecessor: Predecessor | None = None,
+        versions: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.store = store
         self.now_ms = now_ms
-        self.protocol = JobProtocol(job or spec(), Identity(leader, "host", predecessor), origin)
+        self.protocol = JobProtocol(job or spec(), Identity(leader, "host", predecessor, versions), origin)
         self.paths = Paths(self.protocol.spec.job)
         self.todo: deque[Effect] = deque()
         self.links: dict[int, FakeSlot] = {}

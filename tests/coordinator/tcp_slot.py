@@ -41,6 +41,7 @@ class TcpSlot:
         self.token, self.phase, self.highest = 0, "idle", 0
         self.committed: dict[str, int] = {}
         self.drained = False
+        self.versions: dict[str, str] = {}
         self.inbox: list[ToSlot] = []
         self.told: list[str] = []  # messages of standby daemons
         self._socket: socket.socket | None = None
@@ -91,6 +92,7 @@ class TcpSlot:
                 highest_checkpoint=self.highest,
                 committed=dict(self.committed),
                 drained=self.drained,
+                versions=self.versions,
             )
         )
 

@@ -42,6 +42,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("deleting", "appending", "pins"),
         ("log",),
         ("options",),
+        ("own_versions",),
         ("wire",),
         ("option_types",),
         ("option_table", "metric_table"),

@@ -37,6 +37,10 @@ class Phase:
         """Takes a registered slot."""
         return None
 
+    def on_incompatible(self, job: Job) -> Decision | None:
+        """Takes a slot that was refused, because its versions do not fit."""
+        return None
+
     def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         return None
 

@@ -54,7 +54,12 @@ class WaitingForSlots(Phase):
             job.acknowledge_registration(slot, job.led.token)
             job.cancel_generation_of(slot)
         self._ask_for_kills(job, now_ms)
-        return self._deploy_if_complete(job, now_ms)
+        return self.on_incompatible(job) or self._deploy_if_complete(job, now_ms)
+
+    def on_incompatible(self, job: Job) -> Decision | None:
+        """Ends a first start, which would wait in vain; a job that has run waits for another process."""
+        refused = job.compatibility.refused(job.spec.program)
+        return Fail(f"job {job.spec.job}: {refused}") if refused and _is_first_start(job) else None
 
     def deadline(self, job: Job) -> int | None:
         if self._deployed:

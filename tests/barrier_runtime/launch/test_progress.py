@@ -13,6 +13,7 @@ from barrier_runtime.coordinator.status.status import (
     JobStatus,
     LatencyStatus,
     RecoveryStatus,
+    SlotStatus,
     TakeoverStatus,
 )
 from barrier_runtime.launch import display
@@ -48,6 +49,13 @@ def test_a_death_is_one_line_with_what_died_what_happens_and_how_long_it_took() 
     follower = Follower()
     told = [line for each in (status(), recovering(), recovering(), back(), back()) for line in follower.happened(each)]
     assert told == [f"job {back().job}: {DIED}; all slots go on from checkpoint 41; back after 1,412 ms"]
+
+
+def test_slot_of_another_build_is_one_line() -> None:
+    slot = SlotStatus(1, "u", 7, "worker", 3, "running", 0, {}, "slot 1 on host worker has another build")
+    follower = Follower()
+    told = [line for _ in range(2) for line in follower.happened(status(slots=(slot,)))]
+    assert told == [f"job {back().job}: slot 1 on host worker has another build"]
 
 
 def test_a_start_and_what_was_before_are_not_deaths() -> None:

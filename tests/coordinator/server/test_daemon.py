@@ -19,8 +19,9 @@ from tcp_slot import TcpSlot
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.server import daemon
+from barrier_runtime.coordinator.wire import handshake
 from barrier_runtime.coordinator.wire.codec import encode
-from barrier_runtime.coordinator.wire.handshake import MAX_HANDSHAKE_BYTES
+from barrier_runtime.coordinator.wire.handshake import MAX_HANDSHAKE_BYTES, HandshakeFailed
 from barrier_runtime.coordinator.wire.messages import (
     CancelGeneration,
     CheckpointComplete,
@@ -452,6 +453,42 @@ def test_a_slot_with_a_wrong_secret_gets_nowhere(attacked):
     with pytest.raises(Exception, match=r"secret|refused|reset"):
         impostor.connect(attacked.control_address, timeout_s=0.1)
     assert attacked.client.status(job.job).slots == ()
+
+
+def test_slot_with_another_python_is_refused_by_name_and_the_job_fails(embedded):
+    secret = bytes.fromhex(embedded.submit(JOB).secret)
+    slot = TcpSlot(JOB.job, JOB.run_id, secret, 1)
+    slot.versions = {"Python": "3.5.1"}
+    slot.connect(embedded.control_address)
+    assert "slot 1 on host test has Python 3.5.1, the coordinator has 3." in slot.until(Shutdown).reason
+    ended = until(lambda: failed(embedded), "the job to fail")
+    assert f"job {JOB.job}: slot 1 on host test has Python 3.5.1" in ended.error
+
+
+def failed(coordinator):
+    status = coordinator.client.status(JOB.job)
+    return status if status.outcome == "failed" else None
+
+
+def test_slot_of_another_protocol_is_refused_by_name_and_the_job_fails(embedded, monkeypatch):
+    secret = bytes.fromhex(embedded.submit(JOB).secret)
+    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 1)
+    slot = TcpSlot(JOB.job, JOB.run_id, secret, 0).connect(embedded.control_address)
+    ended = until(lambda: failed(embedded), "the job to fail")
+    slot.close()
+    assert "slot 0 on host 127.0.0.1 has the protocol 1, the coordinator has 2" in ended.error
+    assert "coordinator daemons the same release" in ended.error
+
+
+def test_stranger_of_another_protocol_changes_nothing(attacked, monkeypatch):
+    job = spec(job="other-protocol", checkpoints=options(interval_ms=50))
+    first, _ = running_slots(attacked, job)
+    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 1)
+    with pytest.raises(HandshakeFailed):
+        TcpSlot(job.job, job.run_id, b"wrong" * 8, 0).connect(attacked.control_address)
+    monkeypatch.undo()
+    first.until(Trigger)
+    assert attacked.client.status(job.job).outcome is None
 
 
 def test_a_slot_that_registers_as_another_is_cut_off(attacked):

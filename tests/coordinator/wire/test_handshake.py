@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 
+from barrier_runtime.coordinator.wire import handshake
 from barrier_runtime.coordinator.wire.handshake import (
     FRAME_OVERHEAD,
     MAX_HANDSHAKE_BYTES,
@@ -24,8 +25,8 @@ def initiator(secret=SECRET, claims=b"slot 0", nonce=CLIENT_NONCE, purpose="cont
     return Initiator(secret, job="flights", run_id="run-1", purpose=purpose, claims=claims, nonce=nonce)
 
 
-def acceptor(secret=SECRET, nonce=SERVER_NONCE):
-    return Acceptor(nonce=nonce, purpose="control", secret_of=lambda hello: secret)
+def acceptor(secret=SECRET, nonce=SERVER_NONCE, purpose="control"):
+    return Acceptor(nonce=nonce, purpose=purpose, secret_of=lambda hello: secret)
 
 
 def shaken():
@@ -95,9 +96,20 @@ def test_the_claims_are_bound_into_the_proof():
 def test_a_connection_for_another_purpose_or_version_is_refused():
     with pytest.raises(HandshakeFailed, match="data connection came to a control port"):
         acceptor().feed(initiator(purpose="data").hello())
-    newer = initiator().hello().replace(b"barrier-runtime\x02", b"barrier-runtime\x03")
+    newer = initiator(purpose="data").hello().replace(b"barrier-runtime\x02", b"barrier-runtime\x03")
     with pytest.raises(HandshakeFailed, match="same release"):
-        acceptor().feed(newer)
+        acceptor(purpose="data").feed(newer)
+
+
+def test_control_connection_proves_the_secret_in_any_version(monkeypatch):
+    """The coordinator refuses the slot by name then, which only a peer that knows the secret may cause."""
+    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", 1)
+    older, right = initiator(), acceptor()
+    right.feed(older.feed(right.feed(older.hello())))
+    assert right.session.hello.version == 1
+    wrong = acceptor(secret=b"another")
+    with pytest.raises(HandshakeFailed, match="does not know its secret"):
+        initiator().feed(wrong.feed(initiator().hello()))
 
 
 def test_an_unknown_job_is_refused():

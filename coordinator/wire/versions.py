@@ -1,0 +1,51 @@
+"""Versions that slots and coordinator compare at a registration: a slot that cannot work is refused by name. Pure."""
+
+from collections.abc import Mapping
+
+from barrier_runtime.coordinator.wire.messages import ACCEPTED_PROTOCOLS, Register
+
+PROTOCOL, PYTHON, PROJECT, BUILD = "the protocol", "Python", "barrier-runtime", "the build of barrier-runtime"
+
+# parts of the version that must be equal, as they decide about closures, Arrow, messages and files of state
+_COMPARED = {PYTHON: 2, "pyarrow": 1, "msgspec": 1, "rocksdict": 1}
+_TOLD = (PROJECT, BUILD)
+_LONGEST = 40  # characters of a version
+_ONE_ENVIRONMENT = (
+    "give the executors the driver's environment (PYSPARK_PYTHON with the same packages on each host, or "
+    "spark.archives), and coordinator daemons the same release"
+)
+
+
+def why_incompatible(register: Register, own: Mapping[str, str]) -> str:
+    """Returns why the slot cannot work with a coordinator of versions `own`; "" if the slot can.
+
+    Unknown versions are not compared: a daemon needs no rocksdict. Nor are those of a slot that has run in the job, so
+    that an upgraded coordinator keeps the slots that it finds."""
+    slots = register.versions
+    found = [
+        (name, slots[name], own[name])
+        for name, parts in _COMPARED.items()
+        if register.token == 0
+        and slots.get(name)
+        and own.get(name)
+        and _first(slots[name], parts) != _first(own[name], parts)
+    ]
+    if PROTOCOL in slots and slots[PROTOCOL] not in map(str, ACCEPTED_PROTOCOLS):
+        found.insert(0, (PROTOCOL, slots[PROTOCOL], " or ".join(map(str, ACCEPTED_PROTOCOLS))))
+    return _differs(register, found, _ONE_ENVIRONMENT) if found else ""
+
+
+def differing_build(register: Register, own: Mapping[str, str]) -> str:
+    """Returns a warning about another release or build that speaks the same protocol; "" if there is none."""
+    slots = register.versions
+    found = [(name, slots[name], own[name]) for name in _TOLD if slots.get(name) and own.get(name, "") != slots[name]]
+    return _differs(register, found, "install the same build on all hosts") if found and own else ""
+
+
+def _first(version: str, parts: int) -> list[str]:
+    return version.split(".")[:parts]
+
+
+def _differs(register: Register, found: list[tuple[str, str, str]], remedy: str) -> str:
+    told = " and ".join(f"{name} {slots[:_LONGEST]}, the coordinator has {own}" for name, slots, own in found)
+    return f"slot {register.slot} on host {register.host} has {told}: {remedy}"
