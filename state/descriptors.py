@@ -4,6 +4,8 @@ import contextlib
 import errno
 import resource
 
+from barrier_runtime.state.outside_errors import text_of
+
 _TEXT = "too many open files"  # of libraries whose errors have no number
 
 
@@ -23,7 +25,7 @@ def remedy_if_exhausted(error: BaseException | None) -> str:
         number = error.errno if isinstance(error, OSError) else None
         if number == errno.ENFILE:
             return "this host has no more open files: raise fs.file-max there"
-        if number == errno.EMFILE or (number is None and _TEXT in str(error).lower()):
+        if number == errno.EMFILE or (number is None and _TEXT in text_of(error).lower()):
             return _remedy()
         error = error.__cause__ or error.__context__
     return ""

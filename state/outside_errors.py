@@ -74,9 +74,17 @@ def of_operator(error: BaseException, operator: str, subtask: object = None) -> 
     return told(error, where, "Correct the rows that come to this step, or what the step does with them")
 
 
+def text_of(error: BaseException) -> str:
+    """Message of an exception, even of a user's exception whose `__str__` raises."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"(its message cannot be told: {type(failure).__name__})"
+
+
 def described(error: BaseException) -> str:
     """Text of an exception in one line, followed by the class."""
-    text = " ".join(str(error).split())
+    text = " ".join(text_of(error).split())
     if isinstance(error, KeyError):
         text = f"nothing is known by the name {text}"
     if len(text) > _LONGEST:

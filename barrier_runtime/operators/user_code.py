@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.rows import preview
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError, WrongUse
+from barrier_runtime.state.outside_errors import text_of
 
 _OURS = (
     str(Path(__file__).resolve().parent.parent),
@@ -127,10 +128,7 @@ def said(error: BaseException) -> str:
     if isinstance(error, AttributeError) and issubclass(type(error.obj), Hinting):
         asked: Any = error.obj
         return str(asked.said_instead(error.name))
-    try:
-        return str(error)
-    except Exception as failure:
-        return f"(its message cannot be told: {type(failure).__name__})"
+    return text_of(error)
 
 
 def user_traceback(error: BaseException) -> str:

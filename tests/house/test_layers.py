@@ -55,6 +55,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("kv",),
         ("keys",),
         ("store",),
+        ("descriptors",),
         (
             "ids",
             "masked_text",
@@ -63,7 +64,6 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "file_links",
             "threads",
             "sockets",
-            "descriptors",
             "time_slice",
             "scratch",
         ),
