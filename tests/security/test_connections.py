@@ -21,6 +21,7 @@ from barrier_runtime.runtime.network import tcp as data_plane
 from barrier_runtime.runtime.network.channels import InputChannel
 from barrier_runtime.runtime.network.data_plane import ChannelId
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
+from barrier_runtime.state.sockets import own_address_towards
 from tests.waiting import until
 
 MIB = 1 << 20
@@ -372,10 +373,8 @@ def test_a_slot_tells_no_secret_to_an_impostor_of_its_coordinator_or_peer() -> N
 @pytest.mark.slow
 def test_a_slot_listens_where_its_coordinator_is_and_nowhere_else() -> None:
     """G1, H3: on loopback when that is where the coordinator listens."""
-    from barrier_runtime.spark.task import _own_address_towards
-
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        assert _own_address_towards(listening.getsockname()) == "127.0.0.1"
+        assert own_address_towards(*listening.getsockname()) == "127.0.0.1"
 
     async def main() -> None:
         plane = TcpDataPlane(SECRET, "job", "run", "127.0.0.1")
