@@ -1,6 +1,10 @@
-"""Kafka at least once on Spark, with killed slots: rows are visible before a checkpoint; none is lost, some double."""
+"""Kafka at least once on Spark, with killed slots: rows double, none is lost, and stored rows are repeated identically."""
 
+import random
 import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
@@ -17,15 +21,16 @@ ROWS, RATE, PARTITIONS, KEYS = 40_000, 800, 2, 7
 
 
 class Topic:
-    """Reads all rows of `out`: (key, number) in the order of each partition."""
+    """Reads all rows of `out`: (key, value) in the order of each partition."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, parse: Callable[[bytes], Any] = int) -> None:
+        self._parse = parse
         self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "test", "enable.auto.commit": False})
         self._parts = [TopicPartition("out", number, 0) for number in range(PARTITIONS)]
         self._consumer.assign(self._parts)
-        self.rows: list[tuple[bytes, int]] = []
+        self.rows: list[tuple[bytes, Any]] = []
 
-    def read(self) -> list[tuple[bytes, int]]:
+    def read(self) -> list[tuple[bytes, Any]]:
         wanted = sum(self._consumer.get_watermark_offsets(part, timeout=30)[1] for part in self._parts)
         deadline = time.monotonic() + 120
         while len(self.rows) < wanted:
@@ -33,7 +38,7 @@ class Topic:
             for message in self._consumer.consume(10_000, timeout=0.2):
                 if message.error() is not None:
                     raise KafkaException(message.error())
-                self.rows.append((message.key(), int(message.value())))
+                self.rows.append((message.key(), self._parse(message.value())))
         return self.rows
 
     def close(self) -> None:
@@ -76,6 +81,49 @@ def test_killed_slots_double_rows_of_an_at_least_once_topic_and_lose_none(spark,
     assert not lost
     assert doubled >= 200, "the rows before the first kill were visible, and no checkpoint covered them"
     assert_in_order(rows)
+
+
+@pytest.mark.long(60)
+@pytest.mark.timeout(600)
+def test_a_killed_slot_repeats_stored_random_rows_identically(spark, tmp_path):
+    """Rows of the only decided checkpoint are visible when the slot is killed, so the restart writes them again."""
+    out = tmp_path / "out"
+
+    def draw(row):
+        return {"key": row["key"], "value": f"{row['value']} {random.random()}"}
+
+    with kafka_server() as kafka:
+        kafka.create_topic("out", PARTITIONS)
+        topic = Topic(kafka.bootstrap, lambda value: tuple(value.split()))
+        flow = Dataflow("stored-rows")
+        numbers = flow.source("numbers", NumbersUntilEnough(RATE, ROWS, keys=KEYS, splits=1, out=str(out)))
+        drawn = numbers.map(draw, schema={"key": int, "value": str}).stable()
+        drawn.key_by("key").sink(
+            "out", KafkaSink(kafka.bootstrap, "out", key="key", value="value", guarantee="at_least_once")
+        )
+        options = {"parallelism": 2, "checkpoints": str(tmp_path / "checkpoints"), "checkpoint_interval": 3600.0}
+
+        def doubled() -> int:
+            rows = topic.read()
+            return len(rows) - len({number for _, (number, _) in rows})
+
+        with flow.start(spark=spark, **options) as handle:
+            until(lambda: handle.status().records > 400, "rows are read")
+            assert topic.read() == [], "no checkpoint is decided"
+            handle.trigger_checkpoint()
+            until(lambda: len(topic.read()) > 200, "rows are visible after the decision")
+            assert doubled() == 0
+            kill(handle.status().slots[0].pid)
+            until(lambda: doubled() > 200, "the rows are visible again")
+            enough(out)
+            handle.wait(240)
+        rows = topic.read()
+        topic.close()
+    found = defaultdict(set)
+    for _, (number, value) in rows:
+        found[int(number)].add(value)
+    assert set(found) == set(range(ROWS))
+    assert [number for number, values in found.items() if len(values) > 1] == [], "a row was written with two values"
 
 
 def assert_in_order(rows):
