@@ -1,4 +1,4 @@
-"""Kafka at least once on Spark, with killed slots: rows double, none is lost, and stored rows are repeated identically."""
+"""Kafka at least once on Spark, with killed slots: rows double, none is lost, and stored rows repeat identically."""
 
 import random
 import time
