@@ -1,8 +1,16 @@
-"""Arrow IPC streams in values of snapshots: read whole, or refused with an error that names the place."""
+"""Arrow IPC streams in values of snapshots: written, and read whole or refused with an error that names the place."""
 
 import pyarrow as pa
 
 from barrier_runtime.state.versioned import Format
+
+
+def stream_of(rows: pa.RecordBatch, compression: str | None = None) -> bytes:
+    """Returns a stream of the rows for `batches_of`."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(rows)
+    return bytes(sink.getvalue())
 
 
 def batches_of(stream: bytes, format: Format, where: str) -> list[pa.RecordBatch]:

@@ -182,7 +182,4 @@ def _weight(value: Any) -> int:
 
 
 def _joined(chunks: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(chunks) == 1:
-        return chunks[0]
-    joined: pa.RecordBatch = pa.Table.from_batches(chunks).combine_chunks().to_batches()[0]
-    return joined
+    return chunks[0] if len(chunks) == 1 else pa.concat_batches(chunks)

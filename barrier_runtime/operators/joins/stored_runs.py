@@ -30,6 +30,7 @@ import pyarrow as pa
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.operators.joins.row_run import RowRun
 from barrier_runtime.operators.mapped_file import mapped_file
+from barrier_runtime.operators.stored_streams import stream_of
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot, value_format
 from barrier_runtime.state.versioned import VersionedDecoder
@@ -114,14 +115,7 @@ def _flags(bits: bytes, rows: int) -> Bools:
 
 def _encoded(batches: Mapping[str, pa.RecordBatch]) -> dict[str, bytes]:
     """Runs on a worker thread."""
-    return {name: _ipc(rows) for name, rows in batches.items()}
-
-
-def _ipc(rows: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_batch(rows)
-    return bytes(sink.getvalue().to_pybytes())
+    return {name: stream_of(rows, "lz4") for name, rows in batches.items()}
 
 
 def _decoded(data: bytes, operator: str) -> pa.RecordBatch:

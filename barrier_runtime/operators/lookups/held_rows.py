@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
-from barrier_runtime.operators.stored_streams import batches_of
+from barrier_runtime.operators.stored_streams import batches_of, stream_of
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
@@ -164,15 +164,11 @@ def _one(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
         return parts[0]
     if not all(part.schema.equals(parts[0].schema) for part in parts):
         parts = [part.replace_schema_metadata(None) for part in parts]
-    return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+    return pa.concat_batches(parts)
 
 
 def _as_stream(together: Sequence[Held]) -> tuple[int, bytes]:
-    sink = pa.BufferOutputStream()
-    rows = _one([each.rows for each in together])
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    return min(each.emit_ns for each in together), bytes(sink.getvalue())
+    return min(each.emit_ns for each in together), stream_of(_one([each.rows for each in together]))
 
 
 def _reached(together: Sequence[Held]) -> bytes:

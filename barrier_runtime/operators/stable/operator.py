@@ -16,7 +16,7 @@ from itertools import islice
 from barrier_runtime.coordinator.metric_table import STABLE_ROWS
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
-from barrier_runtime.operators.stable.sequence import MOST_ROWS, decoded, encoded, gathered, on_disk
+from barrier_runtime.operators.stable.sequence import MOST_BYTES, MOST_ROWS, decoded, encoded, gathered, on_disk
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 _IN_MEMORY_BYTES = 16 << 20  # of rows; more go to a file
@@ -94,7 +94,7 @@ class StableOperator(Operator):
             self._hold_watermark(watermark_ms)
 
     def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
-        """Releases decided items up to the next watermark, at most `MOST_ROWS` rows or a batch."""
+        """Releases decided items up to the next watermark: a batch, or at most `MOST_ROWS` rows and `MOST_BYTES`."""
         batches = self._take_decided()
         if batches:
             emit(gathered(batches))
@@ -104,17 +104,17 @@ class StableOperator(Operator):
     def _take_decided(self) -> list[Batch]:
         """Takes decided batches with one schema."""
         taken: list[Batch] = []
-        rows = 0
+        rows = size = 0
         for item in islice(self._items, self._decided - self._first):
             if isinstance(item, int):
                 break
             batch = item.batch
-            if taken and (rows + batch.count > MOST_ROWS or batch.schema != taken[0].schema):
+            rows, size = rows + batch.count, size + batch.rows.nbytes
+            if taken and (rows > MOST_ROWS or size > MOST_BYTES or batch.schema != taken[0].schema):
                 break
             taken.append(batch)
-            rows += batch.count
         self._drop(len(taken))
-        self._rows -= rows
+        self._rows -= sum(batch.count for batch in taken)
         return taken
 
     def _pass_watermarks(self) -> bool:

@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.operators.mapped_file import mapped_file
-from barrier_runtime.operators.stored_streams import batches_of
+from barrier_runtime.operators.stored_streams import batches_of, stream_of
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
 VALUE = "stable-rows-"  # prefix of the names of snapshot values
 MOST_ROWS = 65_536  # of a gathered batch
-_PART_BYTES = 16 << 20  # of rows in a part
+MOST_BYTES = 16 << 20  # of a gathered batch; a part ends at the batch that reaches this size
 _DIGITS = 8
 
 Item: TypeAlias = Batch | int
@@ -45,7 +45,7 @@ def gathered(batches: Sequence[Batch]) -> Batch:
     """Returns the rows of batches with one schema as a batch."""
     if len(batches) == 1:
         return batches[0]
-    rows = pa.Table.from_batches([batch.rows for batch in batches]).combine_chunks().to_batches()[0]
+    rows = pa.concat_batches([batch.rows for batch in batches])
     reached = None
     if any(batch.reached is not None for batch in batches):
         reached = np.maximum.accumulate(np.concatenate([_reached(batch) for batch in batches]))
@@ -95,7 +95,7 @@ def _parts(items: Iterable[Item]) -> Iterator[list[Item]]:
     for item in items:
         part.append(item)
         size += 0 if isinstance(item, int) else item.rows.nbytes
-        if size >= _PART_BYTES:
+        if size >= MOST_BYTES:
             yield part
             part, size = [], 0
     if part:
@@ -120,11 +120,8 @@ def _schema(batch: Batch) -> pa.Schema:
 
 
 def _stream(batch: Batch) -> tuple[int, bytes, bytes]:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_batch(batch.rows)
     reached = b"" if batch.reached is None else batch.reached.astype("<i8").tobytes()
-    return batch.emit_ns, sink.getvalue().to_pybytes(), reached
+    return batch.emit_ns, stream_of(batch.rows, "lz4"), reached
 
 
 def _decoded(data: bytes, where: str) -> Iterator[Item]:

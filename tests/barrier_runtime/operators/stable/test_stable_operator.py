@@ -142,6 +142,21 @@ def test_rows_beyond_the_bound_leave_memory_and_keep_their_order() -> None:
     assert Stable(taken).turn(1_000).left == left
 
 
+def test_large_rows_are_released_a_few_at_a_time() -> None:
+    """Rows of a release are joined, and Arrow joins at most 2 GiB of texts."""
+    large = "x" * (6 << 20)
+    stable, released = Stable(), []
+    emit = Emit(lambda rows: released.append(rows.rows.column("v").to_pylist()))
+    for value in range(5):
+        rows = pa.record_batch({"v": [value], "text": [large * (1 + 3 * (value == 2))]})
+        stable.operator.process(Batch(rows, 1), emit)
+    stable.snapshot(1)
+    stable.operator.on_complete(1)
+    while stable.operator.on_wall_clock(emit):
+        pass
+    assert released == [[0, 1], [2], [3, 4]], "the row of 24 MiB goes alone"
+
+
 @given(st.lists(st.one_of(st.integers(0, 9), st.lists(st.integers(0, 9), min_size=1, max_size=4))))
 def test_a_snapshot_keeps_the_places_of_watermarks(given_items: list[int | list[int]]) -> None:
     sent = [item if isinstance(item, int) else batch(*item, reached=3) for item in given_items]
