@@ -49,7 +49,6 @@ class SinkSteps(UnkeyedSteps[S]):
             describe="rows are released after the decision of their checkpoint, and repeated identically",
             timeless=True,
             begins_chain=True,
-            stable=True,
         )
         return self._added(node)[0]
 

@@ -211,6 +211,7 @@ class _Parser:
         self._schema = schema
         self._left_out = left_out
         self._guessed = pa.schema([field for field in schema if left_out is not None and field.name not in declared])
+        self._guessed_names = frozenset(self._guessed.names)
         self._unexpected = "ignore" if left_out is None else "error"  # mode for unknown fields
         self._empty = no_rows(schema)
         self._by_lines = any(has(field.type, types.is_map) for field in schema)
@@ -277,7 +278,7 @@ class _Parser:
 
     def _column(self, column: pa.Array, field: pa.Field) -> pa.Array:
         kind = field.type
-        if self._guesses_times and field.name in self._guessed.names:
+        if self._guesses_times and field.name in self._guessed_names:
             if types.is_timestamp(kind):
                 return column_of_texts(column, kind, trims=False)
             if has_other_zones(column, kind):

@@ -4,6 +4,7 @@ Types may be written as Arrow prints them, as in SQL, or as Python types. Every 
 `print(schema)` is accepted.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -258,13 +259,10 @@ def as_duration(given: Duration, what: str) -> datetime.timedelta:
     if isinstance(given, datetime.timedelta):
         return given
     if isinstance(given, Real) and not isinstance(given, bool):
-        try:
+        with contextlib.suppress(OverflowError, ValueError):  # infinite, or no number
             duration = datetime.timedelta(seconds=float(given))
-        except (OverflowError, ValueError):  # infinite, or no number
-            duration = None
-        if duration or given == 0:
-            assert duration is not None
-            return duration
+            if duration or given == 0:
+                return duration
     raise InvalidJob(f"{what} is {given!r}: pass a datetime.timedelta, or a number of seconds")
 
 

@@ -42,7 +42,6 @@ class OperatorSpec:
     columns: Mapping[str, str] = field(default_factory=dict)  # that the state depends on, with types if known
     commit_every_ms: int = 0  # with `global_committer`: delay of commits
     shows_early: bool = False  # sinks only: rows are visible before their checkpoint, see `sink_facts`
-
     is_idempotent: bool = False  # sinks only: rows replace earlier rows of their key
 
     @property

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import pyarrow as pa
 
 from barrier_runtime.connectors.source import Source
+from barrier_runtime.coordinator.wire.messages import STABLE_KIND
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.graph.job_graph import Partitioning
 from barrier_runtime.operators.base import Operator
@@ -73,7 +74,6 @@ class StepNode:
     within: frozenset[Within] = frozenset()  # columns whose times lie within the window of a result row
     timeless: bool = False  # the step has state, but watermarks do not change its results
     by_wall_clock: str = ""  # why a replay may produce other rows; empty: a replay produces the same rows
-    stable: bool = False  # a replay produces the same rows, whatever the steps before produce
     side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, if known
     keys: str = ""  # see `OperatorSpec`
     states: Mapping[str, StateDescription] = field(default_factory=dict)  # see `OperatorSpec`
@@ -88,6 +88,11 @@ class StepNode:
     renames: Mapping[str, str] | None = None  # the rows of the input with these columns: new name -> column
     keeps: Mapping[str, str] | None = None  # as `renames`, plus computed columns
 
+    @property
+    def stable(self) -> bool:
+        """Returns whether a replay produces the same rows, whatever the steps before produce."""
+        return self.kind == STABLE_KIND
+
 
 Node: TypeAlias = SourceNode | StepNode
 
@@ -97,7 +102,7 @@ _Renamed: TypeAlias = Callable[[frozenset[T], Mapping[str, str]], Iterator[T]]  
 _SAME_ROWS = frozenset(  # kinds of steps that keep rows and columns
     {
         *("filter", "inspect", "union", "broadcast_join", "one key", "deduplicate", "running aggregate", "lookup"),
-        *("dead letters", "stable"),
+        *("dead letters", STABLE_KIND),
     }
 )
 _BATCHES = frozenset({"map_batches", "process_groups"})  # their functions nearly always keep a row's time

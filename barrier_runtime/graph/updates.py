@@ -9,12 +9,13 @@ similar steps may have renamed them.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from barrier_runtime.coordinator.wire.messages import STABLE_KIND
 from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
 
 RUNNING, EARLY, LATE = "running aggregate", "window", "window with an allowed lateness"
 _FUNCTIONS = ("map", "flat_map", "map_batches")  # only the names of their rows are known
 _MARKS = frozenset({"update", "early", "retracted"})  # columns by which a filter keeps the last results of windows
-_PASSING_ON = ("deduplicate", "union", "lookup", "stable")  # steps with state that emit their input rows
+_PASSING_ON = ("deduplicate", "union", "lookup", STABLE_KIND)  # steps with state that emit their input rows
 _WHEN = {
     RUNNING: "whose result goes out again with each row",
     EARLY: "whose results go out before the window is over, too",

@@ -64,10 +64,10 @@ def request_for_rest(job: Job, pending: PendingCheckpoints) -> None:
     """Requests a checkpoint at the end of the input, for rows that wait for a decision (`stable`).
 
     Each further end of a subtask may have sent rows to another such step; then another checkpoint is requested."""
-    stops = isinstance(job.stop, StopNow | StopWithCheckpoint)
-    if stops or pending.open or not job.awaits_decisions:
+    generation = job.generation
+    if len(generation.ended) <= generation.ended_before or pending.open:
         return
-    if len(job.generation.ended) > job.generation.ended_before:
+    if not isinstance(job.stop, StopNow | StopWithCheckpoint) and job.awaits_decisions:
         pending.request()
 
 
