@@ -114,12 +114,20 @@ public final class FlinkJob {
     /** The running count as Flink's documentation writes it: a ValueState, one row out per row in. */
     static DataStream<Row> counted(DataStream<Row> rows) {
         return rows.keyBy(row -> (Long) row.getField(0), Types.LONG)
-            .process(new Counter())
+            .process(new Counter<Long>() {
+                @Override
+                Row counted(Row row, long now) {
+                    return Row.of(row.getField(0), now, row.getField(3));
+                }
+            })
             .returns(Types.ROW_NAMED(new String[] {"key", "n", "emitted"}, Types.LONG, Types.LONG, Types.LONG));
     }
 
-    static final class Counter extends KeyedProcessFunction<Long, Row, Row> {
+    abstract static class Counter<K> extends KeyedProcessFunction<K, Row, Row> {
         private transient ValueState<Long> count;
+
+        /** The output for the row with which its key has been seen `now` times. */
+        abstract Row counted(Row row, long now);
 
         @Override
         public void open(OpenContext context) {
@@ -131,7 +139,7 @@ public final class FlinkJob {
             Long before = count.value();
             long now = before == null ? 1L : before + 1L;
             count.update(now);
-            out.collect(Row.of(row.getField(0), now, row.getField(3)));
+            out.collect(counted(row, now));
         }
     }
 

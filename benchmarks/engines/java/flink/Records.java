@@ -6,14 +6,10 @@ import java.util.HashMap;
 import java.util.Map;
 import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.api.common.functions.RichMapFunction;
-import org.apache.flink.api.common.state.ValueState;
-import org.apache.flink.api.common.state.ValueStateDescriptor;
 import org.apache.flink.api.common.typeinfo.TypeInformation;
 import org.apache.flink.api.common.typeinfo.Types;
 import org.apache.flink.streaming.api.datastream.DataStream;
-import org.apache.flink.streaming.api.functions.KeyedProcessFunction;
 import org.apache.flink.types.Row;
-import org.apache.flink.util.Collector;
 
 /** The real-time workloads over records (key, value), as Flink's documentation writes them. */
 final class Records {
@@ -28,28 +24,18 @@ final class Records {
                 return rows.map(row -> Row.of(row.getField(0), Base64.getEncoder()
                     .encodeToString(((String) row.getField(1)).getBytes(StandardCharsets.UTF_8)))).returns(TYPE);
             case "rtm-b":
-                return rows.keyBy(row -> (String) row.getField(1), Types.STRING).process(new Counter()).returns(TYPE);
+                return rows.keyBy(row -> (String) row.getField(1), Types.STRING)
+                    .process(new FlinkJob.Counter<String>() {
+                        @Override
+                        Row counted(Row row, long now) {
+                            return Row.of(row.getField(0), now + " " + row.getField(1));
+                        }
+                    })
+                    .returns(TYPE);
             case "rtm-c":
                 return rows.map(new Named(names, digits)).filter(row -> row.getField(1) != null).returns(TYPE);
             default:
                 throw new IllegalArgumentException(program);
-        }
-    }
-
-    static final class Counter extends KeyedProcessFunction<String, Row, Row> {
-        private transient ValueState<Long> count;
-
-        @Override
-        public void open(OpenContext context) {
-            count = getRuntimeContext().getState(new ValueStateDescriptor<>("count", Types.LONG));
-        }
-
-        @Override
-        public void processElement(Row row, Context context, Collector<Row> out) throws Exception {
-            Long before = count.value();
-            long now = before == null ? 1L : before + 1L;
-            count.update(now);
-            out.collect(Row.of(row.getField(0), now + " " + row.getField(1)));
         }
     }
 
