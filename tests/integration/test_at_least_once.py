@@ -45,6 +45,20 @@ class Topic:
         self._consumer.close()
 
 
+def numbers_of(flow, out):
+    return flow.source("numbers", NumbersUntilEnough(RATE, ROWS, keys=KEYS, splits=1, out=str(out)))
+
+
+def write_at_least_once(rows, kafka):
+    sink = KafkaSink(kafka.bootstrap, "out", key="key", value="value", guarantee="at_least_once")
+    rows.key_by("key").sink("out", sink)
+
+
+def start_without_interval(flow, spark, tmp_path):
+    """Checkpoints are taken on request only."""
+    return flow.start(spark=spark, parallelism=2, checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=3600.0)
+
+
 @pytest.mark.long(60)
 @pytest.mark.timeout(600)
 def test_killed_slots_double_rows_of_an_at_least_once_topic_and_lose_none(spark, tmp_path):
@@ -54,12 +68,8 @@ def test_killed_slots_double_rows_of_an_at_least_once_topic_and_lose_none(spark,
         kafka.create_topic("out", PARTITIONS)
         topic = Topic(kafka.bootstrap)
         flow = Dataflow("at-least-once")
-        numbers = flow.source("numbers", NumbersUntilEnough(RATE, ROWS, keys=KEYS, splits=1, out=str(out)))
-        numbers.select(["key", "value"]).key_by("key").sink(
-            "out", KafkaSink(kafka.bootstrap, "out", key="key", value="value", guarantee="at_least_once")
-        )
-        options = {"parallelism": 2, "checkpoints": str(tmp_path / "checkpoints"), "checkpoint_interval": 3600.0}
-        with flow.start(spark=spark, **options) as handle:
+        write_at_least_once(numbers_of(flow, out).select(["key", "value"]), kafka)
+        with start_without_interval(flow, spark, tmp_path) as handle:
             until(lambda: len(topic.read()) > 200, "rows are visible without a checkpoint")
             assert handle.status().checkpoints.completed == 0
             slot = handle.status().slots[0]
@@ -96,18 +106,13 @@ def test_a_killed_slot_repeats_stored_random_rows_identically(spark, tmp_path):
         kafka.create_topic("out", PARTITIONS)
         topic = Topic(kafka.bootstrap, lambda value: tuple(value.split()))
         flow = Dataflow("stored-rows")
-        numbers = flow.source("numbers", NumbersUntilEnough(RATE, ROWS, keys=KEYS, splits=1, out=str(out)))
-        drawn = numbers.map(draw, schema={"key": int, "value": str}).stable()
-        drawn.key_by("key").sink(
-            "out", KafkaSink(kafka.bootstrap, "out", key="key", value="value", guarantee="at_least_once")
-        )
-        options = {"parallelism": 2, "checkpoints": str(tmp_path / "checkpoints"), "checkpoint_interval": 3600.0}
+        write_at_least_once(numbers_of(flow, out).map(draw, schema={"key": int, "value": str}).stable(), kafka)
 
         def doubled() -> int:
             rows = topic.read()
             return len(rows) - len({number for _, (number, _) in rows})
 
-        with flow.start(spark=spark, **options) as handle:
+        with start_without_interval(flow, spark, tmp_path) as handle:
             until(lambda: handle.status().records > 400, "rows are read")
             assert topic.read() == [], "no checkpoint is decided"
             handle.trigger_checkpoint()
