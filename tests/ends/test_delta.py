@@ -456,7 +456,7 @@ def test_a_table_that_never_takes_the_commit_is_unavailable_and_says_why(
         raise OSError("\x1b[31mthe disk\x1b[0m is full")
 
     monkeypatch.setattr(DeltaLog, "_append", refuse)
-    with pytest.raises(Unavailable, match=r"6 attempts .the disk is full .OSError"):
+    with pytest.raises(Unavailable, match=r"7 attempts .the disk is full .OSError"):
         sink.commit_globally(1, [one])
     monkeypatch.setattr(DeltaLog, "_append", append)
     sink.commit_globally(1, [one])
@@ -520,6 +520,23 @@ def test_other_writers_and_compactions_beside_us_cost_no_row(url: str) -> None:
     beside.join()
     assert len(appended) == 8
     assert numbers(url) == sorted([0, *range(2, 22), *appended])
+
+
+def test_a_commit_that_loses_twenty_races_to_another_writer_is_still_made(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = opened(DeltaSink(folder))
+    committed(sink, 1, [0])
+    append, races = DeltaLog._append, iter(range(20))
+
+    def beaten(log: DeltaLog, *what: Any) -> None:
+        if (number := next(races, None)) is not None:
+            write_deltalake(table(folder), pa.table({"n": [1_000 + number]}, schema=SCHEMA), mode="append")
+        append(log, *what)
+
+    monkeypatch.setattr(DeltaLog, "_append", beaten)
+    committed(sink, 2, [1])
+    assert numbers(folder) == [0, 1, *range(1_000, 1_020)]
 
 
 def test_commits_stay_conditional_where_the_environment_allows_unsafe_ones(

@@ -12,6 +12,7 @@ markers without time never expire (`delta.setTransactionRetentionDuration` remov
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ from barrier_runtime.connectors.delta.table_facts import DeltaTableFacts
 from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
 
-_ATTEMPTS = 6
+_ATTEMPTS = 6  # at one version of the table; more only while other writers commit
+_RACES = 200  # attempts, however many versions other writers have written meanwhile
 _CHECKPOINT_EVERY = 100  # versions, as in delta-rs
 _AGE_TO_CHECK_MS = 10 * 60 * 1000  # since a file was written: a vacuum may have deleted older files
 _UNSYNCED = 200  # commits that a predecessor may have left unsynced: more than lie between two checkpoints of the log
@@ -168,12 +170,14 @@ class DeltaLog:
     ) -> None:
         """Creates a missing table, and repeats `change` until done. `data`: delta-rs writes the data files."""
         failed: BaseException | None = None
-        for _ in range(_ATTEMPTS):
+        tried: Counter[int] = Counter()  # attempts by version of the table
+        while tried.total() < _RACES and max(tried.values(), default=0) < _ATTEMPTS:
             table = self._newest()
+            version: int = -1 if table is None else table.version()
+            tried[version] += 1
             if table is None:
                 self._create(fields, partition_by)
                 continue
-            version: int = table.version()
             planned = change(table)
             if planned is None:
                 self._sync(version, data)
@@ -198,7 +202,7 @@ class DeltaLog:
                     self._appended(version + 1, self._seen, self._known[1])
                 return
         raise Unavailable(
-            f"{self._where}: nothing could be committed to the table {self._store.url} in {_ATTEMPTS} attempts "
+            f"{self._where}: nothing could be committed to the table {self._store.url} in {tried.total()} attempts "
             f"({brief(failed) if failed else 'it vanished each time'}); it is tried again"
         ) from failed
 
