@@ -91,6 +91,8 @@ def _running(status: JobStatus) -> float | None:
 def _trouble(status: JobStatus) -> Iterator[tuple[Labels, float]]:
     if status.condition in TROUBLED:
         yield (status.condition.lower(),), 1.0
+    if status.silent_links:
+        yield ("silent_links",), float(len({link.slot for link in status.silent_links}))
 
 
 def _checkpoints(status: JobStatus) -> Iterator[tuple[Labels, float]]:
@@ -297,7 +299,8 @@ FIGURES = (
     Figure("counter", "triggered checkpoints", "checkpoints", "checkpoints.triggered"),
     Figure("gauge", "1 while the job runs, 0 while it starts or recovers, or if it failed; none of one that finished "
            "or was stopped", exposed="barrier_job_running", read=_number(_running)),
-    Figure("gauge", "1 for the condition of the job, if that is a trouble", exposed="barrier_job_trouble",
+    Figure("gauge", "1 for the condition of the job, if that is a trouble; cause silent_links: slots that do not hear "
+           "a peer, although both reach the coordinator", exposed="barrier_job_trouble",
            labels=("cause",), read=_trouble),
     Figure("gauge", "slots that the job waits for", exposed="barrier_slots_missing",
            read=_number(lambda status: len(status.missing_slots))),

@@ -32,6 +32,7 @@ from barrier_runtime.coordinator.status.status import (
     CommitTrouble,
     JobStatus,
     LatencyStatus,
+    SilentLink,
     SlotStatus,
     SourceStatus,
 )
@@ -102,6 +103,17 @@ def test_the_promised_names_are_there_and_no_more_than_28_families() -> None:
     assert [name for name, times in Tally(names).items() if times > 1] == []
     assert {label for family in EXPOSED for label in family.labels} <= LABELS
     assert all(family.exposed.endswith("_total") == (family.kind == "counter") for family in EXPOSED)
+
+
+def test_pairs_of_slots_that_do_not_hear_each_other_are_a_trouble_with_a_number() -> None:
+    links = (
+        SilentLink(1, "worker-b", 0, "worker-a", 9_000, 1),
+        SilentLink(0, "worker-a", 1, "worker-b", 9_000, 1),
+        SilentLink(0, "worker-a", 2, "worker-c", 9_000, 1),
+    )
+    silent = msgspec.structs.replace(lived(), condition="WAITING_NETWORK", silent_links=links)
+    assert told(silent)["barrier_job_trouble"] == {("waiting_network",): 1.0, ("silent_links",): 2.0}
+    assert ("silent_links",) not in told(lived()).get("barrier_job_trouble", {})
 
 
 def test_a_scraper_reads_what_the_job_did() -> None:
