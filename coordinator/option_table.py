@@ -218,6 +218,11 @@ SPARK = (
           none="127.0.0.1 for a local master, spark.driver.host for others"),
     _text("coordinator_bind", None, "address that the program's coordinator listens on, such as 0.0.0.0 in a container "
           "whose host has the address coordinator_host", where="spark", shown="value", none="coordinator_host"),
+    _text("coordinator_ports", "", "ports for the program's coordinator, of which it takes a free one: 7100-7109",
+          where="spark", shown="value", none="any port"),
+    _text("slot_ports", "", "ports for connections between slots, of which each slot takes a free one: 7200-7299; a "
+          "host needs a port per slot, twice as many during a replace; BARRIER_RUNTIME_SLOT_PORTS on a host wins",
+          where="spark", slot=True, shown="value", none="any port"),
     _seconds("coordinator_lease", 600.0, 0.1, DAY_S, "a slot leaves when the coordinator is silent for this long",
              where="spark", slot=True),
     Option("ui", bool, True, "serve the coordinator's web page, and print its address", where="spark", shown="value"),

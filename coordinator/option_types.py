@@ -161,6 +161,11 @@ class RunOptions(LocalRunOptions, total=False):
     coordinator_bind: str | None
     """address that the program's coordinator listens on, such as 0.0.0.0 in a container whose host has the address
     coordinator_host. Default: coordinator_host."""
+    coordinator_ports: str
+    """ports for the program's coordinator, of which it takes a free one: 7100-7109. Default: any port."""
+    slot_ports: str
+    """ports for connections between slots, of which each slot takes a free one: 7200-7299; a host needs a port per
+    slot, twice as many during a replace; BARRIER_RUNTIME_SLOT_PORTS on a host wins. Default: any port."""
     coordinator_lease: float | timedelta
     """a slot leaves when the coordinator is silent for this long. 0.1 s to 1 day. Default: 600 s."""
     ui: bool
@@ -188,6 +193,7 @@ class SlotOptions:
     state_memory_mb: int = 256
     state_cache_mb: int = 64
     check_state: bool | None = None
+    slot_ports: str = ""
     coordinator_lease: float = 600.0
     log_format: Literal["plain", "json"] = "plain"
     verbose: bool = False
@@ -235,6 +241,7 @@ class OptionValues(SlotOptions):
     token_file: str | None = None
     coordinator_host: str | None = None
     coordinator_bind: str | None = None
+    coordinator_ports: str = ""
     ui: bool = True
     store_write_price: float = 5.0
     store_read_price: float = 0.4

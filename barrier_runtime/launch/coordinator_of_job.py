@@ -21,6 +21,7 @@ from barrier_runtime.launch.coordinator_place import (
 )
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.ports import port_range
 from barrier_runtime.state.store.open import open_store
 
 log = logging.getLogger("barrier_runtime.job")
@@ -60,6 +61,7 @@ class CoordinatorOfJob:
                 host=place.bind,
                 advertise="" if place.on_loopback else place.host,
                 network="loopback" if place.on_loopback else "trusted",
+                ports=port_range(options.coordinator_ports, "coordinator_ports"),
                 ui=options.ui,
             )
             try:

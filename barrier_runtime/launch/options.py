@@ -43,6 +43,7 @@ from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.ports import port_range
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.urls import shown, without_credentials
@@ -114,6 +115,8 @@ class JobOptions(OptionValues):
                 without_credentials(url.strip(), name)
         if self.coordinator is not None and self.token_file is None:
             raise InvalidJob("coordinator= needs token_file=, the file with the daemon's bearer token")
+        for name in ("coordinator_ports", "slot_ports"):
+            port_range(getattr(self, name), name)
         self.checkpoint_options()
         restart_options(self)
         self.progress_timeout_ms()

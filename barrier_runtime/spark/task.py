@@ -40,6 +40,7 @@ from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.slot import PEER_LOST, Slot, SlotIdentity
 from barrier_runtime.spark.deaths import died_lately
+from barrier_runtime.spark.slot_place import slot_place
 from barrier_runtime.state.descriptors import raise_limit
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
 from barrier_runtime.state.ids import check_job_id
@@ -207,10 +208,11 @@ async def _run(
         return await _cannot_run(slot, task_attempt, slot_uuid, settings, f"{type(error).__name__}: {error}")
     workers = Workers(loop)
     copies = LocalCopies()
-    data_host = await loop.run_in_executor(None, own_address_towards, *settings.control_addresses[0])
+    own_address = partial(own_address_towards, *settings.control_addresses[0])
+    place = await loop.run_in_executor(None, slot_place, settings.options, os.environ, own_address)
     timeout_s = settings.options.slot_timeout
-    plane = TcpDataPlane(settings.secret, graph.name, settings.options.run_id, data_host, timeout_s)
-    host, port = await plane.listen()
+    plane = TcpDataPlane(settings.secret, graph.name, settings.options.run_id, place.bind, timeout_s, place.ports)
+    _, port = await plane.listen()
     resources = SlotResources(
         loop=loop,
         workers=workers,
@@ -232,7 +234,7 @@ async def _run(
         os.getpid(),
         socket.gethostname(),
         task_attempt,
-        host,
+        place.host,
         port,
         died_lately(),
         settings.program,

@@ -11,6 +11,7 @@ file is just being made, and stays.
 """
 
 import contextlib
+import errno
 import fcntl
 import importlib.util
 import logging
@@ -33,6 +34,7 @@ from barrier_runtime.coordinator.client.rest_types import SubmitReply
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.hosts import shown
+from barrier_runtime.state.ports import ANY_PORT, PortRange
 from barrier_runtime.state.sockets import listening_on
 
 _LIFE = "life.lock"
@@ -81,7 +83,7 @@ class EmbeddedCoordinator:
 
     `host`: address to listen on for slots; REST always stays on loopback. Hosts other than loopback need
     `network="trusted"` (peers prove their identity; nothing is encrypted, rows between slots carry no MAC).
-    `advertise`: host that slots connect to, if that differs from `host`.
+    `advertise`: host that slots connect to, if that differs from `host`. `ports`: of `host`, to listen on one of them.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class EmbeddedCoordinator:
         host: str = "127.0.0.1",
         advertise: str = "",
         network: Network = "loopback",
+        ports: PortRange = ANY_PORT,
         log_file: Path | None = None,
         ui: bool = True,
     ) -> None:
@@ -112,8 +115,8 @@ class EmbeddedCoordinator:
         self.restarts = 0
         try:
             _write_private(self._token_file, self._token)
-            self._control = _listen(host)
-            self._web = _listen("127.0.0.1")
+            self._control = _listen(host, ports)
+            self._web = _listen("127.0.0.1", ANY_PORT)
             self._control_address = _address(self._control)
             self._log_file = self._log_path.open("ab")
             self.client = CoordinatorClient(f"http://127.0.0.1:{self._web.getsockname()[1]}", self._token)
@@ -321,13 +324,17 @@ def how_it_ended(code: int) -> str:
         return f"died of signal {-code}"
 
 
-def _listen(host: str) -> socket.socket:
-    try:
-        return listening_on(host, 0)
-    except OSError as error:
-        raise InvalidJob(
-            f"the coordinator can't listen on {host} ({error.strerror}): use an address of this host"
-        ) from error
+def _listen(host: str, ports: PortRange) -> socket.socket:
+    """Returns a socket on the first free port."""
+    for port in ports:
+        try:
+            return listening_on(host, port, reuse=port != 0)  # ended connections may still hold a port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise InvalidJob(
+                    f"the coordinator can't listen on {host} ({error.strerror}): use an address of this host"
+                ) from error
+    raise InvalidJob(f"all ports {ports} of {host} are in use: give coordinator_ports more ports")
 
 
 def _address(listening: socket.socket) -> tuple[str, int]:

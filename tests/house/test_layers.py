@@ -63,6 +63,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "versioned",
             "file_links",
             "threads",
+            "ports",
             "sockets",
             "time_slice",
             "scratch",

@@ -166,7 +166,8 @@ def test_options_show_what_they_are_told_to_and_not_what_they_hold() -> None:
     """J6: an allow-list; the text shows of a new option only that a value was given."""
     texts = {name for name, option in OPTIONS.items() if option.plain_type is str}
     hidden = {name for name in texts if OPTIONS[name].shown == "whether"}
-    assert texts - hidden == {"checkpoints", "restore", "master", "coordinator_host", "coordinator_bind"}
+    addresses = {"coordinator_host", "coordinator_bind", "coordinator_ports", "slot_ports"}
+    assert texts - hidden == {"checkpoints", "restore", "master", *addresses}
     given = JobOptions(spark=CANARY, spark_conf={"a": CANARY}, **dict.fromkeys(hidden, CANARY))
     told = effective(given, dict.fromkeys(OPTIONS, "keyword"))
     assert CANARY not in str(told)

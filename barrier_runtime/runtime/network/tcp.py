@@ -26,9 +26,11 @@ from barrier_runtime.runtime.host.within import within
 from barrier_runtime.runtime.network.channels import InputChannel, OutputChannel
 from barrier_runtime.runtime.network.data_plane import Broken, ChannelId
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
+from barrier_runtime.runtime.network.listening import listen_on_one_of
 from barrier_runtime.runtime.network.reaching import PacketsLost, reach
 from barrier_runtime.state.descriptors import remedy_if_exhausted
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
+from barrier_runtime.state.ports import ANY_PORT, PortRange
 from barrier_runtime.state.sockets import end_when_unanswered
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -47,14 +49,20 @@ _CHANNEL_ID = msgspec.msgpack.Decoder(ChannelId)
 
 class TcpDataPlane:
     def __init__(
-        self, secret: bytes, job: str, run_id: str, host: str = "127.0.0.1", timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        secret: bytes,
+        job: str,
+        run_id: str,
+        host: str = "127.0.0.1",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        ports: PortRange = ANY_PORT,
     ) -> None:
-        """`timeout_s`: an unanswered connection ends after this time."""
+        """`timeout_s`: an unanswered connection ends after this time. `ports`: of `host`, to listen on one of them."""
         self.timeout_s = timeout_s
         self.secret = secret
         self.job = job
         self.run_id = run_id
-        self._host = host
+        self._host, self._ports = host, ports
         self._server: asyncio.Server | None = None
         self._token = 0
         self._expected: dict[ChannelId, InputChannel] = {}
@@ -70,8 +78,7 @@ class TcpDataPlane:
         self._unreached: dict[int, int] = {}  # slot that a connection is attempted to -> calls of `beat` since
 
     async def listen(self) -> tuple[str, int]:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Incoming(self), self._host, 0)
+        self._server = await listen_on_one_of(self._host, self._ports, lambda: _Incoming(self))
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 

@@ -52,6 +52,7 @@ def ended(step: Callable[[Stream], Stream], sink: Any = None, rows: Sequence[Row
         {"coordinator": "http://x:1", "token_file": "/none"},
         {"coordinator_host": "x"},
         {"coordinator_bind": "x"},
+        {"slot_ports": "7200-7299"},
         {"coordinator_lease": 5.0},
     ],
     ids=lambda option: next(iter(option)),

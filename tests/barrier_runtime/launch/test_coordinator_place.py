@@ -1,5 +1,6 @@
 """Addresses that executors on other hosts cannot reach are refused before anything starts, with the remedy."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from barrier_runtime import CollectSink, Dataflow, InvalidJob
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.launch.coordinator_place import CoordinatorPlace, check_bound, is_local, place_of_coordinator
 from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.state.ports import PortRange
 
 FAR = "spark://far:7077"
 DRIVER = {"spark.driver.host": "10.0.0.7"}
@@ -44,6 +46,18 @@ def test_every_interface_is_no_address_to_connect_to(tmp_path: Path, host: str, 
     said = refused(tmp_path, coordinator_host=host, master=master)
     assert "means every interface of this host, and nobody can connect there" in said
     assert f"give coordinator_bind='{host.strip('[]')}' to listen on every interface" in said
+
+
+def test_coordinator_takes_a_free_port_of_its_range(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidJob, match=f"all ports {port} of 127.0.0.1 are in use: give coordinator_ports"):
+            EmbeddedCoordinator(str(tmp_path / "one"), ports=PortRange(port, port))
+        with EmbeddedCoordinator(str(tmp_path / "many"), ports=PortRange(port, 65_535)) as coordinator:
+            assert coordinator.control_address[1] > port
+    assert "coordinator_ports='7100 to 7109' is no range of ports" in refused(
+        tmp_path, coordinator_ports="7100 to 7109"
+    )
 
 
 def test_daemon_on_loopback_is_refused_for_executors_on_other_hosts(tmp_path: Path) -> None:
