@@ -34,6 +34,7 @@ class OperatorChain:
         self.first = operators[0][1] if operators else Operator()
         self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
         self._inputs_idle = False  # as of their last announcement
+        self._told_idle = False  # to the outputs; rows end idleness
         if type(self.first).on_wall_clock is Operator.on_wall_clock:
             self.first.by_clock = False
         self._takes_positions = bool(operators) and operators[-1][1].takes_positions
@@ -100,6 +101,8 @@ class OperatorChain:
         self._inputs_idle = False
         for at in self._own:
             self._tell_own(at)
+        if self._told_idle:
+            self._end_idleness()
         return rest
 
     def took(self, reached: Callable[[], tuple[str, SplitPosition]]) -> None:
@@ -171,7 +174,15 @@ class OperatorChain:
 
     def _tell_idle(self) -> None:
         if self._inputs_idle and not self.first.unfinished:
+            self._told_idle = True
             self.control(Idle())
+
+    def _end_idleness(self) -> None:
+        """Ends announced idleness with new rows. Rows that the first operator holds do so at once, before they are out:
+        otherwise event time of other subtasks could pass these rows meanwhile."""
+        self._told_idle = False
+        if self.first.unfinished:
+            self.control(Watermark(self.watermark))
 
     def _tell_own(self, at: int) -> None:
         reached = self.operators[at][1].own_watermark()

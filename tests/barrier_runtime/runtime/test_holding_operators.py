@@ -4,6 +4,7 @@ import pytest
 from subtask_bench import Bench, barrier, rows
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch, EndOfInput, Idle, Watermark
+from barrier_runtime.data.watermarks import WatermarkMerger
 from barrier_runtime.operators.base import Capture, Emit, Operator
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
@@ -98,6 +99,24 @@ def test_rows_that_came_after_idleness_end_it(bench: HoldingBench) -> None:
     bench.allow()
     assert bench.emitted() == [[1], Idle()]
     bench.feed((0, rows(2)))
+    bench.allow()
+    assert bench.emitted() == [Watermark(WATERMARK_MIN), [2]]
+
+
+def test_held_rows_after_idleness_hold_event_time_back_at_once(bench: HoldingBench) -> None:
+    """Otherwise event time of the other subtasks would pass these rows before they are out, and they would be late."""
+    bench.operator.room = 2
+    bench.feed((0, rows(1)), (0, Watermark(5)), (0, Idle()))
+    bench.allow()
+    assert bench.emitted() == [[1], Watermark(5), Idle()]
+    merger = WatermarkMerger(2)
+    merger.on_watermark(0, 5)
+    merger.on_idle(0)
+    assert merger.on_watermark(1, 7) == Watermark(7)
+    bench.feed((0, rows(2)))
+    (again,) = bench.emitted()
+    merger.on_watermark(0, again.ms)
+    assert merger.on_watermark(1, 9) is None, "the held row may have the time 8"
     bench.allow()
     assert bench.emitted() == [[2]]
 
