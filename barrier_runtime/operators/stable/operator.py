@@ -32,6 +32,10 @@ class _Held:
         self.batch = batch
 
 
+def _memory(batch: Batch) -> int:
+    return int(batch.rows.nbytes) + _BATCH_BYTES
+
+
 class StableOperator(Operator):
     """First of its chain, with aligned inputs."""
 
@@ -45,7 +49,7 @@ class StableOperator(Operator):
         self._decided_before = 0  # the same before the last decision
         self._snapshots: deque[tuple[int, int]] = deque()  # checkpoint, number of the next item
         self._captured = 0  # items before this number are in the last snapshot
-        self._in_memory: list[_Held] = []  # the last batches
+        self._in_memory: deque[_Held] = deque()  # the last batches
         self._bytes = 0  # of `_in_memory`
         self._rows = 0
         self._watermark_ms = WATERMARK_MIN  # before all items
@@ -114,6 +118,8 @@ class StableOperator(Operator):
                 break
             taken.append(batch)
         self._drop(len(taken))
+        for batch in taken:
+            self._forget(batch)
         self._rows -= sum(batch.count for batch in taken)
         return taken
 
@@ -170,7 +176,7 @@ class StableOperator(Operator):
         self._items.append(held)
         self._rows += batch.count
         self._in_memory.append(held)
-        self._bytes += batch.rows.nbytes + _BATCH_BYTES
+        self._bytes += _memory(batch)
         if self._bytes > _IN_MEMORY_BYTES:
             self._move_to_disk()
         self._count()
@@ -186,7 +192,14 @@ class StableOperator(Operator):
         moved = on_disk([held.batch for held in self._in_memory], self._context.local_dir, self._where)
         for held, batch in zip(self._in_memory, moved, strict=True):
             held.batch = batch
-        self._in_memory, self._bytes = [], 0
+        self._in_memory.clear()
+        self._bytes = 0
+
+    def _forget(self, batch: Batch) -> None:
+        """Frees the memory of the first batch, which is released, unless a file holds it."""
+        if self._in_memory and self._in_memory[0].batch is batch:
+            self._in_memory.popleft()
+            self._bytes -= _memory(batch)
 
     def _count(self) -> None:
         self._context.metrics.gauge(STABLE_ROWS, self._rows)

@@ -142,6 +142,17 @@ def test_rows_beyond_the_bound_leave_memory_and_keep_their_order() -> None:
     assert Stable(taken).turn(1_000).left == left
 
 
+def test_released_rows_leave_memory_and_go_to_no_file() -> None:
+    with patch.object(stable_module, "_IN_MEMORY_BYTES", 10_000), patch.object(stable_module, "on_disk") as to_files:
+        stable = Stable()
+        for checkpoint in range(1, 30):
+            stable.take(checkpoint)
+            stable.snapshot(checkpoint)
+            stable.decide(checkpoint)
+    assert stable.left == list(range(1, 30))
+    assert not to_files.called, "a batch counts 2 kB, and no more than two waited"
+
+
 def test_large_rows_are_released_a_few_at_a_time() -> None:
     """Rows of a release are joined, and Arrow joins at most 2 GiB of texts."""
     large = "x" * (6 << 20)
