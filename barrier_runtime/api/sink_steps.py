@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+import pyarrow as pa
+
 from barrier_runtime.api.arguments import check_callable, check_deterministic
 from barrier_runtime.api.steps import S, UnkeyedSteps
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods, sink_facts
@@ -37,20 +39,7 @@ class SinkSteps(UnkeyedSteps[S]):
 
         >>> profiles.stable().sink("redis", RedisUpsertSink(url, key="user", deterministic=True))
         """
-        from barrier_runtime.operators.stable.operator import StableOperator
-
-        node = StepNode(
-            name,
-            STABLE_KIND,
-            (replace(self._as_input(), aligned=True),),
-            StableOperator,
-            self.schema,
-            stateful=True,
-            describe="rows are released after the decision of their checkpoint, and repeated identically",
-            timeless=True,
-            begins_chain=True,
-        )
-        return self._added(node)[0]
+        return self._added(_stable_step(name, self._as_input(), self.schema))[0]
 
     def sink(self, name: str, sink: AnySink) -> None:
         """Writes the rows. Each subtask has a copy of `sink`, or of the result of the factory `sink`.
@@ -76,6 +65,8 @@ class SinkSteps(UnkeyedSteps[S]):
             if isinstance(sink, type):
                 check_methods(sink, where)
             make_sink = cast("Callable[[], TwoPhaseCommitSink]", sink)
+            if not getattr(sink, "after_decision", False):
+                make_sink = partial(_without_stored_rows, make_sink, where)
         else:
             what = "give CallableSink(…) around a function of a pyarrow.RecordBatch, " if callable(sink) else "pass "
             raise InvalidJob(
@@ -84,6 +75,8 @@ class SinkSteps(UnkeyedSteps[S]):
             )
         if getattr(sink, "deterministic", False) is True:
             check_deterministic(self._plan, self._node, where)
+        if getattr(sink, "after_decision", False):
+            rows = Input(self._plan.add(_stable_step(f"{name}-stable", rows, self.schema)))
         self._add_sink(name, sink, make_sink, None, rows)
 
     def for_each_batch(
@@ -145,3 +138,29 @@ class SinkSteps(UnkeyedSteps[S]):
                 **sink_facts(sink),
             )
         )
+
+
+def _without_stored_rows(make_sink: Callable[[], TwoPhaseCommitSink], where: str) -> TwoPhaseCommitSink:
+    sink = make_sink()
+    if getattr(sink, "after_decision", False):
+        raise InvalidJob(
+            f"{where}: the factory makes a sink with after_decision=True, and has no such attribute itself, so no "
+            "step stores the rows before the sink: set after_decision = True on the factory"
+        )
+    return sink
+
+
+def _stable_step(name: str, rows: Input, schema: pa.Schema | None) -> StepNode:
+    from barrier_runtime.operators.stable.operator import StableOperator
+
+    return StepNode(
+        name,
+        STABLE_KIND,
+        (replace(rows, aligned=True),),
+        StableOperator,
+        schema,
+        stateful=True,
+        describe="rows are released after the decision of their checkpoint, and repeated identically",
+        timeless=True,
+        begins_chain=True,
+    )

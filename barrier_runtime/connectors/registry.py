@@ -238,7 +238,7 @@ CONNECTORS = (
         sinks=(
             Sinks(
                 (PublicClass("redis.sink", "RedisUpsertSink", "redis"),),
-                "exactly once with `deterministic=True`, else at least once",
+                "exactly once with `after_decision=True` or `deterministic=True`, else at least once",
                 "repeated writes of the same values; [upserts](upserts.md) shows the results of a false declaration",
                 also="your `UpsertSink`",
             ),
@@ -250,7 +250,7 @@ CONNECTORS = (
         sinks=(
             Sinks(
                 (PublicClass("clickhouse.sink", "ClickHouseSink", "clickhouse"),),
-                "exactly once with `deterministic=True`, else at least once",
+                "exactly once with `after_decision=True` or `deterministic=True`, else at least once",
                 "rows with versions in a ReplacingMergeTree, by key: [ClickHouse](clickhouse.md)",
             ),
         ),

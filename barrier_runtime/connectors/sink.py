@@ -126,6 +126,7 @@ class TwoPhaseCommitSink:
     keeps_rows: bool = False  # True: rows may stay in the sink past the checkpoint that follows them, see `kept`
     takes_positions: bool = False  # True: `reached` and `written` are called, see docs/design/at-most-once.md
     writes_at_once: bool = False  # True: staged rows are visible; `stage_now` stages rows as they arrive
+    after_decision: bool = False  # True: a `stable` step before the sink passes rows on after their decision
     pause_s: float = 0.0  # with `writes_at_once`: pause after the work of `stage_now`, for targets of large writes
     most_decided: int | None = None  # set in `open`: number of transactions that the target can hold between decision
     # and commit; at that number the sink gets no rows

@@ -134,7 +134,8 @@ def certify(
     interrupted, after `open` and in the middle of a write.
     `parallelism`: subtasks of a generation. `rows`: rows of a subtask per checkpoint. `ordered`: `read` returns the
     rows in the order in which readers get them, which for a subtask's rows of a key must be the order of writing.
-    `shows_early`: for upserts that rely on a deterministic replay: undecided rows may be visible.
+    `shows_early`: for upserts that rely on a deterministic replay: undecided rows may be visible. A sink with
+    `after_decision` needs no such permission: its rows are stored as in a flow, and must never be visible undecided.
     `make_store` opens object stores by URL; `job_store` is the store of the jobs, by default in memory.
     `reset`: empties the target between scenarios; optional, but faster for long certifications.
     `kill`: ends everything else of a sink's process, such as connections, without notice. Default: sinks are only
@@ -154,6 +155,7 @@ def certify(
         shows_early=shows_early,
         id_column=id_column,
         key_column=key_column,
+        after_decision=sample.after_decision,
     )
     target = Target(
         make_sink=make_sink,

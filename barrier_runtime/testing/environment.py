@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from barrier_runtime.operators.base import Capture
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.testing.judge import Broken, Judge, Rule, Written
 from barrier_runtime.testing.kill_lines import Crash, Lines
@@ -177,7 +178,7 @@ class Environment:
             try:
                 manifest = []
                 for subtask in self.order(process):
-                    manifest.append(process.seal(subtask, captures[subtask]))
+                    manifest += process.seal(subtask, captures[subtask])
                     yield True
             except Exception as error:
                 if process.is_zombie:
@@ -192,15 +193,10 @@ class Environment:
             "raises", f"pre_commit raised {_ATTEMPTS} times, last {type(failed).__name__}: {failed}"
         ) from failed
 
-    def barrier(self, process: Process) -> tuple[int, list[Callable[[], dict[str, bytes]]]]:
+    def barrier(self, process: Process) -> tuple[int, list[dict[str, Capture]]]:
         process.last_checkpoint += 1
         checkpoint = process.last_checkpoint
-        captures = []
-        for hand in process.hands:
-            capture = hand.operator.snapshot(checkpoint)
-            assert capture.blocking is not None
-            captures.append(capture.blocking)
-        return checkpoint, captures
+        return checkpoint, [process.capture(subtask, checkpoint) for subtask in range(process.parallelism)]
 
     def expire(self, process: Process) -> Iterator[bool]:
         """Runs a checkpoint of which only subtask 0 pre-commits in time."""
@@ -209,17 +205,18 @@ class Environment:
         yield True
         self.abort(process, checkpoint)
 
-    def sealed(self, process: Process, captures: Sequence[Callable[[], dict[str, bytes]]]) -> list[OperatorSnapshot]:
+    def sealed(self, process: Process, captures: Sequence[dict[str, Capture]]) -> list[OperatorSnapshot]:
         """Pre-commits of the first subtasks, each repeated until successful."""
         return [
-            self._tried(process, "raises", "pre_commit", process.seal, subtask, capture)
+            snapshot
             for subtask, capture in enumerate(captures)
+            for snapshot in self._tried(process, "raises", "pre_commit", process.seal, subtask, capture)
         ]
 
     def abort(self, process: Process, checkpoint: int) -> None:
         self.steps.append(f"checkpoint {checkpoint} is aborted")
         for hand in process.hands:
-            hand.operator.on_abort(checkpoint)
+            hand.chain.aborted(checkpoint)
 
     def decide(
         self, process: Process, checkpoint: int, manifest: Sequence[OperatorSnapshot], position: int, rounds: int
@@ -231,7 +228,8 @@ class Environment:
         for each in process.written:
             if 0 < each.checkpoint <= checkpoint and each.decision is None:
                 each.decision = self.decided_ever
-                each.must_be_seen = each.committable is None  # without a committable no call can show the rows
+                # rows without a committable are visible already, or as soon as they are released
+                each.must_be_seen = each.committable is None and not self.target.promise.after_decision
                 if each.committable is not None:
                     self._transactions.setdefault(each.committable, []).append(each)
         ordered = tuple(sorted(manifest, key=lambda snapshot: snapshot.subtask))
@@ -239,11 +237,11 @@ class Environment:
         process.moment(f"checkpoint {checkpoint} is decided")
 
     def commit(self, process: Process, decision: Decision | None = None) -> Iterator[bool]:
-        """Commits in every subtask, then by the global committer, if any."""
+        """Commits in every subtask, then by the global committer, if any. Stored rows are written."""
         decision = decision or self.newest
         assert decision is not None
         for subtask in self.order(process):
-            process.hands[subtask].operator.on_complete(decision.checkpoint)
+            process.hands[subtask].chain.completed(decision.checkpoint)
             for _ in process.settle(subtask, decision.checkpoint):
                 yield True
         if self.target.promise.global_committer:
@@ -253,6 +251,9 @@ class Environment:
             process.moment(f"everybody hears that checkpoint {decision.checkpoint} is visible")
             for hand in process.hands:
                 hand.operator.on_visible(decision.checkpoint)
+        if self.target.promise.after_decision and not process.is_zombie:
+            for each in self.judge.transactions:
+                each.must_be_seen = each.must_be_seen or each.decision is not None
 
     def order(self, process: Process) -> list[int]:
         subtasks = list(range(process.parallelism))

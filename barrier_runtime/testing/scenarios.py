@@ -198,7 +198,7 @@ def _commit_beside_pre_commit(environment: Environment) -> None:
         environment.must_not_raise("pre_commit beside a commit", sealing.result)
         environment.decide(process, checkpoint, sealing.result(), position, index + 1)
         for hand in process.hands:
-            hand.operator.on_complete(checkpoint)  # the commit waits for the next round's pre-commit
+            hand.chain.completed(checkpoint)  # the commit waits for the next round's pre-commit
     environment.run(environment.commit(process))
     environment.end(process)
     environment.recover_once_more()

@@ -1,9 +1,12 @@
 """Generation of sink subtasks in a certification: the real `SinkOperator` around the watched sink.
 
+A sink with `after_decision` is behind the real `StableOperator`, as in a flow.
+
 Work runs by hand in one thread. Every call into the sink is noted, and a *moment* before each call may end or stall the
 process. After a commit has returned, a reader must see its rows.
 """
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -15,8 +18,10 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.operators.base import CommitReport, Emit, OperatorContext
+from barrier_runtime.operators.base import Capture, CommitReport, Operator, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
+from barrier_runtime.operators.stable.operator import StableOperator
+from barrier_runtime.runtime.operator_chain import OperatorChain
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
@@ -71,7 +76,8 @@ class WatchedSink(TwoPhaseCommitSink):
 
     def begin_transaction(self) -> _Open:
         written = Written(self._watcher.token, self._subtask, self._watcher.parallelism)
-        self._watcher.began(written)
+        if not self.sink.after_decision:  # otherwise its transactions end with a later checkpoint than their rows
+            self._watcher.began(written)
         return _Open(self.sink.begin_transaction(), written)
 
     def write(self, transaction: _Open, rows: pa.RecordBatch) -> None:
@@ -155,6 +161,7 @@ class WatchedSink(TwoPhaseCommitSink):
 
 
 SINK = "out"
+STABLE = "out-stable"
 _ATTEMPTS = 6  # of a call that raises, before the call counts as failed
 _LONGEST_WAIT_S = 0.5
 
@@ -226,12 +233,52 @@ class _Reports:
 
 
 class _Hand:
-    def __init__(self, operator: SinkOperator, sink: WatchedSink, executor: _Executor) -> None:
-        self.operator = operator
+    """A subtask: the chain that ends in the sink, and the work that waits."""
+
+    def __init__(self, sink: WatchedSink) -> None:
         self.sink = sink
-        self.executor = executor
+        self.executor = _Executor()
         self.reports = _Reports()
         self.later: deque[tuple[float, Callable[[], None]]] = deque()
+        self.is_stored = sink.sink.after_decision
+        self.chain = OperatorChain([], [])
+
+    def open(self, context: OperatorContext) -> None:
+        operators: list[tuple[str, Operator]] = [(SINK, SinkOperator(SINK, lambda: self.sink))]
+        if self.is_stored:
+            operators.insert(0, (STABLE, StableOperator(STABLE)))
+        for name, operator in operators:
+            own = tuple(each for each in context.restored if each.operator == name)
+            operator.open(dataclasses.replace(context, operator=name, restored=own))
+        self.chain = OperatorChain(operators, [])
+
+    @property
+    def operator(self) -> Operator:
+        """Operator of the sink."""
+        return self.chain.operators[-1][1]
+
+    def work(self) -> bool:
+        """Runs a piece of waiting work, or passes some decided rows to the sink. False: nothing was left to do."""
+        if self.executor.waiting:
+            self.executor.run_one()
+            return True
+        return self.chain.may_emit and self.chain.by_wall_clock()
+
+    @property
+    def has_written(self) -> bool:
+        """Returns whether the target has all released rows; sinks without stored rows report commits instead."""
+        return not (self.is_stored and self.later)
+
+    def drop(self) -> None:
+        for _, operator in self.chain.operators:
+            operator.__dict__.clear()
+        self.executor.waiting.clear()
+        self.later.clear()
+
+
+def _values(capture: Capture) -> dict[str, bytes]:
+    values = capture.blocking() if capture.blocking is not None else {}
+    return {**values, **dict(capture.parts() if capture.parts is not None else ())}
 
 
 def _no_keyed_state() -> Any:
@@ -266,8 +313,8 @@ class Process:
         subtask = len(self.hands)
         sink = WatchedSink(self.place.make_sink(), self, subtask)
         self.sinks.append(sink)
-        hand = _Hand(SinkOperator(SINK, lambda: sink), sink, _Executor())
-        hand.operator.open(
+        hand = _Hand(sink)
+        hand.open(
             OperatorContext(
                 job=self.place.job,
                 token=self.token,
@@ -292,6 +339,8 @@ class Process:
             )
         )
         self.hands.append(hand)
+        if hand.is_stored:
+            self.began(Written(self.token, subtask, self.parallelism))
 
     def began(self, written: Written) -> None:
         self.written.append(written)
@@ -303,20 +352,30 @@ class Process:
     def write(self, subtask: int, rows: pa.RecordBatch, ids: Sequence[int]) -> None:
         hand = self.hands[subtask]
         self.open_transaction(subtask).ids.extend(ids)  # before the call, which may be the last
-        hand.operator.process(Batch(rows, 0), Emit(lambda batch: None))
-        while hand.executor.waiting:
-            hand.executor.run_one()
+        hand.chain.process(Batch(rows, 0), 0)
+        while hand.work():
+            pass
 
     def open_transaction(self, subtask: int) -> Written:
         return [each for each in self.written if each.subtask == subtask][-1]
 
-    def seal(self, subtask: int, blocking: Callable[[], dict[str, bytes]]) -> OperatorSnapshot:
-        """Runs the blocking part of a snapshot: pre-commit. Raises the sink's errors."""
-        snapshot = OperatorSnapshot(SINK, subtask, self.parallelism, blocking())
+    def capture(self, subtask: int, checkpoint: int) -> dict[str, Capture]:
+        """Runs the synchronous part of a snapshot, by operator."""
+        hand = self.hands[subtask]
+        if hand.is_stored:
+            self.open_transaction(subtask).checkpoint = checkpoint
+            self.began(Written(self.token, subtask, self.parallelism))
+        return hand.chain.capture(checkpoint)
+
+    def seal(self, subtask: int, captures: Mapping[str, Capture]) -> list[OperatorSnapshot]:
+        """Runs the blocking part of a snapshot, such as pre-commit. Raises the sink's errors."""
+        snapshots = [
+            OperatorSnapshot(name, subtask, self.parallelism, _values(capture)) for name, capture in captures.items()
+        ]
         for each in self.written:
             if each.committable is not None:
                 self.names.setdefault(each.committable, f"checkpoint {each.checkpoint}")
-        return snapshot
+        return snapshots
 
     def work_of_one_each(self) -> list[Callable[[], None]]:
         return [hand.executor.work_of_one() for hand in self.hands]
@@ -325,11 +384,10 @@ class Process:
         """Runs the subtask's waiting work step by step until checkpoint `through` is committed."""
         hand = self.hands[subtask]
         for attempt in range(_ATTEMPTS):
-            while hand.executor.waiting:
-                hand.executor.run_one()
+            while hand.work():
                 yield
             reached = hand.reports.globally_through if globally else hand.reports.committed_through
-            if reached >= through or self.is_zombie:
+            if (reached >= through and hand.has_written) or self.is_zombie:
                 return
             due = list(hand.later)
             hand.later.clear()
@@ -350,12 +408,11 @@ class Process:
                 kill(sink.sink)
             sink.__dict__.clear()
         for hand in self.hands:
-            hand.operator.__dict__.clear()
-            hand.executor.waiting.clear()
-            hand.later.clear()
+            hand.drop()
         self.hands.clear()
         self.sinks.clear()
 
     def close(self) -> None:
         for hand in self.hands:
-            hand.operator.close()
+            for _, operator in hand.chain.operators:
+                operator.close()

@@ -32,7 +32,7 @@ class ClickHouseSink(UpsertSink):
     - `table` exists, with engine ReplacingMergeTree(version) and the columns of `key` as sorting key (ORDER BY). The
       table has the rows' columns, each of a type that holds every value; other columns get their defaults.
     - `version`: column for versions, UInt64, written only by the sink.
-    - `deterministic`: see `UpsertSink`. Without it the sink is at-least-once.
+    - `deterministic` or `after_decision`: see `UpsertSink`. Without either the sink is at-least-once.
 
     Queries with FINAL see each key once. All slots write to the same server or replica.
     """
@@ -49,8 +49,9 @@ class ClickHouseSink(UpsertSink):
         key: str | Sequence[str],
         version: str = "_version",
         deterministic: bool = False,
+        after_decision: bool = False,
     ) -> None:
-        super().__init__(deterministic=deterministic)
+        super().__init__(deterministic=deterministic, after_decision=after_decision)
         address(url)
         self.url = url
         self.table = table
@@ -72,6 +73,7 @@ class ClickHouseSink(UpsertSink):
             "key": list(self.key),
             "version": self.version,
             "deterministic": self.deterministic,
+            "after_decision": self.after_decision,
         }
 
     def target(self) -> str:

@@ -83,7 +83,7 @@ class RedisUpsertSink(UpsertSink):
     - `key`: a column, or several; the Redis key is `prefix` and their values, joined by colons (`redis/text`).
     - `value`: "hash" (the other columns as fields, without nulls), "json" (the other columns as an object), or a column
       (text or binary; null deletes the key). Floats that are no numbers are NaN, Infinity and -Infinity.
-    - `deterministic`: see `UpsertSink`. Without it the sink is at-least-once.
+    - `deterministic` or `after_decision`: see `UpsertSink`. Without either the sink is at-least-once.
     """
 
     kind: ClassVar[str] = "redis"
@@ -98,8 +98,9 @@ class RedisUpsertSink(UpsertSink):
         username: str | None = None,
         password: str | None = None,
         deterministic: bool = False,
+        after_decision: bool = False,
     ) -> None:
-        super().__init__(deterministic=deterministic)
+        super().__init__(deterministic=deterministic, after_decision=after_decision)
         self.url, in_url = _apart(url)
         self.key = column_names(key, "RedisUpsertSink: key")
         if not self.key:
@@ -118,6 +119,7 @@ class RedisUpsertSink(UpsertSink):
             "value": self.value,
             "prefix": self.prefix,
             "deterministic": self.deterministic,
+            "after_decision": self.after_decision,
         }
 
     def target(self) -> str:

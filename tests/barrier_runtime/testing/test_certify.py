@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pyarrow as pa
@@ -16,9 +17,13 @@ from barrier_runtime.connectors.files.sink.sink import JsonlSink, ParquetSink
 from barrier_runtime.connectors.memory.callable import CallableSink
 from barrier_runtime.connectors.memory.collect import CollectSink
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
+from barrier_runtime.operators.base import Capture
+from barrier_runtime.operators.stable.operator import StableOperator
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.testing import NotCertified, certify
+from barrier_runtime.testing import NotCertified, certify, sink_process
 from barrier_runtime.testing.judge import Broken, Judge, Promise, Rule, Written
 from tests.drawn import some
 
@@ -275,6 +280,51 @@ class Upserts(RightSink):
         return None
 
 
+class StoredUpserts(UpsertSink):
+    """Overwrites by key, with rows that are stored and decided before."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        super().__init__(after_decision=True)
+        self.shelf = shelf
+        self.waiting: Rows = []
+
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        self.show(rows.to_pylist())
+
+    def show(self, rows: Rows) -> None:
+        for row in rows:
+            self.shelf.shown[str(row["id"])] = [row]
+
+
+class AppendsStoredRows(StoredUpserts):
+    def show(self, rows: Rows) -> None:
+        self.shelf.extra.append(rows)
+
+
+class AnswersBeforeItWrites(StoredUpserts):
+    def show(self, rows: Rows) -> None:
+        super().show(self.waiting)
+        self.waiting = rows
+
+
+class ReleasesUndecidedRows(StableOperator):
+    def snapshot(self, checkpoint: int) -> Capture:
+        capture = super().snapshot(checkpoint)
+        self._decided = self._next
+        return capture
+
+
+class ForgetsStoredRows(StableOperator):
+    def _restore(self, snapshot: OperatorSnapshot) -> None:
+        pass
+
+
+class LosesRowsAtARescale(StableOperator):
+    def _restore(self, snapshot: OperatorSnapshot) -> None:
+        if snapshot.subtask == self._context.subtask:
+            super()._restore(snapshot)
+
+
 WRONG: list[tuple[type[RightSink], Rule]] = [
     (CommitsInPreCommit, "undecided visible"),
     (AppendsOnCommit, "doubled"),
@@ -396,6 +446,32 @@ def test_upserts_pass_where_undecided_rows_may_be_seen() -> None:
     shelf = Shelf()
     reset = shelf.__init__  # type: ignore[misc]
     assert certify(lambda: Upserts(shelf), shelf.read, shows_early=True, reset=reset, scenarios=60).scenarios > 60
+
+
+def certified_stored(sink: type[StoredUpserts] = StoredUpserts) -> str:
+    shelf = Shelf()
+    return str(certify(lambda: sink(shelf), shelf.read, reset=shelf.__init__, scenarios=60))  # type: ignore[misc]
+
+
+def test_upserts_after_the_decision_never_show_an_undecided_row() -> None:
+    assert "exactly once held" in certified_stored()
+
+
+@pytest.mark.parametrize(("sink", "rule"), [(AppendsStoredRows, "doubled"), (AnswersBeforeItWrites, "lost")])
+def test_a_wrong_target_after_the_decision_is_found(sink: type[StoredUpserts], rule: Rule) -> None:
+    with pytest.raises(NotCertified) as failed:
+        certified_stored(sink)
+    assert failed.value.rule == rule, str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("step", "rule"),
+    [(ReleasesUndecidedRows, "undecided visible"), (ForgetsStoredRows, "lost"), (LosesRowsAtARescale, "lost")],
+)
+def test_a_wrong_store_before_the_sink_is_found(step: type[StableOperator], rule: Rule) -> None:
+    with patch.object(sink_process, "StableOperator", step), pytest.raises(NotCertified) as failed:
+        certified_stored()
+    assert failed.value.rule == rule, str(failed.value)
 
 
 def test_an_at_least_once_sink_may_double_but_not_lose() -> None:

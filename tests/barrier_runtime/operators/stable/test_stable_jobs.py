@@ -1,17 +1,29 @@
 """Whole jobs with `stable`: random numbers before an idempotent sink, failures, the end, a drain, and refusals."""
 
 import datetime
+import functools
 import itertools
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, InvalidJob, Tumbling, UpsertSink, count
+from barrier_runtime import (
+    ClickHouseSink,
+    CollectSink,
+    Dataflow,
+    InvalidJob,
+    JobFailed,
+    RedisUpsertSink,
+    Stream,
+    Tumbling,
+    UpsertSink,
+    count,
+)
 from barrier_runtime.state.errors import Unavailable
 
 ROWS = 400
@@ -22,8 +34,8 @@ WRITTEN: dict[str, dict[int, list[float]]] = {}  # test -> key -> values in orde
 class Table(UpsertSink):
     """A target that remembers each write."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(deterministic=True)
+    def __init__(self, name: str, *, after_decision: bool = False) -> None:
+        super().__init__(deterministic=not after_decision, after_decision=after_decision)
         self.name = name
 
     def upsert(self, rows: pa.RecordBatch) -> None:
@@ -56,7 +68,8 @@ def numbers(index: int, of: int) -> Iterator[dict[str, int]]:
     return ({"v": v} for v in range(index, ROWS, of))
 
 
-def test_random_rows_are_written_again_identically_after_failures() -> None:
+@pytest.mark.parametrize("after_decision", [False, True], ids=["stable", "after_decision"])
+def test_random_rows_are_written_again_identically_after_failures(after_decision: bool) -> None:
     drawing = Drawing((100, 250, 450))
     WRITTEN["random"] = defaultdict(list)
     flow = Dataflow("random")
@@ -66,7 +79,8 @@ def test_random_rows_are_written_again_identically_after_failures() -> None:
         .rename(value="v")
         .map(drawing, schema={"v": int, "drawn": float})
     )
-    drawn.stable().sink("table", Table("random"))
+    rows = drawn if after_decision else drawn.stable()
+    rows.sink("table", Table("random", after_decision=after_decision))
     flow.run_local(parallelism=2, checkpoint_interval=0.05)
     written = WRITTEN["random"]
     assert set(written) == set(range(ROWS))
@@ -119,9 +133,7 @@ def test_a_drained_job_writes_all_rows() -> None:
 def test_a_lookup_is_accepted_before_a_deterministic_sink_with_stored_rows() -> None:
     def flow(stored: bool) -> Dataflow:
         made = Dataflow("looked-up")
-        found = made.from_iterator("numbers", numbers, schema={"v": int}).lookup(
-            "asked", lambda keys: [{"drawn": 1.0} for _ in keys], key="v", schema={"drawn": float}
-        )
+        found = looked_up(made)
         (found.stable() if stored else found).sink("table", Table("refused"))
         return made
 
@@ -140,3 +152,57 @@ def test_explain_proposes_stored_rows_for_upserts_at_least_once() -> None:
     drawn = flow.from_iterator("numbers", numbers, schema={"v": int}).with_columns(drawn="cast(v as double)")
     drawn.sink("table", AtLeastOnce())
     assert "with stable() before it and deterministic=True exactly once" in flow.explain()
+
+
+def looked_up(flow: Dataflow) -> Stream:
+    return flow.from_iterator("numbers", numbers, schema={"v": int}).lookup(
+        "asked", lambda keys: [{"drawn": 1.0} for _ in keys], key="v", schema={"drawn": float}
+    )
+
+
+def test_after_decision_stores_the_rows_in_a_step_before_the_sink() -> None:
+    flow = Dataflow("stored")
+    looked_up(flow).key_by("v").sink("table", Table("stored", after_decision=True))
+    said = flow.explain()
+    assert "hash (v), by key" in said, "the step gets the rows of each key in one subtask"
+    assert "table-stable [stable, state] rows are released after the decision of their checkpoint" in said
+    assert "sink table: exactly-once, rows are visible after the decision of their checkpoint" in said
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        UpsertSink,
+        functools.partial(RedisUpsertSink, "redis://host", key="v"),
+        functools.partial(ClickHouseSink, "clickhouse://host", "t", key="v"),
+    ],
+)
+def test_upserts_are_exactly_once_by_one_of_two_arguments(make: Callable[..., UpsertSink]) -> None:
+    assert make().guarantee == "at_least_once"
+    assert make(after_decision=True).guarantee == "exactly_once"
+    with pytest.raises(InvalidJob, match="deterministic=True and after_decision=True: leave out one"):
+        make(deterministic=True, after_decision=True)
+
+
+class Factory:
+    """Makes sinks; the flow sees only the attributes of the factory."""
+
+    guarantee = "exactly_once"
+
+    def __call__(self) -> Table:
+        return Table("made", after_decision=True)
+
+
+def test_a_factory_that_hides_after_decision_is_refused() -> None:
+    def run(factory: Factory) -> None:
+        WRITTEN["made"] = defaultdict(list)
+        flow = Dataflow("made")
+        looked_up(flow).sink("table", factory)
+        flow.run_local(parallelism=1, checkpoint_interval=0.05)
+
+    with pytest.raises(JobFailed, match="set after_decision = True on the factory"):
+        run(Factory())
+    saying = Factory()
+    saying.after_decision = True  # type: ignore[attr-defined]
+    run(saying)
+    assert set(WRITTEN["made"]) == set(range(ROWS))
