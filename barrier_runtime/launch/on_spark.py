@@ -420,15 +420,15 @@ class JobHandle:
         now_s = time.monotonic()
         if not status.missing_slots or status.outcome is not None:
             self._room_s = now_s
+            self._room.complete()
         elif now_s - self._room_s >= _ROOM_S:
             self._room_s = now_s
             self._tell_room()
 
     def _tell_room(self) -> None:
         if jvm_trouble(self._spark) is None:
-            found = self._room.look()
             with contextlib.suppress(Unavailable, InvalidJob):  # away, or of a release without this request
-                self._coordinator.client.tell_room(self._spec.job, found, self._spec.run_id)
+                self._coordinator.client.tell_room(self._spec.job, self._room.look(), self._spec.run_id)
 
     def _repeat_stop(self, status: JobStatus) -> None:
         """Sends the stop request to a new leader: a restarted coordinator knows only requests in the log."""

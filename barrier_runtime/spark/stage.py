@@ -12,6 +12,7 @@ omitted if the page does not answer). Other cluster managers are not asked.
 """
 
 import json
+import logging
 import re
 import sys
 import threading
@@ -27,6 +28,7 @@ import msgspec
 
 from barrier_runtime.coordinator.status.status import Room, StandbysWanted
 from barrier_runtime.spark.task import SlotSettings, expected, run_slot
+from barrier_runtime.spark.task_errors import FailedTask, why_slots_fail
 
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 30.0
@@ -256,7 +258,10 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
     return partition
 
 
+log = logging.getLogger("barrier_runtime.job")
+
 _MASTER = re.compile(r"spark://([^:/,\s]+):(\d+)")
+_NEWEST_TASKS = 64  # of a stage, whose errors are read
 _ASKED_S = 1.0
 _MOST_BYTES = 4_000_000
 _OURS = "barrier-runtime "  # prefix of the names of applications and jobs, see `session`
@@ -269,16 +274,32 @@ class RoomOfJob:
         self._spark = spark
         self._group = group
         self._failures: int | None = None  # failed tasks at the last look
+        self.complete()
+
+    def complete(self) -> None:
+        """No slot is missing: errors of tasks launched before do not explain why a slot is missing later."""
+        self._complete_ms = time.time_ns() // 1_000_000
+        self._failing = ""  # the error that was logged
 
     def look(self) -> Room:
-        """Cores and holders. `starting` is 0 if a task failed since the last look: such slots do not start."""
+        """Cores, holders, and the newest error of tasks launched since no slot was missing; logs the first error.
+
+        `starting` is 0 if a task failed since the last look: such slots do not start."""
         found, active, failures = room(self._spark, self._group), 0, 0
+        failed: list[FailedTask] = []
         for job in _jobs(self._spark):
             if _group_of(job).startswith(self._group):
                 active += int(job.numActiveTasks())
                 failures += int(job.numFailedTasks()) + int(job.numKilledTasks())
+                if job.numFailedTasks():
+                    failed += _failed_tasks(self._spark, job)
         before, self._failures = self._failures, failures
-        return msgspec.structs.replace(found, starting=active if failures in (0, before) else 0)
+        starting = active if failures in (0, before) else 0
+        failing = why_slots_fail(failed, self._complete_ms)
+        if failing and not self._failing:
+            log.warning("%s", failing)
+        self._failing = failing
+        return msgspec.structs.replace(found, starting=starting, failing=failing)
 
 
 def room(spark: Any, group: str) -> Room:
@@ -319,6 +340,25 @@ def held_in_application(spark: Any, group: str, per_task: int) -> "Counter[str]"
 def _jobs(spark: Any) -> Iterator[Any]:
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
     return (jobs.apply(index) for index in range(jobs.size()))
+
+
+def _failed_tasks(spark: Any, job: Any) -> Iterator[FailedTask]:
+    """Failed attempts of a Spark job among the newest of each stage."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+    store = spark.sparkContext._jsc.sc().statusStore()
+    stages = job.stageIds()
+    for number in (stages.apply(index) for index in range(stages.size())):
+        try:
+            attempt = store.lastStageAttempt(number).attemptId()
+        except Py4JJavaError as error:
+            if "NoSuchElement" not in error.java_exception.getClass().getName():
+                raise
+            continue  # Spark drops the oldest of many stages
+        tasks = store.taskList(number, attempt, _NEWEST_TASKS)  # newest first
+        for task in (tasks.apply(index) for index in range(tasks.size())):
+            if task.status() == "FAILED" and task.errorMessage().isDefined():
+                yield FailedTask(task.host(), int(task.launchTime().getTime()), task.errorMessage().get())
 
 
 def _group_of(job: Any) -> str:

@@ -192,11 +192,12 @@ class UserRescale:
 class SlotsStarting:
     """Report of the program that runs the job's slots: so many have cores, registered or not.
 
-    `held_by`: cores that others occupy, by name.
+    `held_by`: cores that others occupy, by name. `failing`: as in `Room`.
     """
 
     slots: int
     held_by: Mapping[str, int] = field(default_factory=dict)
+    failing: str = ""
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str, n
         absences=job.slots.absences() if phase == "waiting" and job.has_run else (),
         silence=silence_of(job.links.silent(job.slots, now_ms)) if job.leads else "",
         held_by=job.slots.held_by,
+        start_error=job.slots.failing,
         waiting=tuple(Away(key, each.error, each.attempts) for key, each in sorted(job.generation.waiting.items())),
     )
 
@@ -68,7 +69,10 @@ def _activity(job: Job, phase: str, reason: str) -> str:
     if phase == "fencing":
         return f"begins a generation{because}"
     if phase == "waiting":
-        return (f"waits for slots {missing} {of} to register" if missing else "pauses before the restart") + because
+        if not missing:
+            return f"pauses before the restart{because}"
+        failing = f": {job.slots.failing}" if job.slots.failing else ""
+        return f"waits for slots {missing} {of} to register{failing}{because}"
     if phase == "restoring":
         restoring = [slot for slot in job.slots if slot.state is SlotState.RESTORING]
         slow = ", ".join(str(slot.index) for slot in restoring)

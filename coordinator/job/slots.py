@@ -133,6 +133,7 @@ class SlotTable:
         self._answered: dict[_Place, str] = {}  # uuid and link whose Register was answered
         self.starting = 0  # slots with cores, as the driver reported last
         self.held_by: Mapping[str, int] = {}  # cores that others occupy, as the driver reported last
+        self.failing = ""  # error of processes that were to become missing slots, as the driver reported last
         self.departed: list[RegisteredSlot] = []  # replaced processes, kept for their latency histograms
 
     def __iter__(self) -> Iterator[RegisteredSlot]:

@@ -189,6 +189,7 @@ class Facts:
     absences: tuple[AbsentSlot, ...] = ()  # missing slots of a generation that waits for slots, once the job has run
     silence: str = ""  # names slots that do not hear each other although both reach the coordinator
     held_by: Mapping[str, int] = field(default_factory=dict)  # cores that others occupy, by name
+    start_error: str = ""  # of processes that were to become missing slots
     behind: tuple[tuple[str, int], ...] = ()  # sinks that lag behind `completed`, and their last checkpoint
     blocked: tuple[BlockedSlot, ...] = ()
     held_back: str = ""  # why no checkpoint is taken until sinks catch up
@@ -276,7 +277,7 @@ class ProgressWatch:
             return "FINISHING", facts.activity
         if facts.phase != "running":
             if self._slots_are_missing(facts, now_ms):
-                return "WAITING_SLOTS", missing_slots(facts.absences, facts.held_by, now_ms)
+                return "WAITING_SLOTS", missing_slots(facts.absences, facts.held_by, now_ms, facts.start_error)
             if facts.silence:
                 return "WAITING_NETWORK", facts.silence
             away = self._away(facts, now_ms)
@@ -362,8 +363,8 @@ def _commit_trouble(failing: FailingCommit) -> tuple[str, str, int]:
     return ("commit", failing.sink, failing.since_ms)
 
 
-def missing_slots(absences: Sequence[AbsentSlot], held_by: Mapping[str, int], now_ms: int) -> str:
-    """Returns a text that names missing slots by their last host, since when, and the holders of cores."""
+def missing_slots(absences: Sequence[AbsentSlot], held_by: Mapping[str, int], now_ms: int, failing: str = "") -> str:
+    """Returns a text that names missing slots by their last host, since when, the holders of cores, and `failing`."""
     hosts: dict[str, list[AbsentSlot]] = {}
     for each in absences:
         hosts.setdefault(each.host, []).append(each)
@@ -371,7 +372,7 @@ def missing_slots(absences: Sequence[AbsentSlot], held_by: Mapping[str, int], no
     held = sorted(held_by.items(), key=lambda holder: (-holder[1], holder[0]))
     if held:
         texts.append(f"cores are held by {some_of([f'{name} ({cores})' for name, cores in held], ', ')}")
-    return some_of(texts, "; ")
+    return some_of([*texts, failing] if failing else texts, "; ")
 
 
 def _missing_of_host(host: str, absences: list[AbsentSlot], now_ms: int) -> str:

@@ -349,13 +349,15 @@ class Room(msgspec.Struct, frozen=True):
     """Report of the program that runs a job's slots about free cores.
 
     `cores`: of the cluster, 0 if unknown. `held_by`: cores that others occupy, by name. `starting`: slots of the job
-    with a core, registered or not, while none of them fails.
+    with a core, registered or not, while none of them fails. `failing`: the newest error of a process that was to
+    become one of the missing slots, with host and remedy.
     """
 
     cores: int = 0
     cores_per_slot: int = 1
     held_by: dict[str, int] = {}
     starting: int = 0
+    failing: str = ""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -415,12 +417,14 @@ def without_subtasks(status: JobStatus) -> JobStatus:
 
 _HOLDERS = 100  # number of kept holders
 _NAME = 100  # characters of a name
+_ERROR = 1_000  # characters of an error
 
 
 def bounded(told: Room) -> Room:
-    """Limits names from unknown peers: short, and without control characters for a terminal."""
+    """Limits texts from unknown peers: short, and without control characters for a terminal."""
     largest = sorted(told.held_by.items(), key=lambda each: -each[1])[:_HOLDERS]
-    return msgspec.structs.replace(told, held_by={_printable(name): cores for name, cores in largest})
+    held_by = {_printable(name): cores for name, cores in largest}
+    return msgspec.structs.replace(told, held_by=held_by, failing=_printable(told.failing, _ERROR))
 
 
 def with_holders(status: JobStatus, jobs: Mapping[str, int]) -> JobStatus:
@@ -432,5 +436,5 @@ def with_holders(status: JobStatus, jobs: Mapping[str, int]) -> JobStatus:
     return msgspec.structs.replace(status, room=msgspec.structs.replace(room, held_by={**others, **room.held_by}))
 
 
-def _printable(name: str) -> str:
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name[:_NAME])
+def _printable(text: str, longest: int = _NAME) -> str:
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:longest])

@@ -215,11 +215,13 @@ class WaitingForSlots(Phase):
 
     def _why_incomplete(self, job: Job, now_ms: int) -> str:
         if not _is_first_start(job):
-            missed = missing_slots(job.slots.absences(), job.slots.held_by, now_ms)
+            missed = missing_slots(job.slots.absences(), job.slots.held_by, now_ms, job.slots.failing)
             return f"job {job.spec.job}: {missed}. {job.restarts.impatient_for_slots()}"
         missing, needed, waits_ms = job.slots.missing, job.spec.parallelism, job.spec.resource_wait_timeout_ms
         begins = f"job {job.spec.job} needs {needed} slots; {needed - len(missing)} of {needed} registered within "
         which = f"missing: {', '.join(map(str, missing))}"
+        if job.slots.failing:
+            return f"{begins}{waits_ms / 1000:g} s, {which}: {job.slots.failing}"
         if _all_have_cores(job):
             return (
                 f"{begins}{waits_ms * _STARTS / 1000:g} s, {which}. All have their cores, so their processes start too "

@@ -126,7 +126,7 @@ def _waits_for_slots(status: JobStatus, now_ms: int) -> Reason:
     return Reason(
         "cores",
         sentence,
-        (_missing(status, now_ms), *_last_failures(status)),
+        (_missing(status, now_ms), *((room.failing,) if room.failing else ()), *_last_failures(status)),
         "every slot occupies a core (spark.task.cpus) for as long as the job runs: stop a job, add executors, or use a "
         "smaller parallelism",
     )

@@ -89,6 +89,15 @@ def test_slots_that_have_their_cores_are_waited_for_longer_and_not_for_ever():
     assert "0 of 2 registered within 300 s, missing: 0, 1. All have their cores" in starting.ended.reason
 
 
+def test_error_of_failing_processes_replaces_the_question_for_free_cores():
+    coordinator = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
+    coordinator.post(SlotsStarting(0, failing="a slot's process failed on host worker-b: No module named 'prices'"))
+    pass_time(coordinator, 65)
+    assert coordinator.ended.outcome == "failed"
+    assert "within 60 s, missing: 0, 1: a slot's process failed on host worker-b: No mod" in coordinator.ended.reason
+    assert "free cores" not in coordinator.ended.reason
+
+
 def test_wait_for_slots_ends_when_their_starts_failed_and_late_slots_still_run():
     failing = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
     late = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()

@@ -5,7 +5,7 @@ from coordinator_world import Coordinator, options, spec, started
 
 from barrier_runtime.coordinator.checkpoints.commits import FailingCommit
 from barrier_runtime.coordinator.job.effects import Append, WriteManifest
-from barrier_runtime.coordinator.job.events import StoreAnswered, StoreRetried
+from barrier_runtime.coordinator.job.events import SlotsStarting, StoreAnswered, StoreRetried
 from barrier_runtime.coordinator.status.health import (
     BLOCKED_MS,
     HANGING_MS,
@@ -460,6 +460,9 @@ def test_starting_and_recovering_name_the_slots_that_are_waited_for():
     coordinator.settle()
     a = coordinator.slot(0).connect()
     assert "waits for slots 1 of 2 to register" in coordinator.status.condition_reason
+    error = "a slot's process failed on host worker-b: No module named 'prices'"
+    coordinator.post(SlotsStarting(1, failing=error))
+    assert f"waits for slots 1 of 2 to register: {error}" in coordinator.status.condition_reason
     b = coordinator.slot(1).connect()
     a.restored()
     assert "waits for slots 1 of 2 to restore checkpoint 0" in coordinator.status.condition_reason

@@ -92,6 +92,13 @@ def test_other_jobs_of_the_daemon_hold_cores_unless_the_program_knows_better() -
     assert with_holders(running(), jobs) == running()
 
 
+def test_the_error_of_processes_that_do_not_become_slots_is_evidence() -> None:
+    coordinator = Coordinator(MemoryStore()).begin().settle()
+    error = "a slot's process failed on host worker-b: No module named 'prices'"
+    told = msgspec.structs.replace(coordinator.status, room=bounded(Room(8, failing=f"{error}\x1b[2J")))
+    assert f"{error}\N{REPLACEMENT CHARACTER}[2J" in why_job(told, told.at_ms)[0].evidence
+
+
 def test_names_of_core_holders_are_short_and_harmless_and_the_largest_are_kept() -> None:
     many = {f"{number}\x1b[2J\u202e" + "x" * 500: number for number in range(1, 201)}
     kept = bounded(Room(8, 1, many))
