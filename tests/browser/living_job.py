@@ -27,6 +27,7 @@ from barrier_runtime.coordinator.wire.messages import (
     ToCoordinator,
     Trigger,
 )
+from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.paths import Paths
 from tests.waiting import until
@@ -85,7 +86,7 @@ class LivingJob:
         def completed() -> JobStatus | None:
             try:
                 now = self.status
-            except UnknownJob:  # a restarted coordinator has not received a slot's message yet
+            except (UnknownJob, Unavailable):  # a restarted coordinator is starting, or has not heard of a slot yet
                 return None
             return now if now.checkpoints.completed >= count else None
 
@@ -99,7 +100,7 @@ class LivingJob:
             thread.join(30)
 
     def _answer(self, slot: _Slot) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # closed by the test that ends
+        with contextlib.suppress(OSError):  # closed by the test that ends
             slot.connect(self.coordinator.control_address)
             while not self.ended.is_set():
                 try:
@@ -133,7 +134,7 @@ class LivingJob:
         while not self.ended.wait(0.1):
             for slot in self._slots:
                 if slot.phase == "running":
-                    with contextlib.suppress(OSError, AttributeError):  # closed: the next slot reports
+                    with contextlib.suppress(OSError):  # closed: the next slot reports
                         figures = {"records": float(self.records), "rss_bytes": 2e8}
                         slot.say(Heartbeat(slot.token, figures, sources=self.sources))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
+from barrier_runtime.coordinator.status.history import History
 from tests.browser.conftest import Watched
 from tests.browser.living_job import LivingJob, living_job
 from tests.waiting import until
@@ -126,12 +127,18 @@ def test_a_killed_coordinator_takes_nothing_from_an_open_page_nor_from_a_link(
     page.evaluate("window.planted = 'the same page'")
     page.evaluate(_NOTE_WHAT_IS_SAID)
     expect(page.locator("#away")).to_be_hidden()
+    own_job.records += 1
+    expect(page.locator("[data-live=records]")).to_have_text(f"{2 * own_job.records:,}")  # the page follows the job
     own_job.commit_error = "the disk of slot 0 is full"
-    until(lambda: own_job.stored_history().commits.troubles, "it to be written down")
-    before = own_job.status
+
+    def stored_failure() -> History | None:
+        history = own_job.stored_history()
+        return history if history.commits.troubles else None
+
+    before = until(stored_failure, "it to be written down")
     os.kill(own_job.coordinator.pid, signal.SIGKILL)
     until(lambda: own_job.coordinator.restarts, "another process")
-    own_job.until_completed(before.checkpoints.completed + 2)
+    own_job.until_completed(before.completed + 2)
     assert own_job.status.commits.troubles == before.commits.troubles, "its slot has not said it again"
     expect(page.locator("#transactions")).to_contain_text("the disk of slot 0 is full (1 attempt since ")
     own_job.records += 777
@@ -141,7 +148,7 @@ def test_a_killed_coordinator_takes_nothing_from_an_open_page_nor_from_a_link(
     expect(page.locator("#away")).to_be_hidden()
     page.goto(f"{own_job.coordinator.url}/jobs/flights/checkpoints")
     shown = {int(text) for text in page.locator("tbody tr td:first-child").all_inner_texts()}
-    assert {each.checkpoint for each in before.checkpoints.history} <= shown
+    assert {each.checkpoint for each in before.history} <= shown
     for opens in (True, False):
         other = context().new_page()
         watched.watch(other)

@@ -17,9 +17,10 @@ def token_of(job: LivingJob) -> str:
 
 
 def log_in(page: Page, token: str) -> None:
+    """Returns when the answer is loaded: the page of jobs, or the login page again."""
     page.fill("#token", token)
-    page.click("button[type=submit]")
-    page.wait_for_load_state()
+    with page.expect_navigation():
+        page.click("button[type=submit]")
 
 
 def test_without_a_session_there_is_only_the_login_page(job: LivingJob, context: NewContext, watched: Watched) -> None:

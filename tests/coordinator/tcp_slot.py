@@ -115,17 +115,22 @@ class TcpSlot:
 
     def _next(self) -> bytes:
         """Returns the next message's bytes, without consuming the message."""
-        assert self._socket is not None
         while not self._pending:
-            data = self._socket.recv(65536)
+            data = self._connection.recv(65536)
             if not data:
                 raise ConnectionResetError("the coordinator is gone")
             self._pending = self._framing.feed(data)
         return self._pending[0]
 
+    @property
+    def _connection(self) -> socket.socket:
+        """The open connection. Raises `ConnectionError` after `close`, which another thread may have called."""
+        if (connection := self._socket) is None:
+            raise ConnectionError("the connection was closed")
+        return connection
+
     def say(self, message: ToCoordinator) -> None:
-        assert self._socket is not None
-        self._socket.sendall(self._framing.frame(encode(message)))
+        self._connection.sendall(self._framing.frame(encode(message)))
 
     def receive(self) -> ToSlot:
         """Returns the next message. Raises `ConnectionError` if the coordinator is gone."""

@@ -187,6 +187,7 @@
   const picked = document.getElementById("picked");
   let pinned = null; // number of the checkpoint that is shown
   let following = false;
+  let wishes = 0; // choices of the reader: an answer counts only if none was made since its request
 
   function bars() {
     return [...document.querySelectorAll("svg.strip a.bar")];
@@ -201,18 +202,20 @@
   }
 
   async function pick(number) {
+    const wish = wishes;
     if (number === pinned) return mark();
     try {
       const answer = await fetch(`${location.pathname}/checkpoints/${number}`, { headers: { Accept: "text/html" } });
       if (!answer.ok || answer.redirected) return say(`Checkpoint ${number} is not known any more.`);
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const head = document.createElement("p");
-      head.className = "actions";
-      const link = document.createElement("a");
+      if (wish !== wishes) return;
+      const head = picked.querySelector("p.actions") || actions(); // stays: a click may be under way
+      const link = head.querySelector("a");
       link.href = `${location.pathname}/checkpoints/${number}`;
       link.textContent = `Checkpoint ${number}`;
-      head.append(link, button("Follow the newest", "follow", following), button("Close", "close"));
-      picked.replaceChildren(head, ...fresh.querySelector("main > section.card").childNodes);
+      head.querySelector("[data-pick=follow]").setAttribute("aria-pressed", String(following));
+      while (head.nextSibling) head.nextSibling.remove();
+      picked.append(...fresh.querySelector("main > section.card").childNodes);
       picked.hidden = false;
       pinned = number;
       mark();
@@ -221,11 +224,18 @@
     }
   }
 
-  function button(text, action, pressed) {
+  function actions() {
+    const head = document.createElement("p");
+    head.className = "actions";
+    head.append(document.createElement("a"), button("Follow the newest", "follow"), button("Close", "close"));
+    picked.replaceChildren(head);
+    return head;
+  }
+
+  function button(text, action) {
     const made = document.createElement("button");
     made.textContent = text;
     made.dataset.pick = action;
-    if (pressed !== undefined) made.setAttribute("aria-pressed", String(pressed));
     return made;
   }
 
@@ -241,11 +251,13 @@
       if (bar && !event.ctrlKey && !event.metaKey && !event.shiftKey && event.button === 0) {
         event.preventDefault();
         following = false;
+        wishes += 1;
         pick(numberOf(bar));
         return;
       }
       const action = event.target.closest("[data-pick]");
       if (!action) return;
+      wishes += 1;
       if (action.dataset.pick === "close") {
         picked.hidden = true;
         pinned = null;
