@@ -1,5 +1,6 @@
 """A topic as readers see it, and Kafka sinks driven by hand, a generation after the other."""
 
+import itertools
 import json
 import time
 import uuid
@@ -9,14 +10,15 @@ from typing import Any
 
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource
 
 from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from examples.servers import KafkaServer
-from examples.servers.kafka_ends import TopicEnds, done_at_last
+from examples.servers.kafka_ends import TopicEnds, asked_again, done_at_last
+from tests.waiting import until
 
 _SILENT_S = 20.0  # then a client that ought to read on is replaced
 
@@ -85,11 +87,33 @@ class Topic:
         return consumer
 
 
-def alter(kafka: KafkaServer, topic: Topic, entry: ConfigEntry) -> None:
-    """Changes a setting of the topic."""
+def alter(kafka: KafkaServer, topic: Topic, name: str, value: str | None) -> None:
+    """Changes a setting of the topic (None: back to the default). Returns when the broker applies the setting.
+
+    The broker shows a change before the broker applies the change, and applies one change after the other. So the
+    second change is visible when the first is in force.
+    """
+    _altered(kafka, topic, name, value)
+    _altered(kafka, topic, "segment.ms", str(next(_SEGMENT_MS)))
+
+
+_SEGMENT_MS = itertools.count(1_000_000_000)  # a setting without effect on any test
+
+
+def _altered(kafka: KafkaServer, topic: Topic, name: str, value: str | None) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic.name, incremental_configs=[entry])
-    done_at_last(lambda: admin.incremental_alter_configs([resource])[resource].result())
+    operation = AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET
+    entry = ConfigEntry(name, value, incremental_operation=operation)
+    change = ConfigResource(ConfigResource.Type.TOPIC, topic.name, incremental_configs=[entry])
+    done_at_last(lambda: admin.incremental_alter_configs([change])[change].result())
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic.name)
+
+    def shown() -> bool:
+        found = asked_again(lambda: admin.describe_configs([resource])[resource].result())[name]
+        own = found.source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        return (found.value == value) if value is not None else not own
+
+    until(shown, f"the broker shows {name}={value} of {topic.name}")
 
 
 @contextmanager
@@ -155,7 +179,7 @@ def sealed(sink: Any, checkpoint: int, numbers: Sequence[int]) -> Any:
     return sink.pre_commit(written(sink, [{"n": number} for number in numbers]), checkpoint)
 
 
-def commit_until(sink: Any, committables: Sequence[Any], patience_s: float = 60) -> None:
+def commit_until(sink: Any, committables: Sequence[Any], patience_s: float = 240) -> None:
     """Commits as the runtime does: retries each checkpoint until success, oldest first."""
     deadline = time.monotonic() + patience_s
     for committable in committables:

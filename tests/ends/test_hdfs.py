@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -115,26 +116,33 @@ def test_who_may_not_write_there_is_named(hdfs_url: Callable[[], str], monkeypat
 
 
 _PROGRAM = """
-import sys
+import pathlib, sys, time
 from barrier_runtime import Dataflow, JsonlSink, count
+
+def numbers(index, of):
+    for n in range(900):
+        while n in (300, 600) and not pathlib.Path(sys.argv[3], f"after-{n}").exists():
+            time.sleep(0.01)
+        yield {"key": n % 3}
+
 flow = Dataflow("hdfs")
-rows = flow.rate("numbers", 300, 900, keys=3)
+rows = flow.from_iterator("numbers", numbers, schema={"key": int}, splits=1)
 rows.key_by("key").aggregate("counts", n=count()).sink("out", JsonlSink(sys.argv[2]))
 flow.run_local(
     parallelism=1, checkpoints=sys.argv[1], checkpoint_interval=0.2,
-    restart="fixed_delay", restart_attempts=300, restart_delay=0.2,
+    restart="fixed_delay", restart_attempts=None, restart_delay=0.2,
 )
 """
 
 
 def test_a_job_goes_on_through_kills_of_its_program_and_of_the_name_node(
-    hdfs: HdfsServer, hdfs_url: Callable[[], str]
+    hdfs: HdfsServer, hdfs_url: Callable[[], str], tmp_path: Path
 ) -> None:
     """Checkpoints and files are on HDFS. Each row appears once, and counts continue from the state; the same holds
     after small files have been compacted into a large file.
     """
     checkpoints, target = hdfs_url(), hdfs_url()
-    store, command = open_store(target), [sys.executable, "-c", _PROGRAM, checkpoints, target]
+    store, command = open_store(target), [sys.executable, "-c", _PROGRAM, checkpoints, target, str(tmp_path)]
 
     def rows() -> list[tuple[int, int]]:
         files = live_files(read_commit_log(store, "hdfs", "out"))
@@ -153,9 +161,11 @@ def test_a_job_goes_on_through_kills_of_its_program_and_of_the_name_node(
         until(1, job)
         job.kill()
         job.wait()
+        (tmp_path / "after-300").touch()
         job = subprocess.Popen(command)
         until(len(read_commit_log(store, "hdfs", "out")) + 1, job)
         hdfs.kill()
+        (tmp_path / "after-600").touch()
         time.sleep(0.5)  # a request or more fails
         hdfs.start()
         assert job.wait(300) == 0

@@ -1,7 +1,7 @@
 """A lost marker: the decision that the exactly-once Kafka sink requests from a person, and the reach of the answer."""
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError
 from confluent_kafka.admin import AdminClient
 
 from barrier_runtime.connectors.kafka.sink import transactions as kafka_transactions
@@ -22,6 +22,13 @@ def delete_markers(kafka: KafkaServer, job: Job) -> None:
     groups = [each.group_id for each in known if job.name in each.group_id]
     assert groups
     for group in groups:
+        asked = [ConsumerGroupTopicPartitions(group)]
+        # A broker writes the marker a moment after the commit's confirmation, and would write a deleted one again.
+        asked_again(
+            lambda asked=asked, group=group: admin.list_consumer_group_offsets(asked, require_stable=True)[
+                group
+            ].result()
+        )
         done_at_last(
             lambda group=group: admin.delete_consumer_groups([group])[group].result(), KafkaError.GROUP_ID_NOT_FOUND
         )

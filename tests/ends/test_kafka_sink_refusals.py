@@ -5,7 +5,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry
 
 from barrier_runtime.connectors.kafka.sink.topic_limits import LIMITS_VERSION, decode_limits
 from barrier_runtime.state.errors import InvalidJob
@@ -156,10 +155,10 @@ def test_setting_changed_after_the_decision_needs_a_person_and_loses_nothing(
     with new_topic(kafka) as topic:
         sink = job.open(kafka_sink(kafka, topic, key="k", timestamp="at"))
         committable = staged(sink, row)
-        alter(kafka, topic, ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET))
+        alter(kafka, topic, setting, value)
         with pytest.raises(InvalidJob, match=rf"{error}\): correct the sink's settings, the topic or the permissions"):
             sink.commit(committable)
-        alter(kafka, topic, ConfigEntry(setting, None, incremental_operation=AlterConfigOpType.DELETE))
+        alter(kafka, topic, setting, None)
         sink.commit(committable)
         assert numbers(topic) == [1]
 

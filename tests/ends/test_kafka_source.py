@@ -230,9 +230,10 @@ def test_a_slow_reader_holds_back_its_partition_only_and_misses_nothing(
         quick.prepare()
         first = values(rows_from(slow, 10))
         assert values(rows_from(quick)) == [f"{number:0100}" for number in range(rows)]
-        assert slow._queue is not None
-        held = slow._queue.held_bytes
-        assert 0 < held < 1_000_000
+        queue = slow._queue
+        assert queue is not None
+        until(lambda: queue.held_bytes > 0, "the slow partition is fetched, too")
+        assert queue.held_bytes < 1_000_000
         assert first + values(rows_from(slow, max_rows=333)) == [f"{number:0100}" for number in range(rows)]
     finally:
         slow.close()
@@ -270,6 +271,9 @@ def test_reading_goes_on_when_the_broker_comes_back(kafka: KafkaServer) -> None:
     source = source_of(kafka, topic.name)
     with reading(source, source.splits(1)[0]) as reader:
         assert values(rows_from(reader, 5)) == numbers(0, 5)
+        queue = reader._queue
+        assert queue is not None
+        until(lambda: queue.next_offset == 10, "the other rows are fetched")
         kafka.kill()
         try:
             assert values(rows_from(reader, 5)) == numbers(5, 10)

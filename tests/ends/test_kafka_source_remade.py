@@ -194,6 +194,7 @@ def test_a_client_whose_questions_are_in_vain_for_long_is_replaced_and_that_is_s
         assert ids._admin is not first
     finally:
         kafka.start()
+    monkeypatch.undo()
     until(lambda: ids.judge([feed]) == [], "the topic's id is known again")
     assert feed.trouble is None
 

@@ -82,7 +82,7 @@ def test_a_backend_that_stalls_is_left_for_another_one(
     postgres: PostgresServer, connection: psycopg.Connection[Any]
 ) -> None:
     """No timeout of the server can fire in this case: the caller gives up and connects again."""
-    session = SqlSession(PostgresDialect(*parameters_of(postgres.url), "public", 60.0, call_s=0.5), "here")
+    session = SqlSession(PostgresDialect(*parameters_of(postgres.url), "public", 60.0, call_s=3.0), "here")
     ask = "select pg_backend_pid()"
     stalled = session.run("asking", lambda own: own.execute(ask).fetchone()[0])
     os.kill(stalled, signal.SIGSTOP)

@@ -1,5 +1,6 @@
 """A lookup in a real PostgreSQL, which is killed in between."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,14 +15,17 @@ from examples.servers import PostgresServer
 from tests.ends.postgres_tables import new_table
 
 ROWS = 600
-PATIENCE_S = 60
+PATIENCE_S = 240
 
 
 class Holders:
-    """Looks up holders by a connection that is kept until a failure. Counts answers and failures for the test."""
+    """Looks up holders by a connection that is kept until a failure. Counts answers and failures for the test. While
+    `waits`, there are few more than ten answers.
+    """
 
     answered = 0
     failed = 0
+    waits = False
 
     def __init__(self, url: str, table: str) -> None:
         self.url = url
@@ -34,6 +38,8 @@ class Holders:
         return await psycopg.AsyncConnection.connect(self.url, autocommit=True, connect_timeout=5, row_factory=dict_row)
 
     async def fetch_many(self, keys: list[int]) -> dict[int, Any]:
+        while Holders.waits and Holders.answered >= 10:
+            await asyncio.sleep(0.001)
         try:
             if self.connection.closed:
                 self.connection = await self.connect()
@@ -51,6 +57,7 @@ class Holders:
 @pytest.fixture
 def holders(postgres: PostgresServer) -> Iterator[Holders]:
     Holders.answered = Holders.failed = 0
+    Holders.waits = False
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         table = new_table(connection)
         connection.execute(f"insert into {table} select n, 'holder ' || n from generate_series(0, {ROWS}, 2) n")
@@ -68,6 +75,7 @@ def test_rows_are_completed_from_postgres_though_it_is_killed_and_started_again(
         while Holders.answered < 10 and not finished.is_set():
             pause.wait(0.001)
         postgres.kill()
+        Holders.waits = False
         while not Holders.failed and not finished.is_set():
             pause.wait(0.001)
         postgres.start()
@@ -88,6 +96,7 @@ def test_rows_are_completed_from_postgres_though_it_is_killed_and_started_again(
         cache=Cache(100),
     ).sink("out", sink)
     finished = threading.Event()
+    Holders.waits = True
     striker = threading.Thread(target=strike)
     striker.start()
     try:
@@ -109,6 +118,6 @@ def test_a_lookup_is_opened_when_its_server_answers(postgres: PostgresServer, ho
     stream = flow.from_iterator("cards", lambda index, of: iter(rows), schema={"n": int}, splits=1)
     stream.lookup("holder", holders, key="n", schema={"t": str}, retry=Retry(3)).sink("out", sink)
     starter.start()
-    flow.run_local(parallelism=1, restart="fixed_delay")
+    flow.run_local(parallelism=1, restart="fixed_delay", restart_attempts=None)
     starter.join()
     assert sorted((row["n"], row["t"]) for row in sink.rows()) == [(2, "holder 2"), (3, None)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import itertools
 import json
 import logging
 import os
@@ -26,6 +27,7 @@ from tests.waiting import until
 
 NUMBERS = pa.schema([("value", pa.int64())])
 SECOND = datetime.timedelta(seconds=1)
+PATIENCE = datetime.timedelta(hours=1)  # of a reader whose test sets the clock
 
 
 @pytest.fixture
@@ -64,6 +66,11 @@ def rows_from(reader: RabbitReader, count: int) -> list[dict[str, Any]]:
 
     until(enough, f"{count} rows had come")
     return rows
+
+
+def in_patience(times: int) -> int:
+    """The time in so many times `PATIENCE`."""
+    return time.time_ns() + times * int(PATIENCE.total_seconds()) * 1_000_000_000
 
 
 def values(rows: list[dict[str, Any]]) -> list[int]:
@@ -125,11 +132,10 @@ def test_the_stream_waits_for_a_checkpoint_when_it_holds_as_many_messages_as_it_
     rabbitmq: RabbitServer, queue: Queue
 ) -> None:
     queue.publish_numbers(0, 25)
-    with reading(address(rabbitmq), queue.name, prefetch=10, until_idle=0.2 * SECOND) as reader:
+    with reading(address(rabbitmq), queue.name, prefetch=10, until_idle=PATIENCE) as reader:
         assert values(rows_from(reader, 10)) == list(range(10))
-        until = time.monotonic() + 0.5
-        while time.monotonic() < until:
-            assert reader.poll(100, time.time_ns()) is None
+        for later in range(1, 10):
+            assert reader.poll(100, in_patience(later)) is None
         assert not reader.finished, "waiting for a checkpoint is not idleness"
         complete(reader, 1)
         assert values(rows_from(reader, 10)) == list(range(10, 20))
@@ -182,23 +188,29 @@ def test_a_reader_and_a_job_read_on_when_the_broker_is_back(
     the broker's disk seconds later, and a SIGKILL would lose the queue itself.
     """
     queue.publish_numbers(0, 10)
-    with reading(address(rabbitmq), queue.name, until_idle=SECOND) as reader:
+    with reading(address(rabbitmq), queue.name, until_idle=PATIENCE) as reader:
         rows_from(reader, 5)
         complete(reader, 1)
         until(lambda: not reader._consumer._orders, "the acknowledgement was sent")  # type: ignore[union-attr]
         rabbitmq.stop()
         until(lambda: not reader._consumer.connected, "the connection was gone")  # type: ignore[union-attr]
-        idle_s = time.monotonic() + 1.5
-        while time.monotonic() < idle_s:
-            reader.poll(10, time.time_ns())
+        for later in range(1, 10):
+            reader.poll(10, in_patience(later))
         assert not reader.finished, "without a connection nobody knows that the queue is idle"
         rabbitmq.start()
         queue.publish_numbers(10, 12)
-        rows: list[dict[str, Any]] = []
-        while not reader.finished:
+        seen: set[int] = set()
+
+        def all_came() -> bool:
             polled = reader.poll(10, time.time_ns())
-            rows += polled.rows.to_pylist() if polled is not None else []
-        assert sorted(set(values(rows))) == list(range(5, 12))
+            seen.update(values(polled.rows.to_pylist()) if polled is not None else [])
+            return len(seen) >= 7
+
+        until(all_came, "all messages had come")
+        assert sorted(seen) == list(range(5, 12))
+        assert not reader.finished
+        later_and_later = itertools.count(1)
+        until(lambda: reader.poll(10, in_patience(2 * next(later_and_later))) is None and reader.finished, "it ends")
         complete(reader, 2)
     assert queue.left() == 0
 

@@ -45,7 +45,7 @@ APP = """
 
 
     flow = Dataflow("stuck")
-    numbers = flow.rate("numbers", 20_000 if GO.exists() else 400, {rows}).select({{"n": "value"}})
+    numbers = flow.rate("numbers", 20_000 if GO.exists() else 40, {rows}).select({{"n": "value"}})
     numbers.sink("topic", waiting(KafkaSink)("{bootstrap}", "{topic}"))
     numbers.sink("postgres", waiting(PostgresSink)("{database}", "numbers"))
     numbers.sink("sqlite", waiting(SqliteSink)(str(HERE / "rows.db"), "numbers"))
