@@ -12,7 +12,7 @@ from barrier_runtime import Dataflow, JsonlSink, ParquetSink, Sliding, Tumbling,
 from barrier_runtime.operators.windows.sliding import SLICES, Slices
 from barrier_runtime.replay import replay, verify
 from barrier_runtime.state_tables.finding import find_checkpoint
-from tests.barrier_runtime.replay.two_checkpoints import ROWS, USERS, two_checkpoints
+from tests.barrier_runtime.replay.two_checkpoints import ROWS, USERS, two_checkpoints, until_covered
 
 BEGIN = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
 SECOND = dt.timedelta(seconds=1)
@@ -25,6 +25,7 @@ WINDOWS = {
 def flow_of(kind: str, out: Path) -> Dataflow:
     def rows(index: int, of: int) -> Iterator[dict[str, Any]]:
         for at in range(0, len(ROWS), 20):
+            until_covered(at)
             for row in ROWS[at : at + 20]:
                 yield {**row, "at": BEGIN + row["n"] * SECOND}
             time.sleep(0.02)
@@ -74,6 +75,7 @@ def held_flow(kind: str, out: Path) -> Dataflow:
 
     def rows(index: int, of: int) -> Iterator[dict[str, Any]]:
         for at in range(0, len(ROWS), 20):
+            until_covered(at)
             for row in reversed(ROWS[at : at + 20]):
                 yield {**row, "at": BEGIN + row["n"] * SECOND}
                 if row["n"] % 7 == 0:

@@ -10,7 +10,7 @@ import pytest
 
 from barrier_runtime import TTL, Dataflow, JsonlSink, ListState, MapState, ValueState
 from barrier_runtime.replay import verify
-from tests.barrier_runtime.replay.two_checkpoints import ROWS, TwoCheckpoints, two_checkpoints
+from tests.barrier_runtime.replay.two_checkpoints import ROWS, TwoCheckpoints, two_checkpoints, until_covered
 
 BEGIN = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)
 SECOND = dt.timedelta(seconds=1)
@@ -42,6 +42,7 @@ def job_of(kind: str, folder: Path, make: Any = Recent) -> TwoCheckpoints:
 
     def rows(index: int, of: int) -> Iterator[dict[str, Any]]:
         for at in range(0, len(ROWS), 20):
+            until_covered(at)
             for row in ROWS[at : at + 20]:
                 yield {"group": row["n"] // 20, "id": row["n"] // 10, "n": row["n"], "at": BEGIN + row["n"] * SECOND}
             time.sleep(0.02)

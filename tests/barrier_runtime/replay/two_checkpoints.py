@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from barrier_runtime import CollectSink, Dataflow, ListState, MapState, ProcessContext, ValueState
+from barrier_runtime import CollectSink, Dataflow, InvalidJob, ListState, MapState, ProcessContext, ValueState
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.state_tables import open_checkpoint
 from barrier_runtime.state_tables.finding import find_checkpoint
+from tests.waiting import until
 
 USERS = ("ann", "bob", "cid")
 ROWS = [{"user": USERS[n % 3], "n": n} for n in range(1_200)]
@@ -47,6 +48,7 @@ def flow_of(
 
     def rows(index: int, of: int) -> Iterator[dict[str, Any]]:
         for at in range(0, len(ROWS), 20):
+            until_covered(at)
             while not may_come(at):
                 time.sleep(0.01)
             yield from ROWS[at : at + 20]
@@ -59,19 +61,43 @@ def flow_of(
     return flow
 
 
+_PLACES: list[tuple[str, str]] = []  # folder and name of the running job
+
+
+def until_covered(at: int) -> None:
+    """Waits in the job's source, at a third and at two thirds of the rows, until a checkpoint covers rows of that third.
+
+    A replay reads the source without waiting.
+    """
+    if _PLACES and at in (400, 800):
+        until(lambda: covered(*_PLACES[-1]) > at - 400, "a checkpoint with these rows")
+
+
+def covered(folder: str, job: str) -> int:
+    """Rows that the newest checkpoint covers; 0 without a checkpoint."""
+    try:
+        return rows_at(folder, job, find_checkpoint(folder, job).manifest.checkpoint)
+    except InvalidJob:
+        return 0
+
+
 def two_checkpoints(
     folder: str, flow: Callable[[], Dataflow] = flow_of, backend: str = "rocksdb", **options: Any
 ) -> TwoCheckpoints:
     made = flow()
     given = {"parallelism": 2, "checkpoint_interval": 0.2, "retained": 1000, "state_backend": backend, **options}
-    made.run_local(checkpoints=folder, **given)
+    _PLACES.append((folder, made.name))
+    try:
+        made.run_local(checkpoints=folder, **given)
+    finally:
+        _PLACES.pop()
     numbers = checkpoints_in(folder, made.name)
     taken = [(number, rows_at(folder, made.name, number)) for number in numbers]
     between = [each for each in taken if 0 < each[1] < len(ROWS)]
     assert len(between) >= 2, taken
-    (before, rows_before), (until, rows_until) = between[0], between[-1]
+    (before, rows_before), (last, rows_until) = between[0], between[-1]
     assert rows_until > rows_before
-    return TwoCheckpoints(made, folder, before, until, rows_before, rows_until)
+    return TwoCheckpoints(made, folder, before, last, rows_before, rows_until)
 
 
 def checkpoints_in(folder: str, job: str) -> list[int]:

@@ -145,9 +145,9 @@ def test_a_large_state_that_does_not_change_is_uploaded_once() -> None:
     rules = flow.from_iterator("r", lambda i, of: iter([{"n": n} for n in range(3)]), schema={"n": int}, splits=1)
 
     def each_in_a_checkpoint(index: int, of: int) -> Iterator[Row]:
-        """Waits for each row to be visible; ends when three rows were visible with the whole state."""
+        """Waits for each row to be visible; ends when six rows were visible with the whole state."""
         number = 0
-        while sum(row["rules"] == 3 for row in out.rows()) < 3:
+        while sum(row["rules"] == 3 for row in out.rows()) < 6:
             yield {"n": number}
             while all(row["n"] != number for row in out.rows()):
                 time.sleep(0.01)

@@ -361,7 +361,7 @@ class LateStore:
 
     def put(self, key: str, data: bytes) -> None:
         if self.late.is_set() and "/data/" in key:
-            time.sleep(0.4)
+            time.sleep(2.0)
         self._store.put(key, data)
 
 
@@ -375,7 +375,7 @@ async def test_uploads_of_checkpoints_that_expired_do_not_stay(tmp_path: Path, m
     options = {
         "parallelism": 2,
         "checkpoint_interval": 0.05,
-        "checkpoint_timeout": 0.2,
+        "checkpoint_timeout": 1.0,
         "tolerable_failures": 1_000,
         "checkpoints": str(tmp_path),
     }
@@ -389,7 +389,7 @@ async def test_uploads_of_checkpoints_that_expired_do_not_stay(tmp_path: Path, m
         await job.until(lambda: job.completed >= 2)
         before = job.status.checkpoints.failed
         stores[0].late.set()
-        await job.until(lambda: job.status.checkpoints.failed >= before + 6)
+        await job.until(lambda: job.status.checkpoints.failed >= before + 3)
         stores[0].late.clear()
         uploaded = job.completed
         await job.until(lambda: job.completed >= uploaded + 3)

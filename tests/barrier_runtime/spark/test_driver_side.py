@@ -90,6 +90,8 @@ def test_no_task_outlives_the_loop_of_a_slot_that_leaves(caplog):
         await asyncio.sleep(0)
         return Shutdown("finished", "")
 
+    gc.collect()  # of earlier tests
+    caplog.clear()
     assert _run_on_new_loop(leaves()) == Shutdown("finished", "")
     gc.collect()
     assert ended == ["cleaned up"]

@@ -61,9 +61,17 @@ def test_a_checkpoint_that_fails_leaves_no_folder_that_its_owner_does_not_know(t
 
 @pytest.mark.slow
 def test_a_database_is_closed_while_the_compaction_of_another_goes_on(tmp_path: Path) -> None:
-    """One thread compacts for all databases: a checkpoint must not wait for the compaction of another database."""
+    """One thread compacts for all databases: a checkpoint must not wait for the compaction of another database.
+
+    The compaction takes a thousand times as long as the close. On a busy machine it may end first, all the same.
+    """
+    assert any(closed_meanwhile(tmp_path / str(attempt)) for attempt in range(5))
+
+
+def closed_meanwhile(folder: Path) -> bool:
+    """Whether a small database was closed before the compaction of a large one ended."""
     memory = SlotMemory(64 << 20)
-    large, small = RocksDbKv(tmp_path / "large", memory), RocksDbKv(tmp_path / "small", memory)
+    large, small = RocksDbKv(folder / "large", memory), RocksDbKv(folder / "small", memory)
     memory.hold_compactions(True)
     try:
         for number in range(rocksdb._RUNS + 5):
@@ -75,8 +83,9 @@ def test_a_database_is_closed_while_the_compaction_of_another_goes_on(tmp_path: 
             small.flush()
     finally:
         memory.hold_compactions(False)
-    while not large.compacts:
+    while not large.compacts and len(list((folder / "large").glob("*.sst"))) > rocksdb._RUNS:
         time.sleep(0.001)
     small.close()
-    assert large.compacts, "it takes a thousand times as long"
+    compacts = large.compacts
     large.close()
+    return compacts

@@ -55,7 +55,7 @@ def test_a_job_outlives_a_stop_of_the_server(cloud: Cloud) -> None:
         files = live_files(read_commit_log(store, "clouds-away", "out"))
         return sorted(json.loads(line)["value"] for file in files for line in store.get(file.name).splitlines())
 
-    options: dict[str, Any] = {"restart": "fixed_delay", "restart_attempts": 100, "restart_delay": 0.2}
+    options: dict[str, Any] = {"restart": "fixed_delay", "restart_attempts": None, "restart_delay": 0.2}
     with flow.start_local(parallelism=2, checkpoints=checkpoints, checkpoint_interval=0.1, **options) as job:
         until(lambda: len(seen()) >= 400)
         cloud.emulator.stop()

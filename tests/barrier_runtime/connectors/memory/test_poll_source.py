@@ -15,7 +15,7 @@ from barrier_runtime.state.errors import InvalidJob, UserCodeError
 
 SCHEMA = pa.schema([("n", pa.int64())])
 EVERY = timedelta(milliseconds=1)
-GIVE_UP_S = 30.0
+GIVE_UP_S = 120.0
 
 
 def pages(cursor: Any) -> Any:

@@ -23,7 +23,7 @@ from tests.drawn import examples
 from tests.integration.harness import visible_files
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
-GIVE_UP_S = 30.0
+GIVE_UP_S = 120.0
 
 
 def source_of(make: Any, replayable: bool = True) -> IteratedRows:
