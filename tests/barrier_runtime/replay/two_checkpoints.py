@@ -65,7 +65,7 @@ _PLACES: list[tuple[str, str]] = []  # folder and name of the running job
 
 
 def until_covered(at: int) -> None:
-    """Waits in the job's source, at a third and at two thirds of the rows, until a checkpoint covers rows of that third.
+    """Waits in the job's source, at a third and at two thirds of the rows, until a checkpoint covers rows of that part.
 
     A replay reads the source without waiting.
     """
