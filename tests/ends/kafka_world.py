@@ -16,7 +16,7 @@ from barrier_runtime.connectors.kafka.source.source import KafkaTopics
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.data.elements import Batch
 from examples.servers import KafkaServer
-from examples.servers.kafka_ends import asked_again, done_at_last
+from examples.servers.kafka_ends import TopicEnds, asked_again, done_at_last
 from tests.waiting import until
 
 PATIENCE_S = 120.0
@@ -52,6 +52,9 @@ class Topic:
                 producer.commit_transaction(PATIENCE_S)
             else:
                 producer.abort_transaction(PATIENCE_S)
+        ends = TopicEnds(self.kafka.bootstrap, self.name, partition + 1)
+        # A broker confirms the end of a transaction first, and writes the marker into the partition afterwards.
+        until(lambda: ends.committed() == ends.written(), "the transactions have ended in the partition")
 
     def grow(self, partitions: int) -> None:
         """To so many partitions."""
