@@ -1,5 +1,4 @@
-// What a page does beyond being read: figures that change in place, dialogs, the keyboard. Everything here is an
-// addition; without it the page is complete, only older by the second.
+// Changing figures, dialogs, the keyboard. Without it the page is complete, only older.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -16,10 +15,10 @@
     saying = setTimeout(() => { said.textContent = ""; }, 8000);
   }
 
-  // ---- what changes: the stream brings figures, and the number of the newest page
+  // ---- figures that change
 
   let paused = false;
-  let shown = null; // number of the page whose sections are shown
+  let shown = null; // number of the shown page
   let newest = null;
   let loading = false;
 
@@ -75,13 +74,13 @@
         if (picked) followStrip();
       }
     } catch {
-      // The daemon is away. The stream tells when it is back, and brings the next number then.
+      // The daemon is away; the stream tells when it is back.
     } finally {
       loading = false;
     }
   }
 
-  // A page that stands still says so: what it shows last may be "RUNNING", of a coordinator that is gone.
+  // A page that stands still says so.
   const away = document.getElementById("away");
   let sinceThen = "";
 
@@ -102,7 +101,7 @@
 
   function follow(address) {
     const stream = new EventSource(address);
-    let followed = false; // else nothing changes here, as of a job that ended long ago
+    let followed = false; // else nothing changes here
     stream.addEventListener("open", found);
     stream.addEventListener("error", () => { if (followed) lost(stream.readyState === EventSource.CLOSED); });
     stream.addEventListener("tick", (event) => {
@@ -128,7 +127,7 @@
   }
   if (pause) pause.addEventListener("click", toggle);
 
-  // ---- dialogs: what a button will do, and then its request
+  // ---- dialogs
 
   function bodyOf(button) {
     if (!button.dataset.body) return undefined;
@@ -170,10 +169,9 @@
     const cancel = event.target.closest("[data-cancel]");
     if (cancel) cancel.closest("dialog").close();
     const sender = event.target.closest("[data-post]");
-    if (sender && sender.form.checkValidity()) post(sender); // an invalid form stays open, and the browser says why
+    if (sender && sender.form.checkValidity()) post(sender);
   });
 
-  // The command in a dialog has what was typed.
   document.addEventListener("input", (event) => {
     const line = event.target.form && event.target.form.querySelector("[data-line]");
     if (!line) return;
@@ -182,12 +180,12 @@
     line.textContent = line.dataset.line.replace(event.target.dataset.inLine, () => (typed ? quoted : event.target.dataset.inLine));
   });
 
-  // ---- the strip: a bar shows its checkpoint below, which stays (is pinned) or follows the newest
+  // ---- the strip: the chosen or the newest checkpoint
 
   const picked = document.getElementById("picked");
   let pinned = null; // number of the checkpoint that is shown
   let following = false;
-  let wishes = 0; // choices of the reader: an answer counts only if none was made since its request
+  let wishes = 0; // choices of the reader: a later choice makes an answer void
 
   function bars() {
     return [...document.querySelectorAll("svg.strip a.bar")];
@@ -271,7 +269,7 @@
     });
   }
 
-  // ---- keyboard: p pauses, the arrows go along the bars of the strip and from checkpoint to checkpoint
+  // ---- keyboard: p pauses, arrows go from checkpoint to checkpoint
 
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea")) return;
@@ -291,7 +289,7 @@
     if (step && !document.querySelector("dialog[open]")) step.click();
   });
 
-  // ---- times of day as the reader's clock has them, on hover
+  // ---- times on the reader's clock, on hover
 
   for (const time of document.querySelectorAll("time[datetime]")) {
     const at = new Date(time.dateTime);
