@@ -30,6 +30,8 @@ from barrier_runtime.coordinator.status.status import Room, StandbysWanted
 from barrier_runtime.spark.task import SlotSettings, expected, run_slot
 from barrier_runtime.spark.task_errors import FailedTask, why_slots_fail
 
+log = logging.getLogger("barrier_runtime.job")
+
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 30.0
 _QUIET_S = 60.0  # a job that lived this long resets the back-off
@@ -257,8 +259,6 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
 
     return partition
 
-
-log = logging.getLogger("barrier_runtime.job")
 
 _MASTER = re.compile(r"spark://([^:/,\s]+):(\d+)")
 _NEWEST_TASKS = 64  # of a stage, whose errors are read

@@ -169,7 +169,7 @@
     const cancel = event.target.closest("[data-cancel]");
     if (cancel) cancel.closest("dialog").close();
     const sender = event.target.closest("[data-post]");
-    if (sender && sender.form.checkValidity()) post(sender);
+    if (sender && sender.form.checkValidity()) post(sender); // an invalid form stays open; the browser says why
   });
 
   document.addEventListener("input", (event) => {
@@ -204,9 +204,10 @@
     if (number === pinned) return mark();
     try {
       const answer = await fetch(`${location.pathname}/checkpoints/${number}`, { headers: { Accept: "text/html" } });
-      if (!answer.ok || answer.redirected) return say(`Checkpoint ${number} is not known any more.`);
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const text = await answer.text();
       if (wish !== wishes) return;
+      if (!answer.ok || answer.redirected) return say(`Checkpoint ${number} is not known any more.`);
+      const fresh = new DOMParser().parseFromString(text, "text/html");
       const head = picked.querySelector("p.actions") || actions(); // stays: a click may be under way
       const link = head.querySelector("a");
       link.href = `${location.pathname}/checkpoints/${number}`;
