@@ -18,7 +18,7 @@ from barrier_runtime.connectors.mysql import session
 from barrier_runtime.connectors.mysql.columns import MYSQL_COLUMNS, MySQLColumn
 from barrier_runtime.connectors.mysql.session import Server, load_pymysql
 from barrier_runtime.connectors.sink_bases.sql.columns import Fitted, checked
-from barrier_runtime.connectors.sink_bases.sql.dialect import Dialect, SqlTarget, check_key
+from barrier_runtime.connectors.sink_bases.sql.dialect import SqlTarget, StatementDialect, check_key
 from barrier_runtime.data.rows import preview
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.versioned import Format
@@ -64,7 +64,7 @@ class MySQLTarget(SqlTarget):
     packet: int
 
 
-class MySQLDialect(Dialect):
+class MySQLDialect(StatementDialect):
     """Dialect for a server. `call_s` is the longest wait for an answer, in seconds."""
 
     name = "MySQL"

@@ -276,9 +276,6 @@ class PostgresDialect(Dialect):
             return False
         return True
 
-    def row_statement(self, target: Any, names: Sequence[str], key: Sequence[str]) -> str:
-        raise NotImplementedError("rows go to PostgreSQL by COPY")
-
     def _temporary(
         self,
         connection: Any,

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.sink_bases.key_values import negative_zeros
 from barrier_runtime.connectors.sink_bases.sql.columns import ColumnRules, Fit, Rule, TableColumn, as_json, casting
-from barrier_runtime.connectors.sink_bases.sql.dialect import Dialect, SqlTarget, check_key
+from barrier_runtime.connectors.sink_bases.sql.dialect import SqlTarget, StatementDialect, check_key
 from barrier_runtime.connectors.sink_bases.sql.sink import Mode, SqlSink
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 
@@ -70,7 +70,7 @@ SQLITE_COLUMNS = ColumnRules(
 )
 
 
-class SqliteDialect(Dialect):
+class SqliteDialect(StatementDialect):
     name = "SQLite"
     column_table = SQLITE_COLUMNS
     make_mark = (

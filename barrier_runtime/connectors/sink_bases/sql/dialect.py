@@ -142,6 +142,7 @@ class Dialect(ABC):
 
     # ------------------------------------------------------------ rows
 
+    @abstractmethod
     def deliver(
         self,
         connection: Any,
@@ -156,6 +157,28 @@ class Dialect(ABC):
         `raising` holds the parameters of `raise_mark`, `objects` the staged objects, `read` the rows of each object.
         Returns False, without writing, if the mark differs from the mark that this process knows.
         """
+
+    def execute(self, connection: Any, statement: str, given: Mapping[str, Any] | Sequence[Any] = ()) -> Any:
+        cursor = connection.cursor()
+        cursor.execute(statement, given)
+        return cursor
+
+    def quoted(self, name: str) -> str:
+        return self.quote + name.replace(self.quote, self.quote * 2) + self.quote
+
+
+class StatementDialect(Dialect):
+    """Database whose rows go into the table by one statement for many rows."""
+
+    def deliver(
+        self,
+        connection: Any,
+        target: Any,
+        key: Sequence[str],
+        raising: Mapping[str, Any],
+        objects: Sequence[StagedRows],
+        read: Iterable[Sequence[pa.RecordBatch]],
+    ) -> bool:
         if self.execute(connection, self.raise_mark, raising).rowcount != 1:
             return False
         cursor = connection.cursor()
@@ -168,7 +191,7 @@ class Dialect(ABC):
     def insert(self, cursor: Any, statement: str, rows: list[tuple[Any, ...]], target: Any) -> None:
         cursor.executemany(statement, rows)
 
-    def inserted(self, cursor: Any) -> None:  # noqa: B027
+    def inserted(self, cursor: Any) -> None:
         """Called after the last `insert` of a transaction; may end the transaction."""
 
     @abstractmethod
@@ -178,14 +201,6 @@ class Dialect(ABC):
     def insert_statement(self, target: Any, names: Sequence[str], place: str) -> str:
         listed, places = ", ".join(map(self.quoted, names)), ", ".join([place] * len(names))
         return f"insert into {self.quoted(target.shown)} ({listed}) values ({places})"
-
-    def execute(self, connection: Any, statement: str, given: Mapping[str, Any] | Sequence[Any] = ()) -> Any:
-        cursor = connection.cursor()
-        cursor.execute(statement, given)
-        return cursor
-
-    def quoted(self, name: str) -> str:
-        return self.quote + name.replace(self.quote, self.quote * 2) + self.quote
 
 
 def check_key(
