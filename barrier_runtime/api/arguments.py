@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.state.handle import KeyedState
 
 TIMERS = {"on_timer": ("key", "timestamp_ms", "ctx"), "on_wall_timer": ("key", "due_ms", "ctx")}
+_STORED = "give the sink after_decision=True instead, or call stable() directly before the sink"
 
 
 def refuse_coroutines(function: Any, where: str, methods: Iterable[str] = ()) -> None:
@@ -172,14 +173,14 @@ def check_deterministic(plan: Plan, node: int, where: str) -> None:
     for step, why in plan.by_wall_clock(node):
         raise InvalidJob(
             f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may make other "
-            "rows: call stable() directly before the sink, or take event time (clock='event', ctx.timers; rules by "
-            "broadcast('barrier')), or a sink that is exactly once by itself"
+            f"rows: {_STORED}, or take event time (clock='event', ctx.timers; rules by broadcast('barrier')), or a "
+            "sink that is exactly once by itself"
         )
     for step, why in interleaved(plan.nodes, node):
         raise InvalidJob(
             f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may make other "
-            "rows: call stable() directly before the sink, or use windows in place of what follows event time there, "
-            "or a sink that is exactly once by itself"
+            f"rows: {_STORED}, or use windows in place of what follows event time there, or a sink that is exactly "
+            "once by itself"
         )
 
 

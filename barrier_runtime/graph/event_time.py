@@ -90,7 +90,7 @@ def said_of(node: StepNode, behind: StepBehind) -> str:
         said = ""
     step = (node.name or node.kind) if node.detail == "every" else behind.step if behind.detail == "every" else ""
     if step and len(node.inputs) > 1:
-        said += f"; {_why(step, node)}, so another run may give other rows"
+        said += f"; {_why(step, node)}, so another run may give other rows: stable() after it repeats them"
     return said
 
 

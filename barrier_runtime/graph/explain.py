@@ -100,7 +100,7 @@ _EDGE = {
 }
 _SHOWN_EARLY = ", rows are visible as they arrive; a restart writes those after the last checkpoint again"
 _STORED_BEFORE = ", rows are visible after the decision of their checkpoint; a restart writes them again"
-_UPSERTS = ", or with stable() before it and deterministic=True exactly once"
+_UPSERTS = "; exactly once with after_decision=True, or with stable() before the sink and deterministic=True"
 _OVERTAKEN = ("hash", "rebalance")  # edges whose rows an unaligned barrier overtakes
 
 

@@ -33,9 +33,10 @@ class TTL:
     An entry written at time t is no longer returned from t + `time` on. Each element of a `ListState` and each entry of
     a `MapState` has its own time. `refresh`: "on_write" counts from the last write, "on_read" from the last write or
     read. `clock`: "event" (milliseconds of event time; the step needs `event_time=` and its input watermarks) or
-    "processing" (wall clock: a replay may see other state, so no sink that relies on a deterministic replay may
-    follow). Once the watermark (or the wall clock) has passed them, expired entries are deleted in small steps, even if
-    never accessed. `time`: a `timedelta`, or seconds. Raises `InvalidJob` for a time below a millisecond.
+    "processing" (wall clock: a replay may see other state, so a sink that relies on a deterministic replay may only
+    follow stored rows, see `Stream.stable`). Once the watermark (or the wall clock) has passed them, expired entries
+    are deleted in small steps, even if never accessed. `time`: a `timedelta`, or seconds. Raises `InvalidJob` for a
+    time below a millisecond.
     """
 
     time: Duration

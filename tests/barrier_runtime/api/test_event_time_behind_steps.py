@@ -97,6 +97,7 @@ def test_multi_input_steps_are_refused_if_later_steps_need_event_time(kind: str)
     sink(counted(merged(Untimed)), "windows")
     with pytest.raises(InvalidJob, match=f"in step '{kind}' .* 2 inputs interleave.* step 'timed' behind"):
         sink(timed(merged(Untimed)), "timers")
+    timed(merged(Untimed)).sink("stored", RedisUpsertSink("redis://host", key="k", after_decision=True))
     if kind == "connect":
         with pytest.raises(InvalidJob, match=r"inputs interleave .*, and it follows event time"):
             sink(merged(Timed), "itself")

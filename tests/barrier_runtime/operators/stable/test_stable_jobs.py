@@ -137,7 +137,7 @@ def test_a_lookup_is_accepted_before_a_deterministic_sink_with_stored_rows() -> 
         (found.stable() if stored else found).sink("table", Table("refused"))
         return made
 
-    with pytest.raises(InvalidJob, match=r"call stable\(\) directly before the sink"):
+    with pytest.raises(InvalidJob, match=r"give the sink after_decision=True instead, or call stable\(\)"):
         flow(stored=False)
     assert "rows are visible after the decision of their checkpoint" in flow(stored=True).explain()
 
@@ -151,7 +151,8 @@ def test_explain_proposes_stored_rows_for_upserts_at_least_once() -> None:
     flow = Dataflow("proposed")
     drawn = flow.from_iterator("numbers", numbers, schema={"v": int}).with_columns(drawn="cast(v as double)")
     drawn.sink("table", AtLeastOnce())
-    assert "with stable() before it and deterministic=True exactly once" in flow.explain()
+    said = flow.explain()
+    assert "exactly once with after_decision=True, or with stable() before the sink and deterministic=True" in said
 
 
 def looked_up(flow: Dataflow) -> Stream:
