@@ -25,6 +25,7 @@ _HOME = {
     "Stream": "barrier_runtime.api.stream",
     "KeyedStream": "barrier_runtime.api.stream",
     "BroadcastStream": "barrier_runtime.api.stream",
+    "Outputs": "barrier_runtime.api.steps",
     "connect": "barrier_runtime.api.connected",
     "col": "barrier_runtime.data.column_expression",
     "ColumnExpression": "barrier_runtime.data.column_expression",
@@ -132,6 +133,7 @@ _HOME = {
 if TYPE_CHECKING:
     from barrier_runtime.api.connected import connect as connect
     from barrier_runtime.api.dataflow import Dataflow as Dataflow
+    from barrier_runtime.api.steps import Outputs as Outputs
     from barrier_runtime.api.stream import BroadcastStream as BroadcastStream
     from barrier_runtime.api.stream import KeyedStream as KeyedStream
     from barrier_runtime.api.stream import Stream as Stream

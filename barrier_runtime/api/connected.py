@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import pyarrow as pa
 
 from barrier_runtime.api.arguments import check_handlers, why_by_wall_clock, with_errors
-from barrier_runtime.api.steps import OneStream, need_watermarks, one_or_all
+from barrier_runtime.api.steps import OneStream, Outputs, WithErrors, need_watermarks, one_or_all
 from barrier_runtime.api.stream import BroadcastStream, KeyedStream, Stream
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
@@ -102,7 +102,7 @@ class ConnectedStreams:
         side: None = None,
         on_error: Literal["side"],
         **more: "Unpack[ConnectedProcess]",
-    ) -> tuple[Stream, Stream]: ...
+    ) -> WithErrors[Stream]: ...
 
     @overload
     def process(
@@ -113,7 +113,7 @@ class ConnectedStreams:
         side: Mapping[str, SchemaLike],
         on_error: OnError | Retry = "fail",
         **more: "Unpack[ConnectedProcess]",
-    ) -> tuple[Stream, ...]: ...
+    ) -> Outputs[Stream]: ...
 
     def process(
         self,
@@ -124,7 +124,7 @@ class ConnectedStreams:
         event_time: str | Mapping[str, str] | None = None,
         side: Mapping[str, SchemaLike] | None = None,
         on_error: OnError | Retry = "fail",
-    ) -> Stream | tuple[Stream, ...]:
+    ) -> Stream | WithErrors[Stream] | Outputs[Stream]:
         """Runs a function with a handler per input, whose handlers share state and timers per key.
 
         `function` is a class with `on_<input>(self, key, row, ctx)` for each input by key and `on_<input>(self, row,
@@ -194,7 +194,7 @@ class ConnectedStreams:
             keys=self._keys_said(),
             states={state: handle.declared() for state, handle in states.items()},
         )
-        streams: Stream | tuple[Stream, ...] = one_or_all(next(iter(self._streams.values()))._added(node))
+        streams: Stream | Outputs[Stream] = one_or_all(next(iter(self._streams.values()))._added(node))
         return streams
 
     # ------------------------------------------------------------ inside

@@ -1,6 +1,6 @@
 """Joins of two keyed streams, the methods of `KeyedStream`; `join_steps` has their bodies."""
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, overload
 
 from barrier_runtime.api.join_steps import (
     JoinOptions,
@@ -9,7 +9,7 @@ from barrier_runtime.api.join_steps import (
     table_join,
     window_join,
 )
-from barrier_runtime.api.steps import KeyedInput, KeyedSteps, S
+from barrier_runtime.api.steps import KeyedInput, KeyedSteps, Outputs, S, WithLateSides
 from barrier_runtime.data.schemas import Duration
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.windows.assigners import WindowAssigner
@@ -55,7 +55,7 @@ class JoiningStream(KeyedSteps[S]):
     @overload
     def join(
         self, name: str, right: "JoiningStream[S]", *, late: Literal[True], **more: "Unpack[IntervalJoin]"
-    ) -> tuple[S, S, S]: ...
+    ) -> WithLateSides[S]: ...
 
     def join(
         self,
@@ -67,7 +67,7 @@ class JoiningStream(KeyedSteps[S]):
         how: "JoinKind" = "inner",
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
-    ) -> S | tuple[S, S, S]:
+    ) -> S | WithLateSides[S]:
         """Joins rows of both streams with equal keys and event times within bounds (see docs/joins.md).
 
         `between`: least and greatest event time of the right row minus that of the left row, of either sign, both
@@ -104,7 +104,7 @@ class JoiningStream(KeyedSteps[S]):
         *,
         late: Literal[True],
         **more: "Unpack[WindowJoin]",
-    ) -> tuple[S, S, S]: ...
+    ) -> WithLateSides[S]: ...
 
     def window_join(
         self,
@@ -116,7 +116,7 @@ class JoiningStream(KeyedSteps[S]):
         how: "JoinKind" = "inner",
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
-    ) -> S | tuple[S, S, S]:
+    ) -> S | WithLateSides[S]:
         """Joins rows of both streams with equal keys in the same window (`Tumbling` or `Sliding`).
 
         Arguments as in `join`. After the keys come the columns `window_start` and `window_end` (exclusive). A pair
@@ -137,7 +137,7 @@ class JoiningStream(KeyedSteps[S]):
     @overload
     def asof_join(
         self, name: str, right: "JoiningStream[S]", *, late: Literal[True], **more: "Unpack[AsOfJoin]"
-    ) -> tuple[S, S, S]: ...
+    ) -> WithLateSides[S]: ...
 
     def asof_join(
         self,
@@ -150,7 +150,7 @@ class JoiningStream(KeyedSteps[S]):
         how: "AsOfKind" = "left",
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
-    ) -> S | tuple[S, S, S]:
+    ) -> S | WithLateSides[S]:
         """Joins each left row with the newest right row of its key that is not newer than the left row.
 
         This is the backward direction of `pandas.merge_asof`: the right row is at most `tolerance` older, and with
@@ -173,7 +173,7 @@ class JoiningStream(KeyedSteps[S]):
     @overload
     def table_join(
         self, name: str, table: "JoiningStream[S]", *, late: Literal[True], **more: "Unpack[TableJoin]"
-    ) -> tuple[S, S, S]: ...
+    ) -> WithLateSides[S]: ...
 
     def table_join(
         self,
@@ -185,7 +185,7 @@ class JoiningStream(KeyedSteps[S]):
         how: "AsOfKind" = "left",
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
-    ) -> S | tuple[S, S, S]:
+    ) -> S | WithLateSides[S]:
         """Joins each row with the row of a table for its key.
 
         `table` is the stream of the table's changes, keyed by the table's primary key: a row replaces the row of its
@@ -210,5 +210,5 @@ def _keyed_input(right: Any, kind: str, name: str) -> KeyedInput:
     return right._keyed_input()
 
 
-def _one_or_three(streams: tuple[S, ...], late: bool) -> S | tuple[S, S, S]:
-    return (streams[0], streams[1], streams[2]) if late else streams[0]
+def _one_or_three(streams: Outputs[S], late: bool) -> "S | WithLateSides[S]":
+    return cast("WithLateSides[S]", streams) if late else streams.main

@@ -14,7 +14,7 @@ from barrier_runtime.api.arguments import (
     why_by_wall_clock,
     with_errors,
 )
-from barrier_runtime.api.steps import KeyedSteps, OneStream, S
+from barrier_runtime.api.steps import KeyedSteps, OneStream, Outputs, S, WithErrors
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, check_free, milliseconds, require_columns
 from barrier_runtime.graph.updates import RUNNING, UpdatesOfStep, counted_updates
@@ -156,7 +156,7 @@ class StatefulSteps(KeyedSteps[S]):
     @overload
     def process_groups(
         self, name: str, function: Any, *, on_error: Literal["side"], **more: "Unpack[ProcessGroups]"
-    ) -> tuple[S, S]: ...
+    ) -> WithErrors[S]: ...
 
     def process_groups(
         self,
@@ -166,7 +166,7 @@ class StatefulSteps(KeyedSteps[S]):
         schema: SchemaLike | None = None,
         state: Mapping[str, Any] | None = None,
         on_error: OnError | Retry = "fail",
-    ) -> S | tuple[S, S]:
+    ) -> S | WithErrors[S]:
         """Runs a function of whole batches, with state per key as numpy columns: for Arrow, numpy and pandas.
 
         `function` is a class with `process_groups(self, keys, batch, state)` and an attribute `state`, name → numpy
@@ -207,7 +207,7 @@ class StatefulSteps(KeyedSteps[S]):
             on_error=on_error,
             event_times=rows.event_times_of_batches,
         )
-        streams: S | tuple[S, S] = self._stateful(
+        streams: S | WithErrors[S] = self._stateful(
             name,
             "process_groups",
             make,
@@ -233,7 +233,7 @@ class StatefulSteps(KeyedSteps[S]):
     @overload
     def process(
         self, name: str, function: Any, *, side: None = None, on_error: Literal["side"], **more: "Unpack[KeyedProcess]"
-    ) -> tuple[S, S]: ...
+    ) -> WithErrors[S]: ...
 
     @overload
     def process(
@@ -244,7 +244,7 @@ class StatefulSteps(KeyedSteps[S]):
         side: Mapping[str, SchemaLike],
         on_error: OnError | Retry = "fail",
         **more: "Unpack[KeyedProcess]",
-    ) -> tuple[S, ...]: ...
+    ) -> Outputs[S]: ...
 
     def process(
         self,
@@ -256,7 +256,7 @@ class StatefulSteps(KeyedSteps[S]):
         event_time: str | None = None,
         side: Mapping[str, SchemaLike] | None = None,
         on_error: OnError | Retry = "fail",
-    ) -> S | tuple[S, ...]:
+    ) -> S | WithErrors[S] | Outputs[S]:
         """Runs a row-wise function with state and timers per key.
 
         `function` is a class with `process(self, key, row, ctx)` and, for timers, `on_timer(self, key, timestamp_ms,
@@ -271,11 +271,11 @@ class StatefulSteps(KeyedSteps[S]):
         side by side, so rows of a later time may come before: a function must look at the rows' own times, too. A
         wall-clock timer fires at its time, whether rows come or not (docs/time.md).
 
-        `side`: schemas of side outputs by name; `ctx.emit(name, row)` emits a row there. The result is then a tuple:
-        the main stream, and a stream per side output in that order. `on_error` as in `map`, with the errors as the
-        last stream: if the function raises for a row (or timer), rows that it yielded or emitted for this row are
-        discarded; its changes of state and timers remain (docs/side-outputs.md). With `Retry` everything is undone
-        and the call repeated.
+        `side`: schemas of side outputs by name; `ctx.emit(name, row)` emits a row there. The result is then
+        `Outputs`: `main`, and a stream per side output in that order. `on_error` as in `map`, with the errors as the
+        last stream, `errors`: if the function raises for a row (or timer), rows that the function yielded or emitted
+        for this row are discarded; changes of state and timers remain (docs/side-outputs.md). With `Retry`
+        everything is undone and the call repeated.
 
         >>> out, hot = readings.key_by("sensor").process("alarm", Alarm, schema=OUT, side={"hot": HOT})
         """
@@ -320,7 +320,7 @@ class StatefulSteps(KeyedSteps[S]):
         )
         in_time = callable(getattr(function, "on_timer", None)) or bool(expiring)
         by_wall_clock = why_by_wall_clock(function, states)
-        streams: S | tuple[S, ...] = self._stateful(
+        streams: S | Outputs[S] = self._stateful(
             name,
             "process",
             make,

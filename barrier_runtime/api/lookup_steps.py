@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 from barrier_runtime.api.arguments import (
     with_errors,
 )
-from barrier_runtime.api.steps import S, UnkeyedSteps, one_or_all
+from barrier_runtime.api.steps import Outputs, S, UnkeyedSteps, one_or_all
 from barrier_runtime.data.schemas import Duration, SchemaLike
 from barrier_runtime.graph.logical import StepNode
 from barrier_runtime.launch.outcome import plain_errors
@@ -64,7 +64,7 @@ class LookupSteps(UnkeyedSteps[S]):
         how: "HowMissing" = "left",
         on_error: OnError = "fail",
         **more: "Unpack[Lookup]",
-    ) -> tuple[S, ...]: ...
+    ) -> Outputs[S]: ...
 
     def lookup(
         self,
@@ -83,7 +83,7 @@ class LookupSteps(UnkeyedSteps[S]):
         max_batch: int = 100,
         max_requests: int | None = None,
         linger: Duration = _LINGER,
-    ) -> S | tuple[S, ...]:
+    ) -> S | Outputs[S]:
         """Adds the columns `schema`, which `fetch_many` finds for the value of `key` in another system.
 
         Other rows are processed meanwhile (docs/lookup.md). Each row has one result, also across failures of the
@@ -142,5 +142,5 @@ class LookupSteps(UnkeyedSteps[S]):
             by_wall_clock="rows are looked up in another system, whose answers change",
             side_outputs=sides,
         )
-        streams: S | tuple[S, ...] = one_or_all(self._added(node))
+        streams: S | Outputs[S] = one_or_all(self._added(node))
         return streams

@@ -99,7 +99,9 @@ OTHER_FRAMEWORKS = {
         ("tumbling_window", "hopping_window", "sliding_window", "resample", "rolling"),
         "windows are .key_by(…).window(name, Tumbling(timedelta(minutes=1)), event_time='at').aggregate(…)",
     ),
-    **dict.fromkeys(("get_side_output", "side_output"), "side outputs are returned: main, late = ….process(…, side=…)"),
+    **dict.fromkeys(
+        ("get_side_output", "side_output"), "side outputs are returned: ….process(…, side={'late': …}).late"
+    ),
 }
 
 

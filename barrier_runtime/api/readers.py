@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import cached_property, partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, cast, overload
 
 import pyarrow as pa
 
 from barrier_runtime.api import sources
 from barrier_runtime.api.arguments import source_of
+from barrier_runtime.api.steps import Outputs, WithDeadLetters
 from barrier_runtime.api.stream import Stream
 from barrier_runtime.connectors.source import (
     DeadLetters,
@@ -88,7 +89,7 @@ def _times_of(name: str, source: Source | SourceDescription, given: EventTimeOfS
     return EventTimeOfSource(**said)
 
 
-def with_dead_letters(rows: Stream, letters: DeadLetters) -> tuple[Stream, Stream]:
+def with_dead_letters(rows: Stream, letters: DeadLetters) -> WithDeadLetters[Stream]:
     """Good rows, and bad rows: see `DeadLetterOperator`. The schema of `rows` is known."""
     from barrier_runtime.operators.outputs.side_outputs import DEAD_LETTERS, DeadLetterOperator
 
@@ -103,11 +104,10 @@ def with_dead_letters(rows: Stream, letters: DeadLetters) -> tuple[Stream, Strea
         pa.schema([schema.field(column) for column in letters.good]),
         side_outputs={DEAD_LETTERS: pa.schema(dead_letters)},
     )
-    good, dead = rows._added(node)
-    return good, dead
+    return cast("WithDeadLetters[Stream]", rows._added(node))
 
 
-def _with_dead_letters(flow: "Readers", name: str, source: Any) -> Stream | tuple[Stream, Stream]:
+def _with_dead_letters(flow: "Readers", name: str, source: Any) -> Stream | WithDeadLetters[Stream]:
     return (
         flow.source_with_dead_letters(name, source)
         if source.bad_records == "dead_letter"
@@ -115,18 +115,20 @@ def _with_dead_letters(flow: "Readers", name: str, source: Any) -> Stream | tupl
     )
 
 
-def _stream_per_table(flow: "Readers", name: str, source: Any) -> Stream | tuple[Stream, ...]:
+def _stream_per_table(flow: "Readers", name: str, source: Any) -> Stream | Outputs[Stream]:
     made = source.named(name)
     stream = flow._one_stream(name, made, _times_of(name, source, EventTimeOfSource()))
     if isinstance(source.tables, str):
         return stream
     if len(made.tables) == 1:
-        return (stream,)
+        return Outputs([(source.tables[0], stream)])
     from barrier_runtime.connectors.postgres.changes.rows import table_rows
 
-    return tuple(
-        stream.map_batches(partial(table_rows, table=table.name), schema=columns)
-        for table, columns in zip(made.tables, made.layout.fields, strict=True)
+    return Outputs(
+        [
+            (given, stream.map_batches(partial(table_rows, table=table.name), schema=columns))
+            for given, table, columns in zip(source.tables, made.tables, made.layout.fields, strict=True)
+        ]
     )
 
 
@@ -166,7 +168,7 @@ class Readers:
         event_time: str | None = None,
         max_out_of_orderness: Duration = _NO_DELAY,
         idle_timeout: Duration | None = None,
-    ) -> tuple[Stream, Stream]:
+    ) -> WithDeadLetters[Stream]:
         """Adds a source whose bad records are dead letters (`KafkaSource(…, bad_records="dead_letter")`).
 
         Returns two streams: good rows, and bad records with key, value, metadata and `error`. Event time as in
@@ -196,7 +198,7 @@ class Readers:
             else stream.deduplicate(f"{name}-deduplicate", repeats.column, within=repeats.within)
         )
 
-    def _two_streams(self, name: str, made: Source, times: EventTimeOfSource) -> tuple[Stream, Stream]:
+    def _two_streams(self, name: str, made: Source, times: EventTimeOfSource) -> WithDeadLetters[Stream]:
         letters = made.dead_letters if isinstance(made, DeadLetterSource) else None
         if letters is None:
             raise InvalidJob(
@@ -247,7 +249,7 @@ class Readers:
             *,
             bad_records: Literal["dead_letter"],
             **options: Any,
-        ) -> tuple[Stream, Stream]: ...
+        ) -> WithDeadLetters[Stream]: ...
 
         @overload
         def read_kafka(
@@ -268,7 +270,7 @@ class Readers:
         @overload
         def read_postgres_changes(
             self, name: str, url: str, tables: Sequence[str], **options: Any
-        ) -> tuple[Stream, ...]: ...
+        ) -> Outputs[Stream]: ...
 
         def read_postgres_changes(self, name: str, url: str, tables: Any, **options: Any) -> Any: ...
     else:

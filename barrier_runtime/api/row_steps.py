@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import check_callable, retried, with_errors
 from barrier_runtime.api.column_steps import ColumnSteps, as_text, read_by, ready, themselves
-from barrier_runtime.api.steps import OneStream, S, event_times_of_batches, one_or_all
+from barrier_runtime.api.steps import OneStream, Outputs, S, WithErrors, event_times_of_batches, one_or_all
 from barrier_runtime.data.column_expression import ColumnExpression
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, column_names, require_columns
@@ -48,7 +48,7 @@ class RowSteps(ColumnSteps[S]):
     @overload
     def map(
         self, function: Callable[[Row], Row], *, on_error: Literal["side"], **more: "Unpack[RowStep]"
-    ) -> tuple[S, S]: ...
+    ) -> WithErrors[S]: ...
 
     def map(
         self,
@@ -57,14 +57,14 @@ class RowSteps(ColumnSteps[S]):
         schema: SchemaLike | None = None,
         name: str | None = None,
         on_error: OnError | Retry = "fail",
-    ) -> S | tuple[S, S]:
+    ) -> S | WithErrors[S]:
         """Maps one row (dict) to one row.
 
         Without `schema` the first returned rows determine the schema; open details (digits of decimals, columns of
         nulls) are as in the input's column of that name, if there is one. `name`: name of the step.
 
         `on_error`: treatment of a row for which the function raises. "fail" ends the job; "skip" drops and counts
-        the row; "side" returns two streams, the results and the failed rows (docs/side-outputs.md). `Retry` calls
+        the row; "side" returns two streams, `main` and `errors`, the failed rows (docs/side-outputs.md). `Retry` calls
         the function again for the exceptions that the `Retry` names; a final failure is treated under `restart=`."""
 
         from barrier_runtime.operators.functions.row_functions import MapOperator
@@ -79,7 +79,7 @@ class RowSteps(ColumnSteps[S]):
     @overload
     def flat_map(
         self, function: Callable[[Row], Iterable[Row]], *, on_error: Literal["side"], **more: "Unpack[RowStep]"
-    ) -> tuple[S, S]: ...
+    ) -> WithErrors[S]: ...
 
     def flat_map(
         self,
@@ -88,7 +88,7 @@ class RowSteps(ColumnSteps[S]):
         schema: SchemaLike | None = None,
         name: str | None = None,
         on_error: OnError | Retry = "fail",
-    ) -> S | tuple[S, S]:
+    ) -> S | WithErrors[S]:
         """Maps one row to any number of rows. Arguments as in `map`.
 
         If the function raises for a row, rows that it has returned for this row are discarded."""
@@ -109,7 +109,7 @@ class RowSteps(ColumnSteps[S]):
     @overload
     def filter(
         self, condition: Callable[[Row], Any], *, name: str | None = None, on_error: Literal["side"]
-    ) -> tuple[S, S]: ...
+    ) -> WithErrors[S]: ...
 
     def filter(
         self,
@@ -117,7 +117,7 @@ class RowSteps(ColumnSteps[S]):
         *,
         name: str | None = None,
         on_error: OnError | Retry = "fail",
-    ) -> S | tuple[S, S]:
+    ) -> S | WithErrors[S]:
         """Keeps rows for which the expression, or the function of a row, is true.
 
         An expression, SQL as text (docs/expressions.md) or an expression of `pyarrow.compute`, is much faster.
@@ -145,7 +145,7 @@ class RowSteps(ColumnSteps[S]):
         sides = side_schemas(None, on_error, where)
         by_row = partial(FilterOperator, function=condition, on_error=on_error)
         describe = with_errors(function_name(condition), on_error)
-        streams: S | tuple[S, S]
+        streams: S | WithErrors[S]
         streams = one_or_all(self._step_and_sides("filter", name, by_row, self.schema, describe, sides))
         return streams
 
@@ -172,8 +172,8 @@ class RowSteps(ColumnSteps[S]):
         *,
         into: Sequence[str],
         on_error: OnError | Retry = "fail",
-    ) -> tuple[S, ...]:
-        """Splits the stream into a stream per branch of `into`, in that order.
+    ) -> Outputs[S]:
+        """Splits the stream into a stream per branch of `into`, in that order, and under these names.
 
         `by` returns the name of a row's branch: a function of a row, or an expression with a text as result (as in
         `filter`), which is much faster. Every row goes to one branch. `on_error` as in `map`, for functions: "side"
@@ -210,7 +210,7 @@ class RowSteps(ColumnSteps[S]):
             describe = with_errors(function_name(by), on_error)
         sides = {**dict.fromkeys(branches, self.schema), **errors}
         _, *streams = self._step_and_sides("split", name, make, self.schema, describe, sides)
-        return tuple(streams)
+        return Outputs(list(zip(sides, streams, strict=True)))
 
     def _rowwise(
         self,
@@ -220,7 +220,7 @@ class RowSteps(ColumnSteps[S]):
         schema: SchemaLike | None,
         name: str | None,
         on_error: OnError | Retry,
-    ) -> S | tuple[S, S]:
+    ) -> S | WithErrors[S]:
         where = f"{kind} {name or ''}".strip()
         check_callable(function, where)
         output = as_schema(schema, where) if schema is not None else None
@@ -228,7 +228,7 @@ class RowSteps(ColumnSteps[S]):
         sides = side_schemas(None, on_error, where)
         make = partial(operator, function=function, schema=output, on_error=on_error)
         describe = with_errors(function_name(function), on_error)
-        streams: S | tuple[S, S]
+        streams: S | WithErrors[S]
         streams = one_or_all(self._step_and_sides(kind, name, make, output, describe, sides))
         return streams
 
@@ -250,7 +250,7 @@ class RowSteps(ColumnSteps[S]):
         *,
         on_error: Literal["side"],
         **more: "Unpack[BatchStep]",
-    ) -> tuple[S, S]: ...
+    ) -> WithErrors[S]: ...
 
     def map_batches(
         self,
@@ -260,7 +260,7 @@ class RowSteps(ColumnSteps[S]):
         name: str | None = None,
         one_to_one: bool = False,
         on_error: OnError | Retry = "fail",
-    ) -> S | tuple[S, S]:
+    ) -> S | WithErrors[S]:
         """Maps a whole `pyarrow.RecordBatch` to one (or a Table, or None).
 
         Batches have any number of rows from 1 on. `schema` and `name` as in `map`. `on_error` as in `map`: if the
@@ -292,7 +292,7 @@ class RowSteps(ColumnSteps[S]):
             event_times=event_times_of_batches(self._plan, of.node, of.tag),
         )
         describe = with_errors(function_name(function), on_error) + (", a row for each row" if one_to_one else "")
-        streams: S | tuple[S, S]
+        streams: S | WithErrors[S]
         streams = one_or_all(self._step_and_sides("map_batches", name, make, output, describe, sides, one_to_one))
         return streams
 

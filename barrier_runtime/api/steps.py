@@ -3,22 +3,28 @@
 The methods that users call are in classes by subject (`row_steps`, `lookup_steps`, `keyed_steps`, `joins`,
 `windowed`), each generic in `S`, the stream of the result. `Stream` and `KeyedStream` (`stream`) inherit from these
 classes, so no file needs the class of another.
+
+A step with several outputs returns a tuple whose elements have names. Type checkers see a class for each fixed set of
+names; at run time all sets are `Outputs`.
 """
 
+import difflib
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 import pyarrow as pa
 
+from barrier_runtime.api.missing_steps import NoSuchStep
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.graph.logical import Input, Plan, StepNode, Within
 from barrier_runtime.graph.updates import Updates, UpdatesOfStep, updates_of
 from barrier_runtime.operators.keyed.progress import keys_said
+from barrier_runtime.operators.outputs.declared_outputs import MAIN as MAIN
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
@@ -32,11 +38,105 @@ OneStream: TypeAlias = Literal["fail", "skip"] | Retry  # values of on_error= wi
 WINDOW_END = "window_end"  # the event time of results of windows
 
 
+class Outputs(tuple[S, ...]):
+    """Outputs of a step, in order and by name: `main`, then side outputs, `late`, `misses` or `errors`.
+
+    >>> hourly = visits.key_by("page").window("hourly", Tumbling(3600)).aggregate(late=True, n=count())
+    >>> hourly.main.sink("counts", ParquetSink("out/counts"))
+    >>> hourly.late.sink("late", ParquetSink("out/late"))
+    """
+
+    main: S
+
+    def __new__(cls, streams: Sequence[tuple[str, S]]) -> "Outputs[S]":
+        made = super().__new__(cls, [stream for _, stream in streams])
+        made.__dict__.update({_attribute(name): stream for name, stream in streams})
+        made.__dict__["_streams"] = dict(streams)
+        return made
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> S: ...
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(f"'Outputs' object has no attribute {name!r}", name=name, obj=None)
+            raise self._unknown(name)
+
+    def _unknown(self, name: str) -> NoSuchStep:
+        names = [_attribute(each) for each in streams_by_name(self)]
+        close = difflib.get_close_matches(name, names, 1)
+        meant = f"did you mean {close[0]!r}?" if close else f"choose an output first, as in .{names[0]}"
+        return NoSuchStep(f"the step has the outputs {', '.join(names)}, and none is named {name!r}: {meant}")
+
+    @overload  # type: ignore[override]
+    def __getitem__(self, key: int | str) -> S: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> tuple[S, ...]: ...
+
+    def __getitem__(self, key: Any) -> Any:
+        """Output by position or by name, for names that are no identifiers."""
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        found = {name: stream for name, stream in streams_by_name(self).items() if key in (name, _attribute(name))}
+        if not found:
+            raise self._unknown(key)
+        return found.get(key) or next(iter(found.values()))
+
+    def __repr__(self) -> str:
+        return (
+            f"Outputs({', '.join(f'{_attribute(name)}={stream!r}' for name, stream in streams_by_name(self).items())})"
+        )
+
+
+def streams_by_name(outputs: Outputs[S]) -> dict[str, S]:
+    """Streams by the names that their step gives them."""
+    streams: dict[str, S] = outputs.__dict__["_streams"]
+    return streams
+
+
+def _attribute(name: str) -> str:
+    """Name of an output as attribute: `late` of "late rows", `dead_letters` of "dead letters"."""
+    return name.removesuffix(" rows").replace(" ", "_")
+
+
+if TYPE_CHECKING:
+
+    class WithErrors(tuple[S, S]):
+        """Results, and the rows for which the function raised."""
+
+        main: S
+        errors: S
+
+    class WithLate(tuple[S, S]):
+        """Results, and late rows."""
+
+        main: S
+        late: S
+
+    class WithLateSides(tuple[S, S, S]):
+        """Joined rows, and late rows of both sides."""
+
+        main: S
+        late_left: S
+        late_right: S
+
+    class WithDeadLetters(tuple[S, S]):
+        """Rows of a source, and undecodable records."""
+
+        main: S
+        dead_letters: S
+else:
+    WithErrors = WithLate = WithLateSides = WithDeadLetters = Outputs
+
+
 class Steps(ABC, Generic[S]):
     """Base of all streams: a step can be added after the stream."""
 
     @abstractmethod
-    def _added(self, node: StepNode) -> tuple[S, ...]:
+    def _added(self, node: StepNode) -> Outputs[S]:
         """Adds `node` to the flow; returns the streams of main output and side outputs, in order."""
 
 
@@ -80,7 +180,7 @@ class UnkeyedSteps(Steps[S]):
         describe: str,
         sides: Mapping[str, pa.Schema | None],
         whole_batches: bool = False,
-    ) -> tuple[S, ...]:
+    ) -> Outputs[S]:
         inputs = (self._as_input(),)
         return self._added(
             StepNode(
@@ -202,8 +302,8 @@ def warn_of_updates(rows: KeyedInput, where: str, counts: Callable[[Updates], st
     return found
 
 
-def one_or_all(streams: tuple[S, ...]) -> Any:
-    """Main output of a step, or a tuple of the main output and the side outputs."""
+def one_or_all(streams: Outputs[S]) -> Any:
+    """Main output of a step, or all outputs if the step has side outputs."""
     return streams if len(streams) > 1 else streams[0]
 
 

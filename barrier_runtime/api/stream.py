@@ -24,7 +24,7 @@ from barrier_runtime.api.lookup_steps import LookupSteps
 from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_BROADCAST, BEFORE_KEY_BY, no_step
 from barrier_runtime.api.row_steps import RowSteps
 from barrier_runtime.api.sink_steps import AnySink, SinkSteps
-from barrier_runtime.api.steps import KeyedInput, OneStream, one_or_all
+from barrier_runtime.api.steps import MAIN, KeyedInput, OneStream, Outputs, WithErrors, one_or_all
 from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
@@ -244,7 +244,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
     @overload
     def process(
         self, name: str, function: Any, *, side: None = None, on_error: Literal["side"], **more: "Unpack[RowProcess]"
-    ) -> tuple["Stream", "Stream"]: ...
+    ) -> WithErrors["Stream"]: ...
 
     @overload
     def process(
@@ -255,7 +255,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         side: Mapping[str, SchemaLike],
         on_error: OnError | Retry = "fail",
         **more: "Unpack[RowProcess]",
-    ) -> tuple["Stream", ...]: ...
+    ) -> Outputs["Stream"]: ...
 
     def process(
         self,
@@ -265,7 +265,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         schema: SchemaLike | None = None,
         side: Mapping[str, SchemaLike] | None = None,
         on_error: OnError | Retry = "fail",
-    ) -> "Stream | tuple[Stream, ...]":
+    ) -> "Stream | WithErrors[Stream] | Outputs[Stream]":
         """Runs a row-wise function without key and state.
 
         `function`: a class with `process(self, row, ctx)`, which yields rows or returns a row, a list or None, or a
@@ -286,7 +286,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         )
         describe = with_errors(function_name(function), on_error)
         steps = self._step_and_sides("process", name, make, output, describe, sides)
-        return cast("Stream | tuple[Stream, ...]", one_or_all(steps))
+        return cast("Stream | Outputs[Stream]", one_or_all(steps))
 
     def deduplicate(self, name: str, *columns: str, within: Duration | None) -> "Stream":
         """Keeps the first row of each id (the values of `columns`; null is a value) and drops later rows.
@@ -352,10 +352,10 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
     def _as_input(self) -> Input:
         return Input(self._node, "rebalance" if self._rebalanced else "forward", tag=self._tag)
 
-    def _added(self, node: StepNode) -> "tuple[Stream, ...]":
+    def _added(self, node: StepNode) -> "Outputs[Stream]":
         number = self._plan.add(node)
-        main = Stream(self._plan, number, node.schema)
-        return main, *[Stream(self._plan, number, schema, tag=tag) for tag, schema in node.side_outputs.items()]
+        sides = [(tag, Stream(self._plan, number, schema, tag=tag)) for tag, schema in node.side_outputs.items()]
+        return Outputs([(MAIN, Stream(self._plan, number, node.schema)), *sides])
 
 
 class BroadcastStream:
@@ -401,5 +401,5 @@ class KeyedStream(JoiningStream[Stream], StatefulSteps[Stream]):
         stream = self._stream
         return KeyedInput(stream._plan, stream._node, stream._tag, self._keys, stream.schema)
 
-    def _added(self, node: StepNode) -> tuple[Stream, ...]:
+    def _added(self, node: StepNode) -> Outputs[Stream]:
         return self._stream._added(node)

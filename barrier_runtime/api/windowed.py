@@ -15,7 +15,17 @@ from barrier_runtime.api.arguments import (
     with_errors,
 )
 from barrier_runtime.api.missing_steps import AFTER_WINDOW, no_step
-from barrier_runtime.api.steps import KeyedSteps, OneStream, S, one_or_all
+from barrier_runtime.api.steps import (
+    MAIN,
+    KeyedSteps,
+    OneStream,
+    Outputs,
+    S,
+    WithErrors,
+    WithLate,
+    one_or_all,
+    streams_by_name,
+)
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, require_columns
 from barrier_runtime.graph.logical import Within
@@ -24,7 +34,7 @@ from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
-from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.outputs.failures import ERRORS, OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.assigners import WindowAssigner
@@ -74,16 +84,16 @@ class WindowedStream(Generic[S]):
     def aggregate(self, **aggregates: AnyAggregate) -> S: ...
 
     @overload
-    def aggregate(self, *, late: Literal[True], **aggregates: AnyAggregate) -> tuple[S, S]: ...
+    def aggregate(self, *, late: Literal[True], **aggregates: AnyAggregate) -> WithLate[S]: ...
 
-    def aggregate(self, *, late: Any = False, **aggregates: AnyAggregate) -> S | tuple[S, S]:
+    def aggregate(self, *, late: Any = False, **aggregates: AnyAggregate) -> S | WithLate[S]:
         """Emits one row per key and window when the watermark has passed the end of the window.
 
         Columns: the key columns, `window_start` and `window_end` (timestamps in ms, UTC; the end is exclusive;
         `Global` has neither), `update` with an allowed lateness or early results, `early` with early results,
         `retracted` for sessions with either, then the aggregates. Rows that come after the end of all their windows
-        are dropped and counted (`late_rows`). `late=True` returns a pair instead: (results, late rows), the late
-        rows unchanged.
+        are dropped and counted (`late_rows`). `late=True` returns two streams instead, `main` and `late`: results
+        and unchanged late rows.
 
         >>> counts, late = visits.aggregate(late=True, n=count())
         """
@@ -110,7 +120,7 @@ class WindowedStream(Generic[S]):
         if self._window.merges:
             require_merge(aggregates, where)
         schema = rows.schema
-        streams: S | tuple[S, S] = self._step(
+        streams: S | WithLate[S] = self._step(
             Aggregates(aggregates),
             window_schema(schema, rows.keys, aggregates, where, beside) if schema is not None else None,
             f"{'' if trigger is None else f' {trigger}'}: {aggregates_said(aggregates)}",
@@ -211,7 +221,7 @@ class WindowedStream(Generic[S]):
         late: Literal[True],
         on_error: OnError | Retry = "fail",
         **aggregates: AnyAggregate,
-    ) -> tuple[S, ...]: ...
+    ) -> Outputs[S]: ...
 
     @overload
     def apply(
@@ -220,10 +230,10 @@ class WindowedStream(Generic[S]):
         *,
         schema: SchemaLike,
         batches: bool = False,
-        late: bool = False,
+        late: Literal[False] = False,
         on_error: Literal["side"],
         **aggregates: AnyAggregate,
-    ) -> tuple[S, ...]: ...
+    ) -> WithErrors[S]: ...
 
     def apply(
         self,
@@ -234,7 +244,7 @@ class WindowedStream(Generic[S]):
         late: bool = False,
         on_error: OnError | Retry = "fail",
         **aggregates: AnyAggregate,
-    ) -> S | tuple[S, ...]:
+    ) -> S | WithErrors[S] | Outputs[S]:
         """Calls `function(key, window, table)` for each whole window after its end.
 
         `key` is a tuple if there are several columns, `window` has `start` and `end`, and `table` is a
@@ -266,16 +276,16 @@ class WindowedStream(Generic[S]):
         given_back, errors = as_schema(schema, where), side_schemas(None, on_error, where)
         content = Applied(function, given_back, batches, on_error)
         said = f": {with_errors(function_name(function), on_error, 'windows')}"
-        streams: S | tuple[S, ...] = self._step(content, given_back, said, late, errors)
-        return self._shown(streams, results=False, errors=bool(errors))
+        streams: S | Outputs[S] = self._step(content, given_back, said, late, errors)
+        return self._shown(streams, results=False)
 
     @overload
     def top(self, n: int, *, by: str, largest: bool = True, late: Literal[False] = False) -> S: ...
 
     @overload
-    def top(self, n: int, *, by: str, largest: bool = True, late: Literal[True]) -> tuple[S, S]: ...
+    def top(self, n: int, *, by: str, largest: bool = True, late: Literal[True]) -> WithLate[S]: ...
 
-    def top(self, n: int, *, by: str, largest: bool = True, late: bool = False) -> S | tuple[S, S]:
+    def top(self, n: int, *, by: str, largest: bool = True, late: bool = False) -> S | WithLate[S]:
         """Emits, after its end, each window's `n` rows with the largest (or smallest) values in `by`.
 
         Columns: all columns, then `window_start` and `window_end`, then `rank` from 1. Results of the same `Tumbling`
@@ -301,7 +311,7 @@ class WindowedStream(Generic[S]):
                 f".rename({taken[0]}='first_{taken[0]}'). Results of .aggregate(…) keep their window_start and "
                 "window_end if these are the same Tumbling windows, with event_time='window_start'"
             )
-        streams: S | tuple[S, S] = self._step(
+        streams: S | WithLate[S] = self._step(
             Top(n, by, largest, spans_known),
             output,
             "",
@@ -326,29 +336,28 @@ class WindowedStream(Generic[S]):
         late: bool,
         on_error: OnError | Retry,
         aggregates: dict[str, AnyAggregate],
-    ) -> S | tuple[S, ...]:
+    ) -> S | Outputs[S]:
         if batches:
             raise InvalidJob(f"window {self._name!r}: the function gets aggregates and no rows: leave batches= out")
         give: Any = self.aggregate
         streams = give(late=late, **aggregates)
-        results, *others = streams if late else (streams,)
+        results = streams.main if late else streams
         keys = () if self._all_rows else self._keyed._keyed_input().keys
         applied = results.flat_map(OfAggregates(function, keys), schema=schema, on_error=on_error)
-        given = applied if isinstance(applied, tuple) else (applied,)
-        every: S | tuple[S, ...] = one_or_all((given[0], *others, *given[1:]))
+        given: dict[str, S] = {MAIN: applied.main, **({LATE: streams.late} if late else {}), ERRORS: applied.errors}
+        every: S | Outputs[S] = one_or_all(Outputs(list(given.items())))
         return every
 
-    def _shown(self, streams: T, results: bool = True, errors: bool = False) -> T:
+    def _shown(self, streams: T, results: bool = True) -> T:
         """Streams for users, without the internal key.
 
-        `results`: true if the main output has key columns. `errors`: the last stream has errors, without key
-        columns."""
+        `results`: true if the main output has key columns."""
         if not self._all_rows:
             return streams
-        main, *others = streams if isinstance(streams, tuple) else (streams,)
-        kept = others[-1:] if errors else []
-        late = [without_one_key(stream) for stream in others[: len(others) - len(kept)]]
-        return cast(T, one_or_all((without_one_key(main) if results else main, *late, *kept)))
+        given = streams_by_name(streams) if isinstance(streams, Outputs) else {MAIN: streams}
+        with_key = {LATE, *([MAIN] if results else [])}
+        shown = [(name, without_one_key(stream) if name in with_key else stream) for name, stream in given.items()]
+        return cast(T, one_or_all(Outputs(shown)))
 
     def _whole_windows(self, method: str, late: bool) -> pa.Schema:
         """Columns of the rows, for a step that holds rows."""

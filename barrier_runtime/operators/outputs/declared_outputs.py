@@ -10,6 +10,8 @@ from barrier_runtime.operators.outputs.failures import ERROR_SCHEMA, ERRORS, OnE
 from barrier_runtime.operators.retry import Retry, check_pauses
 from barrier_runtime.state.errors import InvalidJob
 
+MAIN = "main"  # name of the output that is no side output
+
 
 def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: OnError | Retry, where: str) -> dict[str, pa.Schema]:
     """Returns the side outputs of a step by name, in the order of its streams: declared ones, then errors."""
@@ -19,6 +21,8 @@ def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: OnError | Retr
             raise InvalidJob(f'{where}: side={side!r}: give a schema by name, as in side={{"late": {{"at": int}}}}')
         for name, schema in side.items():
             _check_name(name, f"{where}: side output")
+            if name == MAIN:
+                raise InvalidJob(f"{where}: {MAIN!r} is the name of the main output: give the side output another name")
             if schema is None:
                 raise InvalidJob(
                     f"{where}: side output {name!r} has no schema, and the rows of its first batch may be far away: "

@@ -87,6 +87,20 @@ reveal_type(br.connect(a=keyed).process("d", print, on_error="side")[1])
 hours = keyed.window("hours", br.Tumbling(hour), event_time="at")
 reveal_type(hours.apply(lambda key, window, table: table, schema={"n": int}, batches=True))
 reveal_type(hours.apply(lambda key, window, table: table, schema={"n": int}, late=True)[1])
+
+reveal_type(rows.map(dict, on_error="side").errors)
+good, bad = rows.map(dict, on_error="side")
+reveal_type(bad)
+reveal_type(rows.split("by2", str, into=("a", "b")).a)
+reveal_type(keyed.process("s", print, side={"too hot": {"at": int}})["too hot"])
+reveal_type(hours.aggregate(late=True, n=br.count()).late)
+reveal_type(hours.top(3, by="n", late=True).main)
+reveal_type(keyed.join("l", keyed, between=(hour, hour), event_time="at", late=True).late_right)
+reveal_type(rows.lookup("o", print, key=["k"], schema={"name": str}, how="side").misses)
+reveal_type(flow.read_kafka("k2", "broker:9092", "t", group="g", bad_records="dead_letter").dead_letters)
+reveal_type(flow.source_with_dead_letters("letters2", kafka).main)
+outputs: br.Outputs[br.Stream] = keyed.process("v", print, side={"late": {"at": int}}, on_error="side")
+reveal_type(outputs.late)
 """
 REVEALED = [
     *(
@@ -114,7 +128,7 @@ REVEALED = [
         "IcebergSource",
         "PostgresChangesSource",
     ),
-    *["Stream"] * 35,
+    *["Stream"] * 46,
 ]
 WRONG = """
 br.ParquetSink("out", nonsense=1)
@@ -129,6 +143,7 @@ flow.read_jsonl("jsonl", "in", pace="fast")
 keyed.join("j", keyed, between=(hour, hour))
 keyed.table_join("t", keyed, deleted=True)
 rows.lookup("l", print, key="k", schema={"name": str}, max_batches=3)
+hours.aggregate(late=True, n=br.count()).errors
 """
 REFUSED = [
     'Unexpected keyword argument "nonsense" for "ParquetSink"',
@@ -137,13 +152,14 @@ REFUSED = [
     'Argument 2 to "source" of "Readers" has incompatible type "str"',
     'Argument "a" to "rename" of "ColumnSteps" has incompatible type "int"; expected "str"',
     'Argument 1 to "inspect" of "RowSteps" has incompatible type "int"',
-    '"tuple[Stream, Stream]" has no attribute "sink"',
+    '"WithErrors[Stream]" has no attribute "sink"',
     'Unexpected keyword argument "nonsense"',
     'has incompatible type "str"; expected "float | None"',
     'No overload variant of "join" of "JoiningStream" matches',
     'No overload variant of "table_join" of "JoiningStream" matches',
     'Unexpected keyword argument "max_batches" for overloaded function "lookup"',
     'No overload variant of "lookup" of "LookupSteps" matches',
+    '"WithLate[Stream]" has no attribute "errors"',
 ]
 
 
