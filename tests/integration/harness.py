@@ -34,6 +34,10 @@ def enough(out: Path | str) -> None:
     Path(_mark(out)).touch()
 
 
+def is_enough(out: Path | str) -> bool:
+    return os.path.exists(_mark(out))
+
+
 def _mark(out: Path | str) -> str:
     return f"{out}.enough"
 

@@ -1,14 +1,14 @@
 """Real Spark, a sink that cannot keep up, kills: unaligned checkpoints complete, rows in flight keep their order."""
 
 import pytest
-from harness import counting_flow, kill, verdict
+from harness import counting_flow, enough, kill, verdict
 from slow_sink import SlowSink
 
 from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
-ROWS = 60_000
+ROWS = 200_000  # most of a minute for the kills; then the sink is fast
 
 
 def test_full_queues_before_a_slow_sink_and_kills_lose_double_and_reorder_nothing(spark, tmp_path):
@@ -24,6 +24,7 @@ def test_full_queues_before_a_slow_sink_and_kills_lose_double_and_reorder_nothin
             assert status.outcome is None, "the rows were to last longer"
             kill(status.slots[victim].pid)
             until(lambda token=status.token: handle.status().token > token, "a new generation began")
+        enough(out)
         result = handle.wait(180)
     assert verdict(out, ROWS).right, verdict(out, ROWS)
     assert result.records == ROWS

@@ -200,7 +200,7 @@ def test_an_exception_in_a_users_function_is_shown_as_the_user_knows_it(folder, 
     assert "barrier_runtime/" not in text.replace("tests/barrier_runtime", "")  # not one of our frames
     assert text.endswith("then start the job again.")
     assert error.value.status.generations == 1
-    assert caplog.text == ""  # logged once, by the error
+    assert [each for each in caplog.records if each.name.startswith(("barrier_runtime", "coordinator"))] == []
 
 
 def test_an_exception_in_an_iterator_names_the_row():
@@ -329,9 +329,9 @@ def test_columns_that_a_sinks_format_does_not_have_fail_the_job_once(tmp_path):
 # ---------------------------------------------------------------- restoring
 
 
-def counted(tmp_path, rows=3_000, keys=50, aggregate="count", **options):
+def counted(tmp_path, rows=3_000, keys=50, aggregate="count", rate=30_000, **options):
     flow = Dataflow("restored")
-    numbers = flow.rate("numbers", 30_000, rows, keys=keys).map_batches(scatter)
+    numbers = flow.rate("numbers", rate, rows, keys=keys).map_batches(scatter)
     numbers.key_by("key").aggregate(aggregate, n=count()).sink("out", JsonlSink(str(tmp_path / "out")))
     return flow.run_local(checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.03, **options)
 
@@ -389,7 +389,7 @@ def test_a_restore_that_would_lose_or_repeat_something_is_refused(tmp_path, opti
 
 
 def test_an_older_checkpoint_is_restored_only_when_repeats_are_allowed(tmp_path):
-    counted(tmp_path, retained=5)
+    counted(tmp_path, rate=1_000, retained=5)  # time for several checkpoints
     view = LogReader(open_store(str(tmp_path / "checkpoints")), Paths("restored")).read(kept=True)
     older = min(complete_of(entry).checkpoint for entry in (*view.completes, *view.other_kept))
     with pytest.raises(JobFailed, match=f"checkpoint {older} of job restored is older than the last completed one"):
@@ -425,7 +425,7 @@ def test_a_second_local_run_of_the_same_job_fences_the_first(tmp_path):
     thread.start()
     until(lambda: visible_files(out), "the first run committed something")
     counting_flow("twice-local", out, 10_000, 100_000).run_local(checkpoints=checkpoints, checkpoint_interval=0.05)
-    thread.join(30)
+    thread.join()
     assert len(fenced) == 1
     assert "taken over by generation" in fenced[0]
     assert "stop the other run" in fenced[0]
@@ -446,7 +446,7 @@ def test_a_local_run_leaves_no_thread_and_no_folder_whether_it_ends_well_or_not(
     with pytest.raises(JobFailed):
         job(read_folder(folder), JsonlSink("/proc/nowhere")).run_local()
     assert list(temporary.iterdir()) == []
-    until(lambda: set(threading.enumerate()) <= threads, "all threads ended", 10)
+    until(lambda: set(threading.enumerate()) <= threads, "all threads ended")
 
 
 def test_a_local_run_works_where_a_loop_is_running_already():

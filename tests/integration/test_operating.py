@@ -101,12 +101,12 @@ def running_daemon(folder):
 
 def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark, tmp_path):
     """F9: both continue in their generation; the command line sees, triggers and stops them."""
-    rows = 100_000  # over a minute at this rate: five commands of the command line run before the end
+    rows = 100_000  # over three minutes at this rate: five commands of the command line run before the end
     options = {"spark": spark, "parallelism": 2, "checkpoint_interval": 0.3}
     with running_daemon(tmp_path) as daemon:
         options |= daemon.options()
-        one = counting_flow("daemon-one", tmp_path / "one", rows, 1_500).start(**options)
-        two = counting_flow("daemon-two", tmp_path / "two", rows, 1_500).start(**options)
+        one = counting_flow("daemon-one", tmp_path / "one", rows, 500).start(**options)
+        two = counting_flow("daemon-two", tmp_path / "two", rows, 500).start(**options)
         try:
             until(lambda: completed(one, 2) and completed(two, 2), "both jobs completed checkpoints")
             before = one.status(), two.status()
@@ -139,12 +139,12 @@ def test_a_job_ends_with_a_savepoint_and_another_goes_on_with_it(spark, tmp_path
     """By handle and by command; the daemon is killed in between, and the first job's folder is deleted before the
     second job begins. Together they write each row once.
     """
-    rows = 120_000
+    rows = 120_000  # two minutes for the commands
     savepoints = tmp_path / "savepoints"
     options = {"spark": spark, "parallelism": 2, "checkpoint_interval": 0.3}
     with running_daemon(tmp_path) as daemon:
         options |= daemon.options()
-        with counting_flow("first", tmp_path / "out", rows, 4_000).start(**options) as first:
+        with counting_flow("first", tmp_path / "out", rows, 1_000).start(**options) as first:
             until(lambda: completed(first, 2), "checkpoints completed")
             shown = daemon.command("savepoint", "first", "--to", str(savepoints / "one"))
             assert "one: checkpoint" in shown
@@ -227,7 +227,7 @@ def test_a_stopped_job_goes_on_where_it_was_when_started_again(spark, tmp_path, 
     """C16: "checkpoint" commits all rows covered by the last checkpoint; "now" takes none."""
     rows, out = 40_000, tmp_path / "out"
     options = {"spark": spark, "parallelism": 2, "checkpoints": str(tmp_path / "checkpoints")}
-    with counting_flow("stopped", out, rows, 5_000).start(**options, checkpoint_interval=0.3) as handle:
+    with counting_flow("stopped", out, rows, 500).start(**options, checkpoint_interval=0.3) as handle:
         until(lambda: completed(handle, 2), "two checkpoints completed")
         before = handle.status().checkpoints.last_completed.checkpoint
         handle.stop(mode)

@@ -14,7 +14,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
-RATE = 500  # a minute for the strikes; then all remaining rows come at once
+RATE = 250  # two minutes for the strikes; then all remaining rows come at once
 
 
 def start(spark, out, tmp_path, rows, **options):

@@ -12,14 +12,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from harness import visible_files
+from harness import enough, is_enough, visible_files
 
 from barrier_runtime import Dataflow, JsonlSink, ParquetSink, committed_files
 from barrier_runtime.connectors.memory.collect import CollectSink
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_store
+from tests.waiting import until
 
-ROWS, PARTITIONS = 12_000, 12
+ROWS, PARTITIONS = 12_000, 36
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,12 +35,12 @@ def random_rows(spark: Any) -> Any:
     return spark.range(0, ROWS, 1, PARTITIONS).selectExpr("id", "uuid() as token")
 
 
-def slowly(batch: pa.RecordBatch) -> pa.RecordBatch:
-    time.sleep(0.5)  # so that the job is broken off between two partitions
-    return batch
-
-
 def flow_of(dataframe: Any, out: Path, staging: str | None = None) -> Dataflow:
+    def slowly(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not is_enough(out):
+            time.sleep(0.5)  # so that the job is broken off between two partitions
+        return batch
+
     flow = Dataflow("from-spark")
     flow.from_spark("rows", dataframe, staging=staging).map_batches(slowly).sink("out", JsonlSink(str(out)))
     return flow
@@ -71,16 +72,14 @@ def test_interrupted_and_restarted_program_reads_the_rows_of_the_first_query(
         "spark": spark,
     }
     with flow_of(random_rows(spark), out).start(**options) as handle:
-        deadline = time.monotonic() + 60
-        while not visible_files(out):
-            assert time.monotonic() < deadline, handle.status()
-            time.sleep(0.05)
+        until(lambda: visible_files(out), "rows are visible")
         wanted = staged_rows(checkpoints)
         handle.stop("now")
         handle.wait()
     assert len(wanted) == ROWS
     before = visible(out)
     assert 0 < len(before) < ROWS, "it was broken off in mid-stream"
+    enough(out)
     flow_of(random_rows(spark), out).run(**{**options, "parallelism": 3})
     assert visible(out) == wanted
     left = [found.key for found in open_store(checkpoints).list("from-spark/sources/")]

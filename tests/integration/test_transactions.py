@@ -46,7 +46,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 def test_what_a_killed_program_had_decided_is_settled_without_it(tmp_path):
     """T3, T6, T11: listed, committed by another process, twice; the program continues, no row is lost or doubled."""
-    first = launch(tmp_path, 6_000)
+    first = launch(tmp_path, 600)
     known: dict[int, psutil.Process] = {}
 
     def died() -> bool:

@@ -22,7 +22,7 @@ def test_rows_are_committed_on_spark_while_the_generator_waits_for_that(spark, t
     def slowly(index, of):
         for n in range(4):
             yield {"n": n}
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 240
             while n not in numbers_visible(out):
                 assert time.monotonic() < deadline, f"row {n} is not visible while the generator waits"
                 time.sleep(0.01)

@@ -132,7 +132,7 @@ def test_a_second_run_of_the_same_job_fences_the_first_which_says_by_whom(spark,
         "checkpoints": str(tmp_path / "checkpoints"),
         "checkpoint_interval": 0.3,
     }
-    first = counting_flow("twice", out, rows, 6_000).start(**options)
+    first = counting_flow("twice", out, rows, 600).start(**options)
     second = None
     try:
         until(lambda: first.status().checkpoints.completed >= 2, "the first run completed checkpoints")

@@ -59,7 +59,7 @@ PATIENCE_S = 300.0  # for the job to get on after a strike, with the server runn
 _TICK_S = 0.05
 _VICTIM_S = 5.0
 _LEAVE_S = 120.0
-_EXCUSED_S = 15.0  # after an outage: a program started during the outage may end because of it
+_EXCUSED_S = 60.0  # after an outage: a program started during the outage may end because of it
 _REPORTS = Path("build/ends")
 OPTIONS: dict[str, Any] = {
     "master": "local[4,16]",
