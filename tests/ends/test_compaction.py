@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions import EqualTo
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
@@ -19,6 +20,7 @@ from barrier_runtime import Dataflow, DeltaSource, IcebergSource
 from barrier_runtime.connectors.delta.compaction import DeltaCompaction
 from barrier_runtime.connectors.delta.log_records import log_key
 from barrier_runtime.connectors.delta.sink import DeltaSink
+from barrier_runtime.connectors.iceberg import compaction as iceberg_compaction
 from barrier_runtime.connectors.iceberg.compaction import IcebergCompaction
 from barrier_runtime.connectors.iceberg.sink import IcebergSink
 from barrier_runtime.connectors.sink import SinkContext
@@ -552,6 +554,39 @@ def test_a_commit_that_meets_a_compaction_is_tried_again_at_once(tmp_path: Path)
     world.commit(100)
     assert world.numbers() == [*range(MANY), 100]
     assert len(world.files()) == 2
+
+
+def test_a_compaction_that_loses_twenty_races_to_another_writer_is_still_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = IcebergWorld(tmp_path / "table")
+    world.many()
+    replace, races = iceberg_compaction._Replacing.commit, iter(range(20))
+
+    def beaten(producer: Any) -> None:
+        if (number := next(races, None)) is not None:
+            world.append_by_another(1_000 + number)
+        replace(producer)
+
+    monkeypatch.setattr(iceberg_compaction._Replacing, "commit", beaten)
+    assert compact_once(world.compaction) == MANY
+    assert world.numbers() == [*range(MANY), *range(1_000, 1_020)]
+    assert world.orphans() == set()
+
+
+def test_a_compaction_that_a_catalog_always_refuses_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = IcebergWorld(tmp_path / "table")
+    world.many()
+
+    def refused(producer: Any) -> None:
+        raise CommitFailedException("the branch has changed")
+
+    monkeypatch.setattr(iceberg_compaction._Replacing, "commit", refused)
+    assert compact_once(world.compaction) == 0
+    assert len(world.files()) == MANY
+    assert world.orphans() == set()
 
 
 def test_files_are_replaced_beside_deletes_of_other_files(tmp_path: Path) -> None:

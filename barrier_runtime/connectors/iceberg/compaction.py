@@ -6,6 +6,7 @@ manifests, and its cost does not grow with the table.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from barrier_runtime.connectors.iceberg.table import LIBRARY_RETRIES, deleted, t
 from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, to_compact
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
-_ATTEMPTS = 10  # commits that others make at the same moment
+_ATTEMPTS = 10  # at one state of the table; more only while other writers commit
 _LONGEST_S = 3600.0  # from the look to the commit: files in no snapshot must not become old
 _LAST_FORMAT = 2  # of tables whose rows have no ids
 
@@ -154,13 +155,15 @@ class IcebergCompaction:
     def commit(self, plan: IcebergPlan, written: Sequence[DataFile]) -> int:
         summary = {APPLICATION: f"{self._owner}compaction"}
         tried: set[int] = set()
-        for attempt in range(_ATTEMPTS + 1):
+        attempts: Counter[str] = Counter()  # by state of the table
+        while True:
             table = self._now()
             if table is None:
                 return 0
             if tried & {snapshot.snapshot_id for snapshot in table.metadata.snapshots}:
                 break  # a commit reported as failed is in the table
-            late = attempt == _ATTEMPTS or time.monotonic() - plan.looked_s > _LONGEST_S
+            attempts[table.metadata_location] += 1
+            late = attempts[table.metadata_location] > _ATTEMPTS or time.monotonic() - plan.looked_s > _LONGEST_S
             if late or not plan.holds(table):
                 self._dropped(table, written)
                 return 0
