@@ -2,11 +2,10 @@
 
 import os
 import signal
-import time
 from contextlib import contextmanager
 
 import pytest
-from arrival_times import latency_between, stamped
+from arrival_times import Watched, wait_for_new_rows
 from harness import JsonlSink, NumbersUntilEnough, count, enough, verdict
 from test_operating import Daemon
 
@@ -15,9 +14,10 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
-LEASE_S = 20.0  # the stream must not stop for half of the lease, which a busy machine alone does not take
+LEASE_S = 20.0  # a busy machine alone does not take that long
 RATE = 2_000
 ROWS = 160_000
+NEW = 5_000  # rows of each slot while nobody leads: for seconds
 UNSTORED = 20  # history is stored every five seconds or eight records (`history_writer`): the newest may be missing
 
 
@@ -35,10 +35,11 @@ def two_daemons(folder):
             daemon.kill()
 
 
-def stamped_counts(name, out):
+def watched_counts(name, out):
     flow = Dataflow(name)
     numbers = flow.source("numbers", NumbersUntilEnough(RATE, ROWS, keys=200, out=str(out)))
-    numbers.key_by("key").aggregate("count", n=count()).map(stamped).sink("out", JsonlSink(str(out)))
+    counts = numbers.key_by("key").aggregate("count", n=count())
+    counts.map(Watched(out), name="watched").sink("out", JsonlSink(str(out)))
     return flow
 
 
@@ -70,35 +71,43 @@ def check_went_on(before, after):
     assert after.checkpoints.triggered >= after.checkpoints.completed > before.checkpoints.completed
 
 
-def test_a_killed_leader_is_followed_within_its_lease_and_the_stream_does_not_stop(spark, tmp_path):
-    """F6, F8, F9: SIGKILL; the standby leads, slots reconnect, and rows keep flowing in between."""
+@contextmanager
+def no_other_leader(daemon):
+    """The daemon does not take over in the meantime, however long that is."""
+    os.kill(daemon.pid, signal.SIGSTOP)
+    yield
+    os.kill(daemon.pid, signal.SIGCONT)
+
+
+def test_a_killed_leader_is_followed_and_rows_flow_while_nobody_leads(spark, tmp_path):
+    """F6, F8, F9: SIGKILL; the stream does not stop; then the standby leads, and slots reconnect."""
     out = tmp_path / "out"
-    with two_daemons(tmp_path) as daemons, start(stamped_counts("standby-kill", out), spark, daemons) as handle:
+    with two_daemons(tmp_path) as daemons, start(watched_counts("standby-kill", out), spark, daemons) as handle:
         until(lambda: running_with_checkpoints(handle, UNSTORED + 5), "checkpoints completed")
-        before, began = handle.status(), time.time()
-        daemons[0].kill()
+        before = handle.status()
+        with no_other_leader(daemons[1]):
+            daemons[0].kill()
+            wait_for_new_rows(out, [slot.pid for slot in before.slots], NEW)
         until(lambda: led_on(handle, before), "the standby leads")
-        after, ended = handle.status(), time.time()
+        after = handle.status()
         enough(out)
         result = handle.wait(180)
     check_went_on(before, after)
     assert result.records == ROWS
     assert verdict(out, ROWS).right, verdict(out, ROWS)
-    across = latency_between(out, began, ended)
-    print(f"\nleader killed; led again with a completed checkpoint after {ended - began:.1f} s; meanwhile {across}")
-    assert ended - began >= LEASE_S / 2, "the lease was not waited for"
-    assert across.longest_gap_ms < LEASE_S * 1000 / 2, across
 
 
 def test_a_stopped_leader_is_followed_and_when_it_wakes_up_the_log_ends_it(spark, tmp_path):
     """F6, Z8: SIGSTOP, takeover, SIGCONT: one log; the old leader names its successor, the job is not affected."""
     out = tmp_path / "out"
-    with two_daemons(tmp_path) as daemons, start(stamped_counts("standby-stop", out), spark, daemons) as handle:
+    with two_daemons(tmp_path) as daemons, start(watched_counts("standby-stop", out), spark, daemons) as handle:
         until(lambda: running_with_checkpoints(handle, UNSTORED + 5), "checkpoints completed")
-        before, began = handle.status(), time.time()
-        os.kill(daemons[0].pid, signal.SIGSTOP)
+        before = handle.status()
+        with no_other_leader(daemons[1]):
+            os.kill(daemons[0].pid, signal.SIGSTOP)
+            wait_for_new_rows(out, [slot.pid for slot in before.slots], NEW)
         until(lambda: led_on(handle, before), "the standby leads")
-        after, ended = handle.status(), time.time()
+        after = handle.status()
         os.kill(daemons[0].pid, signal.SIGCONT)
         until(
             lambda: "leads job standby-stop now with generation" in daemons[0].log_path.read_text(), "the zombie stops"
@@ -110,6 +119,3 @@ def test_a_stopped_leader_is_followed_and_when_it_wakes_up_the_log_ends_it(spark
         handle.wait(180)
     check_went_on(before, after)
     assert verdict(out, ROWS).right, verdict(out, ROWS)
-    across = latency_between(out, began, ended)
-    print(f"\nleader stopped; led again with a completed checkpoint after {ended - began:.1f} s; meanwhile {across}")
-    assert across.longest_gap_ms < LEASE_S * 1000 / 2, across
