@@ -4,6 +4,7 @@ and after the remedy the job continues to the right result.
 
 import asyncio
 import json
+import re
 import tempfile
 import threading
 import time
@@ -572,6 +573,5 @@ def test_too_few_free_cores_end_in_an_error_that_counts_them(spark, tmp_path):
     finally:
         release.touch()
         other.join(30)
-    says(
-        error, "job crowded needs 2 slots; 1 of 2 registered within 20 s", "free cores", "Spark has 4 cores for 2 slots"
-    )
+    says(error, "job crowded needs 2 slots;", "free cores", "Spark has 4 cores for 2 slots")
+    assert re.search("[01] of 2 registered within 20 s", str(error.value))  # Spark needs time to start a process

@@ -348,11 +348,12 @@ async def test_too_large_ack_declines_its_checkpoint_with_operator_size_and_reme
 
 
 class LateStore:
-    """Store whose uploads of snapshot files exceed the checkpoint timeout while `late` is set."""
+    """Store whose uploads of snapshot files wait while `on_time` is not set."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self.late = threading.Event()
+        self.on_time = threading.Event()
+        self.on_time.set()
 
     def __getattr__(self, name: str) -> Any:
         if name == "_store":  # while a copy is being made
@@ -360,8 +361,8 @@ class LateStore:
         return getattr(self._store, name)
 
     def put(self, key: str, data: bytes) -> None:
-        if self.late.is_set() and "/data/" in key:
-            time.sleep(2.0)
+        if "/data/" in key:
+            self.on_time.wait()
         self._store.put(key, data)
 
 
@@ -375,7 +376,7 @@ async def test_uploads_of_checkpoints_that_expired_do_not_stay(tmp_path: Path, m
     options = {
         "parallelism": 2,
         "checkpoint_interval": 0.05,
-        "checkpoint_timeout": 1.0,
+        "checkpoint_timeout": 2.0,
         "tolerable_failures": 1_000,
         "checkpoints": str(tmp_path),
     }
@@ -388,9 +389,9 @@ async def test_uploads_of_checkpoints_that_expired_do_not_stay(tmp_path: Path, m
     async with TcpJob(counting(tmp_path / "out"), tmp_path, wrap=wrap, **options) as job:
         await job.until(lambda: job.completed >= 2)
         before = job.status.checkpoints.failed
-        stores[0].late.set()
+        stores[0].on_time.clear()
         await job.until(lambda: job.status.checkpoints.failed >= before + 3)
-        stores[0].late.clear()
+        stores[0].on_time.set()
         uploaded = job.completed
         await job.until(lambda: job.completed >= uploaded + 3)
 

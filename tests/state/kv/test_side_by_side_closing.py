@@ -4,8 +4,8 @@ Compactions are held when the job is about to move."""
 
 import errno
 import os
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +13,7 @@ from barrier_runtime.state.kv import rocksdb
 from barrier_runtime.state.kv.key_ranges import KeyRanges
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 from barrier_runtime.state.kv.side_by_side import Database, SideBySide
+from tests.waiting import until
 
 
 def test_a_flush_while_compactions_are_held_leaves_what_is_empty_for_a_later_one(tmp_path: Path) -> None:
@@ -59,33 +60,46 @@ def test_a_checkpoint_that_fails_leaves_no_folder_that_its_owner_does_not_know(t
     store.close()
 
 
-@pytest.mark.slow
-def test_a_database_is_closed_while_the_compaction_of_another_goes_on(tmp_path: Path) -> None:
-    """One thread compacts for all databases: a checkpoint must not wait for the compaction of another database.
-
-    The compaction takes a thousand times as long as the close. On a busy machine it may end first, all the same.
-    """
-    assert any(closed_meanwhile(tmp_path / str(attempt)) for attempt in range(5))
+SLOWLY = 1_000_000  # bytes that a compaction of `Slow` writes in a second
 
 
-def closed_meanwhile(folder: Path) -> bool:
-    """Whether a small database was closed before the compaction of a large one ended."""
+class Slow(RocksDbKv):
+    """A database whose files are opened with a limit of written bytes: compactions take most of a minute."""
+
+    def __init__(self, directory: Path, memory: SlotMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+        options = rocksdb._options
+
+        def limited(*arguments: Any) -> Any:
+            made = options(*arguments)
+            made.set_ratelimiter(SLOWLY, 100_000, 10)
+            return made
+
+        with monkeypatch.context() as patched:
+            patched.setattr(rocksdb, "_options", limited)
+            super().__init__(directory, memory)
+
+
+def fill(database: RocksDbKv, rows: int) -> None:
+    """Writes more sorted runs of files than a database keeps, each of `rows` rows of a kilobyte."""
+    for number in range(rocksdb._RUNS + 5):
+        database.write([(number.to_bytes(4, "big") + row.to_bytes(2, "big"), os.urandom(1_000)) for row in range(rows)])
+        database.flush()
+
+
+def test_a_database_is_closed_while_the_compaction_of_another_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread compacts for all databases: a checkpoint must not wait for the compaction of another database."""
     memory = SlotMemory(64 << 20)
-    large, small = RocksDbKv(folder / "large", memory), RocksDbKv(folder / "small", memory)
+    filled = RocksDbKv(tmp_path / "large", memory)
     memory.hold_compactions(True)
-    try:
-        for number in range(rocksdb._RUNS + 5):
-            large.write(
-                [(number.to_bytes(4, "big") + key.to_bytes(2, "big"), os.urandom(8_192)) for key in range(1_500)]
-            )
-            large.flush()
-            small.write([(number.to_bytes(4, "big"), b"v")])
-            small.flush()
-    finally:
-        memory.hold_compactions(False)
-    while not large.compacts and len(list((folder / "large").glob("*.sst"))) > rocksdb._RUNS:
-        time.sleep(0.001)
+    fill(filled, 2_000)
+    filled.close()
+    small = RocksDbKv(tmp_path / "small", memory)
+    large = Slow(tmp_path / "large", memory, monkeypatch)
+    until(lambda: large.compacts, "the single thread compacts the large database")
+    fill(small, 1)
+    assert len(list((tmp_path / "small").glob("*.sst"))) > rocksdb._RUNS, "compactions of the other database wait"
     small.close()
-    compacts = large.compacts
+    assert large.compacts
     large.close()
-    return compacts
