@@ -225,7 +225,8 @@ SPARK = (
           where="spark", slot=True, shown="value", none="any port"),
     _seconds("coordinator_lease", 600.0, 0.1, DAY_S, "a slot leaves when the coordinator is silent for this long",
              where="spark", slot=True),
-    Option("ui", bool, True, "serve the coordinator's web page, and print its address", where="spark", shown="value"),
+    Option("ui", bool, True, "serve the coordinator's web page, and print its address; a job in one process without "
+           "Spark has a page only if ui=True is given", shown="value"),
     _choice("log_format", "plain", Literal["plain", "json"], "lines that slots log on the executors' standard error",
             where="spark", slot=True),
     _number("store_write_price", 5.0, 0, 1_000_000, "US dollars for a million PUT, COPY or LIST requests, for the "

@@ -138,6 +138,9 @@ class LocalRunOptions(TypedDict, total=False):
     check_state: bool | None
     """refuse state that was changed in place without update(), and one object stored for two keys: a restart would
     forget it; costs an encoding per value read. Default: in local runs."""
+    ui: bool
+    """serve the coordinator's web page, and print its address; a job in one process without Spark has a page only if
+    ui=True is given. Default: True."""
     run_id: str
     """identity of this run. Default: made for each run."""
 
@@ -168,8 +171,6 @@ class RunOptions(LocalRunOptions, total=False):
     slot, twice as many during a replace; BARRIER_RUNTIME_SLOT_PORTS on a host wins. Default: any port."""
     coordinator_lease: float | timedelta
     """a slot leaves when the coordinator is silent for this long. 0.1 s to 1 day. Default: 600 s."""
-    ui: bool
-    """serve the coordinator's web page, and print its address. Default: True."""
     log_format: Literal["plain", "json"]
     """lines that slots log on the executors' standard error. plain or json. Default: plain."""
     store_write_price: float

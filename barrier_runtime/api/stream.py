@@ -322,7 +322,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
 
         The steps before the stream run in this process until there are enough rows, without checkpoints and the
         flow's sinks. Not for sources that lose read messages (RabbitMQ)."""
-        from barrier_runtime.launch.display import first_rows
+        from barrier_runtime.launch.first_rows import first_rows
 
         return first_rows(self._plan, self._as_input(), rows)
 
@@ -344,7 +344,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
 
         >>> orders.filter("amount > 100").preview()
         """
-        from barrier_runtime.launch.display import Rows, first_rows
+        from barrier_runtime.launch.display import Rows
+        from barrier_runtime.launch.first_rows import first_rows
 
         seconds = as_duration(within, "preview: within").total_seconds()
         return Rows(first_rows(self._plan, self._as_input(), rows, seconds), rows)

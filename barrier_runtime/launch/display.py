@@ -1,10 +1,9 @@
-"""Display of a run: progress lines, a notebook widget, the first rows of a stream.
+"""Display of a run: progress lines, a notebook widget, rows as a table.
 
 `Follower` compares each status with the previous status. A death is reported once: with the length of the recovery
 when the job runs again, or after 5 s if the job does not run by then.
 """
 
-import asyncio
 import contextlib
 import html
 import io
@@ -14,8 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol, TextIO, TypeAlias
 
 import pyarrow as pa
@@ -23,19 +20,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from barrier_runtime.connectors.memory.callable import CallableSink
-from barrier_runtime.connectors.source import RedeliveringSource
 from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.status.health import TROUBLED, described, what_died
 from barrier_runtime.coordinator.status.late_rows import late_rows
 from barrier_runtime.coordinator.status.status import JobStatus, RecoveryStatus, TakeoverStatus
-from barrier_runtime.coordinator.wire.messages import JobSpec
-from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
-from barrier_runtime.launch.options import JobOptions
-from barrier_runtime.runtime.sinks.operator import SinkOperator
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
-from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.errors import BarrierRuntimeError
 
 log = logging.getLogger("barrier_runtime.job")
 
@@ -373,67 +362,3 @@ def rich_table(table: pa.Table) -> Any:
 
 def _texts(row: dict[str, Any]) -> list[str]:
     return ["" if value is None else str(value) for value in row.values()]
-
-
-_SINK = "first-rows"
-_LONGEST_S = 86_400
-
-
-def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = None) -> pa.Table:
-    """Returns at most `rows` rows that `stream` produces within `within_s` seconds.
-
-    The steps that lead to the stream run in this process with one subtask each, without the flow's sinks and
-    checkpoints, and stop after enough rows. Raises the errors of a failed job."""
-    if not isinstance(rows, int) or rows < 1:
-        raise InvalidJob(f"show: {rows!r} rows: give a whole number from 1 on")
-    if within_s is not None and not 0 < within_s <= _LONGEST_S:
-        raise InvalidJob(f"preview: within={within_s!r}: give seconds above 0, at most {_LONGEST_S}")
-    from barrier_runtime.launch.local import make_runner, run_graph, run_prepared
-
-    found: list[pa.RecordBatch] = []
-    enough: list[Callable[[], object]] = []
-
-    def take(batch: pa.RecordBatch) -> None:
-        found.append(batch)
-        if sum(each.num_rows for each in found) >= rows:
-            for stop in enough:
-                stop()
-
-    async def until_enough(graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
-        runner = make_runner(spec, store)
-        loop = asyncio.get_running_loop()
-        enough.append(partial(loop.call_soon_threadsafe, runner.stop, "now"))
-        if within_s is not None:
-            loop.call_later(within_s, runner.stop, "now")
-        return await run_graph(graph, spec, store, options, runner)
-
-    options = JobOptions.for_local_run({"parallelism": 1})
-    run_prepared(_leading_to(plan, stream, CallableSink(take)), options, until_enough)
-    return pa.Table.from_batches(found).slice(0, rows) if found else pa.table({})
-
-
-def _leading_to(plan: Plan, stream: Input, sink: CallableSink) -> Plan:
-    """Returns a plan of the steps that lead to `stream`, followed by `sink`."""
-    wanted, todo = set(), [stream.node]
-    while todo:
-        number = todo.pop()
-        node = plan.nodes[number]
-        if number not in wanted and isinstance(node, StepNode):
-            todo += [each.node for each in node.inputs]
-        wanted.add(number)
-    part = Plan(plan.name)
-    places: dict[int, int] = {}
-    for number in sorted(wanted):
-        node = plan.nodes[number]
-        if isinstance(node, SourceNode) and isinstance(node.source, RedeliveringSource):
-            raise InvalidJob(
-                f"show: source {node.name!r} has messages that are gone once they were read: show a stream of a file, "
-                "or write to a sink"
-            )
-        if isinstance(node, StepNode):
-            node = replace(node, inputs=tuple(replace(each, node=places[each.node]) for each in node.inputs))
-        places[number] = part.add(node)
-    make = partial(SinkOperator, make_sink=lambda: sink)
-    ends_in = (replace(stream, node=places[stream.node]),)
-    part.add(StepNode(_SINK, "sink", ends_in, make, None, stateful=True, is_sink=True, guarantee=sink.guarantee))
-    return part

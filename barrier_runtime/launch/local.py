@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -26,20 +25,18 @@ import pyarrow as pa
 from barrier_runtime.connectors.batch_function.caller import arrow_table
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, decode_to_slot, encode
-from barrier_runtime.coordinator.wire.messages import JobSpec, Peer, Register, Shutdown, ToCoordinator, ToSlot
-from barrier_runtime.data.elements import Element
+from barrier_runtime.coordinator.wire.messages import JobSpec, Shutdown
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
+from barrier_runtime.launch.one_process.links import LocalDataPlane, LocalLink, LocalMesh, WireOutput
+from barrier_runtime.launch.one_process.page import with_page
 from barrier_runtime.launch.options import JobOptions, StorageOfRun
 from barrier_runtime.launch.outcome import JobResult, interruption_told, raise_unless_ended_well
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock
 from barrier_runtime.runtime.host.watchdog import starved_s
 from barrier_runtime.runtime.host.workers import Workers
-from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, OutputChannel
-from barrier_runtime.runtime.network.data_plane import Broken, ChannelId
-from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
+from barrier_runtime.runtime.network.channels import LocalOutput
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.state.kv.rocksdb import SlotMemory
@@ -55,107 +52,9 @@ wire_by_default = False  # default of `wire` in `run_local` and `run_graph`; tes
 _LAST_CHECKPOINT_S = 8.0  # containers are killed ten seconds after the request to end
 _NEWS_WITHIN_S = 3.0
 _SIGNALS_S = 1.0
+_SHOWN_S = 1.0  # interval of the status line
 _LEAVE_S = 10.0  # time limit for closing the operators' files at the end
-
-
-class LocalMesh:
-    """All channels between the slots of one process, by identity."""
-
-    def __init__(self) -> None:
-        self._channels: dict[ChannelId, asyncio.Future[InputChannel]] = {}
-
-    def offer(self, channel: ChannelId, target: InputChannel) -> None:
-        future = self._future(channel)
-        if not future.done():
-            future.set_result(target)
-
-    async def find(self, channel: ChannelId) -> InputChannel:
-        return await asyncio.shield(self._future(channel))
-
-    def _future(self, channel: ChannelId) -> "asyncio.Future[InputChannel]":
-        if channel not in self._channels:
-            self._channels[channel] = asyncio.get_running_loop().create_future()
-        return self._channels[channel]
-
-    def forget_before(self, token: int) -> None:
-        self._channels = {key: value for key, value in self._channels.items() if key.token >= token}
-
-
-class LocalDataPlane:
-    """`DataPlane` of one slot in a `LocalMesh`. Connecting finds the channel that the receiver offered."""
-
-    def __init__(self, mesh: LocalMesh, output: type[LocalOutput] = LocalOutput) -> None:
-        self._mesh = mesh
-        self._output = output
-
-    async def listen(self) -> tuple[str, int]:
-        return "local", 0
-
-    def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None:
-        self._mesh.forget_before(token)
-        for channel, target in channels.items():
-            self._mesh.offer(channel, target)
-
-    async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel:
-        return self._output(await self._mesh.find(channel), wake_writer)
-
-    async def all_connected(self) -> None:
-        """Returns at once: a writer that is not connected yet has sent nothing."""
-
-    def beat(self) -> dict[int, int]:
-        """Returns nothing: slots of one process hear each other."""
-        return {}
-
-    def disconnect(self) -> None:
-        """Does nothing: channels of a dropped generation are unreachable by their token."""
-
-    def close(self) -> None:
-        """Does nothing: no connection is open."""
-
-
-class WireOutput(LocalOutput):
-    """Passes rows and control elements as frames, as on a connection between two processes."""
-
-    __slots__ = ("_reader", "_writer")
-
-    def __init__(self, target: InputChannel, wake_writer: Callable[[], None]) -> None:
-        super().__init__(target, wake_writer)
-        self._writer, self._reader = FrameWriter(), FrameReader()
-
-    def send(self, element: Element) -> None:
-        for arrived, size in self._reader.feed(b"".join(self._writer.encode(element))):
-            self._target.push(arrived, size)
-
-
-class _Link:
-    """Both ends of a control connection inside one loop: delivers in order, in later iterations."""
-
-    def __init__(self, runner: JobRunner, loop: asyncio.AbstractEventLoop, wire: bool) -> None:
-        self._runner = runner
-        self._wire = wire
-        self._loop = loop
-        self.slot: Slot | None = None
-
-    @property
-    def last_contact(self) -> float:
-        return time.monotonic()
-
-    # the coordinator's end (`SlotLink`)
-    def close(self) -> None:
-        """Does nothing: the job ends, and the message Shutdown ends the slot."""
-
-    # Both ends send; the type of a message names its receiver.
-    def send(self, message: ToCoordinator | ToSlot) -> None:
-        if self._wire:
-            read = decode_to_coordinator if isinstance(message, ToCoordinator) else decode_to_slot
-            message = read(encode(message))
-        if isinstance(message, Register):
-            self._loop.call_soon(self._runner.slot_connected, self, message)
-        elif isinstance(message, ToCoordinator):
-            self._loop.call_soon(self._runner.slot_message, self, message)
-        else:
-            assert self.slot is not None
-            self._loop.call_soon(self.slot.handle, message)
+_NO_FILE = "a job in one process cannot load a file anew beside the modules that it uses: call handle.replace(flow)"
 
 
 def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> JobResult:
@@ -164,20 +63,29 @@ def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> J
     `options`: from `JobOptions.for_local_run`. `wire`: for tests, see the module. Ctrl-C ends the job, and SIGTERM
     ends the program; temporary folders are removed in both cases."""
     slots: list[Slot] = []
+
+    async def run(graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
+        runner = make_runner(spec, store)
+        job = partial(run_graph, graph, spec, store, options, runner, wire, slots)
+        return await with_page(job, runner, store, ui=options.ui)
+
     with _Termination() as termination:
-        run = partial(run_graph, wire=wire, slots=slots)
         return _run(plan, options, lambda *job: termination.watched(run(*job)), slots)
 
 
 def run_until_terminated(plan: Plan, options: JobOptions) -> tuple[JobResult | None, bool]:
     """`run_local` of a command: SIGTERM stops the job with a last checkpoint within 8 seconds.
 
-    Returns the result (None after the 8 seconds) and whether the signal came. For the main thread."""
-    told = _Terminator()
-    try:
-        return _run(plan, options, told.run_graph, ()), told.came
-    except asyncio.CancelledError:
-        return None, True
+    Shows the job's progress. Returns the result (None after the 8 seconds) and whether the signal came. For the main
+    thread."""
+    from barrier_runtime.launch.display import progress_shown  # its library for terminals is imported for commands only
+
+    with progress_shown() as show:
+        told = _Terminator(show)
+        try:
+            return _run(plan, options, told.run_graph, ()), told.came
+        except asyncio.CancelledError:
+            return None, True
 
 
 def _run(
@@ -213,13 +121,16 @@ def run_prepared(
 
 
 class _Terminator:
-    def __init__(self) -> None:
+    def __init__(self, show: Callable[[JobStatus], None]) -> None:
         self.came = False
+        self._show = show
 
     async def run_graph(self, graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
         loop = asyncio.get_running_loop()
         runner = make_runner(spec, store)
-        running = loop.create_task(run_graph(graph, spec, store, options, runner))
+        job = partial(run_graph, graph, spec, store, options, runner)
+        running = asyncio.ensure_future(with_page(job, runner, store, ui=options.ui))
+        showing = loop.create_task(self._follow(runner))
 
         def terminate() -> None:
             if self.came:
@@ -232,7 +143,13 @@ class _Terminator:
         try:
             return await running
         finally:
+            showing.cancel()
             loop.remove_signal_handler(signal.SIGTERM)
+
+    async def _follow(self, runner: JobRunner) -> None:
+        while True:
+            await runner.changed(_SHOWN_S)
+            self._show(runner.status())
 
 
 class _Termination:
@@ -359,7 +276,7 @@ async def run_graph(
     slots = [] if slots is None else slots
 
     def start(index: int, program: str = "") -> None:
-        link = _Link(runner, loop, wire)
+        link = LocalLink(runner, loop, wire)
         own, plane = programs.get(program, graph), LocalDataPlane(mesh, output)
         slot = _slot(own, program, spec, index, len(slots), directory, workers, plane, store, options, output, clock)
         slot.link, link.slot = link, slot
@@ -398,6 +315,9 @@ async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) 
             asked = wanted.request
             for index in range(wanted.first, wanted.last + 1):
                 start(index, wanted.program)
+        program = runner.status().program_wanted
+        if program is not None:
+            runner.program_loaded(program.id, None, _NO_FILE)
         await runner.changed(_NEWS_WITHIN_S)
 
 

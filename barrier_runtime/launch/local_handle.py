@@ -14,24 +14,31 @@ import threading
 from collections.abc import Callable
 from concurrent import futures
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
-from barrier_runtime.coordinator.client.rest_types import SavepointAsked
+from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.server.runner import JobRunner
-from barrier_runtime.coordinator.status.health import described
 from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.coordinator.status.why.job import answer
-from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.ending import at_end, end_in_time
 from barrier_runtime.launch.local import make_runner, run_graph, run_prepared
+from barrier_runtime.launch.one_process.page import with_page
+from barrier_runtime.launch.one_process.requests import LocalRequests
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.outcome import JobResult, how_to_stop, plain_errors
 from barrier_runtime.launch.prepare import PreparedJob
-from barrier_runtime.launch.requests import SavepointTaken, savepoint_asked, wait_for_savepoint
+from barrier_runtime.launch.requests import (
+    HasPlan,
+    LoadOrder,
+    SavepointTaken,
+    continuing_job,
+    savepoint_asked,
+    wait_for_savepoint,
+)
+from barrier_runtime.launch.steering import Requests, Steered, line_of
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore
 
@@ -43,12 +50,14 @@ Mode = Literal["checkpoint", "drain", "now"]
 
 
 @plain_errors
-class LocalJobHandle:
+class LocalJobHandle(Steered):
     """Handle of a local job. Any thread may call the methods."""
 
     def __init__(self, plan: Plan, options: JobOptions) -> None:
         """Raises `InvalidJob` for an invalid flow, as `run_local` does."""
-        PreparedJob(plan, options)
+        self._job = PreparedJob(plan, options)
+        self._programs: dict[str, JobGraph] = {}  # by the id of the replace
+        self._page: CoordinatorClient | None = None
         self._name = plan.name
         self._known = threading.Event()  # set when the job runs, or has failed before
         self._over = threading.Event()
@@ -107,29 +116,10 @@ class LocalJobHandle:
     def _stop_with(self, how: Mode, url: str, timeout: float | None) -> SavepointTaken:
         asked = savepoint_asked(url)
         request = SavepointRequest(asked.id, asked.url, stops=True)
-        taken = self._taken(asked, lambda runner: runner.stop(how, request), timeout, ends=True)
+        ask = partial(self._ask, lambda runner: runner.stop(how, request))
+        taken = wait_for_savepoint(self._name, asked, ask, self.status, timeout, ends=True)
         self.wait(timeout)
         return taken
-
-    def savepoint(self, url: str, timeout: float | None = None) -> SavepointTaken:
-        """Copies the state of the running job to the folder `url`, and returns the complete savepoint.
-
-        A job begins with the savepoint by `restore=url`. Raises `SavepointFailed`, or `Unavailable` after `timeout`
-        seconds."""
-        asked = savepoint_asked(url)
-        request = SavepointRequest(asked.id, asked.url)
-        return self._taken(asked, lambda runner: runner.savepoint(request), timeout)
-
-    def _taken(
-        self,
-        asked: SavepointAsked,
-        request: Callable[[JobRunner], None],
-        timeout: float | None,
-        *,
-        ends: bool = False,
-    ) -> SavepointTaken:
-        self._known.wait()
-        return wait_for_savepoint(self._name, asked, lambda: self._ask(request), self.status, timeout, ends=ends)
 
     def _request_stop(self, how: Mode) -> None:
         with self._lock:
@@ -137,14 +127,6 @@ class LocalJobHandle:
                 self._stop_first = how
                 return
         self._ask(lambda runner: runner.stop(how))
-
-    def trigger_checkpoint(self) -> None:
-        """Takes a checkpoint in addition to those of the interval."""
-        self._ask(lambda runner: runner.trigger())
-
-    def why(self, checkpoint: int | None = None) -> Answer:
-        """Explains a slow or failed checkpoint; without a number, why the job shows nothing or got slow."""
-        return answer(self.status(), checkpoint)
 
     def wait(self, timeout: float | None = None) -> JobResult:
         """Waits until the job ends. Ctrl-C ends the waiting, not the job.
@@ -165,31 +147,27 @@ class LocalJobHandle:
         self._end(after_checkpoint=kind is None)
         self._over.wait()
 
-    def __repr__(self) -> str:
-        return f"<{self.line()}>"
-
     def line(self) -> str:
         """One line for people: condition, rows, checkpoints."""
         if self._over.is_set() and self._error is not None and self._last is None:
             return f"job {self._name} failed: {self._error}"
         if not self._known.is_set():
             return f"job {self._name} starts"
-        status = self.status()
-        checkpoints = status.checkpoints
-        last = "" if checkpoints.last_completed is None else f", the last is {checkpoints.last_completed.checkpoint}"
-        return (
-            f"job {status.job}: {described(status.condition or status.phase, status.condition_reason)}, "
-            f"{status.records:,} rows read, {checkpoints.completed} checkpoints completed{last}"
-        )
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """Display in notebooks: a widget that updates itself, or the line if ipywidgets is not installed."""
-        from barrier_runtime.launch.display import live_widget
-
-        widget = live_widget(self)
-        return {"text/plain": repr(self)} if widget is None else dict(widget._repr_mimebundle_())
+        return line_of(self.status())
 
     # ------------------------------------------------------------ inside
+
+    def _requests(self) -> Requests:
+        self._known.wait()
+        return LocalRequests(self._ask, self.status, self._page)
+
+    def _status_now(self) -> JobStatus | None:
+        return self.status()
+
+    def _learn(self, id: str, flow: HasPlan, order: LoadOrder) -> JobSpec:
+        job = continuing_job(flow.plan, flow.options, order)
+        self._programs[id] = job.graph
+        return job.spec
 
     def _run(self, plan: Plan, options: JobOptions) -> None:
         try:
@@ -207,16 +185,23 @@ class LocalJobHandle:
 
     async def _run_graph(self, graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
         runner = make_runner(spec, store)
-        with self._lock:
-            self._running = asyncio.get_running_loop(), runner
-            first = self._stop_first
-        running = asyncio.ensure_future(run_graph(graph, spec, store, options, runner))
-        await asyncio.sleep(0)  # the job runs from here on
-        if first is not None:
-            runner.stop(first)
-        self._known.set()
-        try:
+
+        async def run() -> JobStatus:
+            with self._lock:
+                self._running = asyncio.get_running_loop(), runner
+                first = self._stop_first
+            running = asyncio.ensure_future(run_graph(graph, spec, store, options, runner, programs=self._programs))
+            await asyncio.sleep(0)  # the job runs from here on
+            if first is not None:
+                runner.stop(first)
+            self._known.set()
             return await running
+
+        def serves(client: CoordinatorClient) -> None:
+            self._page = client
+
+        try:
+            return await with_page(run, runner, store, ui=options.ui, serves=serves)
         finally:
             self._last = runner.status()
             with self._lock:

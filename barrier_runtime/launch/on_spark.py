@@ -7,7 +7,6 @@ single slot by Spark, the whole Spark job by `AllSlots`. When the program ends, 
 import contextlib
 import logging
 import shutil
-import sys
 import threading
 import time
 from functools import partial
@@ -18,6 +17,7 @@ import msgspec
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.status.why.reason import Answer
+from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob, check_addresses
 from barrier_runtime.launch.display import ConditionLog, Follower, Show, progress_shown
@@ -30,27 +30,21 @@ from barrier_runtime.launch.outcome import (
     interruption_told,
     plain_errors,
     raise_unless_ended_well,
+    tell_page,
 )
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.launch.requests import (
-    DEFAULT_TIMEOUT_S,
     HasPlan,
+    LoadOrder,
     Programs,
-    Replaced,
-    Rescaled,
     SavepointFailed,
     SavepointTaken,
-    load_order,
     new_program,
     own_flow,
-    replace_asked,
-    rescale_asked,
     savepoint_asked,
     savepoint_of,
-    wait_for_replace,
-    wait_for_rescale,
-    wait_for_savepoint,
 )
+from barrier_runtime.launch.steering import Requests, Steered, line_of
 from barrier_runtime.spark.closure import check_travels, fingerprint
 from barrier_runtime.spark.session import (
     DataFrames,
@@ -117,7 +111,7 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
 
 
 @plain_errors
-class JobHandle:
+class JobHandle(Steered):
     """Handle of a running job. The end of its context stops the job after a last checkpoint, `close` at once."""
 
     def __init__(
@@ -161,7 +155,7 @@ class JobHandle:
         tell = lambda answer: coordinator.client.replace(job.spec.job, answer, job.spec.run_id)  # noqa: E731
         self._programs = Programs(own_flow(job.loaded_from), job.spec, self._slots.learn, tell)
         if options.ui:
-            self._tell_page()
+            tell_page(coordinator.client, job.spec.job)
         self._functions = job.batch_functions(open_store(options.checkpoints), DataFrames(spark))
         self._functions.start(self._function_failed)
         self._watching = threading.Thread(target=self._watch, name="barrier-job-watch", daemon=True)
@@ -169,6 +163,15 @@ class JobHandle:
         self._watching.start()
 
     # ------------------------------------------------------------ for users
+
+    @property
+    def done(self) -> bool:
+        """Returns whether the job has ended."""
+        return self._ended.is_set()
+
+    def line(self) -> str:
+        """One line for people: condition, rows, checkpoints."""
+        return f"job {self._spec.job} starts" if self._last is None else line_of(self._last)
 
     def status(self) -> JobStatus:
         """Returns the coordinator's current status; while the coordinator restarts, the last known status."""
@@ -201,19 +204,7 @@ class JobHandle:
         Prints as reasons with evidence and remedy. Raises `InvalidJob` for a checkpoint before the last 100."""
         if self._last is not None and self._last.missing_slots:
             self._tell_room()
-        return self._coordinator.client.why(self._spec.job, checkpoint, self._spec.run_id)
-
-    def trigger_checkpoint(self) -> None:
-        self._coordinator.client.trigger(self._spec.job, self._spec.run_id)
-
-    def savepoint(self, url: str, timeout: float | None = None) -> SavepointTaken:
-        """Copies the state of the running job to the folder `url`, and returns the complete savepoint.
-
-        The folder is self-contained: a job begins with the savepoint by `restore=url`. Raises `SavepointFailed`, or
-        `Unavailable` after `timeout` seconds."""
-        asked, client, spec = savepoint_asked(url), self._coordinator.client, self._spec
-        ask = partial(client.savepoint, spec.job, asked, spec.run_id)
-        return wait_for_savepoint(spec.job, asked, ask, self._coordinator.status, timeout)
+        return super().why(checkpoint)
 
     def stop(
         self,
@@ -272,48 +263,6 @@ class JobHandle:
             if ended and taken is not None:
                 return taken
 
-    def rescale(self, parallelism: int, timeout: float = DEFAULT_TIMEOUT_S) -> Rescaled:
-        """Changes the number of slots to `parallelism` (at most max_parallelism) while the job runs.
-
-        New slots start first; then the sources stop at a checkpoint, from which the new slots continue. No row is
-        read twice. Slots that are no longer needed release their cores. Raises `RescaleFailed` if the job continues
-        unchanged, for example because within `timeout` seconds the cores are not free or the last checkpoint is not
-        stored."""
-        asked, client, spec = rescale_asked(parallelism, timeout), self._coordinator.client, self._spec
-        ask = partial(client.rescale, spec.job, asked, spec.run_id)
-        return wait_for_rescale(spec.job, asked, ask, self._coordinator.status)
-
-    def replace(
-        self, flow: HasPlan, timeout: float = DEFAULT_TIMEOUT_S, *, allow_non_restored: bool = False
-    ) -> Replaced:
-        """Replaces the program of the running job by `flow`, which has the job's name.
-
-        The new slots start first, beside the old slots, and the program is checked against the job's state; then the
-        sources stop at a checkpoint, from which the new slots continue. No row is read twice. Raises `ReplaceFailed`
-        if the job continues unchanged: the program cannot be loaded or does not fit (`allow_non_restored` drops
-        state that the program lacks), or the cores for as many slots again are not free within `timeout` seconds."""
-        client, spec = self._coordinator.client, self._spec
-        if self._job.has_batch_functions:
-            raise InvalidJob(f"job {spec.job} has for_each_batch: stop it with a savepoint, and start the new program")
-        if not isinstance(getattr(flow, "plan", None), Plan):
-            raise InvalidJob(f"replace: {flow!r} is not a flow: pass the Dataflow that goes on with job {spec.job}")
-        order = load_order("", spec)
-        program = new_program(flow.plan, flow.options, order)
-        asked = msgspec.structs.replace(
-            replace_asked("", timeout, allow_non_restored=allow_non_restored), spec=program.spec
-        )
-        self._slots.learn(asked.id, program.graph)
-        ask = partial(client.replace, spec.job, asked, spec.run_id)
-        return wait_for_replace(spec.job, asked, ask, self._coordinator.status)
-
-    def page_link(self) -> str:
-        """Address of the job's page, for a browser on this machine. The link logs in once, within an hour."""
-        return self._coordinator.client.page_link(self._spec.job)
-
-    def report(self) -> bytes:
-        """Returns the page of this job as one HTML file with secrets masked, for a bug report."""
-        return self._coordinator.client.report(self._spec.job, self._spec.run_id)
-
     @property
     def coordinator_pid(self) -> int | None:
         return self._coordinator.pid
@@ -363,16 +312,20 @@ class JobHandle:
         """Ends the waiting of `wait`, which raises the error; the slots end when the handle is closed."""
         self._ended.set()
 
-    # ------------------------------------------------------------ the watching thread
+    # ------------------------------------------------------------ for requests
 
-    def _tell_page(self) -> None:
-        """Prints the page's address; only a terminal, whose output is not stored, gets a link that logs in."""
-        address = f"{self._coordinator.client.url.rstrip('/')}/jobs/{self._spec.job}"
-        if sys.stderr is not None and sys.stderr.isatty():
-            # Without a link the job runs as well: the daemon is of a release without the page, or is away.
-            with contextlib.suppress(BarrierRuntimeError):
-                address = self.page_link()
-        print(f"job {self._spec.job}: page at {address}", file=sys.stderr)
+    def _requests(self) -> Requests:
+        return self._coordinator.client
+
+    def _status_now(self) -> JobStatus | None:
+        return self._coordinator.status()
+
+    def _learn(self, id: str, flow: HasPlan, order: LoadOrder) -> JobSpec:
+        program = new_program(flow.plan, flow.options, order)
+        self._slots.learn(id, program.graph)
+        return program.spec
+
+    # ------------------------------------------------------------ the watching thread
 
     def _watch(self) -> None:
         try:

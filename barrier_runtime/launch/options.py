@@ -79,7 +79,7 @@ class JobOptions(OptionValues):
     def for_local_run(cls, keywords: Mapping[str, object], of_flow: Mapping[str, object] = NOTHING) -> "JobOptions":
         """Makes options of a local run, which refuses keywords for Spark; the flow may have them."""
         refuse_for_spark({name: name for name in keywords}, "use run()")
-        return cls.from_keywords(keywords, {"check_state": True, **usable_locally(of_flow)})
+        return cls.from_keywords(keywords, {"check_state": True, "ui": False, **usable_locally(of_flow)})
 
     @classmethod
     def of_run(cls, keywords: Mapping[str, object], of_flow: Mapping[str, object], *, local: bool) -> "JobOptions":

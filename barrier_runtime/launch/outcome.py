@@ -9,11 +9,12 @@ exception, if there is one, with its traceback from the user's first frame on, f
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from barrier_runtime.connectors.declared_kinds import wrong_arguments_of
 from barrier_runtime.coordinator.metric_table import SKIPPED_ROWS
@@ -78,6 +79,25 @@ class JobResult:
 
     def __repr__(self) -> str:
         return f"<JobResult: {self}>"
+
+
+class HasPage(Protocol):
+    """Client of a coordinator."""
+
+    @property
+    def url(self) -> str: ...
+
+    def page_link(self, job: str) -> str: ...
+
+
+def tell_page(client: HasPage, job: str) -> None:
+    """Prints the page's address; only a terminal, whose output is not stored, gets a link that logs in."""
+    address = f"{client.url.rstrip('/')}/jobs/{job}"
+    if sys.stderr is not None and sys.stderr.isatty():
+        # Without a link the job runs as well: the daemon is of a release without the page, or is away.
+        with suppress(BarrierRuntimeError):
+            address = client.page_link(job)
+    print(f"job {job}: page at {address}", file=sys.stderr)
 
 
 @contextmanager

@@ -280,6 +280,14 @@ _LOADED = msgspec.msgpack.Decoder(LoadedProgram)
 
 
 def new_program(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> NewProgram:
+    """Compiles a program for slots in other processes. Raises `InvalidJob` if it can never continue the job."""
+    job = continuing_job(plan, of_flow, order)
+    check_travels(job.graph)
+    spec = msgspec.structs.replace(job.spec, fingerprint=fingerprint(job.graph, job.spec))
+    return NewProgram(spec, pickled(job.graph))
+
+
+def continuing_job(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> PreparedJob:
     """Compiles a program for the running job. Raises `InvalidJob` if it can never continue the job."""
     if plan.name != order.job:
         raise InvalidJob(f"the flow is called {plan.name!r}, the job {order.job!r}: give the flow the job's name")
@@ -295,9 +303,7 @@ def new_program(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> 
             "the flow reads a DataFrame, whose rows are stored when a job starts: stop the job with a savepoint, and "
             "start the new program with it"
         )
-    check_travels(job.graph)
-    spec = msgspec.structs.replace(job.spec, fingerprint=fingerprint(job.graph, job.spec))
-    return NewProgram(spec, pickled(job.graph))
+    return job
 
 
 def load_order(flow: str, spec: JobSpec, answer: str = "") -> LoadOrder:

@@ -114,7 +114,7 @@ class EmbeddedCoordinator:
         self._error: str | None = None
         self.restarts = 0
         try:
-            _write_private(self._token_file, self._token)
+            write_private(self._token_file, self._token)
             self._control = _listen(host, ports)
             self._web = _listen("127.0.0.1", ANY_PORT)
             self._control_address = _address(self._control)
@@ -342,7 +342,7 @@ def _address(listening: socket.socket) -> tuple[str, int]:
     return str(host), int(port)
 
 
-def _write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn import Server
 from uvicorn.config import Config
@@ -51,6 +51,9 @@ from barrier_runtime.state.sockets import listening_on
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 
+if TYPE_CHECKING:
+    from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress
+
 MAX_CONNECTIONS = 128
 REQUEST_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 64 * 1024
@@ -71,6 +74,11 @@ class RestingServer(Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         self._loop.call_soon_threadsafe(self._leaving.set)
+
+    def leave(self) -> None:
+        """Ends `serve`, on the loop's thread, after answers under way."""
+        self.should_exit = True
+        self._leaving.set()
 
 
 class BoundedConnection(H11Protocol):
@@ -293,31 +301,42 @@ async def _serve_rest(
     request_timeout_s: float,
 ) -> None:
     try:
-        import uvicorn
-
-        from barrier_runtime.coordinator.server.daemon import MAX_HEAD_BYTES, BoundedConnection, RestingServer
-        from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress, application
+        from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress
 
         at = None if page is None else PageAddress(*page)
-        app = application(directory, ControlAddress(for_slots.host, for_slots.port), token, os.getpid(), at)
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            http=partial(BoundedConnection, request_timeout_s=request_timeout_s),  # type: ignore[arg-type]
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            timeout_keep_alive=5,
-            server_header=False,
-            date_header=False,
-        )
+        control = ControlAddress(for_slots.host, for_slots.port)
+        server = rest_server(directory, control, token, os.getpid(), at, request_timeout_s)
         log.info("REST at http://%s", shown(*web.getsockname()[:2]))
-        uvicorn_server = RestingServer(config)
-        uvicorn_server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-        await uvicorn_server.serve(sockets=[web])
+        server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        await server.serve(sockets=[web])
     finally:
         stopping.set()
+
+
+def rest_server(
+    directory: JobDirectory,
+    control: "ControlAddress",
+    token: Token,
+    pid: int,
+    page: "PageAddress | None",
+    request_timeout_s: float,
+) -> RestingServer:
+    """Server of REST and page for the running loop. `control`: address for slots. `page`: None without a page."""
+    from barrier_runtime.coordinator.server.rest import application
+
+    config = Config(
+        application(directory, control, token, pid, page),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http=partial(BoundedConnection, request_timeout_s=request_timeout_s),  # type: ignore[arg-type]
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_keep_alive=5,
+        server_header=False,
+        date_header=False,
+    )
+    return RestingServer(config)
 
 
 def read_token(path: Path) -> tuple[Token, bytes]:

@@ -107,6 +107,11 @@ class JobDirectory:
     def run(self, job: str, run_id: str) -> JobRunner | None:
         return self._runs.get((job, run_id))
 
+    def know(self, runner: JobRunner) -> None:
+        """Adds a run that the caller leads, so that clients read the status and send requests."""
+        self._runs[(runner.spec.job, runner.spec.run_id)] = runner
+        self._current[runner.spec.job] = runner
+
     async def submit(self, spec: JobSpec) -> JobRunner:
         """Leads this run; repetition changes nothing. Raises `LedElsewhere` if another daemon leads.
 

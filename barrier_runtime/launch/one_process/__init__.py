@@ -1,0 +1,1 @@
+"""Parts of a job whose coordinator and slots share a process with the program."""

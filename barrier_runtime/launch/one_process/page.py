@@ -1,0 +1,94 @@
+"""Page and REST interface of a job that runs in this process, on the job's loop, for `ui=True`.
+
+The job's coordinator has no process of its own, so its web server runs beside the slots. The bearer token is in a
+private folder, as for a coordinator that is a child process.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.coordinator.client.embedded import PrivateDirectory, write_private
+from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.launch.outcome import tell_page
+from barrier_runtime.state.errors import missing_extra
+from barrier_runtime.state.sockets import listening_on
+from barrier_runtime.state.store.object_store import ObjectStore
+
+_LOOPBACK = "127.0.0.1"
+_REQUEST_S = 10.0  # time for a request to arrive
+_LEAVE_S = 5.0  # time for answers under way at the end of the job
+
+T = TypeVar("T")
+
+
+def _nobody(client: CoordinatorClient) -> None:
+    """Takes the client of a page that only people use."""
+
+
+async def with_page(
+    run: Callable[[], Awaitable[T]],
+    runner: JobRunner,
+    store: ObjectStore,
+    *,
+    ui: bool,
+    serves: Callable[[CoordinatorClient], None] = _nobody,
+) -> T:
+    """Runs the job of `runner`, with its page if `ui`. `serves` receives a client of the page's server."""
+    if not ui:
+        return await run()
+    async with page_of(runner, store) as client:
+        serves(client)
+        await asyncio.to_thread(tell_page, client, runner.spec.job)
+        return await run()
+
+
+@asynccontextmanager
+async def page_of(runner: JobRunner, store: ObjectStore) -> AsyncIterator[CoordinatorClient]:
+    """Serves the page of the job that `runner` leads, and yields a client.
+
+    Raises `InvalidJob` if the packages of `[coordinator]` are missing."""
+    try:
+        from barrier_runtime.coordinator.server.daemon import rest_server
+        from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress
+    except ImportError as error:
+        raise missing_extra("the page", "coordinator", error) from None
+    private = PrivateDirectory("barrier-runtime-coordinator-")
+    web = listening_on(_LOOPBACK, 0)
+    try:
+        token, file = secrets.token_hex(32), private.path / "driver.token"
+        write_private(file, token)
+        directory = JobDirectory(
+            store, daemon_key=daemon_key(token), leader=uuid.uuid4().hex, host=socket.gethostname()
+        )
+        directory.know(runner)
+        url = f"http://{_LOOPBACK}:{web.getsockname()[1]}"
+        server = rest_server(
+            directory,
+            ControlAddress(_LOOPBACK, 0),  # slots of this process need no address
+            Token(file.stem, token.encode()),
+            os.getpid(),
+            PageAddress(url, str(file)),
+            _REQUEST_S,
+        )
+        server.capture_signals = contextlib.nullcontext  # type: ignore[assignment]  # signals are the program's
+        web.setblocking(False)
+        serving = asyncio.create_task(server.serve(sockets=[web]))
+        try:
+            yield CoordinatorClient(url, token)
+        finally:
+            server.leave()
+            await asyncio.wait([serving], timeout=_LEAVE_S)
+            serving.cancel()
+    finally:
+        web.close()
+        private.remove()

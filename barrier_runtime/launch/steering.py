@@ -1,0 +1,158 @@
+"""Requests that the handle of every running job takes: savepoints, another number of slots, another program.
+
+`JobHandle` sends requests to a coordinator in another process, `LocalJobHandle` to the coordinator of its own process.
+Both coordinators are `Requests`, so waiting, repeating and all errors are the same code.
+"""
+
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from barrier_runtime.coordinator.client.rest_types import ReplaceAsked, RescaleAsked, SavepointAsked
+from barrier_runtime.coordinator.status.health import described
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.why.reason import Answer
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.graph.logical import Plan
+from barrier_runtime.launch.outcome import plain_errors
+from barrier_runtime.launch.prepare import PreparedJob
+from barrier_runtime.launch.requests import (
+    DEFAULT_TIMEOUT_S,
+    HasPlan,
+    LoadOrder,
+    Replaced,
+    Rescaled,
+    SavepointTaken,
+    load_order,
+    replace_asked,
+    rescale_asked,
+    savepoint_asked,
+    wait_for_replace,
+    wait_for_rescale,
+    wait_for_savepoint,
+)
+from barrier_runtime.state.errors import InvalidJob
+
+
+class Requests(Protocol):
+    """A coordinator that takes requests for a run of a job."""
+
+    def savepoint(self, job: str, asked: SavepointAsked, run_id: str) -> object: ...
+
+    def rescale(self, job: str, asked: RescaleAsked, run_id: str) -> object: ...
+
+    def replace(self, job: str, asked: ReplaceAsked, run_id: str) -> object: ...
+
+    def trigger(self, job: str, run_id: str) -> object: ...
+
+    def why(self, job: str, checkpoint: int | None, run_id: str) -> Answer: ...
+
+    def page_link(self, job: str) -> str: ...
+
+    def report(self, job: str, run_id: str) -> bytes: ...
+
+
+@plain_errors
+class Steered(ABC):
+    """Base of handles. `_job` is the job as it was started."""
+
+    _job: PreparedJob
+
+    @abstractmethod
+    def _requests(self) -> Requests:
+        """Returns the coordinator for requests."""
+
+    @abstractmethod
+    def _status_now(self) -> JobStatus | None:
+        """Returns the present status; None while the coordinator restarts."""
+
+    @abstractmethod
+    def _learn(self, id: str, flow: HasPlan, order: LoadOrder) -> JobSpec:
+        """Compiles `flow` for the running job, makes the program known to new slots by `id`, and describes it."""
+
+    def trigger_checkpoint(self) -> None:
+        """Takes a checkpoint in addition to those of the interval."""
+        self._requests().trigger(self._job.spec.job, self._job.spec.run_id)
+
+    def why(self, checkpoint: int | None = None) -> Answer:
+        """Explains a slow or failed checkpoint, or (None) why the job does not start or got slow.
+
+        Prints as reasons with evidence and remedy. Raises `InvalidJob` for a checkpoint before the last 100."""
+        return self._requests().why(self._job.spec.job, checkpoint, self._job.spec.run_id)
+
+    def savepoint(self, url: str, timeout: float | None = None) -> SavepointTaken:
+        """Copies the state of the running job to the folder `url`, and returns the complete savepoint.
+
+        The folder is self-contained: a job begins with the savepoint by `restore=url`. Raises `SavepointFailed`, or
+        `Unavailable` after `timeout` seconds."""
+        asked, spec = savepoint_asked(url), self._job.spec
+        ask = partial(self._requests().savepoint, spec.job, asked, spec.run_id)
+        return wait_for_savepoint(spec.job, asked, ask, self._status_now, timeout)
+
+    def rescale(self, parallelism: int, timeout: float = DEFAULT_TIMEOUT_S) -> Rescaled:
+        """Changes the number of slots to `parallelism` (at most max_parallelism) while the job runs.
+
+        New slots start first; then the sources stop at a checkpoint, from which the new slots continue. No row is
+        read twice. Slots that are no longer needed leave. Raises `RescaleFailed` if the job continues unchanged, for
+        example because within `timeout` seconds the cores are not free or the last checkpoint is not stored."""
+        asked, spec = rescale_asked(parallelism, timeout), self._job.spec
+        ask = partial(self._requests().rescale, spec.job, asked, spec.run_id)
+        return wait_for_rescale(spec.job, asked, ask, self._status_now)
+
+    def replace(
+        self, flow: HasPlan, timeout: float = DEFAULT_TIMEOUT_S, *, allow_non_restored: bool = False
+    ) -> Replaced:
+        """Replaces the program of the running job by `flow`, which has the job's name.
+
+        The new slots start first, beside the old slots, and the program is checked against the job's state; then the
+        sources stop at a checkpoint, from which the new slots continue. No row is read twice. Raises `ReplaceFailed`
+        if the job continues unchanged: the program cannot be loaded or does not fit (`allow_non_restored` drops
+        state that the program lacks), or the cores for as many slots again are not free within `timeout` seconds."""
+        spec = self._job.spec
+        if self._job.has_batch_functions:
+            raise InvalidJob(f"job {spec.job} has for_each_batch: stop it with a savepoint, and start the new program")
+        if not isinstance(getattr(flow, "plan", None), Plan):
+            raise InvalidJob(f"replace: {flow!r} is not a flow: pass the Dataflow that goes on with job {spec.job}")
+        asked = replace_asked("", timeout, allow_non_restored=allow_non_restored)
+        asked = msgspec.structs.replace(asked, spec=self._learn(asked.id, flow, load_order("", spec)))
+        ask = partial(self._requests().replace, spec.job, asked, spec.run_id)
+        return wait_for_replace(spec.job, asked, ask, self._status_now)
+
+    def page_link(self) -> str:
+        """Address of the job's page, for a browser on this machine. The link logs in once, within an hour."""
+        return self._requests().page_link(self._job.spec.job)
+
+    def report(self) -> bytes:
+        """Returns the page of this job as one HTML file with secrets masked, for a bug report."""
+        return self._requests().report(self._job.spec.job, self._job.spec.run_id)
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Returns whether the job has ended."""
+
+    @abstractmethod
+    def line(self) -> str:
+        """One line for people: condition, rows, checkpoints."""
+
+    def __repr__(self) -> str:
+        return f"<{self.line()}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """Display in notebooks: a widget that updates itself, or the line if ipywidgets is not installed."""
+        from barrier_runtime.launch.display import live_widget
+
+        widget = live_widget(self)  # type: ignore[arg-type]  # subclasses have status and stop
+        return {"text/plain": repr(self)} if widget is None else dict(widget._repr_mimebundle_())
+
+
+def line_of(status: JobStatus) -> str:
+    """One line for people about a job: condition, rows, checkpoints."""
+    checkpoints = status.checkpoints
+    last = "" if checkpoints.last_completed is None else f", the last is {checkpoints.last_completed.checkpoint}"
+    return (
+        f"job {status.job}: {described(status.condition or status.phase, status.condition_reason)}, "
+        f"{status.records:,} rows read, {checkpoints.completed} checkpoints completed{last}"
+    )
