@@ -117,16 +117,24 @@ class StatefulSteps(KeyedSteps[S]):
         rows.expect_event_time(event_time, where, window)
         return WindowedStream(self, name, window, EventTime(event_time), lateness_ms, early)
 
-    def aggregate(self, name: str, /, **aggregates: AnyAggregate) -> S:
+    def aggregate(self, name: str, /, *, emit: Literal["each", "latest"] = "each", **aggregates: AnyAggregate) -> S:
         """Adds running aggregates: every row goes out with the aggregates of its key so far, itself included.
+
+        `emit="latest"`: only the last row of each key goes out, whenever `latency_target` is over, and before a
+        checkpoint barrier, a watermark and the end. So sinks get fewer rows. The choice of rows depends on the wall
+        clock: a replay may emit other rows, but the last row of each key is the same. The state is that of "each",
+        so a program may change `emit` and continue.
 
         >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
         """
 
         from barrier_runtime.operators.aggregation.described import described_aggregates
+        from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
         from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
 
         where = f"aggregate {name!r}"
+        if emit not in ("each", "latest"):
+            raise InvalidJob(f"{where}: emit={emit!r}: pass 'each' or 'latest', and name no aggregate emit")
         check_aggregates(aggregates, where)
         rows = self._keyed_input()
         schema = rows.schema
@@ -134,8 +142,12 @@ class StatefulSteps(KeyedSteps[S]):
         if schema is not None:
             check_free(aggregates, schema.names, where)
             output = running_schema(schema, aggregates, where)
-        make = partial(RunningAggregateOperator, keys=rows.keys, aggregates=aggregates, schema=schema)
         said, described = aggregates_said(aggregates), described_aggregates(aggregates)
+        kind, by_wall_clock = RunningAggregateOperator, ""
+        if emit == "latest":
+            kind, by_wall_clock = LatestAggregateOperator, "emit='latest' chooses rows by the wall clock"
+            said += "; the last row of each key"
+        make = partial(kind, keys=rows.keys, aggregates=aggregates, schema=schema)
         stream: S = self._stateful(
             name,
             RUNNING,
@@ -143,6 +155,7 @@ class StatefulSteps(KeyedSteps[S]):
             output,
             said,
             timeless=True,
+            by_wall_clock=by_wall_clock,
             states=described,
             updates=UpdatesOfStep(partial(counted_updates, aggregates=aggregates), gives=aggregates),
         )

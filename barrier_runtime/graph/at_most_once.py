@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from barrier_runtime.connectors.end_seeking import EndSeekingSource
 from barrier_runtime.graph.logical import Node, SourceNode, StepNode
+from barrier_runtime.graph.updates import RUNNING
 from barrier_runtime.state.errors import InvalidJob
 
 AT_MOST_ONCE = "at_most_once"
@@ -22,13 +23,18 @@ def check_at_most_once(nodes: Sequence[Node]) -> None:
             _check_source(node)
         elif node.is_sink:
             _check_sink(node)
-        elif node.stateful and not (node.kind in _EMIT_AT_ONCE and node.timeless and not node.by_wall_clock):
+        elif node.stateful and not _emits_at_once(node):
             raise InvalidJob(
                 f'step {node.name!r} ({node.kind}) does not go with mode="at_most_once": after a failure its state is '
                 "that of the last checkpoint, and the step would emit rows again that it has emitted since. Without "
                 "timers and windows: running aggregates, deduplicate, process and process_groups. Use one of these, "
                 "or another mode"
             )
+
+
+def _emits_at_once(node: StepNode) -> bool:
+    """Returns whether the step never emits rows of its restored state. `emit="latest"` holds rows outside of it."""
+    return node.kind in _EMIT_AT_ONCE and node.timeless and (node.kind == RUNNING or not node.by_wall_clock)
 
 
 def refuse_sinks_without_mode(nodes: Sequence[Node]) -> None:

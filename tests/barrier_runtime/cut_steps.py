@@ -42,6 +42,7 @@ from barrier_runtime import (
     Session,
     Sliding,
     Tumbling,
+    arg_max,
     connect,
     count,
     max_,
@@ -236,6 +237,14 @@ def _looked_up(bench: Bench, rows: Stream, name: str, ordered: bool) -> Stream:
 @step("Stream.key_by", "KeyedStream.aggregate", by_order=True)
 def running_aggregate(bench: Bench, rows: Stream, name: str) -> Stream:
     return rows.key_by("k").aggregate(name, so_far=count()).select({"k": "k", "t": "t", "n": "so_far"})
+
+
+@step("KeyedStream.aggregate", by_order=True)
+def latest_aggregate(bench: Bench, rows: Stream, name: str) -> Stream:
+    """Cuts choose the rows that go out; the last row of each key is the same."""
+    latest = rows.key_by("k").aggregate(name, emit="latest", so_far=count(), most=max_("n"))
+    last = latest.key_by("k").window(f"{name}-last", Global()).aggregate(t=arg_max("t", by="so_far"), n=max_("so_far"))
+    return last.select({"k": "k", "t": "t", "n": "n"})
 
 
 @step("KeyedStream.process", by_order=True, variant=True)

@@ -1045,4 +1045,28 @@ MUTANTS = (
         "                given[part][at] = column\n",
         ("tests/barrier_runtime/operators/aggregation/test_own_aggregates.py",),
     ),
+    Mutant(
+        "latest-rows-are-held-over-a-barrier",
+        "the last row of each key before a barrier goes out before the barrier",
+        "barrier_runtime/operators/aggregation/latest.py",
+        "    def before_barrier(self, emit: Emit) -> None:\n        self._release(emit)\n",
+        "    def before_barrier(self, emit: Emit) -> None:\n        pass\n",
+        ("tests/barrier_runtime/operators/aggregation/test_latest_aggregate.py",),
+    ),
+    Mutant(
+        "latest-rows-follow-the-watermark",
+        "the last row of each key before a watermark goes out before the watermark",
+        "barrier_runtime/operators/aggregation/latest.py",
+        "    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:\n        self._release(emit)\n",
+        "    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:\n        pass\n",
+        ("tests/barrier_runtime/operators/aggregation/test_latest_aggregate.py",),
+    ),
+    Mutant(
+        "latest-rows-go-back-in-event-time",
+        "the event time reached never decreases within a batch",
+        "barrier_runtime/operators/aggregation/latest.py",
+        "in_time = bool(batch.reached[-1] <= later.reached[0])",
+        "in_time = True",
+        ("tests/barrier_runtime/operators/aggregation/test_latest_aggregate.py",),
+    ),
 )

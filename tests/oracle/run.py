@@ -1,5 +1,5 @@
 """Random streams x schedules x crash points, each compared with an oracle: windows with rows sorted by hand, joins with
-DuckDB, as-of joins with pandas.
+DuckDB, as-of joins with pandas, `emit="latest"` with sums by hand.
 
     python -m tests.oracle.run --seeds 1000
 
@@ -25,7 +25,9 @@ from barrier_runtime.operators.joins.base import JoinOperator
 from barrier_runtime.operators.keyed.life import KeyedLife
 from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario
 from barrier_runtime.testing.flows.run import FlowUnderTest, run_flow
+from barrier_runtime.testing.simulation.cluster import ClusterOptions
 from tests.oracle.joins import Joined, draw_joins
+from tests.oracle.latest import Latest, draw_latest
 from tests.oracle.windows import Windows, draw_windows
 
 MODES: dict[str, dict[str, Any]] = {
@@ -34,11 +36,13 @@ MODES: dict[str, dict[str, Any]] = {
     "at least once": {"mode": "at_least_once"},
 }
 
+_LATEST = 12  # every twelfth seed draws `emit="latest"`
+
 
 @dataclass(frozen=True)
 class Seed:
     number: int
-    case: Windows | Joined
+    case: Windows | Joined | Latest
     mode: str
     scenario: FlowScenario
     parallelisms: tuple[int, ...]
@@ -62,9 +66,11 @@ class Verdict:
 def draw(number: int) -> Seed:
     rng = random.Random(f"oracle {number}")
     mode = rng.choice(tuple(MODES))
-    case: Windows | Joined = (
+    case: Windows | Joined | Latest = (
         draw_joins(rng) if rng.random() < 0.5 else draw_windows(rng, mode != "unaligned" and rng.random() < 0.5)
     )
+    if number % _LATEST == _LATEST - 1:
+        case = draw_latest(rng)
     parallelisms = tuple(rng.sample((1, 2, 3, 4), 3))
     crash = None
     if rng.random() < 0.85:
@@ -75,7 +81,8 @@ def draw(number: int) -> Seed:
 def judge(number: int) -> Verdict:
     seed = draw(number)
     inputs = {name: stream.batches() for name, stream in seed.case.inputs.items()}
-    flow = FlowUnderTest(seed.case.flow, inputs, {}, seed.parallelisms, MODES[seed.mode])
+    cluster = ClusterOptions(latency_target_s=seed.case.latency_target_s) if isinstance(seed.case, Latest) else None
+    flow = FlowUnderTest(seed.case.flow, inputs, {}, seed.parallelisms, MODES[seed.mode], cluster or ClusterOptions())
     left: list[str] = []
     with _watched(left):
         outcome = run_flow(flow, seed.scenario)

@@ -40,13 +40,19 @@ class Stream:
 
 
 def drawn(
-    rng: random.Random, rows: int, splits: int, far_ms: int = 0, nulls: bool = True, distinct: bool = False
+    rng: random.Random,
+    rows: int,
+    splits: int,
+    far_ms: int = 0,
+    nulls: bool = True,
+    distinct: bool = False,
+    keys_of: Sequence[int] = (1, 3, 12),
 ) -> Stream:
     """Draws a stream. `far_ms`: some rows are behind by more than that; 0: no row is behind the bound. `distinct`: rows
-    of a key have different times.
+    of a key have different times. `keys_of`: numbers of keys.
     """
     bound_ms = rng.choice((0, 10, 60))
-    keys = rng.choice((1, 3, 12))
+    keys = rng.choice(keys_of)
     step = rng.choice((0, 3, 20)) or 1
     numbers = iter(range(rows))
     made: list[tuple[Row, ...]] = []

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
+from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
 from barrier_runtime.operators.joins.interval import IntervalJoinOperator
 from tests.oracle.joins import draw_joins
 from tests.oracle.run import draw, judge
@@ -27,7 +28,7 @@ def test_random_flows_give_what_an_oracle_gives(numbers: Iterable[int]) -> None:
 
 def test_seeds_draw_every_kind_and_mode() -> None:
     drawn = [draw(number) for number in range(300)]
-    assert len(Counter((seed.kind.split()[0], seed.mode) for seed in drawn)) == 10 * 3
+    assert len(Counter((seed.kind.split()[0], seed.mode) for seed in drawn)) == 11 * 3
 
 
 def test_a_bound_that_is_one_longer_is_found() -> None:
@@ -41,6 +42,19 @@ def test_a_bound_that_is_one_longer_is_found() -> None:
 
     with patch.object(IntervalJoinOperator, "__init__", wrong):
         assert any(judge(number).wrong for number in numbers[:12])
+
+
+@pytest.mark.parametrize("numbers", [(11, 23), (35, 47)])
+def test_latest_rows_give_what_an_oracle_gives(numbers: Iterable[int]) -> None:
+    for number in numbers:
+        verdict = judge(number)
+        assert (verdict.kind, verdict.wrong) == ("latest", ""), f"seed {number} ({verdict.mode})"
+
+
+def test_a_row_that_is_held_over_a_barrier_is_found() -> None:
+    numbers = [number for number in range(200) if draw(number).kind == "latest"]
+    with patch.object(LatestAggregateOperator, "before_barrier", lambda operator, emit: None):
+        assert any(judge(number).wrong for number in numbers)
 
 
 @pytest.mark.spark

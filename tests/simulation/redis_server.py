@@ -36,8 +36,8 @@ class RedisServer:
     again: Callable[[float], bool]
     hashes: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def sink(self) -> RedisUpsertSink:
-        return SimRedisSink(self)
+    def sink(self, deterministic: bool) -> RedisUpsertSink:
+        return SimRedisSink(self, deterministic)
 
     def small_lots(self) -> AbstractContextManager[object]:
         return patch.object(production, "_ROWS_AT_ONCE", _ROWS_AT_ONCE)
@@ -90,8 +90,8 @@ _SCRIPTS = {production._TAKE: RedisServer.take, production._WRITE: RedisServer.w
 class SimRedisSink(RedisUpsertSink):
     write_bytes = _WRITE_BYTES
 
-    def __init__(self, server: RedisServer) -> None:
-        super().__init__("redis://sim:6379/0", key="account", value="json", prefix=_PREFIX, deterministic=True)
+    def __init__(self, server: RedisServer, deterministic: bool) -> None:
+        super().__init__("redis://sim:6379/0", key="account", value="json", prefix=_PREFIX, deterministic=deterministic)
         self._server = server
 
     def open(self, context: SinkContext) -> None:
@@ -99,7 +99,7 @@ class SimRedisSink(RedisUpsertSink):
         self._buffers._going_out = self._server.doorway.turns()  # type: ignore[assignment]
 
     def __deepcopy__(self, memo: dict[int, object]) -> "SimRedisSink":
-        return SimRedisSink(self._server)
+        return SimRedisSink(self._server, self.deterministic)
 
     def _client(self) -> Any:
         return _Client(self._server)

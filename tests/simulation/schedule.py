@@ -115,6 +115,8 @@ class Schedule:
         "files"  # of the bank's sink "out": files, topic (Kafka), tokens, upserts (Redis), staged (PostgreSQL)
     )
     stable: bool = False  # rows of the bank are stored before the upserts, which get them after the decision
+    latest: bool = False  # of the bank's rows only the last one of each account goes to the upserts
+    latency_ms: int = 1  # rows wait so long for others
     queue: bool = False  # the bank's transfers are messages of RabbitMQ
     twins: bool = False  # two jobs of the same name, with checkpoints of their own, write into the same target
     rolls: bool = False  # files of the sink "out" grow over checkpoints
@@ -153,8 +155,8 @@ class Schedule:
             return "rules"
         if self.lookups is not None:
             return "lookups"
-        if self.stable:
-            return "stable"
+        if self.stable or self.latest:
+            return "stable" if self.stable else "latest"
         return "bank" if self.target == "files" else self.target
 
     def without(self, left_out: Sequence[int]) -> "Schedule":
@@ -381,7 +383,7 @@ def _draw_kind(seed: int) -> Schedule:
         if kind < upto:
             drawn = _draw_target(schedule, target)
             if target == "upserts":
-                return _draw_stable(_draw_troubled(replace(drawn, graph="one-shuffle", splits=1)))
+                return _draw_latest(_draw_stable(_draw_troubled(replace(drawn, graph="one-shuffle", splits=1))))
             return _draw_troubled(drawn) if target == "staged" else drawn
     if kind < _TWINS:
         return _draw_twins(schedule)
@@ -475,6 +477,15 @@ def _draw_stable(schedule: Schedule) -> Schedule:
     actions = tuple(sorted([*schedule.actions, *restarts], key=lambda action: action.at_ms))
     interval_ms = max(200, schedule.interval_ms)  # so that rows wait
     return replace(schedule, stable=True, rescaled_every=2, interval_ms=interval_ms, actions=actions)
+
+
+def _draw_latest(schedule: Schedule) -> Schedule:
+    """Some other jobs with upserts write only the last row of each account, which often waits for later rows."""
+    rng = random.Random(f"latest {schedule.seed}")
+    if schedule.stable or rng.random() > 0.6:
+        return schedule
+    latency_ms = rng.choice((1, 30, 200, 500))
+    return replace(schedule, latest=True, latency_ms=latency_ms, aggregated=True, collected=False)
 
 
 def _draw_sides(schedule: Schedule) -> Schedule:

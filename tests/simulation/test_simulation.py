@@ -52,7 +52,7 @@ def test_the_same_seed_gives_the_same_trace_whatever_hashes_and_processes() -> N
 
 def test_every_kind_of_job_is_among_the_first_seeds() -> None:
     stories = {"bank", "events", "topic", "tokens", "queue", "upserts", "staged", "twins", "hanging", "sides", "rules"}
-    stories |= {"lookups", "joins", "open", "stable"}
+    stories |= {"lookups", "joins", "open", "stable", "latest"}
     assert {draw(seed).story for seed in range(120)} == stories
 
 

@@ -53,6 +53,7 @@ _STORIES: dict[str, str] = {  # mutant -> the story that has to find the bug
     "packed-transactions-lose-the-oldest": "bank",
     "emitted-of-a-failing-call-stays": "sides",
     "sweep-takes-what-was-just-refreshed": "events",
+    "latest-rows-are-held-over-a-barrier": "latest",
     "rows-under-way-are-lost": "lookups",
     "rows-that-went-out-are-restored": "lookups",
     "rows-under-way-go-to-all": "lookups",

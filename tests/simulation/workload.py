@@ -313,6 +313,7 @@ class Workload:
     rolled: bool = False  # files of "out" grow over checkpoints
     switch: Literal["row", "barrier"] = "row"  # when broadcast rules take effect
     stable: bool = False  # stores the rows of "out" before the sink
+    latest: bool = False  # only the last row of each account goes out
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -375,6 +376,8 @@ class Workload:
             counted = connect(legs=accounts, rules=rules.broadcast(self.switch)).process(
                 "balance", Ruled(self.splits * self.count if self.bounded else -1), schema=RULED_LEGS
             )
+        elif self.latest:
+            counted = accounts.aggregate("balance", emit="latest", n=count(), balance=sum_("delta"))
         elif self.aggregated:
             sums = {"n": count(), "balance": sum_("delta")}
             if self.collected:  # no other aggregates are computed from lists

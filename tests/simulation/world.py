@@ -151,6 +151,7 @@ class World(SimCluster):
                 first_name=0 if beside is None else _NAMES_OF_ONE,
                 max_drift_ms=None if schedule.events is None else schedule.events.max_drift_ms,
                 begins_us=schedule.begins_us,
+                latency_target_s=schedule.latency_ms / 1_000,
                 inline_bytes=0 if schedule.shares_files else 300,
             ),
         )
@@ -249,6 +250,7 @@ class World(SimCluster):
             schedule.rolls and schedule.target == "files",
             "barrier" if schedule.at_barriers else "row",
             schedule.stable,
+            schedule.latest,
         )
 
     def _make_out(self) -> TwoPhaseCommitSink:
@@ -257,7 +259,7 @@ class World(SimCluster):
         if self.schedule.target == "tokens":
             return TokenSink(self.tokens)
         if self.schedule.target == "upserts":
-            return self.redis.sink()
+            return self.redis.sink(deterministic=not self.schedule.latest)
         if self.schedule.target == "staged":
             return self.postgres.sink()
         if self.hanging is not None:

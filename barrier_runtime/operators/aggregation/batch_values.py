@@ -180,6 +180,10 @@ class RunningOrder:
         """Returns the row id of the row at this index of `order`."""
         return int(self.row_ids[np.searchsorted(self.starts, position, side="right") - 1])
 
+    def last_rows(self) -> npt.NDArray[np.intp]:
+        """Returns the row numbers of the last row of each group, ascending."""
+        return np.sort(self.order[self.starts + self.lengths - 1])
+
     def groups(self) -> npt.NDArray[np.intp]:
         """Returns the group of each row, in the order of `order`."""
         return np.repeat(np.arange(len(self.starts)), self.lengths)

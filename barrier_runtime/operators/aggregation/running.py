@@ -1,5 +1,7 @@
 """Running aggregates: each row is emitted with its key's values so far, itself included.
 
+With `emit="latest"` a subclass emits only the last row of each key (`latest`).
+
 `FewRunning` computes small batches row by row: counts, sums and extremes of integers, and sums of floats, over columns
 without nulls, by keys of integers, booleans, text and bytes. Everything else uses numpy (`accumulators.running`). The
 results are equal, bit for bit.
@@ -9,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as types
 
@@ -21,7 +24,7 @@ from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
 from barrier_runtime.operators.aggregation.described import describe_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
 from barrier_runtime.operators.aggregation.plan import AggregationPlan, AnyOutput, Output, plan_aggregates
-from barrier_runtime.operators.aggregation.state_columns import Accumulator
+from barrier_runtime.operators.aggregation.state_columns import Accumulator, Columns
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.columns.column_table import ColumnTable
@@ -181,16 +184,11 @@ class RunningAggregateOperator(KeyedOperator):
         order = self._order(rows)
         results = running(self._plan, self._table.columns, order, BatchValues(rows, self.where), self._left)
         self._table.mark_dirty(order.row_ids)
-        outputs = self._plan.outputs
 
         def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
             return self._left(column, order.row_id_of(row), aggregate)
 
-        if len(outputs) == 1:  # appending a column is cheaper than a new batch
-            emit(batch.having(rows.append_column(outputs[0].name, outputs[0].column(results, left))))
-            return
-        arrays = [*rows.columns, *[output.column(results, left) for output in outputs]]
-        emit(batch.having(pa.RecordBatch.from_arrays(arrays, schema=self._output)))
+        self._send(batch.having(self._with_results(rows, results, left)), order.last_rows, emit)
 
     def _process_few(self, batch: Batch, few: FewRows, emit: Emit) -> bool:
         """Processes a small batch. Returns False if it needs Arrow."""
@@ -203,8 +201,21 @@ class RunningAggregateOperator(KeyedOperator):
         row_ids, results = added
         self._table.mark_few_dirty(row_ids)
         assert self._output is not None
-        emit(batch.having(FewRows.made_of(self._output, [*few.columns, *results])))
+        rows = FewRows.made_of(self._output, [*few.columns, *results])
+        self._send(batch.having(rows), lambda: _last_rows(row_ids), emit)
         return True
+
+    def _with_results(self, rows: pa.RecordBatch, accumulators: Columns, left: Left) -> pa.RecordBatch:
+        """Returns the rows with the aggregates. `accumulators`: values per row."""
+        outputs = self._plan.outputs
+        if len(outputs) == 1:  # appending a column is cheaper than a new batch
+            return rows.append_column(outputs[0].name, outputs[0].column(accumulators, left))
+        arrays = [*rows.columns, *[output.column(accumulators, left) for output in outputs]]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._output)
+
+    def _send(self, results: Batch, last_rows: Callable[[], npt.NDArray[np.intp]], emit: Emit) -> None:
+        """Emits the results of a batch. `last_rows` returns the positions of the last row of each key, ascending."""
+        emit(results)
 
     def _left(self, column: str, row_id: int, aggregate: str = "sum_", /) -> InvalidJob:
         return self._plan.left(self.where, column, self._table.keys_of(np.array([row_id]))[0], aggregate)
@@ -220,6 +231,11 @@ class RunningAggregateOperator(KeyedOperator):
         encoded = keys[0].dictionary_encode()  # one lookup in the index per key, not per row
         row_ids = self._table.row_ids_int64(encoded.dictionary.to_numpy().astype(np.int64, copy=False))
         return RunningOrder.of(encoded.indices.to_numpy(), row_ids)
+
+
+def _last_rows(row_ids: list[int]) -> npt.NDArray[np.intp]:
+    last = {row_id: row for row, row_id in enumerate(row_ids)}
+    return np.array(sorted(last.values()), np.intp)
 
 
 def running_schema(schema: pa.Schema, aggregates: Mapping[str, AnyAggregate], where: str) -> pa.Schema:

@@ -137,6 +137,7 @@ class ClusterOptions:
     turn_us: int = 0
     window_bytes: int = MAX_WINDOW_BYTES
     unreached: float = 0.0
+    latency_target_s: float = 0.001
     mark: str = ""
     first_name: int = 0
     max_drift_ms: int | None = None
@@ -435,7 +436,7 @@ class SimCluster:
                 mode=program.spec.checkpoints.mode,
                 state_backend=cast(Any, "lsm"),
                 state_cache_mb=1,
-                latency_target=0.001,
+                latency_target=self.options.latency_target_s,
                 max_drift=None if self.options.max_drift_ms is None else self.options.max_drift_ms / 1000,
             ),
             thresholds=Thresholds(inline_bytes=self.options.inline_bytes, pack_bytes=250, value_bytes=120),

@@ -1,0 +1,147 @@
+"""Running aggregates with `emit="latest"`: the last row of each key in place of every row.
+
+    no row ─ rows arrive ─► held ─ latency_target, watermark, barrier, end, or too many rows ─► emitted
+
+The emitted rows are some of the rows of `emit="each"`, in the same order. At every barrier, watermark and end the last
+row of each key has been emitted, so no snapshot holds rows, and the state equals that of `emit="each"`.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.data.grouping import group_rows
+from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
+from barrier_runtime.operators.base import Emit, OperatorContext
+
+MOST_ROWS = 65_536
+_MOST_BYTES = 16 << 20
+
+_Positions = npt.NDArray[np.intp]
+
+
+class LatestRows:
+    """The last rows of keys. `last_rows`: returns the positions of the last row of each key in a batch, ascending."""
+
+    def __init__(self, last_rows: Callable[[Batch], _Positions]) -> None:
+        self._last_rows = last_rows
+        self._batches: list[Batch] = []  # each has one row per key
+        self._rows = 0
+        self._bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._batches)
+
+    def add(self, batch: Batch) -> bool:
+        """Adds rows of different keys, which replace earlier rows of their keys. Returns False if there are too many
+        keys to hold."""
+        self._append(batch)
+        if self._rows <= MOST_ROWS and self._bytes <= _MOST_BYTES:
+            return True
+        for reduced in self.take():
+            self._append(reduced)
+        return self._rows <= MOST_ROWS // 2 and self._bytes <= _MOST_BYTES // 2
+
+    def take(self) -> list[Batch]:
+        """Removes and returns the rows, in order of arrival."""
+        runs: list[list[Batch]] = []
+        for batch in self._batches:
+            if runs and _may_join(runs[-1][-1], batch):
+                runs[-1].append(batch)
+            else:
+                runs.append([batch])
+        self._batches, self._rows, self._bytes = [], 0, 0
+        return list(map(self._last_of, runs))
+
+    def _last_of(self, run: list[Batch]) -> Batch:
+        if len(run) == 1:
+            return run[0]
+        batch = _joined(run)
+        return chosen(batch, self._last_rows(batch))
+
+    def _append(self, batch: Batch) -> None:
+        self._batches.append(batch)
+        self._rows += batch.count
+        self._bytes += batch.rows.nbytes if batch.few is None else batch.few.most_bytes
+
+
+def chosen(batch: Batch, positions: _Positions) -> Batch:
+    """Returns the rows at `positions`, in this order."""
+    if len(positions) == batch.count:
+        return batch
+    rows = batch.rows.take(pa.array(positions)) if batch.few is None else batch.few.take(positions.tolist())
+    return batch.only(rows, positions)
+
+
+def _may_join(batch: Batch, later: Batch) -> bool:
+    """Returns whether both batches are one batch for later steps. Event time never decreases within a batch."""
+    if batch.reached is None or later.reached is None:
+        in_time = batch.reached is later.reached
+    else:
+        in_time = bool(batch.reached[-1] <= later.reached[0])
+    return in_time and (batch.schema is later.schema or batch.schema.equals(later.schema))
+
+
+def _joined(run: list[Batch]) -> Batch:
+    reached = [batch.reached for batch in run if batch.reached is not None]
+    few = [batch.few for batch in run if batch.few is not None and batch.few.schema is run[0].schema]
+    rows = FewRows.joined(few) if len(few) == len(run) else pa.concat_batches([batch.rows for batch in run])
+    return Batch(rows, min(batch.emit_ns for batch in run), np.concatenate(reached) if reached else None)
+
+
+class LatestAggregateOperator(RunningAggregateOperator):
+    """Holds the last row of each key, for at most `latency_target`."""
+
+    by_clock = False  # True: the held rows are due
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._held = LatestRows(self._last_of_batch)
+        self._has_timer = False
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._held)
+
+    def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
+        if not (self.by_clock or last):
+            return False
+        self.by_clock = False
+        self._release(emit)
+        return True  # a barrier may have released the rows: idleness that waited for them is announced now
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        self._release(emit)
+
+    def before_barrier(self, emit: Emit) -> None:
+        self._release(emit)
+
+    def on_end(self, emit: Emit) -> None:
+        self._release(emit)
+
+    def _send(self, results: Batch, last_rows: Callable[[], _Positions], emit: Emit) -> None:
+        has_room = self._held.add(chosen(results, last_rows()))
+        if not has_room or not self.context.latency_target_s:
+            self._release(emit)
+        elif not self._has_timer:
+            self._has_timer = True
+            self.context.call_later(self.context.latency_target_s, self._now_due)
+
+    def _now_due(self) -> None:
+        self._has_timer = False
+        self.by_clock = True
+        self.context.wake()
+
+    def _release(self, emit: Emit) -> None:
+        for batch in self._held.take():
+            emit(batch)
+
+    def _last_of_batch(self, batch: Batch) -> _Positions:
+        groups = group_rows(self.codec.arrays(batch.rows))
+        last = np.empty(len(groups.keys), np.intp)
+        last[groups.of_row] = np.arange(batch.count)  # the last assignment stays
+        return np.sort(last)
