@@ -12,6 +12,7 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkp
 from barrier_runtime.coordinator.wire.messages import Ack, CheckpointOptions, SubtaskId
 
 _ABORTED_KNOWN = 256
+_RETRY_MS, _LONGEST_RETRY_MS = 100, 10_000  # pause before a requested checkpoint, after failures in a row
 
 
 class Triggering(enum.Enum):
@@ -38,6 +39,7 @@ class PendingCheckpoints:
         self._last_triggered_ms = now_ms  # the first trigger is one interval after the start
         self._last_ended_ms: int | None = None
         self._requested = False
+        self._failures = 0  # in a row
         self.triggering = Triggering.PERIODIC
         self.ignored: Counter[str] = Counter()  # by reason, acks and declines without effect
         self._aborted: deque[int] = deque(maxlen=_ABORTED_KNOWN)  # ended undecided, for late acks
@@ -66,13 +68,21 @@ class PendingCheckpoints:
         if len(self._open) >= self._options.max_concurrent or self.triggering is Triggering.HELD:
             return None
         if self._requested:
-            return self._last_triggered_ms
+            return self._requested_at()
         if self.triggering is Triggering.ON_REQUEST:
             return None
         due = self._last_triggered_ms + self._options.interval_ms
         if self._last_ended_ms is not None:
             due = max(due, self._last_ended_ms + self._options.min_pause_ms)
         return due
+
+    def _requested_at(self) -> int:
+        """The first retry of a failed checkpoint is due at once, later retries after pauses that double.
+
+        The end of the input requests a failed checkpoint again without end if many failures are tolerated."""
+        if self._failures < 2 or self._last_ended_ms is None:
+            return self._last_triggered_ms
+        return self._last_ended_ms + min(_RETRY_MS << min(self._failures - 2, 30), _LONGEST_RETRY_MS)
 
     def due(self, now_ms: int) -> bool:
         at = self.trigger_at()
@@ -171,8 +181,11 @@ class PendingCheckpoints:
     def _end(self, checkpoint: Checkpoint, phase: CheckpointPhase, now_ms: int) -> None:
         checkpoint.move(phase, now_ms)
         del self._open[checkpoint.id]
-        if phase is not CheckpointPhase.COMPLETE:
+        if phase is CheckpointPhase.COMPLETE:
+            self._failures = 0
+        else:
             self._aborted.append(checkpoint.id)
+            self._failures += phase is not CheckpointPhase.SUBSUMED
         self._last_ended_ms = now_ms
 
     def _expirable(self) -> list[Checkpoint]:

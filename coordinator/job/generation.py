@@ -61,7 +61,7 @@ class Generation:
     event_times: ReachedEventTimes = field(default_factory=ReachedEventTimes)
     ended: set[SubtaskId] = field(default_factory=set)
     drained: bool = False  # the sources are ending early
-    ended_before: int = -1  # number of `ended` when the last checkpoint was triggered
+    ended_before: int = -1  # number of `ended` when the last checkpoint was triggered that has not failed
     final: int | None = None  # a completed checkpoint taken after all input ended
     waiting: dict[str, Waiting] = field(default_factory=dict)  # operators that cannot open, by operator and slot
     # Sink -> last request to the global committer (checkpoint, link).

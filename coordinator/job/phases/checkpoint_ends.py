@@ -53,6 +53,7 @@ def checkpoint_aborted(job: Job, checkpoint: Checkpoint, cause: Cause, reason: s
     job.abort_checkpoint(checkpoint, reason)
     if job.rescales.pauses(checkpoint.id):
         job.fail_rescale(f"the checkpoint to move with, {checkpoint.id}, failed: {reason}", now_ms)
+    job.generation.ended_before = -1  # rows that await a decision need another checkpoint
     abandon(job, checkpoint.acks.values())
     if job.generation.swept_ms is not None:  # before the first decision the age of files is unknown
         sweep_if_due(job, now_ms)

@@ -243,6 +243,25 @@ def test_a_refused_trigger_uses_up_no_id():
     assert checkpoints.trigger(10_000).id == 2
 
 
+def test_requests_after_failures_in_a_row_wait_longer_and_longer():
+    checkpoints = pending(timeout_ms=500)
+    checkpoints.triggering = Triggering.ON_REQUEST
+    now, pauses = 0, []
+    for _ in range(11):
+        checkpoints.request()
+        pauses.append(max(0, checkpoints.trigger_at() - now))
+        now += pauses[-1]
+        number = checkpoints.trigger(now).id
+        now += 1
+        checkpoints.decline(number, A, now)
+    assert pauses == [0, 0, 100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000]
+    decided = checkpoints.trigger(now)
+    persist_and_decide(decided)
+    checkpoints.complete(decided, now)
+    checkpoints.request()
+    assert checkpoints.due(now), "a decision ends the series"
+
+
 def test_a_requested_checkpoint_is_due_though_periodic_ones_wait():
     """While sinks are too far behind, a stop or a savepoint still has its checkpoint."""
     checkpoints = pending(max_concurrent=2)
