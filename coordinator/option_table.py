@@ -187,6 +187,11 @@ SLOTS = (
              "times as long once Spark reports that all have cores: processes start slowly on a busy machine. A job "
              "that has run waits as restart= says",
              field="resource_wait_timeout_ms"),
+    Option("at_least", int | None, None, "fewest slots with which a job that has run goes on while others stay away "
+           "for degrade_after; it returns to all slots when there are cores", 1, 1024,
+           none="the job waits for all slots", field="at_least", where="spark", shown="value"),
+    _seconds("degrade_after", 60.0, 0.1, DAY_S, "with at_least: how long the job waits for all slots before it goes on "
+             "with those that are there", where="spark", field="degrade_after_ms"),
     _seconds("latency_target", 0.00065, 0, 10, "most that rows of a source with a schedule wait to be processed with "
              "others, while the slot rests: four times as long as its passes take, and at least half of this, so more "
              "saves processor time; a few messages of Kafka wait as long, 1 ms at least; 0: rows never wait",

@@ -148,6 +148,12 @@ class LocalRunOptions(TypedDict, total=False):
 class RunOptions(LocalRunOptions, total=False):
     """Keywords of `Dataflow`, its `run`, `start` and `explain`."""
 
+    at_least: int | None
+    """fewest slots with which a job that has run goes on while others stay away for degrade_after; it returns to all
+    slots when there are cores. 1 to 1,024. Default: the job waits for all slots."""
+    degrade_after: float | timedelta
+    """with at_least: how long the job waits for all slots before it goes on with those that are there. 0.1 s to 1 day.
+    Default: 60 s."""
     master: str
     """Spark master: local[N], local-cluster[…], spark://…. Default: local[*]."""
     spark: Any
@@ -235,6 +241,8 @@ class OptionValues(SlotOptions):
     restart_failures: int = 1
     restart_interval: float = 60.0
     resource_wait_timeout: float = 60.0
+    at_least: int | None = None
+    degrade_after: float = 60.0
     master: str = "local[*]"
     spark: Any = None
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)

@@ -150,7 +150,7 @@ def validated_spec(spec: JobSpec) -> JobSpec:
     id_like = spec.restore.isascii() and spec.restore.isdigit() and len(spec.restore) <= MAX_CHECKPOINT_DIGITS
     if spec.restore not in ("latest", "none") and not id_like:
         raise InvalidJob(f"restore = {spec.restore[:40]!r} is not known: use 'latest', 'none' or a checkpoint id")
-    for name in ("slot_timeout_ms", "resource_wait_timeout_ms", "resume_timeout_ms"):
+    for name in ("slot_timeout_ms", "resource_wait_timeout_ms", "resume_timeout_ms", "degrade_after_ms"):
         if getattr(spec, name) < _SHORTEST_MS:
             raise InvalidJob(
                 f"job {spec.job}: {name} = {getattr(spec, name)} is too short: use at least {_SHORTEST_MS} ms"

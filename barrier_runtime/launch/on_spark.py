@@ -56,7 +56,7 @@ from barrier_runtime.spark.session import (
     stop_session,
     total_cores,
 )
-from barrier_runtime.spark.stage import AllSlots, RoomOfJob
+from barrier_runtime.spark.stage import AllSlots, RoomOfJob, staying_away
 from barrier_runtime.spark.task import SlotSettings, local_root
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.open import open_store
@@ -136,6 +136,7 @@ class JobHandle(Steered):
         self._stop_mode: Literal["checkpoint", "drain", "now"] | None = None
         self._stop_asked: SavepointAsked | None = None
         self._room_s = time.monotonic()  # time of the last look for free cores
+        self._away_s = None if options.at_least is None else options.degrade_after
         self._stop_told = ""  # the coordinator process that received the last stop request
         self._ended = threading.Event()
         self._closed = False
@@ -251,8 +252,7 @@ class JobHandle(Steered):
         while True:
             ended = self._ended.wait(_POLL_S)
             status = self._last
-            if self._trouble is not None:
-                raise Unavailable(f"job {self._spec.job} was given up: {self._trouble}") from self._trouble
+            self._raise_trouble()
             try:
                 taken = None if status is None else savepoint_of(status, asked.id)
             except SavepointFailed:
@@ -349,7 +349,8 @@ class JobHandle(Steered):
                 self._conditions.log(status, time.monotonic())
                 if status.phase in _LEADING:
                     self._programs.follow(status)
-                    self._slots.follow(status.program, status.parallelism, status.standbys)
+                    away = staying_away(status, self._away_s)
+                    self._slots.follow(status.program, status.parallelism, status.standbys, status.missing_slots, away)
                 self._tell_progress(status)
                 self._look_for_room(status)
                 for order in status.kill:
@@ -380,8 +381,9 @@ class JobHandle(Steered):
 
     def _tell_room(self) -> None:
         if jvm_trouble(self._spark) is None:
+            room = self._room.look()
             with contextlib.suppress(Unavailable, InvalidJob):  # away, or of a release without this request
-                self._coordinator.client.tell_room(self._spec.job, self._room.look(), self._spec.run_id)
+                self._coordinator.client.tell_room(self._spec.job, room, self._spec.run_id)
 
     def _repeat_stop(self, status: JobStatus) -> None:
         """Sends the stop request to a new leader: a restarted coordinator knows only requests in the log."""
@@ -392,12 +394,9 @@ class JobHandle(Steered):
 
     def _spark_view(self) -> str:
         """Describes Spark's cores and the last failure of the Spark job, for slots that did not register."""
-        lines = [
+        view = (
             f"Spark has {total_cores(self._spark)} cores for {self._options.parallelism} slots; every slot occupies "
             "spark.task.cpus of them for the whole job: free some, add executors or use a smaller parallelism"
-        ]
-        if self._slots.last_failure:
-            lines.append(
-                f"the Spark job failed {self._slots.submissions} time(s), last with:\n{self._slots.last_failure}"
-            )
-        return "\n".join(lines)
+        )
+        failed, times = self._slots.last_failure, self._slots.submissions
+        return f"{view}\nthe Spark job failed {times} time(s), last with:\n{failed}" if failed else view

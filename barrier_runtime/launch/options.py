@@ -67,6 +67,10 @@ class JobOptions(OptionValues):
                 f"aligned_timeout={options.aligned_timeout!r} has no meaning without unaligned=True: give both, or "
                 "leave it out"
             )
+        if "degrade_after" in (given if "at_least" not in keywords else keywords) and options.at_least is None:
+            raise InvalidJob(
+                f"degrade_after={options.degrade_after:g} has no meaning without at_least=: give both, or leave it out"
+            )
         said = given if "spark" not in keywords else keywords
         ignored = [name for name in ("master", "spark_conf") if name in said]
         if options.spark is not None and ignored:
@@ -93,6 +97,11 @@ class JobOptions(OptionValues):
             raise InvalidJob(
                 f"max_parallelism={self.max_parallelism}: give a whole number from parallelism "
                 f"({self.parallelism}) to {MAX_PARALLELISM}; it is fixed for the life of the job"
+            )
+        if self.at_least is not None and self.at_least > self.parallelism:
+            raise InvalidJob(
+                f"at_least={self.at_least}: give at most parallelism ({self.parallelism}), the slots that the job has "
+                "when no core is away"
             )
         savepoint = is_savepoint_url(self.restore)
         id_like = self.restore.isascii() and self.restore.isdigit()

@@ -105,7 +105,8 @@ class Slot:
         self._untrimmed = False  # a generation was dropped, and its garbage is not collected yet
         self._highest_checkpoint = 0
         self._last_completed = 0
-        self._committed: dict[str, int] = {}
+        self._committed: dict[str, int] = {}  # by the subtasks of a generation with `_parallelism` slots
+        self._parallelism = 0
         self._unresolved: dict[tuple[int, SubtaskId], Ack | Decline] = {}
         self._ended: dict[SubtaskId, SubtaskEnded] = {}
         self._drained = False  # the sources were ended early
@@ -149,6 +150,7 @@ class Slot:
                 drained=self._drained,
                 program=i.program,
                 versions=i.versions,
+                parallelism=self._parallelism,
             )
         )
 
@@ -210,6 +212,8 @@ class Slot:
         self._last_completed = message.checkpoint
         self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)
         graph = replace(self._graph, parallelism=len(message.peers) or self._graph.parallelism)
+        if graph.parallelism != self._parallelism:
+            self._parallelism, self._committed = graph.parallelism, {}
         execution = Execution(graph, message, self._mode, self._res, self._plane, self._metrics, self)
         self._execution = execution
         self._deploying = self._res.loop.create_task(self._deploy(execution))

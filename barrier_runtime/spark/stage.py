@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from barrier_runtime.coordinator.status.status import Room, StandbysWanted
+from barrier_runtime.coordinator.status.status import JobStatus, Room, StandbysWanted
 from barrier_runtime.spark.task import SlotSettings, expected, run_slot
 from barrier_runtime.spark.task_errors import FailedTask, why_slots_fail
 
@@ -149,8 +149,19 @@ class AllSlots:
         first = self._programs[next(iter(self._programs))]
         self._programs.setdefault(program, replace(first, graph=graph, program=program))
 
-    def follow(self, program: str, parallelism: int, standbys: StandbysWanted | None) -> None:
-        """Follows a leading coordinator, whose job has `parallelism` slots of `program` and needs `standbys`."""
+    def follow(
+        self,
+        program: str,
+        parallelism: int,
+        standbys: StandbysWanted | None,
+        missing: Sequence[int],
+        away: Sequence[int] = (),
+    ) -> None:
+        """Follows a leading coordinator, whose job has `parallelism` slots of `program` and needs `standbys`.
+
+        `missing`: slots of the job that are not connected. `away`: the missing slots that Spark does not replace, such
+        as those of a lost host, whose loss Spark notices late.
+        """
         self._program, self._parallelism = program, parallelism
         if standbys is not None and standbys.program in self._programs:
             if standbys.request != self._asked:
@@ -170,7 +181,10 @@ class AllSlots:
                     carrier.give_up()  # the slot may wait for a core in vain
             elif carrier.alive:
                 self._joined.add(carrier)
-            else:  # an outdated coordinator ordered it to leave
+            elif place[1] in missing:  # an outdated coordinator ordered it to leave
+                self._carry(place)
+        for place in [(program, slot) for slot in away]:
+            if self._carriers.get(place) is self._first:
                 self._carry(place)
 
     def _is_carried(self, place: "_Place") -> bool:
@@ -228,6 +242,12 @@ class AllSlots:
         carriers = dict(self._carriers)
         own = [place[1] for place, by in carriers.items() if by is carrier and self._is_of_job(place)]
         return own if self._runs() else ()
+
+
+def staying_away(status: JobStatus, after_s: float | None) -> list[int]:
+    """Slots that have been missing for `after_s`; None: no slot counts."""
+    since_ms = 0.0 if after_s is None else status.at_ms - after_s * 1000
+    return [each.slot for each in status.absences if 0 < each.since_ms <= since_ms]
 
 
 def _group(settings: SlotSettings) -> str:

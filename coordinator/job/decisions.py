@@ -45,7 +45,7 @@ class BeginGeneration:
     """Begin a generation. `choice`: the restore point; None: the run's newest after open appends.
 
     `wait_ms`: back-off before slots are deployed. `spec`: the job from now on; None: unchanged. `keep`: see
-    `Job.go_on_as`.
+    `Job.go_on_as`. `visible`: see `HandOver`.
     """
 
     choice: RestoreFrom | None
@@ -55,6 +55,7 @@ class BeginGeneration:
     attempts: Attempts = Attempts()
     spec: JobSpec | None = None
     keep: bool = False
+    visible: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,16 @@ class Restart:
 
 @dataclass(frozen=True)
 class HandOver:
-    """Begin the next generation as `spec`: sources have stopped, and all their rows are visible.
+    """Begin the next generation as `spec`.
 
-    `keep`: the present slots stand by until that generation runs.
+    `keep`: the present slots stand by until that generation runs. `visible`: sources have stopped, and all their rows
+    are visible; if not, the newest checkpoint is restored as after a failure.
     """
 
     spec: JobSpec
     reason: str
     keep: bool = False
+    visible: bool = True
 
 
 @dataclass(frozen=True)

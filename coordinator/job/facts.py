@@ -48,6 +48,7 @@ from barrier_runtime.coordinator.wire.messages import (
     CancelGeneration,
     Committed,
     JobSpec,
+    Register,
     Registered,
     Shutdown,
     SubtaskId,
@@ -103,6 +104,7 @@ class Job:
         self.decided: DecidedManifest | None = None  # the newest manifest that this process wrote or verified
         self.retention: Retention | Unsorted = Unsorted()
         self.has_run = False  # once, all slots of this run had registered
+        self.missed_ms = 0  # slots were missing for so long, before the present generation and since the last that ran
         self._subtasks = _subtasks(spec)
         self._deletable = SweepPlan()
         self._append_attempts = 0
@@ -160,11 +162,11 @@ class Job:
         fence = None if view.fence is None else view.fence.record
         if not isinstance(fence, Fence) or fence.spec.run_id != self.spec.run_id:
             return
-        if (fence.spec.program, fence.spec.parallelism) != (self.spec.program, self.spec.parallelism):
+        if _slots_of(fence.spec) != _slots_of(self.spec):
             self.go_on_as(fence.spec)
             self.slots.admit_any(self.spec.max_parallelism)
             for slot in self.slots:  # these registered before the log was read
-                self.commits.reconcile(slot.index, slot.register.committed)
+                self.reconcile_commits(slot.register)
 
     def remember(self, read: LogRead, now_ms: int) -> None:
         """Takes figures and slots of this run from the history. Damage is reported and costs only them."""
@@ -344,6 +346,11 @@ class Job:
         if by_global and self.leads:
             self.outbox.broadcast(Visible(self.led.token, message.checkpoint, message.operator))
 
+    def reconcile_commits(self, register: Register) -> None:
+        """Takes a slot's report about its commits, unless they were made as one of another number of slots."""
+        if register.parallelism in (0, self.spec.parallelism):
+            self.commits.reconcile(register.slot, register.committed)
+
     def highest_checkpoint(self) -> int:
         """Returns the highest checkpoint id ever seen."""
         seen = [slot.register.highest_checkpoint for slot in self.slots]
@@ -385,6 +392,11 @@ def _goes_on(before: JobSpec, spec: JobSpec) -> str:
     if before.program != spec.program:
         return "goes on with another program"
     return f"goes on with {spec.parallelism} slots"
+
+
+def _slots_of(spec: JobSpec) -> tuple[str, int, int]:
+    """Returns what a move changes in the description of a run."""
+    return spec.program, spec.parallelism, spec.full_parallelism
 
 
 def _subtasks(spec: JobSpec) -> frozenset[SubtaskId]:

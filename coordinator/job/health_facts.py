@@ -5,6 +5,7 @@ from barrier_runtime.coordinator.checkpoints.slowness import REPORT_AFTER_MS, Ch
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.links import silence_of
+from barrier_runtime.coordinator.job.phases.width import shown
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.job.stop import Drain
 from barrier_runtime.coordinator.status.health import (
@@ -41,6 +42,7 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str, n
         uncommitted=job.commits.uncommitted(),
         uploaded=_uploaded(job),
         interval_ms=job.spec.checkpoints.interval_ms,
+        narrow=shown(job.spec),
         blocked=tuple(
             BlockedSlot(slot.index, slot.blocked, slot.blocked_told_ms, slot.blocked_reading)
             for slot in job.slots.connected

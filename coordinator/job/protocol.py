@@ -385,7 +385,9 @@ class JobProtocol:
                 job.outbox.put(CloseLink(registration.old_link))
         elif registration.replaced is not None and registration.replaced.link is not None:
             reason = f"slot {register.slot} is held by task attempt {register.task_attempt} now"
-            moved = job.slots.is_moving(register.slot)  # then Spark must not restart the task
+            # Spark must not restart the task of a slot that moves, or that two Spark jobs carry after a return to full
+            # width: the processes would replace each other for ever.
+            moved = job.slots.is_moving(register.slot) or job.spec.at_least is not None
             job.outbox.put(SendTo(registration.replaced.link, Shutdown("left" if moved else "replaced", reason)))
             job.outbox.put(CloseLink(registration.replaced.link))
         if job.slots.stands_by(registration.slot):
@@ -394,7 +396,7 @@ class JobProtocol:
             if job.leads:
                 job.cancel_generation_of(registration.slot)
             return self._phase.on_rescale(job, now_ms)
-        job.commits.reconcile(register.slot, register.committed)
+        job.reconcile_commits(register)
         return self._phase.on_slot(job, registration, now_ms)
 
     def _on_message(self, event: SlotMessage, now_ms: int) -> Decision | None:

@@ -16,7 +16,8 @@ before the append the old ones, afterwards the new ones. See docs/design/rescali
 | it cannot run the program (replace) | FAILED  | -                    | -                      | -                |
 | state does not fit (replace) | FAILED         | -                    | FAILED, restart at m   | -                |
 | m ends undecided         | -                  | FAILED, sources go on | -                      | -                |
-| `timeout_ms` is over     | FAILED             | m aborted, FAILED (+) | FAILED, restart at m  | - (*), or (&)    |
+| `timeout_ms` is over     | FAILED (§)         | m aborted, FAILED (+) | FAILED, restart at m  | - (*), or (&)    |
+| another change is requested | refused, or FAILED (§) | refused        | refused                | refused          |
 | the generation ends      | FAILED             | FAILED               | FAILED                 | goes on (&)      |
 | the job is to stop       | FAILED             | FAILED               | FAILED                 | goes on          |
 | the coordinator dies     | lost (#)           | lost (#)             | lost (#)               | the log decides  |
@@ -26,6 +27,8 @@ before the append the old ones, afterwards the new ones. See docs/design/rescali
 (+) Unless COMPLETE of m is being appended: then the log decides. No record names a manifest that is stored later, as
     for any undecided checkpoint.
 (#) The successor begins a generation as before; the client requests the change again under the same id.
+(§) A request of the job itself for all slots (`phases/width`) waits without end for new slots, each time from the first
+    round on, and yields to any other request.
 (&) Replace only: if the new program's first generation ends before it runs, or does not run within `timeout_ms` of the
     deployment, the job falls back. Another FENCE record has the old description, and the old slots, which stood by,
     restore m: FAILED. A successor of the coordinator that made the move knows only the new program.
@@ -67,6 +70,7 @@ import msgspec
 from barrier_runtime.coordinator.status.status import RescaleStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
+RETURN = "full-width-"  # prefix of the ids of a job's own requests, see `phases/width`
 _MOST_ROUNDS = 5
 
 
@@ -139,6 +143,11 @@ class RescaleRequest:
     def replaces(self) -> bool:
         return self.replacement is not None or bool(self.flow)
 
+    @property
+    def returns(self) -> bool:
+        """Returns whether the job itself requests the slots that stayed away."""
+        return self.id.startswith(RETURN)
+
     def same_wish(self, other: "RescaleRequest") -> bool:
         if self.replaces and other.replaces:
             return not other.flow or self.flow == other.flow  # the driver's answer does not repeat the flow
@@ -148,7 +157,7 @@ class RescaleRequest:
         """Returns the description of the job `spec` after the change."""
         new = self.replacement
         if not self.replaces:
-            return msgspec.structs.replace(spec, parallelism=self.parallelism)
+            return msgspec.structs.replace(spec, parallelism=self.parallelism, full_parallelism=0, narrow_because="")
         if new is None:
             return spec
         outdated = dict.fromkeys((*spec.outdated, spec.fingerprint))
@@ -186,11 +195,22 @@ class Rescale:
         return self.before.parallelism if self.request.replaces else self.request.parallelism
 
     @property
+    def yields(self) -> bool:
+        """Returns whether another request takes the place of this one."""
+        return self.request.returns and self.state is RescaleState.STARTING
+
+    def wait_for_slots(self, now_ms: int) -> None:
+        """Lets a return begin anew, because new slots are missing: checkpoints go on, and no time counts."""
+        if self.yields:
+            self.waits_since_ms, self.ahead = now_ms, FetchingAhead()
+
+    @property
     def is_fulfilled(self) -> bool:
         """Returns whether the job already is as requested."""
         if self.request.replaces:
             return self.before.program == self.request.id
-        return self.before.parallelism == self.request.parallelism
+        is_full = self.before.full_parallelism in (0, self.before.parallelism)
+        return is_full and self.before.parallelism == self.request.parallelism
 
     @property
     def after(self) -> JobSpec:
@@ -310,7 +330,7 @@ class Rescales:
                 f"parallelism {request.parallelism} is not possible: give 1 to {max_parallelism}, the job's "
                 "max_parallelism, which is fixed for its life"
             )
-        if self.open is not None:
+        if self.open is not None and not self.open.yields:
             if self.open.request.replaces:
                 return "the job's program is being replaced: wait until that is done"
             return (
@@ -323,6 +343,7 @@ class Rescales:
         """Adds a request. Returns whether it is new and not refused. `spec`: the job so far, as known here."""
         if request.id in self._entries or self.refusal(request, spec.max_parallelism):
             return False
+        self.fail("another change was requested", now_ms)  # an open return
         entry = self._entries[request.id] = Rescale(request, spec, now_ms)
         if request.replaces and request.replacement is None:
             entry.state = RescaleState.LOADING
@@ -330,6 +351,11 @@ class Rescales:
         for id in over[: -_KEPT or None]:
             del self._entries[id]
         return True
+
+    @property
+    def ends_of_returns_ms(self) -> tuple[int, ...]:
+        """Ends of the job's own requests for all slots, also under predecessors."""
+        return tuple(each.ended_ms for each in self.statuses if each.id.startswith(RETURN) and each.ended_ms)
 
     def know_description(self, spec: JobSpec) -> None:
         """Takes the job's description when this process begins to lead: another process may have changed it."""

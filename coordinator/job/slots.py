@@ -107,7 +107,6 @@ class Refused:
 Arrival: TypeAlias = Joined | Reconnected
 Registration: TypeAlias = Arrival | Refused
 
-
 _Place: TypeAlias = tuple[str, int]  # (program, index)
 
 
@@ -134,6 +133,7 @@ class SlotTable:
         self.starting = 0  # slots with cores, as the driver reported last
         self.held_by: Mapping[str, int] = {}  # cores that others occupy, as the driver reported last
         self.failing = ""  # error of processes that were to become missing slots, as the driver reported last
+        self.forgiven_ms = 0  # the last stall of this coordinator
         self.departed: list[RegisteredSlot] = []  # replaced processes, kept for their latency histograms
 
     def __iter__(self) -> Iterator[RegisteredSlot]:
@@ -374,6 +374,7 @@ class SlotTable:
 
     def forgive(self, now_ms: int) -> None:
         """Restarts all waiting times, because this coordinator stalled."""
+        self.forgiven_ms = now_ms
         for slot in (*self, *self._standbys.values()):
             slot.last_seen_ms = now_ms
             slot.contact.forgive(now_ms)

@@ -5,6 +5,7 @@ from dataclasses import astuple
 from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.phases.width import full_width
 from barrier_runtime.coordinator.job.rescaling import RescaleState
 from barrier_runtime.coordinator.metric_table import RECORDS, WATERMARK_MS
 from barrier_runtime.coordinator.options import effective
@@ -54,6 +55,8 @@ def job_status(
         leader=job.identity.leader,
         parallelism=job.spec.parallelism,
         max_parallelism=job.spec.max_parallelism,
+        full_parallelism=full_width(job.spec),
+        narrow_because=job.spec.narrow_because,
         slots=tuple(
             SlotStatus(
                 slot=slot.index,

@@ -16,7 +16,8 @@
 
 Of two phases, the restart policy chooses for `Restart`, and the user's option about checkpoints for `Cancel`. A job
 begins in Loading. `EndJob` in Ended reports damage found after the end. Until a program that replaced another one has
-run, WaitingForSlots falls back to the old program (`HandOver`) instead of restarting or failing.
+run, WaitingForSlots falls back to the old program (`HandOver`) instead of restarting or failing. With `at_least`, it
+goes on with fewer slots (`HandOver`, see `width`).
 """
 
 from collections.abc import Mapping
@@ -96,8 +97,8 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
             return WaitingForSlots(reason, deploy_from_ms)
         case Run(reason):
             return Running(reason)
-        case HandOver(spec, reason, keep):
-            return Fencing(BeginGeneration(None, reason, now_ms, spec=spec, keep=keep))
+        case HandOver(spec, reason, keep, visible):
+            return Fencing(BeginGeneration(None, reason, now_ms, spec=spec, keep=keep, visible=visible))
         case Restart():
             return _restarted(job, wanted, now_ms)
         case FinishJob():

@@ -93,6 +93,8 @@ def _trouble(status: JobStatus) -> Iterator[tuple[Labels, float]]:
         yield (status.condition.lower(),), 1.0
     if status.silent_links:
         yield ("silent_links",), float(len({link.slot for link in status.silent_links}))
+    if status.outcome is None and status.parallelism < status.full_parallelism:
+        yield ("fewer_slots",), float(status.full_parallelism - status.parallelism)
 
 
 def _checkpoints(status: JobStatus) -> Iterator[tuple[Labels, float]]:
@@ -300,8 +302,8 @@ FIGURES = (
     Figure("gauge", "1 while the job runs, 0 while it starts or recovers, or if it failed; none of one that finished "
            "or was stopped", exposed="barrier_job_running", read=_number(_running)),
     Figure("gauge", "1 for the condition of the job, if that is a trouble; cause silent_links: slots that do not hear "
-           "a peer, although both reach the coordinator", exposed="barrier_job_trouble",
-           labels=("cause",), read=_trouble),
+           "a peer, although both reach the coordinator; cause fewer_slots: slots that stay away (at_least)",
+           exposed="barrier_job_trouble", labels=("cause",), read=_trouble),
     Figure("gauge", "slots that the job waits for", exposed="barrier_slots_missing",
            read=_number(lambda status: len(status.missing_slots))),
     Figure("counter", "checkpoints by how they ended: completed, failed", exposed="barrier_checkpoints_total",

@@ -18,9 +18,9 @@
 | FINISHING          | the last record is being written                                                              |
 | FENCED FINISHED FAILED CANCELLED | the job has ended                                                               |
 
-The reason of RUNNING names sinks that commit more slowly than checkpoints complete (`slow_commits`), and operators
-whose uploads take longer than the interval (`slow_uploads`). Once slow commits have delayed checkpoints, the state is
-WAITING_SINK until the sink has caught up, also while checkpoints are taken.
+The reason of RUNNING names sinks that commit more slowly than checkpoints complete (`slow_commits`), operators whose
+uploads take longer than the interval (`slow_uploads`), and fewer slots than the job should have. Once slow commits have
+delayed checkpoints, the state is WAITING_SINK until the sink has caught up, also while checkpoints are taken.
 
 The state is for people and their alarms, and decides nothing. After the cause of a wait is gone, RUNNING returns by
 itself. Time without a checkpoint is summed over generations: a job in a restart loop must not look healthy.
@@ -196,6 +196,7 @@ class Facts:
     uncommitted: tuple[Uncommitted, ...] = ()
     uploaded: CheckpointUploads | None = None
     interval_ms: int = 0  # between checkpoints
+    narrow: str = ""  # describes fewer slots than the job should have
 
 
 class ProgressWatch:
@@ -295,6 +296,7 @@ class ProgressWatch:
             return "NO_CHECKPOINT", _no_checkpoint(facts, now_ms - since_ms, now_ms)
         blocked = [slot for slot in facts.blocked if not self._over(slot.told_ms, BLOCKED_MS, now_ms)]
         slow = [*map(slow_sink, self.slow.shown), *map(slow_upload, self.slow_uploads.shown)]
+        slow += [f"with {facts.narrow}"] if facts.narrow else []
         return ("BLOCKED", _blocked(blocked)) if blocked else ("RUNNING", some_of(slow, "; "))
 
     def _store_trouble(self, facts: Facts, now_ms: int) -> str:

@@ -380,6 +380,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
     absences: tuple[AbsentSlot, ...] = ()  # of the missing slots, once the job has run
+    full_parallelism: int = 0  # slots to which a job with fewer slots returns; 0: of an older release
+    narrow_because: str = ""  # slots that stayed away, so that the job has fewer
     silent_links: tuple[SilentLink, ...] = ()  # slots that do not hear each other
     room: Room | None = None  # while slots are missing, if the program has reported cores
     absent_slots: tuple[int, ...] = ()  # did not register within the resource wait timeout, so that the job failed

@@ -71,6 +71,10 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: str = ""  # of the program's code and structure, equal for equal source files; "": unknown
     outdated: tuple[str, ...] = ()  # fingerprints of replaced programs: runs of them are refused
     allow_outdated: bool = False  # … unless allowed
+    at_least: int | None = None  # fewest slots with which the job continues without the others; None: it waits
+    degrade_after_ms: int = 60_000  # … after slots have been missing for this long
+    full_parallelism: int = 0  # number of slots to which the job returns; 0: `parallelism`. See `phases/width`
+    narrow_because: str = ""  # slots that stayed away, so that the job has fewer
 
 
 class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
@@ -111,6 +115,7 @@ class Register(Message, frozen=True, omit_defaults=True):
     program: str = ""  # of the slot's program, as in `JobSpec`
     broken: str = ""  # why the slot cannot run the program; then it is never deployed
     versions: dict[str, str] = {}  # of the slot's process, see `versions`; empty: unknown
+    parallelism: int = 0  # of the last deployment, to which `committed` refers; 0: unknown
 
 
 class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -59,6 +59,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/data/values/json_doors.py": "types: tests/barrier_runtime/connectors/source_bases",
     "state/store/s3/by_obstore.py": "requests: tests/state/store/test_s3_by_obstore.py",
     "coordinator/checkpoints/slowness.py": "tests/coordinator/checkpoints/test_slow_uploads.py, test_slow_commits.py",
+    "coordinator/job/phases/width.py": "moves: tests/coordinator/job/test_fewer_slots.py",
     "coordinator/job/rescaling.py": "tests/coordinator/job/test_fetching_ahead.py, test_job_rescaling.py",
     "barrier_runtime/connectors/sink_bases/encoded_rows.py": "moves: tests/barrier_runtime/connectors/sink_bases",
     "barrier_runtime/connectors/sink_bases/file_committable.py": "cases: tests of the sweep",

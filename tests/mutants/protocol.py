@@ -496,7 +496,7 @@ MUTANTS = (
         "a-successor-believes-the-driver",
         "the log, and not the driver's description, says how many slots a run has",
         "coordinator/job/facts.py",
-        "        if (fence.spec.program, fence.spec.parallelism) != (self.spec.program, self.spec.parallelism):\n",
+        "        if _slots_of(fence.spec) != _slots_of(self.spec):\n",
         "        if False:\n",
         ("tests/coordinator/job/test_job_rescaling.py",),
     ),

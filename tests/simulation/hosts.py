@@ -2,24 +2,27 @@
 
 A slot has a host of its own. `HostWorld` is the world of `world` with two more faults: a host is away, so that Spark
 cannot start the slot before the host is back, and a link loses everything in one or both directions. Clogged bytes
-arrive after the link has healed, as TCP sends lost segments again.
+arrive after the link has healed, as TCP sends lost segments again. In `CoresWorld` any slot may have any core, and some
+cores are away for a while.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-from schedule import Schedule, draw
+from schedule import Action, Schedule, draw
 from world import World
 
-from barrier_runtime.coordinator.log.records import Fence
+from barrier_runtime.coordinator.log.records import Complete, Fence
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.testing.simulation.cluster import Program
 
 WAITS_MS = 10_000  # `resource_wait_timeout`
+DEGRADE_AFTER_MS = 4_000
+_COMMITS_OPEN_MS = 1_500  # the target is away for this long before cores are lost
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,84 @@ def host_away(schedule: Schedule) -> HostWorld:
     rng = random.Random(f"hosts {schedule.seed}")
     away = HostAway(rng.randrange(1_500, 3_000), rng.randrange(schedule.parallelism), 6 * WAITS_MS)
     return HostWorld(replace(schedule, chaos_ms=7 * WAITS_MS + 5_000), (away,))
+
+
+@dataclass(frozen=True)
+class LostCores:
+    """`count` cores and the processes on them are away from `at_ms` for `length_ms`."""
+
+    at_ms: int
+    length_ms: int
+    count: int
+
+
+class CoresWorld(World):
+    """A job with `at_least=1`. Records the number of slots of each generation, and what was decided without cores."""
+
+    def __init__(self, schedule: Schedule, lost: LostCores, *, target_away: bool, deaths_ms: Sequence[int]) -> None:
+        super().__init__(schedule)
+        self.lost = lost
+        for at_ms in deaths_ms:
+            self.sim.at(at_ms * 1000, self._crash_coordinator, Action(at_ms, "crash coordinator", 0, 0, 0))
+        if target_away:
+            self.sim.at((lost.at_ms - _COMMITS_OPEN_MS) * 1000, self._target_goes)
+        self.cores = schedule.parallelism
+        self.decided_meanwhile = 0
+        self._waiting: list[tuple[Program, int, str]] = []  # tasks that Spark starts when there is a core
+        self.sim.at(lost.at_ms * 1000, self._lose_cores)
+
+    @property
+    def widths(self) -> list[int]:
+        return [record.spec.parallelism for record in self.facts.records if isinstance(record, Fence)]
+
+    def _job(self, number: int, parallelism: int) -> tuple[JobGraph, JobSpec]:
+        graph, spec = super()._job(number, parallelism)
+        return graph, msgspec.structs.replace(spec, at_least=1, degrade_after_ms=DEGRADE_AFTER_MS)
+
+    def _target_goes(self, _: None) -> None:
+        self._sink_trouble_until_us = (self.lost.at_ms + 2 * DEGRADE_AFTER_MS) * 1000
+
+    def _lose_cores(self, _: None) -> None:
+        self.cores -= self.lost.count
+        program = self._current()
+        for task in self.sim.rng.sample(self._living(program), self.lost.count):
+            self._lose_slot(program, task, kill=True)
+        self.sim.after(self.lost.length_ms * 1000, self._cores_return)
+
+    def _cores_return(self, _: None) -> None:
+        self.cores += self.lost.count
+        narrow = max(index for index, record in enumerate(self.facts.records) if isinstance(record, Fence))
+        self.decided_meanwhile = sum(isinstance(each, Complete) for each in self.facts.records[narrow:])
+
+    def _start_slot(self, program: Program, index: int, of: str = "") -> None:
+        place = (program, index, of)
+        if self._used < self.cores:
+            super()._start_slot(*place)
+        elif not any(each[0] is program and each[1:] == place[1:] for each in self._waiting):
+            self._waiting.append(place)
+
+    @property
+    def _used(self) -> int:
+        return sum(task.process.alive for program in self.programs for task in program.tasks)
+
+    def _look_after(self) -> None:
+        super()._look_after()
+        while self._waiting and self._used < self.cores:
+            super()._start_slot(*self._waiting.pop(0))
+
+
+def cores_lost(schedule: Schedule, *, target_away: bool = False, coordinators_die: bool = False) -> CoresWorld:
+    """A job that loses some of its cores early, until long after `degrade_after`.
+
+    `target_away`: requests to the target fail from before the loss until after `degrade_after`. `coordinators_die`:
+    about when the job goes on with fewer slots, while the job does, and when the cores return.
+    """
+    rng = random.Random(f"cores {schedule.seed}")
+    lost = LostCores(rng.randrange(2_000, 4_000), 16_000, rng.randrange(1, schedule.parallelism))
+    steady = replace(schedule, slot_timeout_ms=10_000, chaos_ms=40_000, bounded=False, timeout_ms=600_000)
+    narrow_ms, back_ms = lost.at_ms + DEGRADE_AFTER_MS, lost.at_ms + lost.length_ms
+    moments = [narrow_ms + rng.randrange(4_000), narrow_ms + 7_000, back_ms + rng.randrange(4_000)]
+    return CoresWorld(steady, lost, target_away=target_away, deaths_ms=moments if coordinators_die else ())
 
 
 @dataclass(frozen=True)

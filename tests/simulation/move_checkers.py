@@ -18,8 +18,13 @@ from barrier_runtime.state.store.object_store import ObjectNotFound
 
 
 def moves(before: Fence | None, record: Record) -> bool:
-    """Returns whether `record` is a FENCE of a planned change: same run, other program or parallelism."""
+    """Returns whether `record` is a FENCE of a planned change: same run, other program or parallelism.
+
+    A FENCE with fewer slots because cores are away follows a failure.
+    """
     if before is None or not isinstance(record, Fence) or before.spec.run_id != record.spec.run_id:
+        return False
+    if before.spec.parallelism > record.spec.parallelism and record.spec.full_parallelism:
         return False
     return (before.spec.program, before.spec.parallelism) != (record.spec.program, record.spec.parallelism)
 

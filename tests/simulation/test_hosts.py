@@ -1,13 +1,23 @@
 """Hosts that are away and links that lose packets, in virtual time, with planted bugs."""
 
 import pytest
-from hosts import HostWorld, LinkWorld, calm_seeds, host_away, link_lost
+from hosts import CoresWorld, HostWorld, LinkWorld, calm_seeds, cores_lost, host_away, link_lost
 from planting import planted
+from schedule import Schedule
 
 WAITING = "coordinator/job/phases/waiting.py"
 
 
-def violations(world: HostWorld | LinkWorld) -> list[tuple[str, str]]:
+def commits_late(schedule: Schedule) -> bool:
+    return schedule.target == "tokens"
+
+
+def light(schedule: Schedule) -> bool:
+    """Whether a minute of the job takes few seconds."""
+    return schedule.interval_ms >= 200 and schedule.events is None
+
+
+def violations(world: CoresWorld | HostWorld | LinkWorld) -> list[tuple[str, str]]:
     world.run()
     return world.violations
 
@@ -42,3 +52,40 @@ def test_slots_that_give_no_sign_of_life_are_found():
         world = link_lost(calm_seeds(1)[0], "there")
         violations(world)
     assert world.noticed_ms is None or world.noticed_ms > 10_500
+
+
+@pytest.mark.parametrize("schedule", calm_seeds(2, light), ids=lambda schedule: f"seed{schedule.seed}")
+def test_a_job_goes_on_without_lost_cores_and_returns_to_all(schedule):
+    world = cores_lost(schedule)
+    assert violations(world) == []
+    assert min(world.widths) == schedule.parallelism - world.lost.count
+    assert world.decided_meanwhile > 1
+    assert world.widths[-1] == schedule.parallelism
+
+
+def test_a_job_that_never_returns_to_its_full_width_is_found():
+    """Planted bug: nobody requests the lost slots."""
+    with planted("coordinator/job/phases/moving.py", "if job.rescales.open is None and not", "if False and not"):
+        world = cores_lost(calm_seeds(1, light)[0])
+        violations(world)
+    assert world.widths[-1] < world.widths[0]
+
+
+def test_commits_that_are_forgotten_when_a_job_goes_on_with_fewer_slots_are_found():
+    """Planted bug: the fewer slots take the rows of the last checkpoint as visible."""
+    with planted("coordinator/job/phases/waiting.py", "reason, visible=False)", "reason)"):
+        found = [violations(cores_lost(schedule, target_away=True)) for schedule in calm_seeds(2, commits_late)]
+    assert all(found), "rows are forgotten, or appear with later rows"
+
+
+@pytest.mark.parametrize("schedule", calm_seeds(4, light)[2:], ids=lambda schedule: f"seed{schedule.seed}")
+def test_coordinators_that_die_meanwhile_change_nothing(schedule):
+    world = cores_lost(schedule, coordinators_die=True)
+    assert violations(world) == []
+    assert min(world.widths) == schedule.parallelism - world.lost.count
+    assert world.widths[-1] == schedule.parallelism
+
+
+@pytest.mark.parametrize("schedule", calm_seeds(2, commits_late), ids=lambda schedule: f"seed{schedule.seed}")
+def test_rows_that_lost_slots_had_to_commit_are_committed_by_the_fewer_slots(schedule):
+    assert violations(cores_lost(schedule, target_away=True)) == []

@@ -11,6 +11,7 @@ from barrier_runtime.coordinator.job.decisions import Decision, HandOver, Restar
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.health_facts import what_opens
 from barrier_runtime.coordinator.job.phases.checkpoint_ends import checkpoint_aborted
+from barrier_runtime.coordinator.job.phases.width import widening
 from barrier_runtime.coordinator.job.rescaling import Next, Rescale, RescaleState
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
@@ -32,12 +33,24 @@ def deadline_ms(job: Job) -> int | None:
     return None if rescale is None or decides_move(job) else rescale.deadline_ms
 
 
+def request_full_width(job: Job, now_ms: int) -> None:
+    """Requests a rescale to all slots, if the job runs with fewer and nothing else is open."""
+    if job.rescales.open is None and not _ends(job):
+        request = widening(job.spec, job.led.token, job.rescales.ends_of_returns_ms, now_ms)
+        if request is not None and job.rescales.ask(request, job.spec, now_ms):
+            job.admit(f"job {job.spec.job} has no such slot")
+
+
+def _ends(job: Job) -> bool:
+    return job.stop is not None or job.generation.final is not None or job.all_ended
+
+
 def follow_rescale(job: Job, now_ms: int) -> Decision | None:
     """Continues a rescale or a replace."""
     rescale = job.rescales.before_moving
     if rescale is None:
         return None
-    if job.stop is not None or job.generation.final is not None or job.all_ended:
+    if _ends(job):
         ends = "it is being stopped" if job.stop is not None else "it has read all of its input"
         job.fail_rescale(f"job {job.spec.job} ends: {ends}", now_ms)
         return None
@@ -46,6 +59,8 @@ def follow_rescale(job: Job, now_ms: int) -> Decision | None:
             job.fail_rescale(_why_not_loaded(rescale), now_ms)
         return None
     missing = job.slots.missing_standbys(now_ms)
+    if missing:
+        rescale.wait_for_slots(now_ms)
     late = rescale.deadline_ms is not None and now_ms >= rescale.deadline_ms
     if rescale.state is RescaleState.STARTING:
         unfit = _why_unfit(job, rescale, job.decided)

@@ -63,7 +63,7 @@ class Running(Phase):
         self.reason = reason
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
-        job.has_run = True
+        job.has_run, job.missed_ms = True, 0
         pending = job.begin_checkpoints(now_ms)
         job.savepoints.generation_ended(pending.next_id)
         stop_anew(job)
@@ -273,6 +273,7 @@ class Running(Phase):
         if exceeded:
             return Restart(exceeded)
         follow_stop(job, pending, now_ms)
+        moving.request_full_width(job, now_ms)
         moves = moving.follow_rescale(job, now_ms)
         if moves is not None:
             return moves

@@ -213,7 +213,7 @@ class Fencing(Phase):
         self._began_ms = wanted.began_ms
         self._wait_ms = wanted.wait_ms
         self._attempts = wanted.attempts
-        self._spec, self._keep = wanted.spec, wanted.keep
+        self._spec, self._keep, self._visible = wanted.spec, wanted.keep, wanted.visible
         self._verified: DecidedManifest | None = None
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
@@ -245,7 +245,8 @@ class Fencing(Phase):
             job.rescales.fail(self.reason, now_ms)
             job.record.revision += 1
         job.go_on_as(spec, keep=self._keep)
-        job.commits.settled(job.log.completed)
+        if self._visible:
+            job.commits.settled(job.log.completed)
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
         record = foreign.entry.record
@@ -299,7 +300,8 @@ class Fencing(Phase):
         if verified is not None and choice.entry is not None:
             try:
                 record = complete_of(choice.entry)
-                visible = choice.settled or self._spec is not None or job.commits.all_through(record.checkpoint)
+                moves = self._spec is not None and self._visible
+                visible = choice.settled or moves or job.commits.all_through(record.checkpoint)
                 check_manifest(self._spec or job.spec, record, verified.manifest, settled=visible)
             except (Corrupt, InvalidJob) as error:
                 return EndJob("failed", str(error))

@@ -3,15 +3,17 @@
 Slots may come and go freely until Deploy is sent; after that any loss needs a new generation. Restoring has no time
 limit, except after a replace: if the new program is not running within `timeout_ms`, the job falls back.
 `resource_wait_timeout` limits a job's first start, and the first start of a program that replaces another; a job that
-has run waits for slots as the restart strategy says (docs/design/several-hosts.md).
+has run waits for slots as the restart strategy says (docs/design/several-hosts.md). With `at_least`, such a job goes on
+without the missing slots (`phases/width`).
 """
 
-from barrier_runtime.coordinator.job.decisions import Decision, Fail, Restart, Run
+from barrier_runtime.coordinator.job.decisions import Decision, Fail, HandOver, Restart, Run
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.moving import why_not_run
 from barrier_runtime.coordinator.job.phases.parting import move_if_apart
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.retaining import restored_retention
+from barrier_runtime.coordinator.job.phases.width import full_width, narrowed
 from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
@@ -68,8 +70,8 @@ class WaitingForSlots(Phase):
         if not job.slots.missing:
             return self._deploy_from_ms
         moments = [lost_ms + job.spec.reconnect_grace_ms for _, lost_ms in job.slots.to_be_killed()]
-        until_ms = self._complete_until_ms(job)
-        return min([*moments, *(() if until_ms is None else (until_ms,))], default=None)
+        others = (self._complete_until_ms(job), self._narrow_ms(job))
+        return min([*moments, *(moment for moment in others if moment is not None)], default=None)
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
         for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
@@ -82,6 +84,9 @@ class WaitingForSlots(Phase):
         if self._give_back_ms is not None and now_ms >= self._give_back_ms:
             return Restart(why_not_run(job))
         self._ask_for_kills(job, now_ms)
+        narrow_ms = self._narrow_ms(job)
+        if narrow_ms is not None and now_ms >= narrow_ms:
+            return self._go_on_with_present(job, now_ms)
         until_ms = self._complete_until_ms(job)
         if not self._deployed and job.slots.missing and until_ms is not None and now_ms >= until_ms:
             job.record.absent_slots = job.slots.missing
@@ -161,6 +166,7 @@ class WaitingForSlots(Phase):
         if self._deployed or job.slots.missing or now_ms < self._deploy_from_ms:
             return None
         self._deployed = job.has_run = True
+        job.missed_ms += now_ms - self._deploy_from_ms
         if job.rescales.fallback_spec is not None and job.rescales.open is not None:
             self._give_back_ms = now_ms + job.rescales.open.request.timeout_ms
         job.record.slots_ready(now_ms)
@@ -212,6 +218,24 @@ class WaitingForSlots(Phase):
             return self._deploy_from_ms + waits_ms
         limit_ms = job.restarts.wait_limit_ms
         return None if limit_ms is None else self._deploy_from_ms + max(waits_ms, limit_ms)
+
+    def _narrow_ms(self, job: Job) -> int | None:
+        """Returns when the job continues with the slots that are present; None: not before other slots come."""
+        if self._deployed or _is_first_start(job) or narrowed(job.spec, len(job.slots.connected)) is None:
+            return None
+        after_ms = job.spec.degrade_after_ms
+        rest_ms = max(after_ms // 4, after_ms - job.missed_ms)  # a slot that just died may come back soon
+        return max(self._deploy_from_ms + rest_ms, job.slots.forgiven_ms + after_ms)
+
+    def _go_on_with_present(self, job: Job, now_ms: int) -> Decision:
+        absences = job.slots.absences()
+        fewer = narrowed(job.spec, len(job.slots.connected), absences)
+        assert fewer is not None, "due without a job of fewer slots"
+        missed = missing_slots(absences, job.slots.held_by, now_ms)
+        reason = f"goes on with {fewer.parallelism} of {full_width(fewer)} slots: {missed}"
+        job.rescales.fail(f"the job {reason}", now_ms)
+        job.missed_ms = 0
+        return HandOver(fewer, reason, visible=False)
 
     def _why_incomplete(self, job: Job, now_ms: int) -> str:
         if not _is_first_start(job):

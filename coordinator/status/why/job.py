@@ -34,6 +34,7 @@ def why_job(status: JobStatus, now_ms: int) -> tuple[Reason, ...]:
     reasons = (
         why_nothing_is_visible(status, now_ms),
         why_rows_are_missing(status),
+        why_fewer_slots(status),
         why_latency_rose(status, now_ms),
         bottleneck(status.chains),
     )
@@ -201,6 +202,26 @@ def why_rows_are_missing(status: JobStatus) -> Reason | None:
         (f"{rows:,} of {status.records:,} rows read",) if status.records >= rows else (),
         "use late=True to get such rows as a stream of their own, or a larger max_out_of_orderness at the source; if "
         "the step's event-time column is not the source's, use the source's column",
+    )
+
+
+def why_fewer_slots(status: JobStatus) -> Reason | None:
+    """Names the slots that stay away; None for a job with all slots."""
+    if status.parallelism >= status.full_parallelism:
+        return None
+    because = f", because {status.narrow_because} stayed away" if status.narrow_because else ""
+    returns = next((each for each in reversed(status.rescales) if each.ended_ms is None), None)
+    failed = next((each for each in reversed(status.rescales) if each.error), None)
+    waits = "waits for new slots" if status.standbys is not None else "new slots fetch their state"
+    evidence = [f"{returns.what}: {returns.state}, {waits}"] if returns is not None else []
+    if failed is not None and returns is None:
+        evidence.append(f"the last attempt failed: {line_of(failed.error)}")
+    return Reason(
+        "fewer_slots",
+        f"Job {status.job} runs with {status.parallelism} of {status.full_parallelism} slots{because}.",
+        tuple(evidence),
+        "give Spark cores for all slots: the job returns to them by itself; or make the present number the new one "
+        "with a rescale",
     )
 
 

@@ -72,10 +72,10 @@ def test_a_slot_that_left_the_first_spark_job_is_started_again_when_it_is_wanted
     """From 2 slots to 1 and to 3: slot 0 holds the first Spark job open, in which slot 1 is no more."""
     context = Context()
     slots = slots_of(context, 2)
-    slots.follow("", 1, None)
-    slots.follow("", 1, StandbysWanted("rescale", 1, 2))
+    slots.follow("", 1, None, ())
+    slots.follow("", 1, StandbysWanted("rescale", 1, 2), ())
     until(lambda: sorted(context.submitted[1:]) == [(1,), (2,)])
-    slots.follow("", 3, None)
+    slots.follow("", 3, None, ())
     assert len(context.submitted) == 3, "once"
     slots.cancel()
 
@@ -83,17 +83,33 @@ def test_a_slot_that_left_the_first_spark_job_is_started_again_when_it_is_wanted
 def test_present_slots_of_a_dead_coordinator_are_not_started_again() -> None:
     context = Context()
     slots = slots_of(context, 1)
-    slots.follow("", 1, StandbysWanted("first", 1, 1))
+    slots.follow("", 1, StandbysWanted("first", 1, 1), ())
     until(lambda: context.submitted == [(0,), (1,)])
-    slots.follow("", 1, StandbysWanted("second", 1, 1))
+    slots.follow("", 1, StandbysWanted("second", 1, 1), ())
     assert context.submitted == [(0,), (1,)]
     context.left[1].set()
 
     def again() -> bool:
-        slots.follow("", 1, StandbysWanted("second", 1, 1))
+        slots.follow("", 1, StandbysWanted("second", 1, 1), ())
         return context.submitted == [(0,), (1,), (1,)]
 
     until(again)
+    slots.cancel()
+
+
+def test_a_slot_that_another_spark_job_carries_is_not_started_again_after_it_left() -> None:
+    """Spark gave the first Spark job a core for slot 1 again, beside the Spark job of the return to full width."""
+    context = Context()
+    slots = slots_of(context, 2)
+    slots.follow("", 1, StandbysWanted("full width", 1, 1), ())
+    until(lambda: context.submitted == [(0, 1), (1,)])
+    slots.follow("", 2, None, ())
+    context.left[1].set()
+    until(lambda: not slots._is_carried(("", 1)))
+    slots.follow("", 2, None, ())
+    assert context.submitted == [(0, 1), (1,)], "the other process is the slot"
+    slots.follow("", 2, None, (1,))
+    until(lambda: context.submitted == [(0, 1), (1,), (1,)])
     slots.cancel()
 
 
