@@ -353,6 +353,14 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "snapshot.subtask == context.subtask",
     ),
     (
+        "stable-rows-mix-with-later-rows",
+        "`stable` takes a barrier although restored rows wait, so later rows of their keys may overtake them",
+        "stable",
+        "barrier_runtime/operators/stable/operator.py",
+        "        return self._first >= self._decided_before\n",
+        "        return True\n",
+    ),
+    (
         "restored-copy-is-stale",
         "the last change of broadcast state before a checkpoint is missing after a restore",
         "rules",

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pyarrow as pa
@@ -12,7 +13,10 @@ import pytest
 
 from barrier_runtime import CallableSink, Dataflow, Tumbling, ValueState, count, sum_
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+from barrier_runtime.operators.stable import operator as stable_module
+from barrier_runtime.operators.stable.operator import StableOperator
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.testing import CheckedSink, CheckFailed, check
 from barrier_runtime.testing.flows import run
 from barrier_runtime.testing.flows.given_rows import difference, tables_of
@@ -66,17 +70,18 @@ def flow_of(function: Any, key: str = "card") -> Callable[[], Dataflow]:
     return build
 
 
-def rich_flow() -> Dataflow:
+def rich_flow(stored: bool = False) -> Dataflow:
     """Keyed state, timers, a side output, a lookup, windows; three sinks."""
     flow = Dataflow("rich")
     payments = flow.from_iterator("payments", lambda part, parts: [], schema=PAYMENTS, event_time="at")
-    cards = payments.lookup(
+    found = payments.lookup(
         "holder",
         lambda cards: {card: {"holder": f"holder of {card}"} for card in cards},
         key="card",
         schema=pa.schema([("holder", pa.string())]),
         ordered=True,
-    ).key_by("card")
+    )
+    cards = (found.stable() if stored else found).key_by("card")
     side = {"large": pa.schema([("card", pa.string()), ("amount", pa.int64())])}
     totals, large = cards.process("totals", Total, schema=TOTALS, side=side, event_time="at")
     totals.sink("out", CallableSink(nothing))
@@ -204,6 +209,19 @@ def rich_sums() -> Dataflow:
     return flow
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_checkpoints")
+def test_stored_rows_change_nothing_whatever_dies_in_whatever_phase() -> None:
+    """Timers and windows behind the step: event time is that of the rows, also after a restart."""
+    checked = check(stored_flow, {"payments": ROWS}, parallelism=2)
+    assert checked.crashes == 2 * len(checked.phases)
+    assert checked.rows == {"out": 80, "large": 9, "windows": 20}
+
+
+def stored_flow() -> Dataflow:
+    return rich_flow(stored=True)
+
+
 # ---------------------------------------------------------------- planted bugs
 
 GLOBAL_TOTALS: dict[str, int] = {}
@@ -242,6 +260,18 @@ def failure(*arguments: Any, **options: Any) -> CheckFailed:
     with pytest.raises(CheckFailed) as failed:
         check(*arguments, **options)
     return failed.value
+
+
+class ForgetsStoredRows(StableOperator):
+    def _restore(self, snapshot: OperatorSnapshot) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_stored_rows_that_a_restart_forgets_are_found() -> None:
+    with patch.object(stable_module, "StableOperator", ForgetsStoredRows):
+        found = failure(stored_flow, {"payments": ROWS}, parallelism=1)
+    assert found.missing
 
 
 def test_state_in_a_global_variable_is_found() -> None:
