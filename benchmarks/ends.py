@@ -106,9 +106,9 @@ def mariadb(**options: object) -> Iterator[NewTarget]:
 
 
 @contextlib.contextmanager
-def redis() -> Iterator[NewTarget]:
+def redis(**options: bool) -> Iterator[NewTarget]:
     with redis_server() as server:
-        yield lambda: RedisUpsertSink(server.url, key="key", deterministic=True)
+        yield lambda: RedisUpsertSink(server.url, key="key", **options)
 
 
 @contextlib.contextmanager
@@ -172,7 +172,8 @@ TARGETS: dict[str, Callable[[], contextlib.AbstractContextManager[NewTarget]]] =
     "postgres-upsert": lambda: postgres(mode="upsert", key=["key"]),
     "mariadb": lambda: mariadb(),
     "mariadb-upsert": lambda: mariadb(mode="upsert", key=["key"]),
-    "redis-upsert": redis,
+    "redis-upsert": lambda: redis(deterministic=True),
+    "redis-after-decision": lambda: redis(after_decision=True),
     "s3-parquet": lambda: s3(ParquetSink),
     "s3-delta": lambda: s3(DeltaSink),
     "clickhouse-upsert": clickhouse,
