@@ -18,10 +18,11 @@ import pyarrow as pa
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.operators.mapped_file import mapped_file
 from barrier_runtime.operators.stored_streams import batches_of, stream_of
-from barrier_runtime.state.snapshots.snapshot import value_format
+from barrier_runtime.state.snapshots.snapshot import OWN, value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-VALUE = "stable-rows-"  # prefix of the names of snapshot values
+VALUE = f"{OWN}stable-rows-"  # prefix of the names of snapshot values: a restart reads the rows in one subtask
+_EARLIER = "stable-rows-"  # prefix of earlier builds: a restart read the rows of all subtasks in each subtask
 MOST_ROWS = 65_536  # of a gathered batch
 MOST_BYTES = 16 << 20  # of a gathered batch; a part ends at the batch that reaches this size
 _DIGITS = 8
@@ -85,7 +86,7 @@ def encoded(items: Iterable[Item]) -> Iterator[tuple[str, bytes]]:
 
 def decoded(values: Mapping[str, bytes], where: str) -> Iterator[Item]:
     """Yields the items of a snapshot in order."""
-    for name in sorted(name for name in values if name.startswith(VALUE)):
+    for name in sorted(name for name in values if name.startswith((VALUE, _EARLIER))):
         yield from _decoded(values[name], where)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from barrier_runtime.coordinator.log.restore_choice import snapshots_for_slot
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.stable import operator as stable_module
@@ -129,6 +130,22 @@ def test_fewer_subtasks_release_the_rows_of_all_each_in_order() -> None:
     taken = [Stable(subtask=at, parallelism=3).take(10 * at, 10 * at + 1).watermark(5).snapshot(1) for at in range(3)]
     both = [Stable(*taken, subtask=at, parallelism=2).turn().left for at in range(2)]
     assert both == [[0, 1, 20, 21], [10, 11]]  # watermarks of other subtasks are dropped
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
+def test_a_restart_hands_the_rows_of_a_subtask_to_one_slot(parallelism: int) -> None:
+    """So no slot holds the rows of the whole job in memory."""
+    taken = tuple(Stable(subtask=at, parallelism=3).take(at).snapshot(1) for at in range(3))
+    given = [snapshots_for_slot(taken, slot, parallelism) for slot in range(parallelism)]
+    assert sorted(each.subtask for snapshots in given for each in snapshots if each.values) == [0, 1, 2]
+    left = [Stable(*given[at], subtask=at, parallelism=parallelism).turn().left for at in range(parallelism)]
+    assert sorted(row for rows in left for row in rows) == [0, 1, 2]
+
+
+def test_rows_of_a_checkpoint_of_an_earlier_build_are_released() -> None:
+    taken = Stable().take(1, 2).snapshot(1)
+    earlier = {name.removeprefix("own-"): value for name, value in taken.values.items()}
+    assert Stable(OperatorSnapshot("s", 0, 1, earlier)).turn().left == [1, 2]
 
 
 def test_rows_beyond_the_bound_leave_memory_and_keep_their_order() -> None:
