@@ -1,12 +1,12 @@
 """Events of a job: the facts that go into `JobProtocol.handle`. Plain values; a link is a number."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.decision_log import LogView
+from barrier_runtime.coordinator.status.status import Room
 from barrier_runtime.coordinator.wire.messages import JobSpec, Register, ToCoordinator
 from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
 from barrier_runtime.state.store.use import StoreCounts
@@ -190,14 +190,9 @@ class UserRescale:
 
 @dataclass(frozen=True)
 class SlotsStarting:
-    """Report of the program that runs the job's slots: so many have cores, registered or not.
+    """Report of the program that runs the job's slots, about cores for them."""
 
-    `held_by`: cores that others occupy, by name. `failing`: as in `Room`.
-    """
-
-    slots: int
-    held_by: Mapping[str, int] = field(default_factory=dict)
-    failing: str = ""
+    room: Room
 
 
 @dataclass(frozen=True)

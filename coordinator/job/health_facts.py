@@ -50,8 +50,8 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str, n
         ),
         absences=job.slots.absences() if phase == "waiting" and job.has_run else (),
         silence=silence_of(job.links.silent(job.slots, now_ms)) if job.leads else "",
-        held_by=job.slots.held_by,
-        start_error=job.slots.failing,
+        held_by=job.slots.room.held_by,
+        start_error=job.slots.room.failing,
         waiting=tuple(Away(key, each.error, each.attempts) for key, each in sorted(job.generation.waiting.items())),
     )
 
@@ -73,7 +73,7 @@ def _activity(job: Job, phase: str, reason: str) -> str:
     if phase == "waiting":
         if not missing:
             return f"pauses before the restart{because}"
-        failing = f": {job.slots.failing}" if job.slots.failing else ""
+        failing = f": {job.slots.room.failing}" if job.slots.room.failing else ""
         return f"waits for slots {missing} {of} to register{failing}{because}"
     if phase == "restoring":
         restoring = [slot for slot in job.slots if slot.state is SlotState.RESTORING]

@@ -275,8 +275,7 @@ class JobProtocol:
         if isinstance(event, ProgramLoaded):
             return self._on_program(event, now_ms)
         if isinstance(event, SlotsStarting):
-            job.slots.starting, job.slots.held_by = event.slots, event.held_by
-            job.slots.failing = event.failing
+            job.slots.room = event.room
             return None
         if isinstance(event, UserSavepoint):
             if job.savepoints.ask(event.request, job.stop_checkpoint or job.highest_checkpoint() + 1, now_ms):

@@ -16,7 +16,7 @@ from barrier_runtime.coordinator.metric_table import LOOP_LAG_MS
 from barrier_runtime.coordinator.status.history import KnownSlot
 from barrier_runtime.coordinator.status.latency import ToldHistograms
 from barrier_runtime.coordinator.status.shares import ToldFigures
-from barrier_runtime.coordinator.status.status import AbsentSlot, SlotDuring
+from barrier_runtime.coordinator.status.status import AbsentSlot, Room, SlotDuring
 from barrier_runtime.coordinator.status.why.contact import Contact
 from barrier_runtime.coordinator.wire.messages import Heartbeat, HeldBack, Peer, Register
 
@@ -130,9 +130,7 @@ class SlotTable:
         self._kills: dict[int, KillSlotTask] = {}
         self._moves: dict[int, KillSlotTask] = {}  # living slots that are wanted on another host
         self._answered: dict[_Place, str] = {}  # uuid and link whose Register was answered
-        self.starting = 0  # slots with cores, as the driver reported last
-        self.held_by: Mapping[str, int] = {}  # cores that others occupy, as the driver reported last
-        self.failing = ""  # error of processes that were to become missing slots, as the driver reported last
+        self.room = Room()  # as the driver reported last
         self.forgiven_ms = 0  # the last stall of this coordinator
         self.departed: list[RegisteredSlot] = []  # replaced processes, kept for their latency histograms
 

@@ -260,7 +260,7 @@ class JobRunner:
     def tell_room(self, room: Room) -> None:
         """Takes the driver's report about free cores for the job's slots."""
         self.room = room
-        self._post(SlotsStarting(room.starting, room.held_by, room.failing))
+        self._post(SlotsStarting(room))
 
     async def changed(self, wait_s: float) -> None:
         """Waits until the status version changes, at most `wait_s`."""

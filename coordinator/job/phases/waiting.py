@@ -231,7 +231,7 @@ class WaitingForSlots(Phase):
         absences = job.slots.absences()
         fewer = narrowed(job.spec, len(job.slots.connected), absences)
         assert fewer is not None, "due without a job of fewer slots"
-        missed = missing_slots(absences, job.slots.held_by, now_ms)
+        missed = missing_slots(absences, job.slots.room.held_by, now_ms)
         reason = f"goes on with {fewer.parallelism} of {full_width(fewer)} slots: {missed}"
         job.rescales.fail(f"the job {reason}", now_ms)
         job.missed_ms = 0
@@ -239,13 +239,13 @@ class WaitingForSlots(Phase):
 
     def _why_incomplete(self, job: Job, now_ms: int) -> str:
         if not _is_first_start(job):
-            missed = missing_slots(job.slots.absences(), job.slots.held_by, now_ms, job.slots.failing)
+            missed = missing_slots(job.slots.absences(), job.slots.room.held_by, now_ms, job.slots.room.failing)
             return f"job {job.spec.job}: {missed}. {job.restarts.impatient_for_slots()}"
         missing, needed, waits_ms = job.slots.missing, job.spec.parallelism, job.spec.resource_wait_timeout_ms
         begins = f"job {job.spec.job} needs {needed} slots; {needed - len(missing)} of {needed} registered within "
         which = f"missing: {', '.join(map(str, missing))}"
-        if job.slots.failing:
-            return f"{begins}{waits_ms / 1000:g} s, {which}: {job.slots.failing}"
+        if job.slots.room.failing:
+            return f"{begins}{waits_ms / 1000:g} s, {which}: {job.slots.room.failing}"
         if _all_have_cores(job):
             return (
                 f"{begins}{waits_ms * _STARTS / 1000:g} s, {which}. All have their cores, so their processes start too "
@@ -265,7 +265,7 @@ def _is_first_start(job: Job) -> bool:
 
 
 def _all_have_cores(job: Job) -> bool:
-    return job.slots.starting >= job.spec.parallelism
+    return job.slots.room.starting >= job.spec.parallelism
 
 
 def _where(snapshots: tuple[OperatorSnapshot, ...], restored: DecidedManifest | None) -> ManifestRef | None:

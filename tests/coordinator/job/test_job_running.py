@@ -8,6 +8,7 @@ from barrier_runtime.coordinator.job.effects import Append, CloseLink, Delete, L
 from barrier_runtime.coordinator.job.events import ManifestFailed, SlotRegistered, SlotsStarting, Tick
 from barrier_runtime.coordinator.job.generation import UNKNOWN_MS
 from barrier_runtime.coordinator.log.records import Finish
+from barrier_runtime.coordinator.status.status import Room
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     CancelGeneration,
@@ -79,7 +80,7 @@ def test_slots_that_have_their_cores_are_waited_for_longer_and_not_for_ever():
     starting = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
     without = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
     for coordinator, cores in ((starting, 2), (without, 1)):
-        coordinator.post(SlotsStarting(cores))
+        coordinator.post(SlotsStarting(Room(starting=cores)))
         pass_time(coordinator, 65)
     assert without.ended.outcome == "failed"
     assert "within 60 s" in without.ended.reason
@@ -91,7 +92,7 @@ def test_slots_that_have_their_cores_are_waited_for_longer_and_not_for_ever():
 
 def test_error_of_failing_processes_replaces_the_question_for_free_cores():
     coordinator = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
-    coordinator.post(SlotsStarting(0, failing="a slot's process failed on host worker-b: No module named 'prices'"))
+    coordinator.post(SlotsStarting(Room(failing="a slot's process failed on host worker-b: No module named 'prices'")))
     pass_time(coordinator, 65)
     assert coordinator.ended.outcome == "failed"
     assert "within 60 s, missing: 0, 1: a slot's process failed on host worker-b: No mod" in coordinator.ended.reason
@@ -101,9 +102,9 @@ def test_error_of_failing_processes_replaces_the_question_for_free_cores():
 def test_wait_for_slots_ends_when_their_starts_failed_and_late_slots_still_run():
     failing = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
     late = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
-    failing.post(SlotsStarting(2))
-    failing.post(SlotsStarting(0))
-    late.post(SlotsStarting(2))
+    failing.post(SlotsStarting(Room(starting=2)))
+    failing.post(SlotsStarting(Room()))
+    late.post(SlotsStarting(Room(starting=2)))
     for coordinator in (failing, late):
         pass_time(coordinator, 65)
     assert failing.ended.outcome == "failed"
@@ -127,7 +128,7 @@ def test_a_job_that_has_run_waits_for_lost_slots_without_end():
     status = coordinator.status
     assert status.condition == "WAITING_SLOTS"
     assert "slot 1 of host worker missing for 3600 s, Spark has not replaced task 0 there" in status.condition_reason
-    coordinator.post(SlotsStarting(1, {"reports": 3}))
+    coordinator.post(SlotsStarting(Room(starting=1, held_by={"reports": 3})))
     assert "cores are held by reports (3)" in coordinator.status.condition_reason
     second.attempt, second.uuid, second.token, second.phase = 7, "anew", 0, "idle"
     second.connect()

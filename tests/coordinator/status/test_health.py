@@ -18,6 +18,7 @@ from barrier_runtime.coordinator.status.health import (
     StoreRetry,
     StoreWait,
 )
+from barrier_runtime.coordinator.status.status import Room
 from barrier_runtime.coordinator.wire.messages import CommitFailing, Heartbeat, RestartOptions
 from barrier_runtime.state.store.memory import MemoryStore
 
@@ -461,7 +462,7 @@ def test_starting_and_recovering_name_the_slots_that_are_waited_for():
     a = coordinator.slot(0).connect()
     assert "waits for slots 1 of 2 to register" in coordinator.status.condition_reason
     error = "a slot's process failed on host worker-b: No module named 'prices'"
-    coordinator.post(SlotsStarting(1, failing=error))
+    coordinator.post(SlotsStarting(Room(starting=1, failing=error)))
     assert f"waits for slots 1 of 2 to register: {error}" in coordinator.status.condition_reason
     b = coordinator.slot(1).connect()
     a.restored()
