@@ -134,7 +134,8 @@ class ConnectedStreams:
 
         Broadcast rows reach every subtask in the same order; rows that their handlers yield or emit go out once.
         Event time is the minimum over all inputs, broadcast inputs included: pass `idle_timeout=` to sources with
-        few rows. `event_time`: the column of event times of all inputs by key, or a dict of input to column.
+        few rows. `event_time`: the column of event times of all inputs by key, or a dict of input to column; by
+        default those of the sources.
         `schema`, `side` and `on_error` as in `KeyedStream.process`.
 
         >>> connected = connect(orders=orders.key_by("id"), payments=payments.key_by("order_id"))
@@ -244,6 +245,10 @@ class ConnectedStreams:
             require_columns(stream.schema, (column,), f"{where}, input {name!r}")
             if stream.schema is not None:
                 check_event_time_type(stream.schema.field(column).type, column, f"{where}, input {name!r}")
+        for name, keyed in self._keyed.items():
+            inherited = None if name in times else keyed._keyed_input().only_event_time
+            if inherited is not None:
+                times[name] = inherited
         return times
 
     def _check_flows(self, where: str) -> None:

@@ -45,6 +45,24 @@ class JoinStep:
 _EVERY_ROW_JOINS = ("join", "window_join")  # joins in which each row of a side meets every row of the other
 
 
+def event_times(
+    left: KeyedInput, right: KeyedInput, where: str, window: WindowAssigner | None = None
+) -> tuple[str, str]:
+    """Columns of event time of both sides, for a join whose user names none."""
+    found = []
+    for which, side in (("left", left), ("right", right)):
+        its = f"{where}, {which} stream"
+        side.need_watermarks(its, "rows are held until the watermark says that no partner can come")
+        column = side.event_time(its, window if isinstance(window, WindowAssigner) else None)
+        if column is None:
+            raise InvalidJob(
+                f"{its}: pass event_time=, the column that has the time of a row, or a pair of columns, because a step "
+                "before the join has changed the columns"
+            )
+        found.append(column)
+    return found[0], found[1]
+
+
 def interval_join(
     name: str,
     left: KeyedInput,

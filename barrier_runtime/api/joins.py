@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast, overload
 from barrier_runtime.api.join_steps import (
     JoinOptions,
     as_of_join,
+    event_times,
     interval_join,
     table_join,
     window_join,
@@ -16,7 +17,7 @@ from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
-    from typing_extensions import Required, Unpack
+    from typing_extensions import Unpack
 
     from barrier_runtime.operators.joins.as_of import AsOfKind
     from barrier_runtime.operators.joins.interval import JoinKind
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
         suffix: tuple[str, str]
 
     class WindowJoin(_Join, total=False):
-        event_time: Required[str | tuple[str, str]]
+        event_time: str | tuple[str, str] | None
         how: JoinKind
 
     class IntervalJoin(WindowJoin):
         between: tuple[Duration, Duration]
 
     class AsOfJoin(_Join, total=False):
-        event_time: Required[str | tuple[str, str]]
+        event_time: str | tuple[str, str] | None
         tolerance: Duration | None
         exact: bool
         how: AsOfKind
@@ -63,7 +64,7 @@ class JoiningStream(KeyedSteps[S]):
         right: "JoiningStream[S]",
         *,
         between: tuple[Duration, Duration],
-        event_time: str | tuple[str, str],
+        event_time: str | tuple[str, str] | None = None,
         how: "JoinKind" = "inner",
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
@@ -71,7 +72,8 @@ class JoiningStream(KeyedSteps[S]):
         """Joins rows of both streams with equal keys and event times within bounds (see docs/joins.md).
 
         `between`: least and greatest event time of the right row minus that of the left row, of either sign, both
-        included. `event_time`: the column of event times, or a pair of columns if their names differ. `how`: inner,
+        included. `event_time`: the column of event times, or a pair of columns if their names differ; by default those
+        of the sources. `how`: inner,
         left, right, full, semi or anti; rows without a partner go out when the watermark excludes a partner.
         Columns: the keys, named as on the left, then the other columns of the left and of the right; names that both
         have get `suffix`. Rows behind the watermark are dropped and counted per side; `late=True` returns them in
@@ -80,8 +82,9 @@ class JoiningStream(KeyedSteps[S]):
         >>> orders.key_by("id").join("paid", payments.key_by("order_id"), between=(timedelta(0), timedelta(hours=1)),
         ...                          event_time=("ordered_at", "paid_at"), how="left")
         """
-        options = JoinOptions(event_time, suffix, late)
-        step = interval_join(name, self._keyed_input(), _keyed_input(right, "join", name), between, how, options)
+        sides = self._keyed_input(), _keyed_input(right, "join", name)
+        options = JoinOptions(event_time or event_times(*sides, f"join {name!r}"), suffix, late)
+        step = interval_join(name, *sides, between, how, options)
         return _one_or_three(self._added(step.node), late)
 
     @overload
@@ -112,7 +115,7 @@ class JoiningStream(KeyedSteps[S]):
         right: "JoiningStream[S]",
         window: WindowAssigner,
         *,
-        event_time: str | tuple[str, str],
+        event_time: str | tuple[str, str] | None = None,
         how: "JoinKind" = "inner",
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
@@ -125,8 +128,9 @@ class JoiningStream(KeyedSteps[S]):
 
         >>> a.key_by("k").window_join("both", b.key_by("k"), Tumbling(timedelta(hours=1)), event_time="at", how="full")
         """
-        options = JoinOptions(event_time, suffix, late)
-        step = window_join(name, self._keyed_input(), _keyed_input(right, "window_join", name), window, how, options)
+        sides = self._keyed_input(), _keyed_input(right, "window_join", name)
+        options = JoinOptions(event_time or event_times(*sides, f"window_join {name!r}", window), suffix, late)
+        step = window_join(name, *sides, window, how, options)
         return _one_or_three(self._added(step.node), late)
 
     @overload
@@ -144,7 +148,7 @@ class JoiningStream(KeyedSteps[S]):
         name: str,
         right: "JoiningStream[S]",
         *,
-        event_time: str | tuple[str, str],
+        event_time: str | tuple[str, str] | None = None,
         tolerance: Duration | None = None,
         exact: bool = True,
         how: "AsOfKind" = "left",
@@ -160,9 +164,9 @@ class JoiningStream(KeyedSteps[S]):
 
         >>> trades.key_by("cur").asof_join("fx", rates.key_by("cur"), event_time="at", tolerance=timedelta(minutes=5))
         """
-        options = JoinOptions(event_time, suffix, late)
-        its = _keyed_input(right, "asof_join", name)
-        step = as_of_join(name, self._keyed_input(), its, tolerance, exact, how, options)
+        sides = self._keyed_input(), _keyed_input(right, "asof_join", name)
+        options = JoinOptions(event_time or event_times(*sides, f"asof_join {name!r}"), suffix, late)
+        step = as_of_join(name, *sides, tolerance, exact, how, options)
         return _one_or_three(self._added(step.node), late)
 
     @overload

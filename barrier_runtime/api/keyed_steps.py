@@ -64,7 +64,8 @@ class StatefulSteps(KeyedSteps[S]):
         """Groups the rows of each key by window (see docs/windows.md).
 
         `window`: `Tumbling`, `Sliding`, `Calendar` or `Session` of event time, `Count`, or `Global`, all rows of a
-        key. `event_time`: a timestamp, date or int64-milliseconds column; `Count` and `Global` have none.
+        key. `event_time`: a timestamp, date or int64-milliseconds column, by default that of the source; for results
+        of windows their start or end (docs/time.md). `Count` and `Global` have none.
         `allowed_lateness`: time for which a window is kept after its end (event time); each row that comes for the
         window then emits the result again, with a column `update` that counts from 0. `early`: results before the
         end of a window, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`, or an `OwnTrigger`; columns
@@ -104,16 +105,17 @@ class StatefulSteps(KeyedSteps[S]):
             if early is not None and early.by_event_time:
                 rows.need_watermarks(where, f"its early results are due {early}")
             return WindowedStream(self, name, window, EventTime(), 0, early)
+        rows.need_watermarks(where, "a window is over when the watermark has passed its end")
+        event_time = event_time or rows.event_time(where, window)
         if event_time is None:
             raise InvalidJob(
-                f"{where}: pass event_time=, the column that has the time of a row, or clock='processing' "
-                "for windows of the time at which rows come"
+                f"{where}: pass event_time=, the column that has the time of a row, because a step before it has "
+                "changed the columns; or clock='processing' for windows of the time at which rows come"
             )
         schema = rows.schema
         require_columns(schema, (event_time,), where)
         if schema is not None:
             check_event_time_type(schema.field(event_time).type, event_time, where)
-        rows.need_watermarks(where, "a window is over when the watermark has passed its end")
         rows.expect_event_time(event_time, where, window)
         return WindowedStream(self, name, window, EventTime(event_time), lateness_ms, early)
 
@@ -277,8 +279,8 @@ class StatefulSteps(KeyedSteps[S]):
         None; states are attributes of the class (see `ValueState`, `ListState`, `MapState`, `ReducingState`,
         `AggregatingState`). Or `function` is a plain function of (key, row, ctx), with its states in `state=`,
         available as `ctx.state.<name>`. `key` is the column's value, or a tuple of several. See `ProcessContext` for
-        `ctx`. `schema`: columns of the returned rows. `event_time`: the column of event times, required by states
-        with a TTL in event time.
+        `ctx`. `schema`: columns of the returned rows. `event_time`: the column of event times, by default that of
+        the source; required by states with a TTL in event time.
 
         A timer fires when the watermark reaches its time. The watermark is the minimum over all splits that are read
         side by side, so rows of a later time may come before: a function must look at the rows' own times, too. A
@@ -309,6 +311,7 @@ class StatefulSteps(KeyedSteps[S]):
         refuse_broadcast_state(states, where)
         rows = self._keyed_input()
         known = rows.schema
+        given, event_time = event_time, event_time or rows.only_event_time
         if event_time is not None:
             require_columns(known, (event_time,), where)
             if known is not None:
@@ -340,7 +343,7 @@ class StatefulSteps(KeyedSteps[S]):
             output,
             with_errors(function_name(function), on_error),
             detail="every" if in_time else "none",
-            timeless=not (in_time or by_wall_clock or event_time),
+            timeless=not (in_time or by_wall_clock or given),
             side_outputs=sides,
             by_wall_clock=by_wall_clock,
             states=states,

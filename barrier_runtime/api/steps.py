@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 OneStream: TypeAlias = Literal["fail", "skip"] | Retry  # values of on_error= without a stream of failed rows
 WINDOW_END = "window_end"  # the event time of results of windows
+WINDOW_START = "window_start"
 
 
 class Outputs(tuple[S, ...]):
@@ -201,6 +202,31 @@ class KeyedInput:
 
     def need_watermarks(self, where: str, why: str) -> None:
         need_watermarks(self.plan, self.node, where, why)
+
+    def event_time(self, where: str, window: WindowAssigner | None = None) -> str | None:
+        """Column of the rows' event time, for a step whose user names none; None: unknown.
+
+        `window`: in which the step counts rows. Results of windows that lie in the step's windows count by their
+        start, and other results by their end. Raises `InvalidJob` if several columns are possible."""
+        if not self.tag and self._is_over_before(window, WINDOW_START):
+            return WINDOW_START
+        known = self._event_times
+        if len(known) > 1:
+            raise InvalidJob(
+                f"{where}: its rows have the event times {' and '.join(map(repr, sorted(known)))}: pass event_time= "
+                "with one of these columns"
+            )
+        return next(iter(known), None)
+
+    @property
+    def only_event_time(self) -> str | None:
+        """Column of the rows' event time; None: unknown, or several columns are possible."""
+        return next(iter(self._event_times)) if len(self._event_times) == 1 else None
+
+    @property
+    def _event_times(self) -> frozenset[str]:
+        known = self.plan.event_times_of_rows(self.node, self.tag, self.schema)
+        return frozenset([WINDOW_END]) if WINDOW_END in known else known
 
     def expect_event_time(self, column: str, where: str, window: WindowAssigner | None = None) -> None:
         """Warns if the watermark is known to be based on another column than the step's event time.

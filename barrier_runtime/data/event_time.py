@@ -17,9 +17,13 @@ _DAY_MS = 86_400_000
 _SCALE = {"s": (1_000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}  # multiply, then divide
 
 
+def is_event_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_int64(kind))
+
+
 def check_event_time_type(kind: pa.DataType, column: str, where: str) -> None:
     """Raises `InvalidJob` unless `kind` is a timestamp, a date, or int64 (taken as milliseconds)."""
-    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_int64(kind)):
+    if not is_event_time(kind):
         raise InvalidJob(
             f"{where}: event-time column {column!r} has type {kind}: use a timestamp, a date or int64 milliseconds, as "
             f"in types={{{column!r}: datetime}} of CSV and JSON files, schema={{{column!r}: datetime, …}} of any "

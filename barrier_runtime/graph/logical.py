@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.source import Source
 from barrier_runtime.coordinator.wire.messages import STABLE_KIND
-from barrier_runtime.data.event_time import Detail
+from barrier_runtime.data.event_time import Detail, is_event_time
 from barrier_runtime.graph.job_graph import Partitioning
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.state.errors import InvalidJob
@@ -167,6 +167,38 @@ class Plan:
     def event_times(self, number: int) -> frozenset[str] | None:
         """Columns of node `number` that the watermark is based on; None: unknown."""
         return self._of_rows(number, _event_times, _renamed)
+
+    def event_times_of_rows(self, number: int, tag: str, schema: pa.Schema | None) -> frozenset[str]:
+        """As `event_times`, of an output of node `number`; empty: unknown.
+
+        Behind a function, the columns that the watermark is based on before the function, if the rows of `schema`
+        have columns of these names that can be event times."""
+        known = None if tag else self.event_times(number)
+        if known is not None:
+            return known
+        if schema is None:
+            return frozenset()
+        above = self._event_times_above(number)
+        return frozenset(name for name in above if name in schema.names and is_event_time(schema.field(name).type))
+
+    def _event_times_above(self, number: int) -> set[str]:
+        """Columns that the watermark is based on where event time is made, above node `number`."""
+        found: set[str] = set()
+        below = self.nodes[number]
+        todo = [input.node for input in below.inputs] if isinstance(below, StepNode) else []
+        seen: set[int] = set()
+        while todo:
+            at = todo.pop()
+            node = self.nodes[at]
+            if at in seen:
+                continue
+            seen.add(at)
+            made = _event_times(node)
+            if made is not None:
+                found |= made
+            elif isinstance(node, StepNode):
+                todo += [input.node for input in node.inputs]
+        return found
 
     def event_times_of_batches(self, number: int) -> frozenset[str] | None:
         """As `event_times`, if functions of batches keep these columns, which a running step checks."""

@@ -140,7 +140,7 @@ rows.inspect(3)
 rows.map(dict, on_error="side").sink("s", br.CollectSink())
 flow.read_csv("csv", "in", nonsense=1)
 flow.read_jsonl("jsonl", "in", pace="fast")
-keyed.join("j", keyed, between=(hour, hour))
+keyed.join("j", keyed, between=(hour, hour), event_time=3)
 keyed.table_join("t", keyed, deleted=True)
 rows.lookup("l", print, key="k", schema={"name": str}, max_batches=3)
 hours.aggregate(late=True, n=br.count()).errors

@@ -460,8 +460,6 @@ def test_what_early_results_cannot_be_is_refused_with_the_remedy() -> None:
         keyed.window("w", Global()).aggregate(late=True, n=count())
     with pytest.raises(InvalidJob, match="no row is late for a Count window: leave late= out"):
         keyed.window("w", Count(2)).aggregate(late=True, n=count())
-    with pytest.raises(InvalidJob, match="window 'w': pass event_time=, the column that has the time of a row"):
-        keyed.window("w", Tumbling(5 * MS))
 
 
 def test_early_results_belong_to_the_definition_and_how_often_does_not() -> None:
