@@ -344,8 +344,9 @@ class WindowedStream(Generic[S]):
         results = streams.main if late else streams
         keys = () if self._all_rows else self._keyed._keyed_input().keys
         applied = results.flat_map(OfAggregates(function, keys), schema=schema, on_error=on_error)
-        given: dict[str, S] = {MAIN: applied.main, **({LATE: streams.late} if late else {}), ERRORS: applied.errors}
-        every: S | Outputs[S] = one_or_all(Outputs(list(given.items())))
+        main, *errors = applied if isinstance(applied, tuple) else (applied,)
+        given = [(MAIN, main), *([(LATE, streams.late)] if late else []), *[(ERRORS, stream) for stream in errors]]
+        every: S | Outputs[S] = one_or_all(Outputs(given))
         return every
 
     def _shown(self, streams: T, results: bool = True) -> T:

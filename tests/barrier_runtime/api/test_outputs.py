@@ -67,6 +67,10 @@ STEPS: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ),
         ["main", "late", "errors"],
     ),
+    "apply late aggregates": (
+        lambda: hours().apply(lambda key, window, values: None, schema={"n": int}, late=True, n=count()),
+        ["main", "late"],
+    ),
     "window_all": (
         lambda: begin()[1].window_all("w", Tumbling(3600), event_time="at").aggregate(late=True, n=count()),
         ["main", "late"],
@@ -110,6 +114,16 @@ def test_late_rows_over_all_rows_have_no_internal_key() -> None:
     windows = begin()[1].window_all("w", Tumbling(timedelta(hours=1)), event_time="at").aggregate(late=True, n=count())
     assert windows.late.schema is not None
     assert windows.late.schema.names == list(SCHEMA)
+
+
+def test_a_step_with_one_output_returns_the_stream() -> None:
+    streams: list[Any] = [
+        hours().apply(lambda key, window, values: None, schema={"n": int}, n=count()),
+        hours().apply(lambda key, window, table: None, schema={"n": int}),
+        hours().aggregate(n=count()),
+        begin()[1].map(inverse),
+    ]
+    assert [type(stream) for stream in streams] == [Stream] * 4
 
 
 def test_an_unknown_output_is_refused_with_the_names() -> None:
