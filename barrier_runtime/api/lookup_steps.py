@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         cache: Cache | None
         max_batch: int
         max_requests: int | None
+        max_requests_per_second: float | None
         linger: Duration
 
 
@@ -82,6 +83,7 @@ class LookupSteps(UnkeyedSteps[S]):
         on_error: OnError = "fail",
         max_batch: int = 100,
         max_requests: int | None = None,
+        max_requests_per_second: float | None = None,
         linger: Duration = _LINGER,
     ) -> S | Outputs[S]:
         """Adds the columns `schema`, which `fetch_many` finds for the value of `key` in another system.
@@ -95,8 +97,9 @@ class LookupSteps(UnkeyedSteps[S]):
         runs on threads), or a class with such a method `fetch_many`, and `open` and `close` for its connections.
 
         `capacity`: pending rows per subtask; at the limit the stream waits, but checkpoints do not. `timeout`: of
-        one call, which has up to `max_batch` keys; at most `max_requests` calls run at once (plain functions: 16). A
-        key waits up to `linger` for other keys. `ordered`: rows keep their order. `how`: rows without a match have
+        one call, which has up to `max_batch` keys; at most `max_requests` calls run at once (plain functions: 16), and
+        all subtasks together begin at most `max_requests_per_second` calls per second, repetitions included. A key
+        waits up to `linger` for other keys. `ordered`: rows keep their order. `how`: rows without a match have
         nulls ("left"), are dropped ("inner"), or form a stream of their own ("side"). `retry`: failures that are
         retried. `cache`: keeps replies. `on_error` as in `map`, for final failures.
 
@@ -123,12 +126,15 @@ class LookupSteps(UnkeyedSteps[S]):
             on_error=on_error,
             max_batch=max_batch,
             max_requests=max_requests,
+            max_requests_per_second=max_requests_per_second,
             linger=linger,
         )
         known, output = self.schema, None
         if known is not None:
             output = enriched_schema(known, settings.schema, settings.on, where)
         sides = {**({MISSES: known} if how == "side" else {}), **side_schemas(None, on_error, where)}
+        rate = settings.book.requests_per_second
+        limit = "" if rate is None else f", at most {rate:,.10g} requests per second over all subtasks"
         node = StepNode(
             name,
             "lookup",
@@ -136,7 +142,7 @@ class LookupSteps(UnkeyedSteps[S]):
             partial(LookupOperator, function=fetch_many, settings=settings),
             output,
             stateful=True,
-            describe=with_errors(f"{function_name(fetch_many)} by {', '.join(settings.on)}", on_error),
+            describe=with_errors(f"{function_name(fetch_many)} by {', '.join(settings.on)}{limit}", on_error),
             timeless=True,
             begins_chain=True,
             by_wall_clock="rows are looked up in another system, whose answers change",

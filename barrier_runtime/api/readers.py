@@ -17,15 +17,16 @@ from barrier_runtime.api.stream import Stream
 from barrier_runtime.connectors.source import (
     DeadLetters,
     DeadLetterSource,
-    EventTimeOfSource,
     RedeliveringSource,
     Source,
     SourceDescription,
+    SourceSettings,
 )
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import Duration, milliseconds, require_columns
 from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
 from barrier_runtime.launch.outcome import plain_errors, plainly
+from barrier_runtime.operators.token_bucket import check_rate
 from barrier_runtime.state.errors import InvalidJob
 
 P = ParamSpec("P")
@@ -60,7 +61,7 @@ class SourceMethod(Generic[P]):
         read.__name__, read.__qualname__ = self._name, f"Dataflow.{self._name}"
         read.__doc__ = f"The rows of a `{described.__name__}`.\n\n{inspect.getdoc(described)}"
         ours = list(inspect.signature(read).parameters.values())[:2]
-        times = [field.name for field in fields(EventTimeOfSource)]
+        times = [field.name for field in fields(SourceSettings)]
         theirs = sorted(inspect.signature(described).parameters.values(), key=lambda each: each.name in times)
         read.__signature__ = inspect.Signature([*ours, *theirs])  # type: ignore[attr-defined]
         return plainly(read)
@@ -75,18 +76,18 @@ class SourceMethod(Generic[P]):
         return self._function if flow is None else MethodType(self._function, flow)
 
 
-def _times_of(name: str, source: Source | SourceDescription, given: EventTimeOfSource) -> EventTimeOfSource:
-    """Event time settings of `source`, given beside the source or in its own arguments."""
-    own = source if isinstance(source, EventTimeOfSource) else EventTimeOfSource()
+def _settings_of(name: str, source: Source | SourceDescription, given: SourceSettings) -> SourceSettings:
+    """Settings of `source`, given beside the source or in its own arguments."""
+    own = source if isinstance(source, SourceSettings) else SourceSettings()
     said: dict[str, Any] = {}
-    for field in fields(EventTimeOfSource):
+    for field in fields(SourceSettings):
         beside, inside = getattr(given, field.name), getattr(own, field.name)
         if inside not in (field.default, beside) and beside != field.default:
             raise InvalidJob(
                 f"source {name!r}: {field.name} is {beside!r} beside the source and {inside!r} in it: leave one out"
             )
         said[field.name] = inside if beside == field.default else beside
-    return EventTimeOfSource(**said)
+    return SourceSettings(**said)
 
 
 def with_dead_letters(rows: Stream, letters: DeadLetters) -> WithDeadLetters[Stream]:
@@ -117,7 +118,7 @@ def _with_dead_letters(flow: "Readers", name: str, source: Any) -> Stream | With
 
 def _stream_per_table(flow: "Readers", name: str, source: Any) -> Stream | Outputs[Stream]:
     made = source.named(name)
-    stream = flow._one_stream(name, made, _times_of(name, source, EventTimeOfSource()))
+    stream = flow._one_stream(name, made, _settings_of(name, source, SourceSettings()))
     if isinstance(source.tables, str):
         return stream
     if len(made.tables) == 1:
@@ -146,19 +147,24 @@ class Readers:
         event_time: str | None = None,
         max_out_of_orderness: Duration = _NO_DELAY,
         idle_timeout: Duration | None = None,
+        max_rows_per_second: float | None = None,
     ) -> Stream:
         """Adds a source: `KafkaSource(…)`, `ParquetSource(…)` or another source class, or any `Source`.
 
         With `event_time` (a timestamp, date or int64-milliseconds column) watermarks are made per split: the
         greatest time seen minus `max_out_of_orderness`. The watermark does not wait for a split that is silent for
-        `idle_timeout`. Our source classes also take these three arguments.
+        `idle_timeout`. With `max_rows_per_second` all subtasks together read at most so many rows per second. Our
+        source classes also take these four arguments.
 
         >>> flow.source("orders", ParquetSource("data/orders"), event_time="at")
         """
-        times = EventTimeOfSource(
-            event_time=event_time, max_out_of_orderness=max_out_of_orderness, idle_timeout=idle_timeout
+        settings = SourceSettings(
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+            max_rows_per_second=max_rows_per_second,
         )
-        return self._one_stream(name, source_of(name, source), _times_of(name, source, times))
+        return self._one_stream(name, source_of(name, source), _settings_of(name, source, settings))
 
     def source_with_dead_letters(
         self,
@@ -168,17 +174,21 @@ class Readers:
         event_time: str | None = None,
         max_out_of_orderness: Duration = _NO_DELAY,
         idle_timeout: Duration | None = None,
+        max_rows_per_second: float | None = None,
     ) -> WithDeadLetters[Stream]:
         """Adds a source whose bad records are dead letters (`KafkaSource(…, bad_records="dead_letter")`).
 
         Returns two streams: good rows, and bad records with key, value, metadata and `error`. Event time as in
         `source`."""
-        times = EventTimeOfSource(
-            event_time=event_time, max_out_of_orderness=max_out_of_orderness, idle_timeout=idle_timeout
+        settings = SourceSettings(
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+            max_rows_per_second=max_rows_per_second,
         )
-        return self._two_streams(name, source_of(name, source), _times_of(name, source, times))
+        return self._two_streams(name, source_of(name, source), _settings_of(name, source, settings))
 
-    def _one_stream(self, name: str, made: Source, times: EventTimeOfSource) -> Stream:
+    def _one_stream(self, name: str, made: Source, settings: SourceSettings) -> Stream:
         where = f"source {name!r}"
         if isinstance(made, DeadLetterSource) and made.dead_letters is not None:
             raise InvalidJob(
@@ -186,44 +196,45 @@ class Readers:
                 'both streams, or bad_records="fail"'
             )
         repeats = made.deduplicate_by if isinstance(made, RedeliveringSource) else None
-        if repeats is not None and repeats.within is not None and times.event_time is None:
+        if repeats is not None and repeats.within is not None and settings.event_time is None:
             raise InvalidJob(
                 f"{where}: deduplicate={repeats.within} is measured by the watermark, and there is none without "
                 'event_time: pass event_time= (such as "timestamp", if publishers set it), or deduplicate="forever"'
             )
-        stream = self._rows_of(name, made, times)
+        stream = self._rows_of(name, made, settings)
         return (
             stream
             if repeats is None
             else stream.deduplicate(f"{name}-deduplicate", repeats.column, within=repeats.within)
         )
 
-    def _two_streams(self, name: str, made: Source, times: EventTimeOfSource) -> WithDeadLetters[Stream]:
+    def _two_streams(self, name: str, made: Source, settings: SourceSettings) -> WithDeadLetters[Stream]:
         letters = made.dead_letters if isinstance(made, DeadLetterSource) else None
         if letters is None:
             raise InvalidJob(
                 f'source {name!r}: it has no dead letters: use source(…), or KafkaSource with bad_records="dead_letter"'
             )
-        return with_dead_letters(self._rows_of(name, made, times), letters)
+        return with_dead_letters(self._rows_of(name, made, settings), letters)
 
-    def _rows_of(self, name: str, source: Source, times: EventTimeOfSource) -> Stream:
+    def _rows_of(self, name: str, source: Source, settings: SourceSettings) -> Stream:
         where = f"source {name!r}"
         schema = source.schema
-        if times.event_time is not None:
-            require_columns(schema, (times.event_time,), where)
-            check_event_time_type(schema.field(times.event_time).type, times.event_time, where)
-        elif times.max_out_of_orderness:
+        if settings.event_time is not None:
+            require_columns(schema, (settings.event_time,), where)
+            check_event_time_type(schema.field(settings.event_time).type, settings.event_time, where)
+        elif settings.max_out_of_orderness:
             raise InvalidJob(
                 f"{where}: max_out_of_orderness is about event time, and event_time= does not say which column that "
                 "is: add it, or give the bound to with_watermarks(column, …)"
             )
-        idle_timeout = times.idle_timeout
+        idle_timeout = settings.idle_timeout
         node = SourceNode(
             name,
             source,
-            times.event_time,
-            milliseconds(times.max_out_of_orderness, f"max_out_of_orderness of {where}"),
+            settings.event_time,
+            milliseconds(settings.max_out_of_orderness, f"max_out_of_orderness of {where}"),
             milliseconds(idle_timeout, f"idle_timeout of {where}") if idle_timeout is not None else None,
+            check_rate(settings.max_rows_per_second, f"{where}: max_rows_per_second"),
         )
         return Stream(self.plan, self.plan.add(node), schema)
 
@@ -288,6 +299,7 @@ class Readers:
         event_time: str | None = None,
         max_out_of_orderness: Duration = _NO_DELAY,
         idle_timeout: Duration | None = None,
+        max_rows_per_second: float | None = None,
     ) -> Stream:
         """Reads a Spark DataFrame, with a split per partition.
 
@@ -303,4 +315,5 @@ class Readers:
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,
+            max_rows_per_second=max_rows_per_second,
         )

@@ -135,17 +135,20 @@ class Rereading(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventTimeOfSource:
-    """Base of source descriptions such as `KafkaSource(…)`: the origin of a source's event time.
+class SourceSettings:
+    """Base of source descriptions such as `KafkaSource(…)`: the arguments of every source.
 
     `event_time`: a column of timestamps, dates, or int64 milliseconds; None: no watermarks. Watermarks are computed per
     split: the greatest time seen minus `max_out_of_orderness`. A split without rows for `idle_timeout` does not hold
     back the watermark.
+
+    `max_rows_per_second`: limit of the rows that all subtasks together read; None: no limit.
     """
 
     event_time: str | None = None
     max_out_of_orderness: Duration = datetime.timedelta()
     idle_timeout: Duration | None = None
+    max_rows_per_second: float | None = None
 
 
 @runtime_checkable

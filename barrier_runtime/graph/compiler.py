@@ -302,6 +302,7 @@ def _source(node: SourceNode, list_splits: _List, detail: Detail, interval_ms: i
         node.idle_timeout_ms,
         detail=detail if node.event_time is not None else "none",
         watermark_interval_ms=interval_ms,
+        max_rows_per_second=node.max_rows_per_second,
     )
 
 

@@ -62,6 +62,7 @@ class SourceSpec:
     detail: Detail = "none"  # how closely later operators follow event time
     watermark_interval_ms: int = 0  # minimum time between watermarks for later operators
     range: ReadRange | None = None  # of a replay: reading ends there
+    max_rows_per_second: float | None = None  # of all subtasks together
 
     @property
     def state_kind(self) -> str:

@@ -46,6 +46,7 @@ class SourceNode:
     event_time: str | None = None
     max_out_of_orderness_ms: int = 0
     idle_timeout_ms: int | None = None
+    max_rows_per_second: float | None = None  # of all subtasks together
 
 
 @dataclass(frozen=True)

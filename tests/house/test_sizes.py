@@ -17,7 +17,7 @@ PARAMETERS = 9  # without `self`
 LONG_FILES = {
     "barrier_runtime/operators/functions/process.py": (570, "one operator: rows, timers and errors share a key's turn"),
     "barrier_runtime/runtime/slot.py": (500, "every order of the coordinator and what a slot answers"),
-    "barrier_runtime/runtime/sources/driver.py": (620, "one reader's life: opened, read, idle, paused, ended"),
+    "barrier_runtime/runtime/sources/driver.py": (640, "one reader's life: opened, read, idle, paused, ended"),
     "barrier_runtime/testing/simulation/cluster.py": (530, "everything of one simulated job: its processes and faults"),
     "barrier_runtime/testing/simulation/loop.py": (590, "world, process and loop refer to one another"),
     "coordinator/server/rest.py": (510, "a handler per route"),
@@ -26,11 +26,11 @@ LONG_FILES = {
 FULL_FOLDERS: dict[str, tuple[int, str]] = {}
 _USERS = "a user's call: keywords, most of them with defaults"
 WIDE_CALLS = {
-    "barrier_runtime/api/lookup_steps.py:lookup": (14, _USERS),
+    "barrier_runtime/api/lookup_steps.py:lookup": (15, _USERS),
     "barrier_runtime/api/steps.py:_stateful": (13, "the parts of one node of the plan"),
     "barrier_runtime/connectors/kafka/sink/sink.py:__init__": (11, _USERS),
     "barrier_runtime/launch/local.py:_slot": (12, "the parts of one slot, as its process has them"),
-    "barrier_runtime/operators/lookups/arguments.py:lookup_settings": (15, "the arguments of `lookup`, checked"),
+    "barrier_runtime/operators/lookups/arguments.py:lookup_settings": (16, "the arguments of `lookup`, checked"),
     "barrier_runtime/replay/replaying.py:replay": (10, _USERS),
     "barrier_runtime/runtime/context.py:__init__": (11, "what an operator is given of its slot"),
     "barrier_runtime/runtime/snapshots.py:__init__": (11, "one snapshot: whose, where to, and whom it tells"),

@@ -7,7 +7,7 @@ from functools import partial
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.delta.changes import DeltaChanges
 from barrier_runtime.connectors.delta.history import DeltaHistory
-from barrier_runtime.connectors.source import EventTimeOfSource
+from barrier_runtime.connectors.source import SourceSettings
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
 from barrier_runtime.data.schemas import Duration
@@ -18,7 +18,7 @@ from barrier_runtime.state.store.urls import last_part, shown, without_credentia
 
 @kinds_checked
 @dataclass(frozen=True)
-class DeltaSource(EventTimeOfSource):
+class DeltaSource(SourceSettings):
     """Rows of the Delta table at `url`: a local folder, `file://…` or `s3://bucket/prefix`.
 
     `every`: interval of looking for new versions, without end; None: the stream ends with the rows of the newest

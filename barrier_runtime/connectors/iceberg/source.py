@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.iceberg.library import need_pyiceberg
-from barrier_runtime.connectors.source import EventTimeOfSource
+from barrier_runtime.connectors.source import SourceSettings
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
 from barrier_runtime.data.schemas import Duration
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @kinds_checked
 @dataclass(frozen=True)
-class IcebergSource(EventTimeOfSource):
+class IcebergSource(SourceSettings):
     """Rows of the Iceberg table `table`, "namespace.table", in a catalog as for `IcebergSink`.
 
     `every`: interval of looking for new snapshots, without end; None: the stream ends with the rows of the newest

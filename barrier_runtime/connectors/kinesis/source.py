@@ -28,7 +28,7 @@ from barrier_runtime.connectors.kinesis.records import (
     record_columns,
 )
 from barrier_runtime.connectors.name_set import NameSet
-from barrier_runtime.connectors.source import Discovery, EventTimeOfSource, Split
+from barrier_runtime.connectors.source import Discovery, SourceSettings, Split
 from barrier_runtime.connectors.source_bases.start import checked_start
 from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
@@ -40,7 +40,7 @@ _ONCE_S = 1e9  # about 30 years: only the listing at the start
 
 @kinds_checked
 @dataclass(frozen=True)
-class KinesisSource(EventTimeOfSource):
+class KinesisSource(SourceSettings):
     """A stream of Amazon Kinesis; a split per shard. Checkpoints contain sequence numbers.
 
     Credentials, and the region unless `region` is given, come from boto3's default chain (environment, ~/.aws, role).

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.memory.rows_ahead import IteratorRaised, RowsAhead
-from barrier_runtime.connectors.source import EventTimeOfSource, Polled, Split, SplitReader
+from barrier_runtime.connectors.source import Polled, SourceSettings, Split, SplitReader
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -50,7 +50,7 @@ _POSITION = msgspec.json.Decoder(_Position)
 
 @kinds_checked
 @dataclass(frozen=True)
-class IteratorSource(EventTimeOfSource):
+class IteratorSource(SourceSettings):
     """Rows (dicts) of `make_iterator(index, of)`, called for each of `splits` (default: one per subtask).
 
     After a failure a new iterator is made and the rows already read are skipped, so every iterator must yield the same

@@ -4,6 +4,7 @@ A position is the cursor of the current page and the number of emitted rows of t
 page again and continues inside the page. The function's thread is at most one page ahead and wakes the slot for pages.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -13,14 +14,16 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.source import EventTimeOfSource, Polled, Split, SplitReader
+from barrier_runtime.connectors.source import Polled, SourceSettings, Split, SplitReader
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name, user_error
-from barrier_runtime.state.errors import BarrierRuntimeError
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 
 Fetch = Callable[[Any], tuple[Iterable[Row], Any] | None]
 
+log = logging.getLogger("barrier_runtime.sources")
 _LOOK_NS = 1_000_000_000  # between polls without a wake-up
 
 
@@ -35,7 +38,7 @@ _CURSOR = msgspec.json.Decoder()
 
 @kinds_checked
 @dataclass(frozen=True)
-class PollSource(EventTimeOfSource):
+class PollSource(SourceSettings):
     """Rows (dicts) of `fetch(cursor)`, which is called every `every`.
 
     `fetch` returns `(rows, next_cursor)`, or None at the end. The first cursor is None, each further cursor is the
@@ -45,8 +48,9 @@ class PollSource(EventTimeOfSource):
     The same cursor must therefore return the same rows first. If this is impossible, set `replayable=False`; the job
     then cannot be exactly-once.
 
-    `fetch` runs in a thread, in a single subtask, and may wait. An exception of `fetch` fails the job; `Unavailable` is
-    retried under `restart=`.
+    `fetch` runs in a thread, in a single subtask, and may wait. `retry`: exceptions after which `fetch` is called again
+    with the same cursor, while other rows and checkpoints continue. Any other exception, and the last one, fails the
+    job; `Unavailable` is retried under `restart=`.
     """
 
     fetch: Fetch
@@ -54,12 +58,15 @@ class PollSource(EventTimeOfSource):
     every: Duration
     schema: SchemaLike
     replayable: bool = True
+    retry: Retry | None = None
 
     def named(self, name: str) -> "PolledRows":
         """Checks the settings; calls nothing. Raises `InvalidJob`."""
         where = f"source {name!r}"
         every_ms = milliseconds(self.every, f"every of {where}")
-        return PolledRows(name, self.fetch, every_ms, as_schema(self.schema, where), self.replayable)
+        if self.retry is not None and not isinstance(self.retry, Retry):
+            raise InvalidJob(f"{where}: retry={self.retry!r}: give a Retry, such as Retry(3)")
+        return PolledRows(name, self.fetch, every_ms, as_schema(self.schema, where), self.replayable, self.retry)
 
 
 class PolledRows:
@@ -67,12 +74,21 @@ class PolledRows:
 
     positions_in = "rows of a function that is polled"
 
-    def __init__(self, name: str, fetch: Fetch, every_ms: int, schema: pa.Schema, replayable: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        fetch: Fetch,
+        every_ms: int,
+        schema: pa.Schema,
+        replayable: bool,
+        retry: Retry | None = None,
+    ) -> None:
         self._name = name
         self._fetch = fetch
         self._every_ms = every_ms
         self.schema = schema
         self.exactly_once = replayable
+        self._retry = retry
 
     def __repr__(self) -> str:
         return f"poll {function_name(self._fetch)}, every {self._every_ms / 1000:g} s"
@@ -81,7 +97,7 @@ class PolledRows:
         return [Split("all")]
 
     def reader(self, split: Split) -> SplitReader:
-        return PollReader(self._name, self._fetch, self._every_ms / 1000, self.schema)
+        return PollReader(self._name, self._fetch, self._every_ms / 1000, self.schema, self._retry)
 
 
 @dataclass(frozen=True)
@@ -92,7 +108,8 @@ class _Page:
 
 
 class PollReader:
-    def __init__(self, name: str, fetch: Fetch, every_s: float, schema: pa.Schema) -> None:
+    def __init__(self, name: str, fetch: Fetch, every_s: float, schema: pa.Schema, retry: Retry | None = None) -> None:
+        self._retry = retry
         self._name = name
         self._fetch = fetch
         self._every_s = every_s
@@ -205,7 +222,7 @@ class PollReader:
 
     def _asked(self, cursor: Any) -> _Page | None:
         try:
-            given = self._fetch(cursor)
+            given = self._fetched(cursor)
             if given is None:
                 return None
             if not isinstance(given, tuple) or len(given) != 2:
@@ -219,6 +236,24 @@ class PollReader:
             function = f"{function_name(self._fetch)} (cursor {cursor!r})"
             raise user_error(error, function=function, operator=self._name, subtask=0) from error
         return _Page(self._writer.batch(rows) if rows else None, cursor, kept)
+
+    def _fetched(self, cursor: Any) -> tuple[Iterable[Row], Any] | None:
+        """Calls the function, again after the exceptions that `retry` names. None: at the end, or closed."""
+        failed = 0
+        while True:
+            try:
+                return self._fetch(cursor)
+            except Exception as error:
+                failed += 1
+                if self._retry is None or not self._retry.wants(error, failed):
+                    raise
+                log.warning(
+                    "source %r: call %d with cursor %r raised %s: %s; calling again",
+                    *(self._name, failed, cursor, type(error).__name__, error),
+                )
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed, self._retry.pause_s(failed)):
+                    return None
 
 
 def _nothing() -> None:

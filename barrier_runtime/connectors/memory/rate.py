@@ -11,7 +11,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.memory.iterator import SHARE, SplitShare, shares
 from barrier_runtime.connectors.pacing import Schedule
-from barrier_runtime.connectors.source import EventTimeOfSource, Polled, Split, SplitReader
+from barrier_runtime.connectors.source import Polled, SourceSettings, Split, SplitReader
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.state.errors import InvalidJob
 
@@ -26,7 +26,7 @@ _POSITION = msgspec.json.Decoder(_Position)
 
 @kinds_checked
 @dataclass(frozen=True)
-class RateSource(EventTimeOfSource):
+class RateSource(SourceSettings):
     """Generated rows on a schedule.
 
     Columns: `value` (0, 1, 2, …; int64), `intended_at` (due time of the row; timestamp[ns, UTC]) and, with `keys`,

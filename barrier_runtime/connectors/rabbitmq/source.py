@@ -20,7 +20,7 @@ from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.rabbitmq.broker import Broker, check_queue, imported
 from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, ReceivedMessage
 from barrier_runtime.connectors.rabbitmq.rows import MESSAGE_ID, METADATA, Columns, MessageRows, Value, columns_of
-from barrier_runtime.connectors.source import DeduplicateBy, Discovery, EventTimeOfSource, Polled, Split
+from barrier_runtime.connectors.source import DeduplicateBy, Discovery, Polled, SourceSettings, Split
 from barrier_runtime.data.schemas import Duration, SchemaLike, as_duration, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
@@ -32,7 +32,7 @@ _PAYLOAD = b"consumer"  # recreates a consumer of an earlier, larger parallelism
 
 @kinds_checked
 @dataclass(frozen=True)
-class RabbitMQSource(EventTimeOfSource):
+class RabbitMQSource(SourceSettings):
     """Messages of a durable RabbitMQ queue at `amqp://host:port/vhost`; a consumer per subtask.
 
     RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots are the credentials.

@@ -13,6 +13,7 @@ from barrier_runtime.operators.lookups.operator import HowMissing, LookupSetting
 from barrier_runtime.operators.lookups.replies import Cache
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.token_bucket import check_rate
 from barrier_runtime.state.errors import InvalidJob
 
 _THREADS = 16  # default number of parallel calls of a plain function
@@ -35,6 +36,7 @@ def lookup_settings(
     on_error: OnError,
     max_batch: int,
     max_requests: int | None,
+    max_requests_per_second: float | None,
     linger: Duration,
 ) -> LookupSettings:
     """Raises `InvalidJob` for invalid arguments."""
@@ -71,7 +73,9 @@ def lookup_settings(
     for what, number in (("capacity", capacity), ("max_batch", max_batch), ("max_requests", max_requests)):
         if type(number) is not int or number < 1:
             raise InvalidJob(f"{where}: {what}={number!r}: use a whole number, 1 or more")
-    book = BookSettings(capacity, max_batch, max_requests, linger_ms / 1000, timeout_ms / 1000, ordered, retry, cache)
+    rate = check_rate(max_requests_per_second, f"{where}: max_requests_per_second")
+    seconds = (linger_ms / 1000, timeout_ms / 1000)
+    book = BookSettings(capacity, max_batch, max_requests, *seconds, ordered, retry, cache, rate)
     return LookupSettings(on, added, book, how, on_error)
 
 

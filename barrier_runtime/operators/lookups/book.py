@@ -24,14 +24,16 @@ from typing import Any
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.operators.lookups.replies import Cache, KeptReplies
 from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.token_bucket import TokenBucket
 
 _UNKNOWN = object()
+_SECOND_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class BookSettings:
     """`capacity`: rows under way. `most_keys`: keys per request. `linger_s`: longest wait of a key for further keys.
-    `most_requests`: parallel requests. `timeout_s`: of one attempt."""
+    `most_requests`: parallel requests. `timeout_s`: of one attempt. `requests_per_second`: of all subtasks."""
 
     capacity: int
     most_keys: int
@@ -41,6 +43,7 @@ class BookSettings:
     ordered: bool = False
     retry: Retry | None = None
     cache: Cache | None = None
+    requests_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ class Book:
 
     def __init__(self, settings: BookSettings) -> None:
         self._settings = settings
+        self._bucket: TokenBucket | None = None
+        self.share_limit(1)
         self._cache = KeptReplies(settings.cache) if settings.cache is not None else None
         self.counts = Counts()
         self.reached = WATERMARK_MIN  # the last watermark before which all rows are finished
@@ -223,11 +228,34 @@ class Book:
             self._deadlines.popleft()
         due = [self._deadlines[0][0]] if self._deadlines else []
         if len(self._open) < self._settings.most_requests:
-            if self._fresh:
-                due.append(self._fresh[0].since_s + self._settings.linger_s)
-            if self._later:
-                due.append(self._later[0][0])
+            wanted = self._next_request_s()
+            if wanted is not None:
+                due.append(wanted)
         return min(due, default=None)
+
+    def _next_request_s(self) -> float | None:
+        """Time of the next request, if there is room for requests."""
+        wanted = []
+        if self._again:
+            wanted.append(0.0)
+        if self._fresh:
+            is_full = len(self._fresh) >= self._settings.most_keys
+            wanted.append(0.0 if is_full else self._fresh[0].since_s + self._settings.linger_s)
+        if self._later:
+            wanted.append(self._later[0][0])
+        if not wanted or self._bucket is None:
+            return min(wanted, default=None)
+        return max(min(wanted), (self._bucket.due_ns() or 0) / _SECOND_NS)
+
+    def _may_request(self, now_s: float) -> bool:
+        if len(self._open) >= self._settings.most_requests:
+            return False
+        return self._bucket is None or self._bucket.tokens(int(now_s * _SECOND_NS)) > 0
+
+    def share_limit(self, subtasks: int) -> None:
+        """Divides the limit of requests per second by the number of subtasks. Called before the first row."""
+        if self._settings.requests_per_second is not None:
+            self._bucket = TokenBucket(self._settings.requests_per_second, subtasks)
 
     # ------------------------------------------------------------ requests
 
@@ -261,14 +289,14 @@ class Book:
                 self._skip = end
 
     def _send(self, now_s: float, effects: Effects) -> None:
-        most_keys, most_requests = self._settings.most_keys, self._settings.most_requests
+        most_keys = self._settings.most_keys
         while self._later and self._later[0][0] <= now_s:
             self._again.append(heapq.heappop(self._later)[2])
-        while self._again and len(self._open) < most_requests:
+        while self._again and self._may_request(now_s):
             self.counts.retries += 1
             self._request(self._again.popleft(), now_s, effects)
         fresh = self._fresh
-        while fresh and len(self._open) < most_requests:
+        while fresh and self._may_request(now_s):
             if len(fresh) < most_keys and fresh[0].since_s + self._settings.linger_s > now_s:
                 return
             self._request([fresh.popleft() for _ in range(min(most_keys, len(fresh)))], now_s, effects)
@@ -278,6 +306,8 @@ class Book:
         self._open[request.id] = keys
         self._deadlines.append((now_s + self._settings.timeout_s, request.id))
         self.counts.requests += 1
+        if self._bucket is not None:
+            self._bucket.take(1)
         effects.send.append(request)
 
     def _time_out(self, now_s: float, effects: Effects) -> None:

@@ -87,6 +87,7 @@ class LookupOperator(Operator):
 
     def open(self, context: OperatorContext) -> None:
         self._context = context
+        self._book.share_limit(context.parallelism)
         if self._failures is not None:
             self._failures.opened(context, later=True)
         self._writer = RowWriter(f"{self._said} of {self._where}", self._settings.schema, "correct it, or schema=")

@@ -247,6 +247,20 @@ def assign_discovered(
     return Assignment(mine, restored.finished, restored.done_rows, restored.done_ms, discovery, ended)
 
 
+def reading_subtasks(
+    source: Source, listed: Sequence[Split], restored: RestoredSource, parallelism: int
+) -> frozenset[int]:
+    """Subtasks with splits that are not finished, as far as known at the start: the same set in every subtask."""
+    if isinstance(source, DiscoveringSource):
+        ids = {split.id for split in listed} | restored.splits.keys()
+        return frozenset(source.owner(id, parallelism) for id in ids if id not in restored.finished)
+    if isinstance(source, StagedSource) and restored.any:
+        ended = [False] * len(restored.splits)
+    else:
+        ended = [split.id in restored.finished for split in listed]
+    return frozenset(number % parallelism for number, done in enumerate(ended) if not done)
+
+
 def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
     """Raises `InvalidJob` if no subtask could continue from the restored snapshot; starts nothing.
 

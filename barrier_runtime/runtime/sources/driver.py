@@ -43,6 +43,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import EventClock, check_event_time_type, greatest_event_time_ms
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.base import Capture, OperatorContext, SplitPosition
+from barrier_runtime.operators.token_bucket import TokenBucket
 from barrier_runtime.runtime.sources.ahead import DAY_MS, FAR_MS, Ahead, is_remote, tell_of_far_row
 from barrier_runtime.runtime.sources.assignment import (
     FinishedSplits,
@@ -52,6 +53,7 @@ from barrier_runtime.runtime.sources.assignment import (
     compare_finished,
     grows,
     has_finished,
+    reading_subtasks,
     under_known_ids,
 )
 from barrier_runtime.runtime.sources.ends import Ends, position_of
@@ -110,6 +112,8 @@ class SourceDriver:
         self._held_up = False  # the last pass found no rows, but splits that wait for a store
         self._ends: Ends | None = None  # with `mode="at_most_once"`
         self._soonest_ns: int | None = None  # time at which rows of another split are due, from the last pass
+        self._bucket: TokenBucket | None = None  # of `max_rows_per_second`
+        self._readers: frozenset[int] = frozenset()  # subtasks that share the limit
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
         """Opens readers at their restored positions. `context.restored` must contain the snapshots of *all* subtasks of
@@ -141,6 +145,9 @@ class SourceDriver:
             assignment = assign_listed(splits, restored, *place)
             if isinstance(spec.source, MarkingSource):
                 compare_finished(spec.source, splits, assignment, *place[:2])
+        if spec.max_rows_per_second is not None and spec.range is None:
+            self._readers = reading_subtasks(spec.source, splits, restored, context.parallelism)
+            self._bucket = TokenBucket(spec.max_rows_per_second, max(1, len(self._readers)))
         self._grows = grows(spec.source)
         self._keeps_payloads = isinstance(spec.source, DiscoveringSource | StagedSource)
         finds_again = isinstance(spec.source, FindsAgain) and spec.source.finds_again
@@ -213,6 +220,10 @@ class SourceDriver:
         if self._ends is not None:
             self._ends.request()
         limit = max_rows or self._spec.max_rows_per_batch
+        if self._bucket is not None:
+            limit = min(limit, self._bucket.tokens(now_ns))
+            if limit == 0:
+                return None
         in_vain: list[_Place] = []  # in order
         waiting = 0
         self._held_up, self._soonest_ns = False, None
@@ -281,6 +292,8 @@ class SourceDriver:
             self._turn += 1
             split.had_rows(count, self._turn, now_ns)
             self._kept_rows += count
+            if self._bucket is not None:
+                self._bucket.take(count)
             if self._range is not None:
                 self._range.has_read(split.id, split.rows)
             self._latest = split, count
@@ -322,6 +335,9 @@ class SourceDriver:
         if self._ended_early:
             return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
+        due_ns = None if self._bucket is None else self._bucket.due_ns()
+        if due_ns is not None and due_ns > self._polled_ns:
+            return due_ns if earliest is None else min(earliest, due_ns)
         if self._held_up:
             soonest_ns = None if self._soonest_ns is None else self._soonest_ns + gathering_ns
             known = [each for each in (earliest, soonest_ns) if each is not None]
@@ -573,6 +589,9 @@ class SourceDriver:
             raise_named(error, self._spec, self._context.subtask)
         for split in found:
             owner = self._discovering.owner(split.id, self._context.parallelism)
+            if self._bucket is not None and owner not in self._readers:
+                self._readers |= {owner}
+                self._bucket.share_with(len(self._readers), now_ns)
             if owner != self._context.subtask or not (self._range is None or self._range.knows(split.id)):
                 continue
             if has_finished(split, self._finished, self._where):

@@ -8,13 +8,13 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.files.source.files import Files, OnChange
 from barrier_runtime.connectors.files.source.watch import WatchedFiles
-from barrier_runtime.connectors.source import EventTimeOfSource, Source
+from barrier_runtime.connectors.source import Source, SourceSettings
 from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 
 @dataclass(frozen=True)
-class FileSource(EventTimeOfSource, ABC):
+class FileSource(SourceSettings, ABC):
     """Base of the sources of files. `ParquetSource` documents the fields."""
 
     paths: str | Sequence[str]

@@ -44,7 +44,7 @@ from barrier_runtime.connectors.kafka.source.records import (
     record_columns,
 )
 from barrier_runtime.connectors.name_set import NameSet
-from barrier_runtime.connectors.source import DeadLetters, Discovery, EventTimeOfSource, Remaining, Split
+from barrier_runtime.connectors.source import DeadLetters, Discovery, Remaining, SourceSettings, Split
 from barrier_runtime.connectors.source_bases.start import checked_start
 from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
@@ -91,7 +91,7 @@ def chosen_topics(topics: str | Sequence[str] | None, pattern: str | None, where
 
 @kinds_checked
 @dataclass(frozen=True)
-class KafkaSource(EventTimeOfSource):
+class KafkaSource(SourceSettings):
     """Kafka topics, by name or by a regular expression that matches the whole name; a split per partition.
 
     Only committed records are read. Checkpoints contain the offsets; offsets of decided checkpoints are also committed

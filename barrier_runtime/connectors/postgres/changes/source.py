@@ -39,7 +39,7 @@ from barrier_runtime.connectors.postgres.changes.server import (
     server_time_us,
 )
 from barrier_runtime.connectors.postgres.session import digest, load_psycopg, parameters_of, shown_server, translated
-from barrier_runtime.connectors.source import EventTimeOfSource, Polled, Split
+from barrier_runtime.connectors.source import Polled, SourceSettings, Split
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.open import open_store
@@ -51,7 +51,7 @@ _NAME = 63  # bytes of a name on the server
 
 @kinds_checked
 @dataclass(frozen=True)
-class PostgresChangesSource(EventTimeOfSource):
+class PostgresChangesSource(SourceSettings):
     """Changes of `tables` ("orders" or "shop.orders"; without a schema: public) of a PostgreSQL database.
 
     `url` is that of `PostgresSink`. The server needs `wal_level = logical`, the user REPLICATION and SELECT.

@@ -1,5 +1,6 @@
 """Polled functions: cursors in checkpoints, continuing within a page, refusals."""
 
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow
+from barrier_runtime import CollectSink, Dataflow, Retry
 from barrier_runtime.connectors.memory.poll import PollReader
 from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
@@ -85,6 +86,58 @@ def test_what_the_function_raises_names_it_and_the_cursor() -> None:
     with pytest.raises(JobFailed, match=r"fetch\(\) \(cursor 1\)|fetch") as failed:
         flow.run_local(parallelism=1)
     assert "HTTP 500" in str(failed.value)
+
+
+def test_a_call_that_fails_is_repeated_with_the_same_cursor() -> None:
+    asked: list[Any] = []
+
+    def fetch(cursor: Any) -> Any:
+        asked.append(cursor)
+        if len(asked) in (2, 3):
+            raise OSError("HTTP 503")
+        return ([{"n": len(asked)}], (cursor or 0) + 1) if len(asked) < 6 else None
+
+    flow, out = Dataflow("polled"), CollectSink()
+    retry = Retry(2, backoff=timedelta(milliseconds=1), on=(OSError,))
+    flow.from_poll("src", fetch, every=EVERY, schema={"n": int}, retry=retry).sink("out", out)
+    flow.run_local(parallelism=1)
+    assert asked == [None, 1, 1, 1, 2, 3]
+    assert [row["n"] for row in out.rows()] == [1, 4, 5]
+
+
+@pytest.mark.parametrize(("error", "calls"), [(OSError("HTTP 500"), 3), (ValueError("no such page"), 1)])
+def test_the_last_failure_or_one_that_no_retry_names_ends_the_job(error: Exception, calls: int) -> None:
+    asked: list[Any] = []
+
+    def fetch(cursor: Any) -> Any:
+        asked.append(cursor)
+        raise error
+
+    reader = PollReader("src", fetch, 0.001, SCHEMA, Retry(2, timedelta(milliseconds=1), (OSError,)))
+    with pytest.raises(UserCodeError, match=str(error)):
+        read(reader, 1, 1)
+    assert asked == [None] * calls
+
+
+def test_a_reader_that_is_closed_ends_the_pause_before_a_repetition() -> None:
+    failed = threading.Event()
+
+    def fetch(cursor: Any) -> Any:
+        failed.set()
+        raise OSError("HTTP 503")
+
+    reader = PollReader("src", fetch, 0.001, SCHEMA, Retry(100, timedelta(days=1), (OSError,)))
+    assert reader.poll(1, 0) is None
+    assert failed.wait(GIVE_UP_S)
+    reader.close()
+    assert reader._thread is not None
+    reader._thread.join(GIVE_UP_S)
+    assert not reader._thread.is_alive()
+
+
+def test_retry_is_a_retry() -> None:
+    with pytest.raises(InvalidJob, match="retry=3: give a Retry"):
+        Dataflow("polled").from_poll("src", pages, every=EVERY, schema={"n": int}, retry=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [[], ({"n": 1},), ([], object())])

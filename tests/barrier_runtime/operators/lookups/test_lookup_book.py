@@ -298,6 +298,29 @@ def test_what_is_cached_is_not_asked_for_until_its_time_is_over():
     assert (driven.book.counts.requests, driven.book.counts.cache_hits) == (2, 1)
 
 
+def test_requests_repetitions_included_begin_at_the_given_rate():
+    settings = BookSettings(100, 1, 100, 0.0, 1_000.0, retry=Retry(1, timedelta()), requests_per_second=2.0)
+    driven = Driven(settings, list("abc"))
+    assert [request.keys for request in driven.open.values()] == [("a",)]
+    driven.raise_(0, OSError("reset"), for_one=False)
+    begun = []
+    for _ in range(3):
+        due_s = driven.book.next_due_s()
+        assert due_s is not None
+        driven.advance(due_s - driven.now_s)
+        begun.append((driven.now_s, driven.book.counts.requests))
+    assert begun == [(0.5, 2), (1.0, 3), (1.5, 4)]
+    assert sorted(request.keys for request in driven.open.values()) == [("a",), ("b",), ("c",)]
+
+
+def test_subtasks_divide_the_requests_of_a_second():
+    driven = Driven(BookSettings(100, 1, 100, 0.0, 1_000.0, requests_per_second=2.0))
+    driven.book.share_limit(4)
+    driven.add(["a", "b"])
+    assert driven.book.counts.requests == 1
+    assert driven.book.next_due_s() == 2.0
+
+
 def test_the_cache_drops_what_was_used_longest_ago_and_knows_misses():
     kept = KeptReplies(Cache(2))
     kept.put("a", None, 0.0)
