@@ -250,12 +250,13 @@ class Readers:
     rate = SourceMethod(lambda: sources.RateSource)
 
     if TYPE_CHECKING:
+        from barrier_runtime.connectors.kafka.cluster import KafkaCluster
 
         @overload
         def read_kafka(
             self,
             name: str,
-            bootstrap_servers: str,
+            bootstrap_servers: "str | KafkaCluster",
             topics: str | Sequence[str] | None = None,
             *,
             bad_records: Literal["dead_letter"],
@@ -266,14 +267,14 @@ class Readers:
         def read_kafka(
             self,
             name: str,
-            bootstrap_servers: str,
+            bootstrap_servers: "str | KafkaCluster",
             topics: str | Sequence[str] | None = None,
             *,
             bad_records: Literal["fail"] = "fail",
             **options: Any,
         ) -> Stream: ...
 
-        def read_kafka(self, name: str, bootstrap_servers: str, *more: Any, **options: Any) -> Any: ...
+        def read_kafka(self, name: str, bootstrap_servers: "str | KafkaCluster", *more: Any, **options: Any) -> Any: ...
 
         @overload
         def read_postgres_changes(self, name: str, url: str, tables: str, **options: Any) -> Stream: ...

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.discovery import ListingThread
+from barrier_runtime.connectors.kafka.cluster import KafkaCluster, with_cluster
 from barrier_runtime.connectors.kafka.source.client import EARLIEST, LATEST, Cluster, KafkaClient, Partition, Settings
 from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium
 from barrier_runtime.connectors.kafka.source.debezium_values import UNAVAILABLE
@@ -123,7 +124,7 @@ class KafkaSource(SourceSettings):
     >>> flow.source("bids", bids, event_time="timestamp")
     """
 
-    bootstrap_servers: str
+    bootstrap_servers: str | KafkaCluster
     topics: str | Sequence[str] | None = None
     _: KW_ONLY
     group: str
@@ -151,16 +152,17 @@ class KafkaSource(SourceSettings):
         value = format_of(
             "value", self.value, schema, where, self.debezium, self.absent, self.unavailable_value_placeholder
         )
+        servers, config = with_cluster(self.bootstrap_servers, self.config, where)
         return KafkaTopics(
             name,
-            self.bootstrap_servers,
+            servers,
             chosen_topics(self.topics, self.pattern, where),
             record_columns(key, value, self.metadata, self.bad_records, where),
             group=self.group,
             start=self.start,
             until=self.until,
             discover=self.discover,
-            config=self.config,
+            config=config,
         )
 
 

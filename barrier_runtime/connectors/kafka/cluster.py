@@ -1,0 +1,39 @@
+"""`KafkaCluster`: brokers and client settings, written once for all sources and sinks of a flow."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.state.errors import InvalidJob
+
+
+@kinds_checked
+@dataclass(frozen=True)
+class KafkaCluster:
+    """Address and settings of a Kafka cluster, in the place of `bootstrap_servers` of `KafkaSource` and `KafkaSink`.
+
+    `config`: settings of librdkafka for all sources and sinks of the cluster; `config=` of a source or sink adds to
+    these settings, or replaces them.
+
+    >>> kafka = KafkaCluster("broker:9092", config={"security.protocol": "SSL"})
+    >>> orders = flow.read_kafka("orders", kafka, "orders", group="totals")
+    >>> orders.sink("copies", KafkaSink(kafka, "copies"))
+    """
+
+    bootstrap_servers: str
+    _: KW_ONLY
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold secrets
+
+
+def with_cluster(servers: str | KafkaCluster, config: Any, where: str) -> tuple[str, Any]:
+    """Brokers and settings of a source or sink whose brokers are given as text or as a cluster."""
+    if not isinstance(servers, KafkaCluster):
+        return servers, config
+    if not servers.config:
+        return servers.bootstrap_servers, config
+    if callable(config):
+        raise InvalidJob(
+            f"{where}: its config= is a function, and the KafkaCluster has config=, too: pass all settings in one place"
+        )
+    return servers.bootstrap_servers, {**servers.config, **(config or {})}
