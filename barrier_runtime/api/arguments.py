@@ -5,9 +5,9 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from barrier_runtime.connectors.source import Source, SourceDescription
+from barrier_runtime.connectors.source import Rereading, Source, SourceDescription
 from barrier_runtime.graph.event_time import interleaved
-from barrier_runtime.graph.logical import Plan
+from barrier_runtime.graph.logical import Plan, SourceNode
 from barrier_runtime.operators.aggregation.own import AnyAggregate, OwnAggregate
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry, check_pauses
@@ -182,6 +182,20 @@ def check_deterministic(plan: Plan, node: int, where: str) -> None:
             f"rows: {_STORED}, or use windows in place of what follows event time there, or a sink that is exactly "
             "once by itself"
         )
+
+
+def check_order(plan: Plan, earlier: frozenset[int], later: frozenset[int], where: str) -> None:
+    """Raises `InvalidJob` if sources that are read first never end, or are those that are read afterwards."""
+    for number in earlier:
+        node = plan.nodes[number]
+        assert isinstance(node, SourceNode)
+        if number in later:
+            raise InvalidJob(f"{where}: source {node.name!r} is above both streams: read the place by two sources")
+        if isinstance(node.source, Rereading) and node.source.endless:
+            raise InvalidJob(
+                f"{where}: source {node.name!r} looks for new rows for ever, so the later stream would never begin: "
+                "read the history without watching its place"
+            )
 
 
 def check_callable(function: Any, where: str) -> None:

@@ -93,6 +93,7 @@ OTHER_FRAMEWORKS = {
     **dict.fromkeys(("limit", "head", "collect", "to_pandas", "toPandas"), "look at rows by .take(20) or .show(20)"),
     **dict.fromkeys(("repartition", "shuffle", "coalesce", "redistribute"), "rows are spread by .rebalance()"),
     **dict.fromkeys(("merge", "concat", "unionAll", "unionByName"), "streams become one by .union(…)"),
+    **dict.fromkeys(("backfill", "then", "switch_to"), "history, then live rows: .followed_by(name, live)"),
     **dict.fromkeys(("transform", "mapPartitions", "map_partitions"), "whole batches go to .map_batches(function)"),
     **dict.fromkeys(("merge_asof", "join_asof"), "as-of joins are .key_by(…).asof_join(…)"),
     **dict.fromkeys(

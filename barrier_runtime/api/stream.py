@@ -5,7 +5,7 @@ columns and types are checked here, when the flow is written; each step is a nod
 """
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
 
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import (
     check_generator,
+    check_order,
     check_row_function,
     with_errors,
 )
@@ -139,18 +140,42 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
             if not isinstance(stream, Stream) or stream._plan is not self._plan:
                 raise InvalidJob(f"union: {stream!r} is not a stream of flow {self._plan.name!r}: pass its streams")
         known = [stream.schema for stream in (self, *others) if stream.schema is not None]
-        common = known[0] if known else None
-        for schema in known[1:]:
-            common = widest(common, schema)
-            if common is None:
-                raise InvalidJob(
-                    f"union: one input has ({described(known[0])}), another ({described(schema)}): "
-                    "select() the same columns and types in every input"
-                )
+        common = _common_columns(known, "union")
         inputs = tuple(stream._widened(common)._as_input() for stream in (self, *others))
         schema = common if len(known) == 1 + len(others) else None
         node = StepNode(name, "union", inputs, UnionOperator, schema)
         return self._added(node)[0]
+
+    def followed_by(self, name: str, later: "Stream") -> "Stream":
+        """Rows of this stream, and when all its inputs have ended, rows of `later`: history, then live rows.
+
+        Both streams have the same columns, as in `union`. The sources of `later` find their first position when the job
+        starts, and read nothing before the sources of this stream were read to their end by every slot. Until then
+        event time follows this stream. Checkpoints hold the positions of both, so a restored job is
+        before or after the switch. The sources of this stream must end.
+
+        >>> history = flow.read_parquet("history", "s3://lake/orders", event_time="at")
+        >>> live = flow.read_kafka("live", "broker:9092", "orders", start=MIDNIGHT, …).select(history.schema.names)
+        >>> orders = history.followed_by("orders", live)
+        """
+        from barrier_runtime.operators.functions.batch_functions import UnionOperator
+
+        where = f"followed_by {name!r}"
+        if not isinstance(later, Stream) or later._plan is not self._plan:
+            raise InvalidJob(f"{where}: {later!r} is not a stream of flow {self._plan.name!r}: pass the later stream")
+        earlier, after = self._plan.sources_above(self._node), self._plan.sources_above(later._node)
+        check_order(self._plan, earlier, after, where)
+        schemas = [stream.schema for stream in (self, later) if stream.schema is not None]
+        common = _common_columns(schemas, where)
+        first, second = self._widened(common), later._widened(common)
+        inputs = (Input(first._node, "rebalance", tag=first._tag), second._as_input())
+        schema = common if len(schemas) == 2 else None
+        (stream, *_) = self._added(
+            StepNode(name, "union", inputs, UnionOperator, schema, describe="one after the other")
+        )
+        for number in after:
+            self._plan.read_after(number, name)
+        return stream
 
     def _widened(self, schema: pa.Schema | None) -> "Stream":
         """This stream with the types of `schema`, as by `widest`."""
@@ -357,6 +382,19 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         number = self._plan.add(node)
         sides = [(tag, Stream(self._plan, number, schema, tag=tag)) for tag, schema in node.side_outputs.items()]
         return Outputs([(MAIN, Stream(self._plan, number, node.schema)), *sides])
+
+
+def _common_columns(known: Sequence[pa.Schema], where: str) -> pa.Schema | None:
+    """Columns of the widest types of all inputs; None if no input is known."""
+    common = known[0] if known else None
+    for schema in known[1:]:
+        common = widest(common, schema)
+        if common is None:
+            raise InvalidJob(
+                f"{where}: one input has ({described(known[0])}), another ({described(schema)}): "
+                "select() the same columns and types in every input"
+            )
+    return common
 
 
 class BroadcastStream:

@@ -30,8 +30,13 @@ class WatermarkMerger:
         self._empty = frozenset(empty)
         self._idle = [channel in self._empty for channel in range(channels)]
         self._together = [tuple(group) for group in together if len(group) > 1]
+        self._later: frozenset[int] = frozenset()
         self.current = WATERMARK_MIN
         self._said_idle = False
+
+    def count_later(self, channels: Collection[int]) -> None:
+        """Lets `channels` hold event time back only after all other channels have ended: nothing comes before."""
+        self._later = frozenset(channels)
 
     def on_watermark(self, channel: int, ms: int) -> Watermark | Idle | None:
         self._idle[channel] = False
@@ -51,6 +56,10 @@ class WatermarkMerger:
     def on_end(self, channel: int) -> Watermark | Idle | None:
         """Ends a channel, which no longer holds anything back."""
         return self.on_watermark(channel, WATERMARK_MAX)
+
+    def is_over(self, channel: int) -> bool:
+        """True if the channel has ended."""
+        return self._of_channel[channel] == WATERMARK_MAX
 
     def others(self, channel: int) -> int:
         """Event time that the other channels allow."""
@@ -76,9 +85,12 @@ class WatermarkMerger:
 
     def _idle_ones(self) -> list[bool]:
         """True per channel that does not hold event time back."""
-        if not self._together:
+        if not self._together and not self._later:
             return self._idle
         idle_ones = list(self._idle)
+        if not all(self.is_over(channel) for channel in range(len(idle_ones)) if channel not in self._later):
+            for channel in self._later:
+                idle_ones[channel] = True
         for group in self._together:
             if not all(idle_ones[channel] or self._of_channel[channel] == WATERMARK_MAX for channel in group):
                 for channel in group:

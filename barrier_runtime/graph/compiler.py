@@ -303,6 +303,7 @@ def _source(node: SourceNode, list_splits: _List, detail: Detail, interval_ms: i
         detail=detail if node.event_time is not None else "none",
         watermark_interval_ms=interval_ms,
         max_rows_per_second=node.max_rows_per_second,
+        after=node.after,
     )
 
 

@@ -138,6 +138,8 @@ def _chain(chain: Chain, graph: JobGraph) -> list[str]:
             lines.append(
                 f"      event time {source.event_time}, up to {source.max_out_of_orderness_ms} ms out of order"
             )
+        if source.after:
+            lines.append(f"      read after the first input of {', '.join(map(repr, source.after))} has ended")
         if source.max_rows_per_second is not None:
             lines.append(f"      at most {source.max_rows_per_second:,.10g} rows per second, over all subtasks")
     for operator in chain.operators:

@@ -63,6 +63,7 @@ class SourceSpec:
     watermark_interval_ms: int = 0  # minimum time between watermarks for later operators
     range: ReadRange | None = None  # of a replay: reading ends there
     max_rows_per_second: float | None = None  # of all subtasks together
+    after: tuple[str, ...] = ()  # steps whose first input ends before this source is read
 
     @property
     def state_kind(self) -> str:

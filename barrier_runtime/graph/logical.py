@@ -47,6 +47,7 @@ class SourceNode:
     max_out_of_orderness_ms: int = 0
     idle_timeout_ms: int | None = None
     max_rows_per_second: float | None = None  # of all subtasks together
+    after: tuple[str, ...] = ()  # steps whose first input ends before this source is read
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,19 @@ class Plan:
             if node.by_wall_clock:
                 found.append((node.name or node.kind, node.by_wall_clock))
         return found
+
+    def sources_above(self, number: int) -> frozenset[int]:
+        """Numbers of the sources at or above node `number`."""
+        node = self.nodes[number]
+        if isinstance(node, SourceNode):
+            return frozenset([number])
+        return frozenset().union(*(self.sources_above(input.node) for input in node.inputs))
+
+    def read_after(self, number: int, step: str) -> None:
+        """Lets source `number` be read after the first input of `step` has ended."""
+        node = self.nodes[number]
+        assert isinstance(node, SourceNode)
+        self.nodes[number] = replace(node, after=(*node.after, step))
 
     def set_watermarks(self, number: int, column: str, max_out_of_orderness_ms: int) -> None:
         """Sets the watermarks of source `number`, which are made per split."""

@@ -57,6 +57,7 @@ from barrier_runtime.runtime.replay_command import NO_KEY, replay_command
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.restored_snapshots import committables, restored_in
 from barrier_runtime.runtime.scheduler import Scheduler
+from barrier_runtime.runtime.sources.following import connect_followers
 from barrier_runtime.runtime.sources.telling import LOOK_S, EventTimeTelling, held_back
 from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import UserCodeError
@@ -129,15 +130,8 @@ class Execution:
         self._wiring.make_inputs()
         deploy, restored = self._deploy, self._deploy.operators
         if deploy.manifest is not None:
-            read = partial(
-                restored_in,
-                self._res.store,
-                self._res.paths,
-                deploy.manifest,
-                deploy.checkpoint,
-                self._graph,
-                self._res.slot,
-            )
+            res, manifest = self._res, deploy.manifest
+            read = partial(restored_in, res.store, res.paths, manifest, deploy.checkpoint, self._graph, res.slot)
             restored = await self._res.workers.run(read)
         await self._chains.open(restored)
         self._deploy = msgspec.structs.replace(deploy, operators=())
@@ -162,6 +156,7 @@ class Execution:
                     self._chains.take_in_flight(chain.id),
                 )
             )
+        connect_followers(self.subtasks)
         await self._wiring.all_connected()
 
     def _aligner(self, chain: int) -> Aligner | BarrierTracker:

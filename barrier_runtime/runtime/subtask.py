@@ -98,9 +98,9 @@ class Subtask:
         self.last_checkpoint = 0  # highest id captured or aborted
         self._wanted: Barrier | None = None  # last trigger; the subtask answers it if the inputs end first
         self._aligner = aligner
-        self._queues = InputQueues(inputs)
-        self._merger = self._queues.merger
-        self.announcements = self._queues.announcements  # barriers and ends that arrived and were not handled
+        self.queues = InputQueues(inputs)
+        self._merger = self.queues.merger
+        self.announcements = self.queues.announcements  # barriers and ends that arrived and were not handled
         self._said_idle = False
         self._ahead = False  # rows were taken without room
         self._all_in = False  # the inputs have ended
@@ -172,14 +172,14 @@ class Subtask:
         now_ns = self._host.now_ns()
         until_ns = now_ns + _STEP_NS
         for _ in range(_ELEMENTS_PER_STEP):
-            channel = None if self._replay else self._queues.next_readable()
+            channel = None if self._replay else self.queues.next_readable()
             if channel is None and not self._replay:
                 return worked
             ahead = not chain.has_room
             if ahead:
                 if not self._may_take_ahead():
                     return worked
-                channel = None if self._replay else self._queues.next_awaited(self.last_checkpoint, self._wanted_id)
+                channel = None if self._replay else self.queues.next_awaited(self.last_checkpoint, self._wanted_id)
                 if channel is None and not self._replay:
                     return worked
             worked = True
@@ -220,7 +220,7 @@ class Subtask:
         if wanted is None or not self.last_checkpoint < wanted.id == self._overtaking:
             return
         for channel in self.inputs:
-            is_here = self._queues.has_in_queue(channel, wanted.id)
+            is_here = self.queues.has_in_queue(channel, wanted.id)
             if not is_here and channel.index not in self._aligner.blocked:
                 return
         now_ms = self._host.now_ms()
@@ -239,7 +239,7 @@ class Subtask:
         if not self.chain.first.takes_rows_before_barriers:
             return False
         done, wanted = self.last_checkpoint, self._wanted_id
-        return any(self._queues.is_awaited(channel, done, wanted) for channel in self.inputs) and self.chain.may_emit
+        return any(self.queues.is_awaited(channel, done, wanted) for channel in self.inputs) and self.chain.may_emit
 
     @property
     def _wanted_id(self) -> int:
@@ -252,21 +252,21 @@ class Subtask:
             self._merger.on_activity(channel.index)
             batch = element if element.reached is None else self._as_far_as_all(element, channel.index)
             if batch.few is not None and batch.reached is None and not ahead:
-                batch = self._queues.gathered(batch, batch.few.count, channel)
+                batch = self.queues.gathered(batch, batch.few.count, channel)
             self._batch(batch, channel.port)
         elif isinstance(element, Watermark):
             self._on_merged(self._merger.on_watermark(channel.index, element.ms))
         elif isinstance(element, Barrier):
-            self._queues.read_barrier(channel.index, element.id)
+            self.queues.read_barrier(channel.index, element.id)
             self._apply(self._aligner.on_barrier(channel.index, element, self._host.now_ms()))
         elif isinstance(element, Idle):
             self._on_merged(self._merger.on_idle(channel.index))
         elif isinstance(element, CancelBarrier):
             self._apply(self._aligner.on_cancel(channel.index, element))
         else:
-            self._queues.live -= 1
+            self.queues.live -= 1
             self._apply(self._aligner.on_end(channel.index, self._host.now_ms()))
-            if self._queues.live:
+            if self.queues.live:
                 self._on_merged(self._merger.on_end(channel.index))
             else:
                 self._all_in = True
@@ -354,7 +354,7 @@ class Subtask:
     def take_announcements(self) -> None:
         """Handles barriers on arrival, wherever they are in the queues, even if nothing may be sent."""
         while self.announcements:
-            index, element = self._queues.next_announcement()
+            index, element = self.queues.next_announcement()
             self._apply(self._aligner.on_arrival(index, element, self._host.now_ms()))
 
     def _on_timeout(self, checkpoint: int) -> None:

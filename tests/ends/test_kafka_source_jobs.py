@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import TopicPartition
 
-from barrier_runtime import CollectSink, Dataflow, JsonlSink, ParquetSink, Tumbling, count
+from barrier_runtime import CollectSink, Dataflow, JsonlSink, KafkaCluster, ParquetSink, Tumbling, count, min_
 from barrier_runtime.api.dataflow import preview_of_restore
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
 from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
@@ -154,3 +154,37 @@ def test_a_job_whose_client_goes_silent_goes_on_by_itself_and_writes_every_row_o
     assert sorted((row["partition"], int(row["value"])) for row in found.to_pylist()) == [
         (partition, n) for partition in range(2) for n in range(1_000)
     ]
+
+
+def test_files_are_followed_by_the_topic_from_a_time_on(kafka: KafkaServer, tmp_path: Path) -> None:
+    begin_ms = 1_700_000_000_000
+    columns = {"n": int, "timestamp": datetime.datetime}
+    times = [begin_ms + n * 1_000 for n in range(200)]
+    rows = pa.table(
+        {"n": range(150), "timestamp": pa.array([1_000 * ms for ms in times[:150]], pa.timestamp("us", "UTC"))}
+    )
+    pq.write_table(rows, tmp_path / "archive.parquet")
+    topic = Topic(kafka, partitions=2)
+    for n in range(100, 200):  # the topic has kept the second half
+        topic.write([json.dumps({"n": n})], n % 2, timestamp=times[n])
+    switch = datetime.datetime.fromtimestamp(times[150] / 1000, datetime.timezone.utc)
+    flow, out, late = Dataflow("backfill"), CollectSink(), CollectSink()
+    archive = flow.read_parquet("archive", str(tmp_path / "archive.parquet"), schema=columns, event_time="timestamp")
+    orders = flow.read_kafka(
+        "orders",
+        KafkaCluster(kafka.bootstrap, config={"client.id": "backfill"}),
+        topic.name,
+        group="g",
+        start=switch,
+        until="latest",
+        value="json",
+        schema={"n": int},
+        event_time="timestamp",
+    )
+    both = archive.followed_by("archive-then-orders", orders.select(["n", "timestamp"]))
+    windows = both.window_all("tens", Tumbling(10)).aggregate(late=True, n=count(), least=min_("n"))
+    windows.main.select(["n", "least"]).sink("out", out)
+    windows.late.sink("late", late)
+    flow.run_local(parallelism=2, checkpoints=str(tmp_path / "checkpoints"))
+    assert [(row["n"], row["least"]) for row in out.rows()] == [(10, n) for n in range(0, 200, 10)]
+    assert late.rows() == []

@@ -15,6 +15,7 @@ NO_STEPS = {
     "KeyedStream.sink": "as Stream.sink, behind an exchange by key",
     "Stream.for_each_batch": "gives no stream: its function gets the rows of a checkpoint, which follows the clock",
     "Stream.stable": "emits after the decision of a checkpoint, which an inline job has not",
+    "Stream.followed_by": "as Stream.union, with an order of sources that the slot keeps, not the step",
     "Stream.take": "gives no stream",
     "Stream.show": "gives no stream",
     "Stream.preview": "gives no stream",

@@ -17,7 +17,7 @@ PARAMETERS = 9  # without `self`
 LONG_FILES = {
     "barrier_runtime/operators/functions/process.py": (570, "one operator: rows, timers and errors share a key's turn"),
     "barrier_runtime/runtime/slot.py": (500, "every order of the coordinator and what a slot answers"),
-    "barrier_runtime/runtime/sources/driver.py": (640, "one reader's life: opened, read, idle, paused, ended"),
+    "barrier_runtime/runtime/sources/driver.py": (670, "one reader's life: opened, read, idle, paused, ended"),
     "barrier_runtime/testing/simulation/cluster.py": (530, "everything of one simulated job: its processes and faults"),
     "barrier_runtime/testing/simulation/loop.py": (590, "world, process and loop refer to one another"),
     "coordinator/server/rest.py": (510, "a handler per route"),

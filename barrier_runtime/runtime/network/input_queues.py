@@ -51,6 +51,14 @@ class InputQueues:
         """
         return self._barrier_behind[channel.index] > done or (wanted > done and channel.index in self._end_behind)
 
+    def read_in_turn(self, first: int) -> None:
+        """Declares that channels of other ports have no rows before the channels of port `first` have ended."""
+        self.merger.count_later([channel.index for channel in self.channels if channel.port != first])
+
+    def has_ended(self, port: int) -> bool:
+        """True if all rows of all channels of `port` were read."""
+        return all(self.merger.is_over(channel.index) for channel in self.channels if channel.port == port)
+
     def next_readable(self) -> InputChannel | None:
         """Next readable channel, round robin, so that no input starves another."""
         channels, count = self.channels, len(self.channels)

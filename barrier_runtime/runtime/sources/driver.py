@@ -12,7 +12,7 @@ Sans-io apart from the readers: callers pass the time.
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import msgspec
@@ -71,6 +71,7 @@ _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; 
 _POLL_NS = 10_000_000  # interval of discovery, if no rows are due earlier
 _POLL_WAKING_NS = 500_000_000  # the same for a discovery that wakes the slot
 _WAITING_NS = 1_000_000_000  # for a split that waits for slower splits; the slot is woken when the split may be read
+_FOLLOWS_NS = 50_000_000  # between looks whether inputs that are read first have ended
 _WAITING_AT_ONCE = 256  # splits that wait for bytes; splits after them are not polled
 _REOPEN_S = 1.0  # pause before a discovered split that could not be opened is opened again
 _Place: TypeAlias = tuple[int, int, int, OpenSplit]  # `order` of the split, a unique number, and the split
@@ -112,6 +113,7 @@ class SourceDriver:
         self._held_up = False  # the last pass found no rows, but splits that wait for a store
         self._ends: Ends | None = None  # with `mode="at_most_once"`
         self._soonest_ns: int | None = None  # time at which rows of another split are due, from the last pass
+        self._earlier_ended: Callable[[], bool] | None = None  # while inputs that are read first have not ended
         self._bucket: TokenBucket | None = None  # of `max_rows_per_second`
         self._readers: frozenset[int] = frozenset()  # subtasks that share the limit
 
@@ -189,6 +191,21 @@ class SourceDriver:
             self._max_drift_ms = max_drift_ms
             self._ahead_ms = WATERMARK_MIN
 
+    @property
+    def follows_in(self) -> tuple[str, ...]:
+        """Steps whose first input ends before this source is read."""
+        return self._spec.after
+
+    def follow(self, earlier_ended: Callable[[], bool]) -> None:
+        """Reads nothing until `earlier_ended` returns True."""
+        self._earlier_ended = earlier_ended
+
+    @property
+    def _follows(self) -> bool:
+        if self._earlier_ended is not None and self._earlier_ended():
+            self._earlier_ended = None
+        return self._earlier_ended is not None
+
     def lowest_in_job(self, watermark_ms: int) -> None:
         """Sets the lowest watermark that a split of the job allows. WATERMARK_MIN: a split has had no row, or a
         slot has not reported; WATERMARK_MAX: no split holds the others back."""
@@ -217,6 +234,8 @@ class SourceDriver:
         self._polled_ns = now_ns
         if self._discovery is not None:
             self._look_for_splits(self._discovery, now_ns)
+        if self._follows:
+            return None
         if self._ends is not None:
             self._ends.request()
         limit = max_rows or self._spec.max_rows_per_batch
@@ -335,6 +354,8 @@ class SourceDriver:
         if self._ended_early:
             return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
+        if self._follows:
+            return min(self._polled_ns + _FOLLOWS_NS, earliest or self._polled_ns + _FOLLOWS_NS)
         due_ns = None if self._bucket is None else self._bucket.due_ns()
         if due_ns is not None and due_ns > self._polled_ns:
             return due_ns if earliest is None else min(earliest, due_ns)
@@ -362,6 +383,8 @@ class SourceDriver:
         """Unfinished split that holds the watermark back, and the watermark that this split allows: None before the
         first row. ("", None) without such a split."""
         split: OpenSplit | None
+        if self._follows:
+            return "", None
         if self._spec.idle_timeout_ms is None:
             split = self._queue[0][-1] if self._queue else None
         else:

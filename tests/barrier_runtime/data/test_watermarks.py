@@ -106,3 +106,16 @@ def test_channels_that_are_idle_together_hold_back_no_others_then():
     assert merger.on_idle(1) == Watermark(20)
     assert merger.on_end(1) is None
     assert merger.on_end(0) == Watermark(WATERMARK_MAX)
+
+
+def test_later_channels_hold_event_time_back_once_all_others_have_ended():
+    merger = WatermarkMerger(4)
+    merger.count_later([2, 3])
+    assert merger.on_watermark(0, 5) is None
+    assert merger.on_watermark(1, 3) == Watermark(3)
+    assert merger.on_end(1) == Watermark(5)
+    assert merger.others(0) == WATERMARK_MAX
+    assert merger.on_end(0) is None, "channels 2 and 3 have had no row"
+    assert merger.on_watermark(2, 9) is None
+    assert merger.on_watermark(3, 7) == Watermark(7)
+    assert merger.on_idle(3) == Watermark(9)

@@ -31,9 +31,7 @@ def test_a_sink_has_the_brokers_and_settings_of_its_cluster() -> None:
 
 def test_a_function_of_settings_is_called_for_a_cluster_without_settings_alone() -> None:
     assert read(KafkaCluster("b:9092"), dict)._client.servers == "b:9092"
-    with pytest.raises(
-        InvalidJob, match="source 'orders': its config= is a function, and the KafkaCluster has"
-    ):
+    with pytest.raises(InvalidJob, match="source 'orders': its config= is a function, and the KafkaCluster has"):
         read(KafkaCluster("b:9092", config=SSL), dict)
 
 
