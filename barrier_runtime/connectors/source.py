@@ -140,9 +140,7 @@ class SourceSettings:
 
     `event_time`: a column of timestamps, dates, or int64 milliseconds; None: no watermarks. Watermarks are computed per
     split: the greatest time seen minus `max_out_of_orderness`. A split without rows for `idle_timeout` does not hold
-    back the watermark.
-
-    `max_rows_per_second`: limit of the rows that all subtasks together read; None: no limit.
+    back the watermark. `max_rows_per_second`: limit of the rows that all subtasks together read; None: no limit.
     """
 
     event_time: str | None = None
