@@ -85,17 +85,21 @@ class WatermarkMerger:
 
     def _idle_ones(self) -> list[bool]:
         """True per channel that does not hold event time back."""
-        if not self._together and not self._later:
-            return self._idle
-        idle_ones = list(self._idle)
-        if not all(self.is_over(channel) for channel in range(len(idle_ones)) if channel not in self._later):
-            for channel in self._later:
-                idle_ones[channel] = True
+        idle_ones = self._in_turn() if self._later else self._idle
+        if not self._together:
+            return idle_ones
+        idle_ones = list(idle_ones)
         for group in self._together:
             if not all(idle_ones[channel] or self._of_channel[channel] == WATERMARK_MAX for channel in group):
                 for channel in group:
                     idle_ones[channel] = False
         return idle_ones
+
+    def _in_turn(self) -> list[bool]:
+        earlier = [channel for channel in range(len(self._idle)) if channel not in self._later]
+        if all(map(self.is_over, earlier)):
+            return self._idle
+        return [idle or channel in self._later for channel, idle in enumerate(self._idle)]
 
     def _only_ends_are_left(self) -> bool:
         """True if channels have ended, and all others are known to bring no rows."""

@@ -78,6 +78,14 @@ MUTANTS = (
         ("tests/barrier_runtime/data/test_watermarks.py",),
     ),
     Mutant(
+        "later-channels-never-hold-back",
+        "after the last row of history event time waits for the first row of each later channel",
+        "barrier_runtime/data/watermarks.py",
+        "        if all(map(self.is_over, earlier)):\n            return self._idle\n",
+        "",
+        ("tests/barrier_runtime/data/test_watermarks.py",),
+    ),
+    Mutant(
         "a-silent-split-holds-others",
         "subtasks of a source are idle each for itself",
         "barrier_runtime/runtime/network/wiring.py",
@@ -664,7 +672,7 @@ MUTANTS = (
         "no row is taken while timers before it still have to fire",
         "barrier_runtime/runtime/subtask.py",
         "        if chain.is_under_way:\n            return (",
-        "        if chain.is_under_way and not self._queues.next_readable():\n            return (",
+        "        if chain.is_under_way and not self.queues.next_readable():\n            return (",
         ("tests/barrier_runtime/runtime/test_timers_in_slices.py",),
     ),
     Mutant(
