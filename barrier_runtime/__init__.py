@@ -93,7 +93,7 @@ _HOME = {
     "ParquetSink": "barrier_runtime.connectors.files.sink.sink",
     "JsonlSink": "barrier_runtime.connectors.files.sink.sink",
     "CsvSink": "barrier_runtime.connectors.files.sink.sink",
-    "KafkaCluster": "barrier_runtime.connectors.kafka.cluster",
+    "KafkaBrokers": "barrier_runtime.connectors.kafka.brokers",
     "KafkaSink": "barrier_runtime.connectors.kafka.sink.sink",
     "PostgresChangesSource": "barrier_runtime.connectors.postgres.changes.source",
     "PostgresSink": "barrier_runtime.connectors.postgres.sink",
@@ -158,7 +158,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.files.source.plain_text import TextSource as TextSource
     from barrier_runtime.connectors.iceberg.sink import IcebergSink as IcebergSink
     from barrier_runtime.connectors.iceberg.source import IcebergSource as IcebergSource
-    from barrier_runtime.connectors.kafka.cluster import KafkaCluster as KafkaCluster
+    from barrier_runtime.connectors.kafka.brokers import KafkaBrokers as KafkaBrokers
     from barrier_runtime.connectors.kafka.sink.sink import KafkaSink as KafkaSink
     from barrier_runtime.connectors.kafka.source.source import KafkaSource as KafkaSource
     from barrier_runtime.connectors.kinesis.source import KinesisSource as KinesisSource

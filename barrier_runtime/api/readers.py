@@ -250,13 +250,13 @@ class Readers:
     rate = SourceMethod(lambda: sources.RateSource)
 
     if TYPE_CHECKING:
-        from barrier_runtime.connectors.kafka.cluster import KafkaCluster
+        from barrier_runtime.connectors.kafka.brokers import KafkaBrokers
 
         @overload
         def read_kafka(
             self,
             name: str,
-            bootstrap_servers: "str | KafkaCluster",
+            bootstrap_servers: "str | KafkaBrokers",
             topics: str | Sequence[str] | None = None,
             *,
             bad_records: Literal["dead_letter"],
@@ -267,14 +267,14 @@ class Readers:
         def read_kafka(
             self,
             name: str,
-            bootstrap_servers: "str | KafkaCluster",
+            bootstrap_servers: "str | KafkaBrokers",
             topics: str | Sequence[str] | None = None,
             *,
             bad_records: Literal["fail"] = "fail",
             **options: Any,
         ) -> Stream: ...
 
-        def read_kafka(self, name: str, bootstrap_servers: "str | KafkaCluster", *more: Any, **options: Any) -> Any: ...
+        def read_kafka(self, name: str, bootstrap_servers: "str | KafkaBrokers", *more: Any, **options: Any) -> Any: ...
 
         @overload
         def read_postgres_changes(self, name: str, url: str, tables: str, **options: Any) -> Stream: ...

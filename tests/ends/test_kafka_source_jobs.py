@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import TopicPartition
 
-from barrier_runtime import CollectSink, Dataflow, JsonlSink, KafkaCluster, ParquetSink, Tumbling, count, min_
+from barrier_runtime import CollectSink, Dataflow, JsonlSink, KafkaBrokers, ParquetSink, Tumbling, count, min_
 from barrier_runtime.api.dataflow import preview_of_restore
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
 from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
@@ -172,7 +172,7 @@ def test_files_are_followed_by_the_topic_from_a_time_on(kafka: KafkaServer, tmp_
     archive = flow.read_parquet("archive", str(tmp_path / "archive.parquet"), schema=columns, event_time="timestamp")
     orders = flow.read_kafka(
         "orders",
-        KafkaCluster(kafka.bootstrap, config={"client.id": "backfill"}),
+        KafkaBrokers(kafka.bootstrap, config={"client.id": "backfill"}),
         topic.name,
         group="g",
         start=switch,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.kafka.cluster import KafkaCluster, with_cluster
+from barrier_runtime.connectors.kafka.brokers import KafkaBrokers, with_brokers
 from barrier_runtime.connectors.kafka.sink.at_least_once import KafkaDirect
 from barrier_runtime.connectors.kafka.sink.at_most_once import KafkaWithPositions
 from barrier_runtime.connectors.kafka.sink.client import checked_config, shown_config
@@ -51,7 +51,7 @@ class KafkaSink(TwoPhaseCommitSink):
 
     def __init__(
         self,
-        bootstrap_servers: str | KafkaCluster,
+        bootstrap_servers: str | KafkaBrokers,
         topic: str,
         *,
         key: str | SerialiserFactory | None = None,
@@ -64,7 +64,7 @@ class KafkaSink(TwoPhaseCommitSink):
         max_bytes_in_memory: int = 32 << 20,
         lost_marker: LostMarkers | None = None,
     ) -> None:
-        bootstrap_servers, config = with_cluster(bootstrap_servers, config, "KafkaSink")
+        bootstrap_servers, config = with_brokers(bootstrap_servers, config, "KafkaSink")
         if not isinstance(bootstrap_servers, str) or not bootstrap_servers.strip() or "@" in bootstrap_servers:
             raise InvalidJob("KafkaSink: bootstrap_servers is a text 'host:port,host:port', without credentials")
         if not isinstance(topic, str) or not topic:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.discovery import ListingThread
-from barrier_runtime.connectors.kafka.cluster import KafkaCluster, with_cluster
+from barrier_runtime.connectors.kafka.brokers import KafkaBrokers, with_brokers
 from barrier_runtime.connectors.kafka.source.client import EARLIEST, LATEST, Cluster, KafkaClient, Partition, Settings
 from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium
 from barrier_runtime.connectors.kafka.source.debezium_values import UNAVAILABLE
@@ -124,7 +124,7 @@ class KafkaSource(SourceSettings):
     >>> flow.source("bids", bids, event_time="timestamp")
     """
 
-    bootstrap_servers: str | KafkaCluster
+    bootstrap_servers: str | KafkaBrokers
     topics: str | Sequence[str] | None = None
     _: KW_ONLY
     group: str
@@ -152,7 +152,7 @@ class KafkaSource(SourceSettings):
         value = format_of(
             "value", self.value, schema, where, self.debezium, self.absent, self.unavailable_value_placeholder
         )
-        servers, config = with_cluster(self.bootstrap_servers, self.config, where)
+        servers, config = with_brokers(self.bootstrap_servers, self.config, where)
         return KafkaTopics(
             name,
             servers,

@@ -1,4 +1,4 @@
-"""`KafkaCluster`: brokers and client settings, written once for all sources and sinks of a flow."""
+"""`KafkaBrokers`: brokers and client settings, written once for all sources and sinks of a flow."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -10,13 +10,13 @@ from barrier_runtime.state.errors import InvalidJob
 
 @kinds_checked
 @dataclass(frozen=True)
-class KafkaCluster:
+class KafkaBrokers:
     """Address and settings of a Kafka cluster, in the place of `bootstrap_servers` of `KafkaSource` and `KafkaSink`.
 
     `config`: settings of librdkafka for all sources and sinks of the cluster; `config=` of a source or sink adds to
     these settings, or replaces them.
 
-    >>> kafka = KafkaCluster("broker:9092", config={"security.protocol": "SSL"})
+    >>> kafka = KafkaBrokers("broker:9092", config={"security.protocol": "SSL"})
     >>> orders = flow.read_kafka("orders", kafka, "orders", group="totals")
     >>> orders.sink("copies", KafkaSink(kafka, "copies"))
     """
@@ -26,14 +26,14 @@ class KafkaCluster:
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold secrets
 
 
-def with_cluster(servers: str | KafkaCluster, config: Any, where: str) -> tuple[str, Any]:
+def with_brokers(servers: str | KafkaBrokers, config: Any, where: str) -> tuple[str, Any]:
     """Brokers and settings of a source or sink whose brokers are given as text or as a cluster."""
-    if not isinstance(servers, KafkaCluster):
+    if not isinstance(servers, KafkaBrokers):
         return servers, config
     if not servers.config:
         return servers.bootstrap_servers, config
     if callable(config):
         raise InvalidJob(
-            f"{where}: its config= is a function, and the KafkaCluster has config=, too: pass all settings in one place"
+            f"{where}: its config= is a function, and the KafkaBrokers has config=, too: pass all settings in one place"
         )
     return servers.bootstrap_servers, {**servers.config, **(config or {})}
