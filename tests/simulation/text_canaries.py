@@ -353,6 +353,14 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "snapshot.subtask == context.subtask",
     ),
     (
+        "stable-rows-go-out-at-an-abort",
+        "`stable` releases the rows of an aborted checkpoint",
+        "stable",
+        "barrier_runtime/operators/stable/operator.py",
+        "    def on_abort(self, checkpoint: int) -> None:\n",
+        "    def on_abort(self, checkpoint: int) -> None:\n        self.on_complete(checkpoint)\n",
+    ),
+    (
         "stable-rows-mix-with-later-rows",
         "`stable` takes a barrier although restored rows wait, so later rows of their keys may overtake them",
         "stable",
