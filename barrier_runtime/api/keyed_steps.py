@@ -130,8 +130,10 @@ class StatefulSteps(KeyedSteps[S]):
         >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
         """
 
+        from barrier_runtime.operators.aggregation.combiner import Combiner
         from barrier_runtime.operators.aggregation.described import described_aggregates
         from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
+        from barrier_runtime.operators.aggregation.partials import why_not_partial
         from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
 
         where = f"aggregate {name!r}"
@@ -145,10 +147,17 @@ class StatefulSteps(KeyedSteps[S]):
             check_free(aggregates, schema.names, where)
             output = running_schema(schema, aggregates, where)
         said, described = aggregates_said(aggregates), described_aggregates(aggregates)
-        kind, by_wall_clock = RunningAggregateOperator, ""
+        kind, by_wall_clock, combiner = RunningAggregateOperator, "", None
         if emit == "latest":
             kind, by_wall_clock = LatestAggregateOperator, "emit='latest' chooses rows by the wall clock"
-            said += "; the last row of each key"
+            why_not = "" if schema is None else why_not_partial(aggregates, schema, where)
+            if not why_not:
+                combiner = partial(Combiner, rows.keys, aggregates, where)
+            said += "; the last row of each key; " + (
+                f"rows are not combined before the exchange: {why_not}"
+                if why_not
+                else "rows are combined before the exchange if that saves rows"
+            )
         make = partial(kind, keys=rows.keys, aggregates=aggregates, schema=schema)
         stream: S = self._stateful(
             name,
@@ -160,6 +169,7 @@ class StatefulSteps(KeyedSteps[S]):
             by_wall_clock=by_wall_clock,
             states=described,
             updates=UpdatesOfStep(partial(counted_updates, aggregates=aggregates), gives=aggregates),
+            combiner=combiner,
         )
         return stream
 

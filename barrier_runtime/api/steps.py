@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from barrier_runtime.api.missing_steps import NoSuchStep
 from barrier_runtime.data.event_time import Detail
+from barrier_runtime.graph.job_graph import Combines
 from barrier_runtime.graph.logical import Input, Plan, StepNode, Within
 from barrier_runtime.graph.updates import Updates, UpdatesOfStep, updates_of
 from barrier_runtime.operators.keyed.progress import keys_said
@@ -285,6 +286,7 @@ class KeyedSteps(Steps[S]):
         by_wall_clock: str = "",
         states: "Mapping[str, KeyedState | StateDescription] | None" = None,
         updates: UpdatesOfStep | None = None,
+        combiner: Callable[[], Combines] | None = None,
     ) -> Any:
         """Adds a step with state; returns its stream, or a tuple of the stream and the side outputs.
 
@@ -312,6 +314,7 @@ class KeyedSteps(Steps[S]):
             by_wall_clock=by_wall_clock,
             updates=frozenset(updates.gives if updates is not None else ()),
             counts_updates=told,
+            combiner=combiner,
             keys=keys_said(rows.schema, rows.keys),
             states={
                 state: its.declared() if isinstance(its, KeyedState) else its for state, its in (states or {}).items()

@@ -43,14 +43,25 @@ def group_rows(columns: list[pa.Array]) -> Groups:
             for each in encoded
         ]
         return Groups(of_row, list(zip(*fields, strict=True)))
-    together = several[0]
-    for more in several[1:]:
-        together = _encode(pa.array(_codes(together) * len(more.dictionary) + _codes(more)))
+    together = _encoded_together(several)
     of_row = _codes(together)
     first = np.empty(len(together.dictionary), np.int64)
     first[of_row[::-1]] = np.arange(rows - 1, -1, -1)
     taken = pa.array(first)
     return Groups(of_row, list(zip(*[column.take(taken).to_pylist() for column in columns], strict=True)))
+
+
+def number_rows(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.int64], int]:
+    """Group number of each row, by the values of `columns`, and the number of groups; nulls are one value."""
+    together = _encoded_together(list(map(_encode, columns)))
+    return _codes(together), len(together.dictionary)
+
+
+def _encoded_together(columns: Sequence[pa.DictionaryArray]) -> pa.DictionaryArray:
+    together = columns[0]
+    for more in columns[1:]:
+        together = _encode(pa.array(_codes(together) * len(more.dictionary) + _codes(more)))
+    return together
 
 
 def _encode(column: pa.Array) -> pa.DictionaryArray:

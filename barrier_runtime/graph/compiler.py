@@ -69,7 +69,7 @@ def compile_plan(
         refuse_sinks_without_mode(nodes)
     if mode == "exactly_once":
         _check_guarantees(nodes)
-    chains, edges = _chained(nodes, readers, lambda source: list_splits(source, parallelism))
+    chains, edges = _chained(nodes, readers, lambda source: list_splits(source, parallelism), combines=sinks_run)
     return JobGraph(plan.name, parallelism, max_parallelism, chains, edges)
 
 
@@ -213,7 +213,7 @@ def _check_guarantees(nodes: list[Node]) -> None:
 
 
 def _chained(
-    nodes: list[Node], readers: dict[int, list[Input]], list_splits: _List
+    nodes: list[Node], readers: dict[int, list[Input]], list_splits: _List, combines: bool
 ) -> tuple[tuple[Chain, ...], tuple[Edge, ...]]:
     members: list[list[int]] = []  # nodes of each chain
     chain_of: dict[int, int] = {}
@@ -252,6 +252,7 @@ def _chained(
                     (nodes[input.node].name or "") if input.tag else "",
                     input.tag,
                     input.aligned,
+                    first.combiner if combines else None,
                 )
             )
     return chains, tuple(edges)

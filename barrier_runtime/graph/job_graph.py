@@ -5,13 +5,14 @@ A chain runs in one subtask per slot; its operators call each other directly. Ed
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import pyarrow as pa
 
 from barrier_runtime.connectors.read_range import ReadRange
 from barrier_runtime.connectors.source import Positioned, Source, Split
 from barrier_runtime.coordinator.wire.messages import ChainSpec
+from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.state.errors import InvalidJob
@@ -99,6 +100,14 @@ class Chain:
         return " → ".join(names)
 
 
+class Combines(Protocol):
+    """Combiner of rows before an exchange by key."""
+
+    def combined(self, batch: Batch) -> Batch:
+        """Returns fewer rows in place of the rows of a batch, or the batch."""
+        ...
+
+
 @dataclass(frozen=True)
 class Edge:
     """Exchange of rows between two chains.
@@ -115,6 +124,7 @@ class Edge:
     operator: str = ""
     tag: str = ""
     aligned: bool = False  # no barrier overtakes rows on this edge, not even in unaligned checkpoints
+    combiner: Callable[[], Combines] | None = None  # makes the combiner of a sending subtask; hash only
 
 
 @dataclass(frozen=True)

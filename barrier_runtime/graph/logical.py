@@ -9,7 +9,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.source import Source
 from barrier_runtime.coordinator.wire.messages import STABLE_KIND
 from barrier_runtime.data.event_time import Detail, is_event_time
-from barrier_runtime.graph.job_graph import Partitioning
+from barrier_runtime.graph.job_graph import Combines, Partitioning
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id, check_operator_name
@@ -89,6 +89,7 @@ class StepNode:
     counts_updates: str = ""  # use of every update of an earlier step, for `explain`; empty: none
     renames: Mapping[str, str] | None = None  # the rows of the input with these columns: new name -> column
     keeps: Mapping[str, str] | None = None  # as `renames`, plus computed columns
+    combiner: Callable[[], Combines] | None = None  # see `Edge`
 
     @property
     def stable(self) -> bool:

@@ -21,6 +21,8 @@ from typing import Any
 from unittest.mock import patch
 
 from barrier_runtime.data.elements import WATERMARK_MAX
+from barrier_runtime.operators.aggregation import combiner
+from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.joins.base import JoinOperator
 from barrier_runtime.operators.keyed.life import KeyedLife
 from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario
@@ -84,7 +86,7 @@ def judge(number: int) -> Verdict:
     cluster = ClusterOptions(latency_target_s=seed.case.latency_target_s) if isinstance(seed.case, Latest) else None
     flow = FlowUnderTest(seed.case.flow, inputs, {}, seed.parallelisms, MODES[seed.mode], cluster or ClusterOptions())
     left: list[str] = []
-    with _watched(left):
+    with _watched(left), _combined(number):
         outcome = run_flow(flow, seed.scenario)
     wrong = outcome.trouble
     exact = seed.mode != "at least once" or not outcome.crashed
@@ -92,6 +94,16 @@ def judge(number: int) -> Verdict:
     late = sum(len(rows) for name, rows in outcome.rows.items() if name.startswith("late"))
     given = sum(len(stream.rows) for stream in seed.case.inputs.values())
     return Verdict(number, seed.kind, seed.mode, outcome.crashed, given, late, wrong)
+
+
+@contextmanager
+def _combined(number: int) -> Iterator[None]:
+    """Forces the combiner on or off, or leaves the choice, of small batches too."""
+    with (
+        patch.object(Combiner, "mode", ("on", "off", "chosen")[number // _LATEST % 3]),
+        patch.object(combiner, "FEWEST", 2),
+    ):
+        yield
 
 
 @contextmanager

@@ -184,6 +184,12 @@ class RunningOrder:
         """Returns the row numbers of the last row of each group, ascending."""
         return np.sort(self.order[self.starts + self.lengths - 1])
 
+    def row_ids_of_rows(self) -> Ints:
+        """Returns the row id of each row of the batch."""
+        row_ids = np.empty(len(self.order), np.int64)
+        row_ids[self.order] = np.repeat(self.row_ids, self.lengths)
+        return row_ids
+
     def groups(self) -> npt.NDArray[np.intp]:
         """Returns the group of each row, in the order of `order`."""
         return np.repeat(np.arange(len(self.starts)), self.lengths)

@@ -15,8 +15,11 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.grouping import group_rows
+from barrier_runtime.data.partial_rows import is_partial, whole_schema
+from barrier_runtime.operators.aggregation.partials import merge_partial_rows
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.base import Emit, OperatorContext
+from barrier_runtime.state.errors import InvalidJob
 
 MOST_ROWS = 65_536
 _MOST_BYTES = 16 << 20
@@ -102,6 +105,29 @@ class LatestAggregateOperator(RunningAggregateOperator):
         super().open(context)
         self._held = LatestRows(self._last_of_batch)
         self._has_timer = False
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        if is_partial(batch.schema):
+            self._merge(batch, emit)
+        else:
+            super().process(batch, emit, port)
+
+    def _merge(self, batch: Batch, emit: Emit) -> None:
+        """Processes partial rows (`partials`)."""
+        rows = batch.rows.select(whole_schema(batch.schema).names)
+        self._check(rows.schema)
+        order = self._order(rows)
+        row_ids, last = order.row_ids_of_rows(), order.last_rows()
+        merge_partial_rows(self._plan, self._table.columns, row_ids, batch.rows, self._left)
+        self._table.mark_dirty(order.row_ids)
+        last_ids = row_ids[last]
+        accumulators = {name: column[last_ids] for name, column in self._table.columns.items()}
+
+        def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
+            return self._left(column, int(last_ids[row]), aggregate)
+
+        results = self._with_results(rows.take(pa.array(last)), accumulators, left)
+        self._send(batch.only(results, last), lambda: np.arange(len(last)), emit)
 
     @property
     def unfinished(self) -> bool:

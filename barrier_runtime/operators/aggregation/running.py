@@ -23,6 +23,7 @@ from barrier_runtime.operators.aggregation.accumulators import running
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
 from barrier_runtime.operators.aggregation.described import describe_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
+from barrier_runtime.operators.aggregation.partials import refuse_partial_rows
 from barrier_runtime.operators.aggregation.plan import AggregationPlan, AnyOutput, Output, plan_aggregates
 from barrier_runtime.operators.aggregation.state_columns import Accumulator, Columns
 from barrier_runtime.operators.base import Emit
@@ -170,6 +171,7 @@ class RunningAggregateOperator(KeyedOperator):
         describe_aggregates(self.backend, self._aggregates, self.where, first=self.context.subtask == 0)
 
     def on_input_schema(self, schema: pa.Schema) -> None:
+        refuse_partial_rows(schema, self.where)
         check_free(self._aggregates, schema.names, self.where)
         self._output = running_schema(schema, self._aggregates, self.where)
 

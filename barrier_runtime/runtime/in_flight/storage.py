@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.partial_rows import partial_names
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.runtime.in_flight.writer import InFlightData
@@ -94,10 +95,10 @@ def rows_in_flight(store: ObjectStore, ref: FileRef) -> list[pa.RecordBatch]:
 
 def _as_sent_now(batch: Batch, schema: pa.Schema | None) -> Batch:
     """Drops columns that the program does not read any more: an edge has one schema."""
-    names = [] if schema is None else schema.names
-    if set(names) < set(batch.rows.schema.names) and names:
-        return batch.having(batch.rows.select(names))
-    return batch
+    if schema is None or not schema.names:
+        return batch
+    names = [*schema.names, *partial_names(batch.rows.schema)]
+    return batch.having(batch.rows.select(names)) if set(names) < set(batch.rows.schema.names) else batch
 
 
 def _own(

@@ -272,6 +272,7 @@ class ResultPartition:
         self._max_parallelism = max_parallelism
         self.operator = operator
         self._plain = PlainRows()
+        self._combiner = None if edge.combiner is None else edge.combiner()
         self._rebalancer = Rebalancer(len(channels), first=subtask)
         self.rows = 0
 
@@ -285,6 +286,8 @@ class ResultPartition:
     def emit(self, batch: Batch) -> None:
         batch = self._plain.batch(batch)
         self.rows += batch.count
+        if self._combiner is not None:
+            batch = self._combiner.combined(batch)
         partitioning = self._edge.partitioning
         if partitioning == "hash":
             parts = hash_partition(batch, self._edge.keys, len(self._channels), self._max_parallelism)

@@ -4,7 +4,8 @@
                                    · version u8 · reserved, 3 bytes
     payload: Arrow IPC bytes for SCHEMA and BATCH, fixed structs for control elements; REACHED, before rows, has the
              event time at each of them (int64, little endian); FEW_ROWS is a small batch as `data/few_rows` has it:
-             MessagePack, a list of values per column; ALIVE is empty and no element: a sign of life
+             MessagePack, a list of values per column; ALIVE is empty and no element: a sign of life. A further SCHEMA
+             adds or removes columns of partial aggregates (`data/partial_rows`)
 
 The reader checks the length against the cap before allocating memory. A gap in the sequence or a wrong checksum raises
 `FrameError`: the connection is closed and the generation fails. The checksum catches accidents; the handshake before
@@ -33,11 +34,13 @@ from barrier_runtime.data.elements import (
     Watermark,
 )
 from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.data.partial_rows import whole_schema
 from barrier_runtime.data.schemas import described
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.versioned import Format
 
-FRAME_VERSION = 1  # of FEW_ROWS; all other frames still have version 0
+FRAME_VERSION = 2  # of a further SCHEMA; FEW_ROWS has version 1, all other frames still have version 0
+_FEW_ROWS_VERSION = 1
 _FIRST_VERSION = 0
 _HEADER = struct.Struct(">IBQqIB3x")
 _CRC_PART = struct.Struct(">IBQq")  # the first fields of the header
@@ -106,7 +109,7 @@ class FrameWriter:
             chunks = self._schema_frame(few.schema)
             if batch.reached is not None:
                 chunks += self._frame(REACHED, batch.reached.astype("<i8").tobytes())
-            chunks += self._frame(FEW_ROWS, payload, batch.emit_ns)
+            chunks += self._frame(FEW_ROWS, payload, batch.emit_ns, _FEW_ROWS_VERSION)
             return chunks
         rows = batch.rows
         chunks = self._schema_frame(rows.schema)
@@ -119,19 +122,23 @@ class FrameWriter:
         return chunks
 
     def _schema_frame(self, schema: pa.Schema) -> list[bytes | pa.Buffer]:
-        """Schema frame before the first rows, nothing afterwards."""
+        """Schema frame before the first rows, and where partial rows begin and end."""
         known, self._schema = self._schema, schema
         if known is schema or (known is not None and known.equals(schema)):
             return []
-        if known is not None:
+        if known is None:
+            return self._frame(SCHEMA, schema.serialize().to_pybytes())
+        if not whole_schema(known).equals(whole_schema(schema)):
             raise FrameError(
                 f"the schema of an edge changed from ({described(known)}) to ({described(schema)}): "
                 "pass schema= to the step that produces these rows"
             )
-        return self._frame(SCHEMA, schema.serialize().to_pybytes())
+        return self._frame(SCHEMA, schema.serialize().to_pybytes(), version=FRAME_VERSION)
 
-    def _frame(self, kind: int, payload: bytes | pa.Buffer, emit_ns: int = 0) -> list[bytes | pa.Buffer]:
-        version = FRAME_VERSION if kind == FEW_ROWS else _FIRST_VERSION
+    def _frame(
+        self, kind: int, payload: bytes | pa.Buffer, emit_ns: int = 0, version: int | None = None
+    ) -> list[bytes | pa.Buffer]:
+        version = _FIRST_VERSION if version is None else version
         length = len(payload) if isinstance(payload, bytes) else payload.size
         if length > MAX_PAYLOAD:
             raise FrameError(
@@ -183,7 +190,7 @@ class FrameReader:
             if crc != zlib.crc32(payload, zlib.crc32(buffer[start : start + _CRC_PART_SIZE], version)):
                 raise FrameError(f"frame {sequence} has a wrong checksum")
             self._sequence += 1
-            element = self._decode(kind, payload, emit_ns)
+            element = self._decode(kind, payload, emit_ns, version)
             self._ahead += HEADER_SIZE + length
             if element is not None:
                 elements.append((element, self._ahead))
@@ -195,7 +202,7 @@ class FrameReader:
             del self._buffer[:start]
         return elements
 
-    def _decode(self, kind: int, payload: bytes, emit_ns: int) -> Element | None:
+    def _decode(self, kind: int, payload: bytes, emit_ns: int, version: int) -> Element | None:
         try:
             if kind == BATCH:
                 if self._schema is None:
@@ -213,7 +220,7 @@ class FrameReader:
             if kind == ALIVE:
                 return None
             if kind == SCHEMA:
-                if self._schema is not None:
+                if self._schema is not None and version != FRAME_VERSION:
                     raise FrameError("a second schema came on one connection")
                 self._schema = pa.ipc.read_schema(pa.py_buffer(payload))
                 return None

@@ -1,0 +1,101 @@
+"""Partial aggregates: rows that each stand for several rows of their key, made before an exchange and merged after it.
+
+A partial row is the last of these rows, with a column per accumulator: their number, sums, extremes. Names of these
+columns tell partial rows from other rows, also among stored rows in flight. Accumulators go by kind and column, because
+their names depend on the state that a step continues with. An accumulator that partial rows lack gets its initial
+value: the program got the aggregate after the rows were stored. See docs/design/combiner.md.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.grouping import greatest_magnitude
+from barrier_runtime.data.partial_rows import PARTIAL, is_partial
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
+from barrier_runtime.operators.aggregation.merging import may_be_in_any_order, merge_at_once, merge_columns
+from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.aggregation.plan import AggregationPlan, plan_aggregates
+from barrier_runtime.operators.aggregation.state_columns import Accumulator, Columns, Ints, Values
+from barrier_runtime.state.errors import InvalidJob
+
+_TOO_FAR = 1 << 63
+_EXACT = 1 << 53  # doubles represent every integer up to this
+
+
+def why_not_partial(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, where: str) -> str:
+    """Returns the first of `aggregates` that depends on the order of rows; empty if none does."""
+    for name, aggregate in aggregates.items():
+        if not may_be_in_any_order(plan_aggregates({name: aggregate}, schema, where)):
+            return f"{name}={aggregate} depends on the order of rows"
+    return ""
+
+
+def partial_rows(plan: AggregationPlan, batch: Batch, of_row: Ints, groups: int, where: str) -> Batch | None:
+    """Returns a partial row per group, in the order of the groups' last rows. None: a sum may leave 64 bits.
+
+    `of_row`: group of each row, from 0 to `groups` - 1."""
+    values = BatchValues(batch.rows, where)
+    columns: dict[str, Values] = {}
+    for accumulator in plan.accumulators:
+        if accumulator.kind == "carry":
+            continue
+        found = _accumulated(accumulator, values, of_row, groups)
+        if found is None:
+            return None
+        columns[_name(accumulator)] = found
+    last = np.empty(groups, np.int64)
+    last[of_row] = np.arange(batch.count)  # the last assignment stays
+    order = np.argsort(last)
+    rows = batch.rows.take(pa.array(last[order]))
+    arrays = [*rows.columns, *[pa.array(column[order]) for column in columns.values()]]
+    schema = pa.schema([*rows.schema, *[pa.field(name, pa.int64()) for name in columns]])
+    return batch.only(pa.RecordBatch.from_arrays(arrays, schema=schema), last[order])
+
+
+def _name(accumulator: Accumulator) -> str:
+    return f"{PARTIAL}{accumulator.kind} {accumulator.column or ''}"
+
+
+def _accumulated(accumulator: Accumulator, values: BatchValues, of_row: Ints, groups: int) -> Values | None:
+    """Returns the accumulator of each group, without earlier rows. None: a sum may leave 64 bits."""
+    if accumulator.kind == "rows":
+        return np.bincount(of_row, minlength=groups)
+    assert accumulator.column is not None
+    if accumulator.kind == "values":
+        valid = values.valid(accumulator.column)
+        return np.bincount(of_row if valid is None else of_row[valid], minlength=groups)
+    each = values.values(accumulator)
+    if accumulator.kind == "sum":
+        most = greatest_magnitude(each) * len(each)
+        if most >= _TOO_FAR:
+            return None
+        if most <= _EXACT:
+            return np.bincount(of_row, weights=each, minlength=groups).astype(np.int64)
+    found = np.full(groups, accumulator.initial, np.int64)
+    accumulator.ufunc.at(found, of_row, each)
+    return found
+
+
+def merge_partial_rows(plan: AggregationPlan, columns: Columns, row_ids: Ints, rows: pa.RecordBatch, left: Left) -> None:
+    """Merges partial rows into the entries `row_ids` of `columns`, which may repeat."""
+    count = rows.num_rows
+    others = {name: np.full(count, initial, columns[name].dtype) for name, (_, initial) in plan.storage().items()}
+    names = frozenset(rows.schema.names)
+    for accumulator in plan.accumulators:
+        if _name(accumulator) in names:
+            others[accumulator.name] = rows.column(_name(accumulator)).to_numpy()
+    if not merge_at_once(plan, columns, row_ids, others, np.arange(count)):
+        for row in range(count):  # merged in order, since a key may occur twice
+            merge_columns(plan, columns, row_ids[row : row + 1], others, np.arange(row, row + 1), left)
+
+
+def refuse_partial_rows(schema: pa.Schema, where: str) -> None:
+    """Raises `InvalidJob` for stored partial rows that reach a step which does not merge them."""
+    if is_partial(schema):
+        raise InvalidJob(
+            f"{where}: the checkpoint has rows in flight that are aggregated in part, which this step does not take: "
+            "start the version of the program that wrote it, end it with stop(), and start the new one from there"
+        )

@@ -1,0 +1,215 @@
+"""The combiner: partial rows merge to the same results as the rows; and when it combines."""
+
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from operator_harness import Driven, World
+
+from barrier_runtime import CollectSink, Dataflow, all_, count, first, max_, mean, min_, sum_
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.partial_rows import is_partial
+from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.operators.aggregation import combiner
+from barrier_runtime.operators.aggregation.combiner import Combiner
+from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
+from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
+from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
+from barrier_runtime.state.errors import InvalidJob
+from tests.drawn import examples
+
+Row = dict[str, Any]
+AGGREGATES = {
+    "n": count(),
+    "nv": count("v"),
+    "total": sum_("v"),
+    "wide": sum_("v", widen=True),
+    "mean": mean("v"),
+    "low": min_("v"),
+    "high": max_("at"),
+    "all": all_("b"),
+}
+SCHEMA = pa.schema(
+    [
+        ("k", pa.string()),
+        ("g", pa.int64()),
+        ("v", pa.int64()),
+        ("at", pa.timestamp("ms")),
+        ("b", pa.bool_()),
+        ("text", pa.string()),
+    ]
+)
+ROW = st.fixed_dictionaries(
+    {
+        "k": st.sampled_from(["a", "b", None]),
+        "g": st.integers(0, 2),
+        "v": st.one_of(st.none(), st.integers(-(2**58), 2**58), st.integers(-3, 3)),
+        "at": st.one_of(st.none(), st.integers(0, 10**12)),
+        "b": st.one_of(st.none(), st.booleans()),
+        "text": st.text(max_size=3),
+    }
+)
+
+
+def made(rows: list[Row], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def forced(keys: list[str], aggregates: dict[str, Any] = AGGREGATES) -> Combiner:
+    made = Combiner(keys, aggregates, "aggregate 'r'")
+    made.mode = "on"  # type: ignore[misc]
+    return made
+
+
+@examples(100)
+@given(
+    st.lists(st.lists(ROW, min_size=1, max_size=30), min_size=1, max_size=4),
+    st.sampled_from([["k"], ["g"], ["g", "k"]]),
+    st.booleans(),
+)
+def test_partial_rows_give_the_results_of_the_rows(batches: list[list[Row]], keys: list[str], one: bool) -> None:
+    """`one`: all partial rows arrive as one batch, in which keys repeat. Sums may leave 64 bits in between."""
+    aggregates = {name: each for name, each in AGGREGATES.items() if name != "total"}
+    sender, world = forced(keys, aggregates), World()
+    partial = [sender.combined(Batch(made(rows), 7)) for rows in batches]
+    merged = Driven(LatestAggregateOperator("r", keys, aggregates, SCHEMA), world, name="r")
+    plain = Driven(LatestAggregateOperator("r", keys, aggregates, SCHEMA))
+    if one and len({batch.schema for batch in partial}) == 1:
+        partial = [Batch(pa.concat_batches([batch.rows for batch in partial]), 7)]
+        batches = [[row for rows in batches for row in rows]]
+    for rows, batch in zip(batches, partial, strict=True):
+        merged.operator.process(batch, merged._emit)
+        plain.feed(rows, SCHEMA)
+        assert merged.take() == plain.take()
+    snapshot = merged.snapshot(1)
+    merged.operator.close()
+    again = Driven(RunningAggregateOperator("r", keys, aggregates, SCHEMA), world, (snapshot,), name="r")
+    for driven in (again, plain):
+        driven.feed(batches[0], SCHEMA)
+    last = {tuple(row[key] for key in keys): row for row in again.take()}
+    assert sorted(last.values(), key=str) == sorted(plain.take(), key=str)
+
+
+def test_a_partial_row_is_the_last_row_of_its_key() -> None:
+    rows = [{"k": key, "g": 0, "v": v, "text": key * v} for v, key in enumerate("abcab", 1)]
+    combined = forced(["k"], {"n": count(), "total": sum_("v")}).combined(
+        Batch(made(rows), 7, np.array([1, 1, 2, 2, 3]))
+    )
+    assert is_partial(combined.schema)
+    assert (combined.emit_ns, combined.reached.tolist()) == (7, [2, 2, 3])  # type: ignore[union-attr]
+    assert combined.rows.to_pydict()["text"] == ["ccc", "aaaa", "bbbbb"]
+
+
+def test_sums_that_may_leave_64_bits_are_not_combined() -> None:
+    rows = made([{"k": "a", "g": 0, "v": 2**62}] * 2)
+    batch = Batch(rows, 0)
+    assert forced(["k"]).combined(batch) is batch
+    driven = Driven(LatestAggregateOperator("r", ["k"], {"total": sum_("v")}, SCHEMA))
+    near = forced(["k"], {"total": sum_("v")})
+    driven.operator.process(near.combined(Batch(rows.slice(0, 1), 0)), driven._emit)
+    with pytest.raises(InvalidJob, match=r"sum_\('v'\) of key 'a' leaves 64 bits"):
+        driven.operator.process(near.combined(Batch(rows.slice(0, 1), 0)), driven._emit)
+
+
+def test_results_that_depend_on_the_order_are_not_combined() -> None:
+    batch = Batch(made([{"k": "a", "g": 0, "v": 1}] * 3), 0)
+    assert forced(["k"], {"n": count(), "f": first("v")}).combined(batch) is batch
+
+
+# ------------------------------------------------------------ the choice
+
+
+def keys(different: int, rows: int) -> Batch:
+    return Batch(pa.record_batch({"k": np.arange(rows) % different, "v": np.ones(rows, np.int64)}), 0)
+
+
+def test_the_share_of_different_keys_decides_with_hysteresis() -> None:
+    chosen = Combiner(["k"], {"n": count()}, "aggregate 'r'")
+
+    def combines(different: int, rows: int = 1_000) -> bool:
+        return is_partial(chosen.combined(keys(different, rows)).schema)
+
+    assert not combines(600)
+    assert not any(combines(10) for _ in range(combiner._PAUSE))  # no sample yet
+    assert combines(10)
+    assert combines(600)  # stays on
+    assert not combines(800)
+    assert not combines(10)
+
+
+def test_small_batches_are_sent_unchanged() -> None:
+    batch = keys(1, combiner.FEWEST - 1)
+    assert Combiner(["k"], {"n": count()}, "aggregate 'r'").combined(batch) is batch
+
+
+def test_it_may_be_forced_off() -> None:
+    batch = keys(1, 1_000)
+    with patch.object(Combiner, "mode", "off"):
+        assert Combiner(["k"], {"n": count()}, "aggregate 'r'").combined(batch) is batch
+
+
+# ------------------------------------------------------------ on the way, and in other programs
+
+
+def test_partial_rows_and_rows_share_a_connection() -> None:
+    rows = Batch(made([{"k": "a", "g": 0, "v": 1}] * 3), 5)
+    partial = forced(["k"], {"n": count()}).combined(rows)
+    writer, reader = FrameWriter(), FrameReader()
+    sent = [rows, partial, partial, rows]
+    got = [element for each in sent for element, _ in reader.feed(b"".join(map(bytes, writer.encode(each))))]
+    assert got == sent
+    with pytest.raises(FrameError, match="the schema of an edge changed"):
+        writer.encode(Batch(rows.rows.select(["k"]), 5))
+
+
+def test_a_step_that_emits_each_row_refuses_partial_rows() -> None:
+    partial = forced(["k"], {"n": count()}).combined(Batch(made([{"k": "a", "g": 0, "v": 1}] * 3), 5))
+    driven = Driven(RunningAggregateOperator("r", ["k"], {"n": count()}, SCHEMA))
+    with pytest.raises(InvalidJob, match=r"running aggregate 'r': the checkpoint has rows in flight that are aggregated"):
+        driven.operator.process(partial, driven._emit)
+
+
+def test_an_aggregate_that_partial_rows_lack_begins_at_zero() -> None:
+    partial = forced(["k"], {"n": count()}).combined(Batch(made([{"k": "a", "g": 0, "v": 1}] * 3), 5))
+    newer = {"n": count(), "total": sum_("v"), "opened": first("v")}
+    driven = Driven(LatestAggregateOperator("r", ["k"], newer, SCHEMA))
+    driven.operator.process(partial, driven._emit)
+    driven.feed([{"k": "a", "g": 0, "v": 8}], SCHEMA)
+    assert [(row["n"], row["total"], row["opened"]) for row in driven.take()] == [(3, None, None), (4, 8, 8)]
+
+
+# ------------------------------------------------------------ flows
+
+
+def flow_of(**aggregates: Any) -> tuple[Dataflow, CollectSink]:
+    schema = pa.schema([("k", pa.string()), ("v", pa.int64()), ("x", pa.float64())])
+    rows = [{"k": "abca"[at % 4], "v": at, "x": 0.5} for at in range(4_000)]
+    flow, out = Dataflow("combined"), CollectSink()
+    stream = flow.from_iterator("rows", lambda part, of: rows[part::of], schema=schema)
+    stream.key_by("k").aggregate("totals", emit="latest", **aggregates).sink("out", out)
+    return flow, out
+
+
+@pytest.mark.parametrize("mode", ["chosen", "on", "off"])
+def test_a_job_gives_the_same_results_in_every_mode(mode: str) -> None:
+    flow, out = flow_of(n=count(), total=sum_("v"), low=min_("v"), mean=mean("v"))
+    with patch.object(Combiner, "mode", mode):
+        flow.run_local(parallelism=2, latency_target=0)
+    last = {row["k"]: row for row in sorted(out.rows(), key=lambda row: row["n"])}
+    numbers = {key: [at for at in range(4_000) if "abca"[at % 4] == key] for key in "abc"}
+    assert {key: (row["n"], row["total"], row["low"], row["mean"]) for key, row in last.items()} == {
+        key: (len(its), sum(its), its[0], sum(its) / len(its)) for key, its in numbers.items()
+    }
+
+
+def test_the_plan_names_an_aggregate_that_prevents_combining() -> None:
+    def said(**aggregates: Any) -> str:
+        graph = compile_plan(flow_of(**aggregates)[0].plan, 1)
+        return next(spec.describe for chain in graph.chains for spec in chain.operators if spec.name == "totals")
+
+    assert said(n=count()).endswith("rows are combined before the exchange if that saves rows")
+    assert said(n=count(), s=sum_("x")).endswith("not combined before the exchange: s=sum(x) depends on the order of rows")
