@@ -133,7 +133,7 @@ class StatefulSteps(KeyedSteps[S]):
         from barrier_runtime.operators.aggregation.combiner import Combiner
         from barrier_runtime.operators.aggregation.described import described_aggregates
         from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
-        from barrier_runtime.operators.aggregation.partials import why_not_partial
+        from barrier_runtime.operators.aggregation.partials import combined_said, why_not_partial
         from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
 
         where = f"aggregate {name!r}"
@@ -153,11 +153,7 @@ class StatefulSteps(KeyedSteps[S]):
             why_not = "" if schema is None else why_not_partial(aggregates, schema, where)
             if not why_not:
                 combiner = partial(Combiner, rows.keys, aggregates, where)
-            said += "; the last row of each key; " + (
-                f"rows are not combined before the exchange: {why_not}"
-                if why_not
-                else "rows are combined before the exchange if that saves rows"
-            )
+            said += f"; the last row of each key; {combined_said(why_not)}"
         make = partial(kind, keys=rows.keys, aggregates=aggregates, schema=schema)
         stream: S = self._stateful(
             name,

@@ -31,8 +31,10 @@ from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, requ
 from barrier_runtime.graph.logical import Within
 from barrier_runtime.graph.updates import UpdatesOfStep, counted_updates, ranked_updates
 from barrier_runtime.launch.outcome import plain_errors
+from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
+from barrier_runtime.operators.aggregation.partials import combined_said, why_not_partial
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import ERRORS, OnError
 from barrier_runtime.operators.retry import Retry
@@ -42,6 +44,7 @@ from barrier_runtime.operators.windows.clocks import EventTime, WallTime
 from barrier_runtime.operators.windows.contents import Aggregates
 from barrier_runtime.operators.windows.firing import SPAN, told_of_windows, window_schema
 from barrier_runtime.operators.windows.operator import LATE, Content, WindowOperator
+from barrier_runtime.operators.windows.parts import WindowParts
 from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.operators.windows.whole.applied_aggregates import OfAggregates
 from barrier_runtime.operators.windows.whole.apply import ONE_KEY, Applied, OfAllRows, TimeWindow
@@ -120,11 +123,14 @@ class WindowedStream(Generic[S]):
         if self._window.merges:
             require_merge(aggregates, where)
         schema = rows.schema
+        why_not = self._why_not_combined(aggregates, late)
         streams: S | WithLate[S] = self._step(
             Aggregates(aggregates),
             window_schema(schema, rows.keys, aggregates, where, beside) if schema is not None else None,
-            f"{'' if trigger is None else f' {trigger}'}: {aggregates_said(aggregates)}",
+            f"{'' if trigger is None else f' {trigger}'}: {aggregates_said(aggregates)}"
+            f"{f'; {combined_said(why_not)}' if why_not else ''}",
             late,
+            combiner=None if why_not else self._combiner(aggregates),
             within=self._results_within(),
             states=described_aggregates(aggregates),
             updates=UpdatesOfStep(partial(counted_updates, aggregates=aggregates), gives=aggregates if updates else ()),
@@ -172,6 +178,26 @@ class WindowedStream(Generic[S]):
             side_outputs={**({LATE: rows.schema} if late else {}), **(side_outputs or {})},
             **more,
         )
+
+    def _why_not_combined(self, aggregates: Mapping[str, AnyAggregate], late: bool) -> str:
+        """Returns why rows are not combined before the exchange; empty if they are."""
+        if self._trigger is not None:
+            return "early results depend on the order of rows"
+        if self._lateness_ms:
+            return "each late row emits its window again"
+        if late:
+            return "late rows go out one by one"
+        if self._clock.column is None:
+            return "the wall clock decides on the window of each row"
+        if not self._window.has_parts:
+            return f"{type(self._window).__name__} windows depend on each row"
+        schema, where = self._keyed._keyed_input().schema, f"window {self._name!r}"
+        return "" if schema is None else why_not_partial(aggregates, schema, where)
+
+    def _combiner(self, aggregates: Mapping[str, AnyAggregate]) -> Callable[[], Combiner]:
+        keys, column = self._keyed._keyed_input().keys, self._clock.column
+        assert column is not None, "windows by the wall clock are not combined"
+        return partial(Combiner, keys, aggregates, f"window {self._name!r}", WindowParts(self._window, column))
 
     def _refuse_late(self, late: bool) -> None:
         where = f"window {self._name!r}"

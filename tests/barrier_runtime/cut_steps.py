@@ -336,6 +336,22 @@ for _name, _make in _WINDOWS.items():
     STEPS[_name] = Step(_name, _make, _methods, by_order=_by_order, follows=_early, variant=_name in _VARIANTS)
 
 
+def _combined(kind: Any) -> Made:
+    """Without an output of late rows: such windows combine rows before the exchange."""
+
+    def made(bench: Bench, rows: Stream, name: str) -> Stream:
+        windows = rows.key_by("k").window(name, kind, event_time="t")
+        results = windows.aggregate(rows=count(), last=max_("n"), total=sum_("n"))
+        number = "rows * 10000 + last * 100 + total"
+        return results.select({"k": "k", "t": pc.field("window_end").cast(pa.int64()), "n": number})
+
+    return made
+
+
+for _name, _kind in {"tumbling_combined": Tumbling(20 * MS), "sliding_combined": Sliding(20 * MS, 5 * MS)}.items():
+    STEPS[_name] = Step(_name, _combined(_kind), ("KeyedStream.window", "WindowedStream.aggregate"))
+
+
 @step("KeyedStream.window", "WindowedStream.aggregate", by_order=True, makes_late=True)
 def calendar_windows(bench: Bench, rows: Stream, name: str) -> Stream:
     """Uses times so far apart that some milliseconds become some days. A new watermark follows these times, so the

@@ -27,7 +27,7 @@ FULL_FOLDERS: dict[str, tuple[int, str]] = {}
 _USERS = "a user's call: keywords, most of them with defaults"
 WIDE_CALLS = {
     "barrier_runtime/api/lookup_steps.py:lookup": (15, _USERS),
-    "barrier_runtime/api/steps.py:_stateful": (13, "the parts of one node of the plan"),
+    "barrier_runtime/api/steps.py:_stateful": (14, "the parts of one node of the plan"),
     "barrier_runtime/connectors/kafka/sink/sink.py:__init__": (11, _USERS),
     "barrier_runtime/launch/local.py:_slot": (12, "the parts of one slot, as its process has them"),
     "barrier_runtime/operators/lookups/arguments.py:lookup_settings": (16, "the arguments of `lookup`, checked"),

@@ -65,6 +65,7 @@ class Windows:
     lateness_ms: int
     early: Every | Thirds | None
     stream: Stream
+    late: bool  # late rows have an output of their own
 
     @property
     def inputs(self) -> dict[str, Stream]:
@@ -93,6 +94,9 @@ class Windows:
         }
         timed = kinds.get(self.kind, lambda: Session(size))()
         windows = keyed.window("w", timed, event_time="t", allowed_lateness=self.lateness_ms * MS, early=self.early)
+        if not self.late:  # the rows may be combined then
+            windows.aggregate(n=count(), total=sum_("v")).sink("out", CollectSink())
+            return flow
         results, late = windows.aggregate(late=True, n=count(), total=sum_("v"))
         results.sink("out", CollectSink())
         late.sink("late", CollectSink())
@@ -202,7 +206,8 @@ def draw_windows(rng: random.Random, exact_late: bool) -> Windows:
         stream, lateness_ms = _slower(stream), lateness_ms * SLOWER
         if isinstance(early, Every) and early.interval is not None:
             early = Every(early.interval * SLOWER, accumulate=early.accumulate)
-    return Windows(kind, size_ms, slide_ms, lateness_ms, early, stream)
+    late = splits > 1 or far_ms > 0
+    return Windows(kind, size_ms, slide_ms, lateness_ms, early, stream, late)
 
 
 def _midnight(time: int, days: int) -> int:

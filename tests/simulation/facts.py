@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pyarrow as pa
-from workload import RULES
+from workload import RULES, transfer
 
 from barrier_runtime.connectors.files.sink.open_files import restored
 from barrier_runtime.connectors.name_set import NameSet, merged
 from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Record, decode_record
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
+from barrier_runtime.operators.aggregation.partial_schema import is_partial
+from barrier_runtime.operators.aggregation.partials import rows_of
 from barrier_runtime.operators.keyed.progress import VALUE as PROGRESS_VALUE
 from barrier_runtime.operators.keyed.progress import Progress
 from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, decode_held
@@ -179,7 +181,21 @@ def _legs_of(batch: pa.RecordBatch) -> list[tuple[str, int, int, int]]:
     if "leg" not in batch.schema.names:  # messages of a queue have no legs yet
         return []
     rows = batch.select(["source", "split", "seq", "leg"]).to_pylist()
-    return [(row["source"], row["split"], row["seq"], row["leg"]) for row in rows]
+    lasts = [(row["source"], row["split"], row["seq"], row["leg"]) for row in rows]
+    if not is_partial(batch.schema):
+        return lasts
+    return [leg for last, count in zip(lasts, rows_of(batch).tolist(), strict=True) for leg in _legs_up_to(last, count)]
+
+
+def _legs_up_to(last: tuple[str, int, int, int], count: int) -> list[tuple[str, int, int, int]]:
+    """Returns the last `count` legs of an account, for which a partial row stands."""
+    source, split, seq, leg = last
+    account, found = transfer(source, split, seq)[leg], []
+    while len(found) < count and seq >= 0:
+        if transfer(source, split, seq)[leg] == account:
+            found.append((source, split, seq, leg))
+        seq, leg = (seq, 0) if leg else (seq - 1, 1)
+    return found
 
 
 def _final_names(committable: bytes) -> list[str]:

@@ -7,6 +7,7 @@ made smaller by leaving actions out (`shrink`). An action names its victim by a 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from events import COUNTED, EVENT_GRAPHS, EXPIRING, WALL_TIMERS, WALL_WINDOWS, EventTimes
 from hanging import Hang
@@ -117,6 +118,7 @@ class Schedule:
     stable: bool = False  # rows of the bank are stored before the upserts, which get them after the decision
     latest: bool = False  # of the bank's rows only the last one of each account goes to the upserts
     latency_ms: int = 1  # rows wait so long for others
+    combiner: Literal["on", "off", "chosen"] = "chosen"  # of the sending subtasks
     queue: bool = False  # the bank's transfers are messages of RabbitMQ
     twins: bool = False  # two jobs of the same name, with checkpoints of their own, write into the same target
     rolls: bool = False  # files of the sink "out" grow over checkpoints
@@ -485,7 +487,8 @@ def _draw_latest(schedule: Schedule) -> Schedule:
     if schedule.stable or rng.random() > 0.6:
         return schedule
     latency_ms = rng.choice((1, 30, 200, 500))
-    return replace(schedule, latest=True, latency_ms=latency_ms, aggregated=True, collected=False)
+    combiner = rng.choice(("on", "off", "chosen"))
+    return replace(schedule, latest=True, latency_ms=latency_ms, combiner=combiner, aggregated=True, collected=False)
 
 
 def _draw_sides(schedule: Schedule) -> Schedule:

@@ -72,6 +72,8 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.operators.aggregation import combiner as combiner_module
+from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.joins.stored_runs import RunsOnDisk
 from barrier_runtime.operators.keyed import timers as timers_module
 from barrier_runtime.operators.stable import operator as stable_module
@@ -344,7 +346,12 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        with self._starts.watching(), watched(self._released):
+        with (
+            self._starts.watching(),
+            watched(self._released),
+            patch.object(Combiner, "mode", self.schedule.combiner),
+            patch.object(combiner_module, "FEWEST", 2),
+        ):
             yield
 
     @contextlib.contextmanager

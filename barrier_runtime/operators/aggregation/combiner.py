@@ -5,22 +5,22 @@ So nothing waits, and a barrier or watermark finds nothing to flush. The measure
 (`_Share`); see docs/design/combiner.md.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.grouping import number_rows
-from barrier_runtime.data.partial_rows import PARTIAL
 from barrier_runtime.operators.aggregation.merging import may_be_in_any_order
 from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.aggregation.partial_schema import PARTIAL
 from barrier_runtime.operators.aggregation.partials import partial_rows
 from barrier_runtime.operators.aggregation.plan import AggregationPlan, plan_aggregates
 
 FEWEST = 512  # rows of a batch from which combining pays
 _SAMPLE = 16_384  # rows
-_ON, _OFF = 0.5, 0.7  # shares of different keys among the rows at which combining begins and ends
+_ON, _OFF = 0.25, 0.35  # shares of different keys among the rows at which combining begins and ends
 _PAUSE = 64  # batches between two samples
 
 
@@ -34,13 +34,17 @@ class _Share:
         self._is_on = False
         self._pause = 0
 
+    def looks(self) -> bool:
+        """Returns whether to look at the keys of a batch."""
+        if self._is_on or not self._pause:
+            return True
+        self._pause -= 1
+        return False
+
     def is_low(self, keys: Sequence[pa.Array]) -> bool:
         """Returns whether to number the keys of a batch."""
         if self._is_on:
             return True
-        if self._pause:
-            self._pause -= 1
-            return False
         sample = [column.slice(0, _SAMPLE) for column in keys]
         _, different = number_rows(sample)
         self._is_on = different <= _ON * len(sample[0])
@@ -58,8 +62,16 @@ class Combiner:
 
     mode: ClassVar[Literal["chosen", "on", "off"]] = "chosen"  # tests force the others
 
-    def __init__(self, keys: Sequence[str], aggregates: Mapping[str, AnyAggregate], where: str) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str],
+        aggregates: Mapping[str, AnyAggregate],
+        where: str,
+        parts: Callable[[Batch], pa.Array | None] | None = None,
+    ) -> None:
+        """`parts`: returns a further key of each row; None: the batch is not combined."""
         self._keys = tuple(keys)
+        self._parts = parts
         self._aggregates = aggregates
         self._where = where
         self._share = _Share()
@@ -68,25 +80,31 @@ class Combiner:
 
     def combined(self, batch: Batch) -> Batch:
         """Returns partial rows in place of the rows, or the batch."""
-        if self.mode == "off" or (self.mode == "chosen" and batch.count < FEWEST) or not batch.count:
+        chosen = self.mode == "chosen"
+        if self.mode == "off" or not batch.count or (chosen and (batch.count < FEWEST or not self._share.looks())):
             return batch
-        rows = batch.rows
-        plan = self._plan_of(rows.schema)
-        if plan is None:
-            return batch
-        keys = [rows.column(key) for key in self._keys]
-        if self.mode == "chosen" and not self._share.is_low(keys):
+        plan, keys = self._plan_of(batch.schema), self._keys_of(batch)
+        if plan is None or keys is None or (chosen and not self._share.is_low(keys)):
             return batch
         of_row, different = number_rows(keys)
-        if self.mode == "chosen" and not self._share.stays_low(batch.count, different):
+        if chosen and not self._share.stays_low(batch.count, different):
             return batch
         return partial_rows(plan, batch, of_row, different, self._where) or batch
+
+    def _keys_of(self, batch: Batch) -> list[pa.Array] | None:
+        """Returns the columns by which rows are combined; None: the batch is not combined."""
+        if not set(self._keys) <= set(batch.schema.names):
+            return None
+        parts = None if self._parts is None else self._parts(batch)
+        if self._parts is not None and parts is None:
+            return None
+        return [*[batch.rows.column(key) for key in self._keys], *([] if parts is None else [parts])]
 
     def _plan_of(self, schema: pa.Schema) -> AggregationPlan | None:
         if self._schema is None or not (schema is self._schema or schema.equals(self._schema)):
             self._schema, self._plan = schema, None
             names = schema.names
-            if set(self._keys) <= set(names) and not any(name.startswith(PARTIAL) for name in names):
+            if not any(name.startswith(PARTIAL) for name in names):
                 plan = plan_aggregates(self._aggregates, schema, self._where)
                 self._plan = plan if may_be_in_any_order(plan) else None
         return self._plan

@@ -15,7 +15,7 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.grouping import group_rows
-from barrier_runtime.data.partial_rows import is_partial, whole_schema
+from barrier_runtime.operators.aggregation.partial_schema import is_partial, whole_schema
 from barrier_runtime.operators.aggregation.partials import merge_partial_rows
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.base import Emit, OperatorContext

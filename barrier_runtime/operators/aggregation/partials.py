@@ -1,6 +1,6 @@
 """Partial aggregates: rows that each stand for several rows of their key, made before an exchange and merged after it.
 
-A partial row is the last of these rows, with a column per accumulator: their number, sums, extremes. Names of these
+A partial row is the last of these rows, with their number, and a column per accumulator: sums, extremes. Names of these
 columns tell partial rows from other rows, also among stored rows in flight. Accumulators go by kind and column, because
 their names depend on the state that a step continues with. An accumulator that partial rows lack gets its initial
 value: the program got the aggregate after the rows were stored. See docs/design/combiner.md.
@@ -13,15 +13,16 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.grouping import greatest_magnitude
-from barrier_runtime.data.partial_rows import PARTIAL, is_partial
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
 from barrier_runtime.operators.aggregation.merging import may_be_in_any_order, merge_at_once, merge_columns
 from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.aggregation.partial_schema import PARTIAL, is_partial
 from barrier_runtime.operators.aggregation.plan import AggregationPlan, plan_aggregates
 from barrier_runtime.operators.aggregation.state_columns import Accumulator, Columns, Ints, Values
 from barrier_runtime.state.errors import InvalidJob
 
 _TOO_FAR = 1 << 63
+_ROWS = f"{PARTIAL}rows "
 _EXACT = 1 << 53  # doubles represent every integer up to this
 
 
@@ -33,14 +34,21 @@ def why_not_partial(aggregates: Mapping[str, AnyAggregate], schema: pa.Schema, w
     return ""
 
 
+def combined_said(why_not: str) -> str:
+    """Returns the text of a plan. `why_not`: why rows are not combined, or empty."""
+    if why_not:
+        return f"rows are not combined before the exchange: {why_not}"
+    return "rows are combined before the exchange if that saves rows"
+
+
 def partial_rows(plan: AggregationPlan, batch: Batch, of_row: Ints, groups: int, where: str) -> Batch | None:
     """Returns a partial row per group, in the order of the groups' last rows. None: a sum may leave 64 bits.
 
     `of_row`: group of each row, from 0 to `groups` - 1."""
     values = BatchValues(batch.rows, where)
-    columns: dict[str, Values] = {}
+    columns: dict[str, Values] = {_ROWS: np.bincount(of_row, minlength=groups)}
     for accumulator in plan.accumulators:
-        if accumulator.kind == "carry":
+        if accumulator.kind in ("rows", "carry"):
             continue
         found = _accumulated(accumulator, values, of_row, groups)
         if found is None:
@@ -61,8 +69,6 @@ def _name(accumulator: Accumulator) -> str:
 
 def _accumulated(accumulator: Accumulator, values: BatchValues, of_row: Ints, groups: int) -> Values | None:
     """Returns the accumulator of each group, without earlier rows. None: a sum may leave 64 bits."""
-    if accumulator.kind == "rows":
-        return np.bincount(of_row, minlength=groups)
     assert accumulator.column is not None
     if accumulator.kind == "values":
         valid = values.valid(accumulator.column)
@@ -79,7 +85,9 @@ def _accumulated(accumulator: Accumulator, values: BatchValues, of_row: Ints, gr
     return found
 
 
-def merge_partial_rows(plan: AggregationPlan, columns: Columns, row_ids: Ints, rows: pa.RecordBatch, left: Left) -> None:
+def merge_partial_rows(
+    plan: AggregationPlan, columns: Columns, row_ids: Ints, rows: pa.RecordBatch, left: Left
+) -> None:
     """Merges partial rows into the entries `row_ids` of `columns`, which may repeat."""
     count = rows.num_rows
     others = {name: np.full(count, initial, columns[name].dtype) for name, (_, initial) in plan.storage().items()}
@@ -90,6 +98,14 @@ def merge_partial_rows(plan: AggregationPlan, columns: Columns, row_ids: Ints, r
     if not merge_at_once(plan, columns, row_ids, others, np.arange(count)):
         for row in range(count):  # merged in order, since a key may occur twice
             merge_columns(plan, columns, row_ids[row : row + 1], others, np.arange(row, row + 1), left)
+
+
+def rows_of(rows: pa.RecordBatch) -> Ints:
+    """Returns the number of rows that each row stands for."""
+    if not is_partial(rows.schema):
+        return np.ones(rows.num_rows, np.int64)
+    counted: Ints = rows.column(_ROWS).to_numpy()
+    return counted
 
 
 def refuse_partial_rows(schema: pa.Schema, where: str) -> None:

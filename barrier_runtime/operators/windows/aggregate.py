@@ -21,6 +21,8 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.operators.aggregation.accumulators import add_to_groups, running
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
+from barrier_runtime.operators.aggregation.partial_schema import is_partial
+from barrier_runtime.operators.aggregation.partials import merge_partial_rows
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed.timers import SLICE_S
 from barrier_runtime.operators.windows import operator as operator_module
@@ -294,8 +296,12 @@ class Windows(WindowEntries):
             return starts
         row_ids = self.row_ids(rows, starts)
         self.note(self.due, self.table.made)
-        values = BatchValues(rows, self.where)
-        add_to_groups(self.plan, self.table.columns, row_ids, values, self.bounds, self.left)
+        if is_partial(rows.schema):
+            merge_partial_rows(self.plan, self.table.columns, row_ids, rows, self.left)
+            self.bounds.forget_all()
+        else:
+            values = BatchValues(rows, self.where)
+            add_to_groups(self.plan, self.table.columns, row_ids, values, self.bounds, self.left)
         self.table.mark_dirty(row_ids)
         return row_ids
 

@@ -30,6 +30,7 @@ class WindowAssigner(ABC):
     shares_slices = False  # each window consists of slices that other windows share (see `sliding`)
     is_over_when = "the watermark has passed its end"
     not_whole = ""  # for users: why steps cannot hold the rows of a window; "": they can
+    has_parts = False  # `parts_of` is supported
 
     @abstractmethod
     def __str__(self) -> str:
@@ -66,6 +67,10 @@ class WindowAssigner(ABC):
     def covers(self, size_ms: int, offset_ms: int) -> bool:
         """Returns whether each tumbling window of this size and offset lies within windows of this kind."""
         return False
+
+    def parts_of(self, times_ms: Ints) -> Ints:
+        """Returns a number for each time, equal for times that belong to the same windows."""
+        raise NotImplementedError(f"{self} has no parts")
 
 
 class KnownWindows(WindowAssigner):
@@ -191,6 +196,7 @@ class Tumbling(FixedWindows):
 
     size: Duration
     offset: Duration = datetime.timedelta()
+    has_parts = True
 
     def __post_init__(self) -> None:
         size = _size(self.size, "the size of a Tumbling window")
@@ -214,6 +220,9 @@ class Tumbling(FixedWindows):
     def starts(self, times_ms: Ints) -> Ints:
         """Returns the start of each time's window."""
         return times_ms - np.mod(times_ms - self.offset_ms, self.size_ms)
+
+    def parts_of(self, times_ms: Ints) -> Ints:
+        return self.starts(times_ms)
 
     def first_start(self, time_ms: int) -> int:
         return time_ms - (time_ms - self.offset_ms) % self.size_ms
@@ -241,6 +250,7 @@ class Sliding(FixedWindows):
     slide: Duration
     offset: Duration = datetime.timedelta()
     shares_slices = True
+    has_parts = True
 
     def __post_init__(self) -> None:
         size = _size(self.size, "the size of a Sliding window")
@@ -285,6 +295,9 @@ class Sliding(FixedWindows):
     def slices(self, times_ms: Ints) -> Ints:
         """Returns the start of each time's slice, which is the start of its last window."""
         return times_ms - np.mod(times_ms - self.offset_ms, self.slide_ms)
+
+    def parts_of(self, times_ms: Ints) -> Ints:
+        return self.slices(times_ms)
 
     def first_from(self, time_ms: int) -> int:
         """Returns the first window start at or after `time_ms`."""

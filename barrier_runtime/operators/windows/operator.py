@@ -21,6 +21,7 @@ from barrier_runtime.coordinator.metric_table import LATE_ROWS
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
+from barrier_runtime.operators.aggregation.partials import refuse_partial_rows, rows_of
 from barrier_runtime.operators.aggregation.plan import AggregationPlan
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.keyed.operator import KeyedOperator
@@ -170,6 +171,10 @@ class WindowOperator(KeyedOperator):
             self.entries.process(now, emit)
             self._time.took_rows()
 
+    def on_input_schema(self, schema: pa.Schema) -> None:
+        if self.content.holds_rows:
+            refuse_partial_rows(schema, self.where)
+
     def times_of(self, batch: Batch) -> Ints | None:
         """Returns each row's time in ms and sets `lowest_ms`; None: there are no rows."""
         self._check(batch.rows.schema)
@@ -192,10 +197,11 @@ class WindowOperator(KeyedOperator):
     def give_late(self, batch: Batch, late: npt.NDArray[np.bool_], emit: Emit) -> None:
         """Drops or emits the rows of `batch` that count in no window, by a mask."""
         if self._late:
+            refuse_partial_rows(batch.schema, self.where)
             emit.to(LATE, batch.only(batch.rows.filter(pa.array(late)), late))
         else:
             warn_of_first_late(self.metrics, LATE_ROWS, self.where, late, partial(self._late_times, batch))
-            self.metrics.count(LATE_ROWS, float(np.count_nonzero(late)))
+            self.metrics.count(LATE_ROWS, float(rows_of(batch.rows)[late].sum()))
 
     def _late_times(self, batch: Batch) -> tuple[Ints, Ints]:
         times_ms, _ = self._time.times_of(batch.rows)

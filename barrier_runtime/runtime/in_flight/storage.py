@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.partial_rows import partial_names
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.graph.job_graph import Edge
+from barrier_runtime.operators.aggregation.partial_schema import partial_names
 from barrier_runtime.runtime.in_flight.writer import InFlightData
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter, UnknownFrames
 from barrier_runtime.state.errors import Corrupt, InvalidJob

@@ -5,7 +5,7 @@
     payload: Arrow IPC bytes for SCHEMA and BATCH, fixed structs for control elements; REACHED, before rows, has the
              event time at each of them (int64, little endian); FEW_ROWS is a small batch as `data/few_rows` has it:
              MessagePack, a list of values per column; ALIVE is empty and no element: a sign of life. A further SCHEMA
-             adds or removes columns of partial aggregates (`data/partial_rows`)
+             adds or removes columns of partial aggregates (`aggregation/partial_schema`)
 
 The reader checks the length against the cap before allocating memory. A gap in the sequence or a wrong checksum raises
 `FrameError`: the connection is closed and the generation fails. The checksum catches accidents; the handshake before
@@ -34,8 +34,8 @@ from barrier_runtime.data.elements import (
     Watermark,
 )
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.partial_rows import whole_schema
 from barrier_runtime.data.schemas import described
+from barrier_runtime.operators.aggregation.partial_schema import whole_schema
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.versioned import Format
 

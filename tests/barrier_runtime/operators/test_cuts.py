@@ -6,6 +6,7 @@ import datetime
 import random
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +40,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import EventClock
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.data.rows import Row
+from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
 from tests.drawn import examples
@@ -338,19 +340,24 @@ def drawn_cuts(rng: random.Random) -> list[int]:
     return sizes
 
 
-def collected(rows: Sequence[Row], sizes: Sequence[int], steps: Sequence[Step], disorder_ms: int) -> Any:
-    """Returns the rows per sink, with late rows and other side outputs; in order if the steps promise an order."""
+def collected(
+    rows: Sequence[Row], sizes: Sequence[int], steps: Sequence[Step], disorder_ms: int, mode: str = "off"
+) -> Any:
+    """Returns the rows per sink, with late rows and other side outputs; in order if the steps promise an order.
+    `mode`: of combiners."""
     bench = Bench(rows, sizes, disorder_ms)
     stream = bench.source
     for name, step in zip(("first", "second"), steps, strict=False):
         stream = step.make(bench, stream, name)
     stream.sink("out", CollectSink())
     ordered = all(step.in_order for step in steps)
-    return {name: rows if ordered else sorted(map(str, rows)) for name, rows in run_inline(bench.flow, _WORLD).items()}
+    with patch.object(Combiner, "mode", mode):
+        found = run_inline(bench.flow, _WORLD)
+    return {name: rows if ordered else sorted(map(str, rows)) for name, rows in found.items()}
 
 
 def differences(steps: Sequence[Step], seed: str) -> list[str]:
-    """Returns the batch sizes and sinks whose rows differ from those of single-row batches."""
+    """Returns the batch sizes and sinks whose rows differ from those of single-row batches without combiners."""
     rng = random.Random(seed)
     rows = drawn_rows(rng, any(step.merges for step in steps))
     disorder_ms = rng.choice([0, 0, 6])
@@ -359,7 +366,7 @@ def differences(steps: Sequence[Step], seed: str) -> list[str]:
     return [
         f"{' → '.join(step.name for step in steps)}, cut into {sizes}: {name} differs"
         for sizes in cuts
-        for name, found in collected(rows, sizes, steps, disorder_ms).items()
+        for name, found in collected(rows, sizes, steps, disorder_ms, rng.choice(("on", "on", "off"))).items()
         if found != expected[name]
     ]
 

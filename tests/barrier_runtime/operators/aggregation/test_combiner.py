@@ -1,5 +1,6 @@
 """The combiner: partial rows merge to the same results as the rows; and when it combines."""
 
+import datetime
 from typing import Any
 from unittest.mock import patch
 
@@ -10,14 +11,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, World
 
-from barrier_runtime import CollectSink, Dataflow, all_, count, first, max_, mean, min_, sum_
+from barrier_runtime import (
+    CollectSink,
+    Dataflow,
+    Every,
+    Session,
+    Sliding,
+    Tumbling,
+    all_,
+    count,
+    first,
+    max_,
+    mean,
+    min_,
+    sum_,
+)
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.partial_rows import is_partial
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.operators.aggregation import combiner
 from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
+from barrier_runtime.operators.aggregation.partial_schema import is_partial
+from barrier_runtime.operators.aggregation.partials import rows_of
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
+from barrier_runtime.operators.windows.clocks import EventTime
+from barrier_runtime.operators.windows.contents import Aggregates
+from barrier_runtime.operators.windows.operator import WindowOperator
+from barrier_runtime.operators.windows.parts import WindowParts
+from barrier_runtime.runtime.in_flight import storage
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
@@ -133,11 +154,11 @@ def test_the_share_of_different_keys_decides_with_hysteresis() -> None:
     def combines(different: int, rows: int = 1_000) -> bool:
         return is_partial(chosen.combined(keys(different, rows)).schema)
 
-    assert not combines(600)
+    assert not combines(300)
     assert not any(combines(10) for _ in range(combiner._PAUSE))  # no sample yet
     assert combines(10)
-    assert combines(600)  # stays on
-    assert not combines(800)
+    assert combines(300)  # stays on
+    assert not combines(400)
     assert not combines(10)
 
 
@@ -150,6 +171,67 @@ def test_it_may_be_forced_off() -> None:
     batch = keys(1, 1_000)
     with patch.object(Combiner, "mode", "off"):
         assert Combiner(["k"], {"n": count()}, "aggregate 'r'").combined(batch) is batch
+
+
+# ------------------------------------------------------------ windows
+
+SECONDS = [datetime.timedelta(seconds=seconds) for seconds in range(5)]
+EVENTS = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64())])
+
+
+def windows_of(window: Any) -> Driven:
+    operator = WindowOperator("w", ["k"], window, EventTime("t"), Aggregates({"total": sum_("v")}), EVENTS)
+    return Driven(operator, World(), name="w")
+
+
+@pytest.mark.parametrize("window", [Tumbling(SECONDS[2]), Sliding(SECONDS[4], SECONDS[1])])
+def test_partial_rows_of_windows_give_the_results_and_late_rows_of_the_rows(window: Any) -> None:
+    """The first batch has rows on both sides of a window's end, the second one late rows."""
+    batches = [[1_100, 1_900, 2_100, 2_200, 3_900] * 2, [700, 800, 900, 2_500, 4_100] * 2]
+    merged, plain = windows_of(window), windows_of(window)
+    sender = Combiner(["k"], {"total": sum_("v")}, "window 'w'", WindowParts(window, "t"))
+    sender.mode = "on"  # type: ignore[misc]
+    for times in batches:
+        rows = pa.RecordBatch.from_pylist([{"k": "ab"[t % 3 % 2], "t": t, "v": t} for t in times], schema=EVENTS)
+        combined = sender.combined(Batch(rows, 0))
+        assert is_partial(combined.schema)
+        assert combined.count < rows.num_rows
+        for driven, batch in ((merged, combined), (plain, Batch(rows, 0))):
+            driven.operator.process(batch, driven._emit)
+            driven.watermark(1_999)
+    for driven in (merged, plain):
+        driven.watermark(100_000)
+    assert merged.take() == plain.take()
+    late = [driven.world.metrics.counts.get("late_rows") for driven in (merged, plain)]
+    assert late[0] == late[1]
+    assert (late[0] or 0) == (6 if isinstance(window, Tumbling) else 0)
+
+
+def test_rows_at_which_event_time_advances_are_not_combined() -> None:
+    """Some of them may be late, others not."""
+    rows = pa.RecordBatch.from_pylist([{"k": "a", "t": t, "v": t} for t in (1, 2)], schema=EVENTS)
+    sender = Combiner(["k"], {"n": count()}, "window 'w'", WindowParts(Tumbling(SECONDS[2]), "t"))
+    sender.mode = "on"  # type: ignore[misc]
+    for batch in (Batch(rows, 0, np.array([1, 2])), Batch(rows.slice(0, 0), 0)):
+        assert sender.combined(batch) is batch
+    assert sender.combined(Batch(rows, 0)).count == 1
+
+
+@pytest.mark.parametrize(
+    ("window", "options", "why"),
+    [
+        (Session(SECONDS[1]), {}, "Session windows depend on each row"),
+        (Tumbling(SECONDS[1]), {"allowed_lateness": SECONDS[1]}, "each late row emits its window again"),
+        (Tumbling(SECONDS[1]), {"early": Every(rows=2)}, "early results depend on the order of rows"),
+        (Tumbling(SECONDS[1]), {}, None),
+    ],
+)
+def test_the_plan_says_why_windows_are_not_combined(window: Any, options: Any, why: str | None) -> None:
+    flow = Dataflow("windows")
+    rows = flow.from_iterator("rows", lambda part, of: [], schema=EVENTS, event_time="t")
+    rows.key_by("k").window("w", window, event_time="t", **options).aggregate(n=count()).sink("out", CollectSink())
+    said = next(spec.describe for chain in compile_plan(flow.plan, 1).chains for spec in chain.operators)
+    assert said.endswith(f"not combined before the exchange: {why}" if why else "n=count(*)")
 
 
 # ------------------------------------------------------------ on the way, and in other programs
@@ -166,10 +248,20 @@ def test_partial_rows_and_rows_share_a_connection() -> None:
         writer.encode(Batch(rows.rows.select(["k"]), 5))
 
 
+def test_rows_in_flight_keep_their_partial_aggregates() -> None:
+    """A restore drops columns that the program does not read any more."""
+    partial = forced(["k"], {"n": count()}).combined(Batch(made([{"k": "a", "g": 0, "v": 1}] * 3), 5))
+    kept = storage._as_sent_now(partial, pa.schema([("k", pa.string()), ("v", pa.int64())]))
+    assert kept.schema.names[:2] == ["k", "v"]
+    assert rows_of(kept.rows).tolist() == [3]
+
+
 def test_a_step_that_emits_each_row_refuses_partial_rows() -> None:
     partial = forced(["k"], {"n": count()}).combined(Batch(made([{"k": "a", "g": 0, "v": 1}] * 3), 5))
     driven = Driven(RunningAggregateOperator("r", ["k"], {"n": count()}, SCHEMA))
-    with pytest.raises(InvalidJob, match=r"running aggregate 'r': the checkpoint has rows in flight that are aggregated"):
+    with pytest.raises(
+        InvalidJob, match=r"running aggregate 'r': the checkpoint has rows in flight that are aggregated"
+    ):
         driven.operator.process(partial, driven._emit)
 
 
@@ -212,4 +304,6 @@ def test_the_plan_names_an_aggregate_that_prevents_combining() -> None:
         return next(spec.describe for chain in graph.chains for spec in chain.operators if spec.name == "totals")
 
     assert said(n=count()).endswith("rows are combined before the exchange if that saves rows")
-    assert said(n=count(), s=sum_("x")).endswith("not combined before the exchange: s=sum(x) depends on the order of rows")
+    assert said(n=count(), s=sum_("x")).endswith(
+        "not combined before the exchange: s=sum(x) depends on the order of rows"
+    )
