@@ -487,8 +487,10 @@ def _draw_latest(schedule: Schedule) -> Schedule:
     if schedule.stable or rng.random() > 0.6:
         return schedule
     latency_ms = rng.choice((1, 30, 200, 500))
-    combiner = rng.choice(("on", "off", "chosen"))
-    return replace(schedule, latest=True, latency_ms=latency_ms, combiner=combiner, aggregated=True, collected=False)
+    modes: tuple[Literal["on", "off", "chosen"], ...] = ("on", "off", "chosen")
+    return replace(
+        schedule, latest=True, latency_ms=latency_ms, combiner=rng.choice(modes), aggregated=True, collected=False
+    )
 
 
 def _draw_sides(schedule: Schedule) -> Schedule:
