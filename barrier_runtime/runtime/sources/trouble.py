@@ -14,12 +14,14 @@ _REMEDY = "Correct what is read there, or the source's arguments (schema=, forma
 _WITH_USERS_FUNCTIONS = (
     "barrier_runtime.connectors.memory.iterator",
     "barrier_runtime.connectors.memory.poll",
-    "barrier_runtime.connectors.kafka.source.source",  # deserialisers
 )
 
 
 def runs_users_code(source: Source) -> bool:
-    """Returns whether readers are users' classes, or may call functions of users for each row or batch."""
+    """Returns whether readers are users' classes, or may call functions of users on the loop for each row or batch.
+
+    Kafka's deserialisers run in the fetching thread.
+    """
     module = type(source).__module__
     return not module.startswith("barrier_runtime.connectors.") or module in _WITH_USERS_FUNCTIONS
 

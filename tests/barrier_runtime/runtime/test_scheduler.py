@@ -409,6 +409,7 @@ def test_a_slot_that_cannot_keep_up_never_rests():
     [
         ("barrier_runtime.connectors.delta.source", 3.0, 0.1, True),
         ("barrier_runtime.connectors.delta.source", 0.1, 3.0, False),  # a later step of the chain
+        ("barrier_runtime.connectors.kafka.source.source", 3.0, 0.1, True),  # deserialisers run in another thread
         ("barrier_runtime.connectors.memory.iterator", 3.0, 0.1, False),  # calls a function of the program
         ("users_program", 3.0, 0.1, False),
     ],
