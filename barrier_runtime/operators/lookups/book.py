@@ -26,6 +26,7 @@ from barrier_runtime.operators.lookups.replies import Cache, KeptReplies
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.token_bucket import TokenBucket
 
+AT_ONCE = 4_096  # keys of replies that a call finishes: some milliseconds of the loop
 _UNKNOWN = object()
 _SECOND_NS = 1_000_000_000
 
@@ -137,6 +138,7 @@ class Book:
         self._again: deque[list[_Key]] = deque()  # to be repeated now
         self._later: list[tuple[float, int, list[_Key]]] = []  # heap: time of the repetition
         self._open: dict[int, list[_Key]] = {}  # by request
+        self._replies: deque[tuple[list[_Key], Sequence[Any], int]] = deque()  # keys, results, finished keys
         self._deadlines: deque[tuple[float, int]] = deque()  # time, request
         self._ids = itertools.count(1)
         self._finished: list[tuple[int, list[tuple[int, Any]]]] = []  # returned by the next `advance`
@@ -156,6 +158,11 @@ class Book:
     def requests(self) -> int:
         """Number of pending requests."""
         return len(self._open)
+
+    @property
+    def more(self) -> bool:
+        """Returns whether the next `advance` finishes further keys of replies."""
+        return bool(self._replies)
 
     def add(self, keys: Sequence[Any]) -> None:
         """Adds the next rows, by their keys. Takes any number."""
@@ -179,11 +186,23 @@ class Book:
             before.watermark = max(before.watermark, watermark_ms)
 
     def replied(self, request: int, results: Sequence[Any], now_s: float) -> None:
-        """Takes a reply. `results`: one for each key of the request; an exception fails only its key."""
+        """Takes a reply, whose first `AT_ONCE` keys are finished at once and further keys by calls of `advance`.
+        `results`: one for each key of the request; an exception fails only its key."""
         keys = self._open.pop(request, None)
         if keys is None:
             self.counts.late += 1
             return
+        is_next = not self._replies
+        self._replies.append((keys, results, 0))
+        if is_next:
+            self._finish_part(now_s)
+
+    def _finish_part(self, now_s: float) -> None:
+        keys, results, begin = self._replies.popleft()
+        if len(keys) > begin + AT_ONCE:
+            self._replies.appendleft((keys, results, begin + AT_ONCE))
+        if len(keys) > AT_ONCE:
+            keys, results = keys[begin : begin + AT_ONCE], results[begin : begin + AT_ONCE]
         if any(issubclass(kind, Exception) for kind in set(map(type, results))):
             keys, results = self._without_failed(keys, results, now_s)
         if self._cache is not None:
@@ -213,6 +232,8 @@ class Book:
     def advance(self, now_s: float) -> Effects:
         """Returns everything that is due at `now_s`."""
         effects = Effects()
+        if self._replies and not self._finished:
+            self._finish_part(now_s)
         self._time_out(now_s, effects)
         while True:
             self._put_under_way(now_s)

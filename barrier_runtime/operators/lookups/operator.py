@@ -35,7 +35,7 @@ from barrier_runtime.data.rows import RowWriter, preview, values_of
 from barrier_runtime.data.schemas import require_columns
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
 from barrier_runtime.operators.joins.broadcast import enriched_schema
-from barrier_runtime.operators.lookups.book import Book, BookSettings, Counts, Effects, Failed
+from barrier_runtime.operators.lookups.book import AT_ONCE, Book, BookSettings, Counts, Effects, Failed
 from barrier_runtime.operators.lookups.calls import Calls, CoroutineCalls, ThreadCalls, is_coroutine_function
 from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, HeldRows, decode_batches, encode_held
 from barrier_runtime.operators.lookups.replies import ReplyReader, keys_of
@@ -158,7 +158,7 @@ class LookupOperator(Operator):
         self._woken = False
         before, heard = self._book.finished, bool(self._inbox)
         now_s = self._context.now_s()
-        while self._inbox:
+        while self._inbox and self._book.finished - before < AT_ONCE:
             request, results, error = self._inbox.popleft()
             if error is None:
                 assert results is not None
@@ -169,6 +169,8 @@ class LookupOperator(Operator):
                 self._book.failed(request, error, now_s)
         if heard or self.unfinished:
             self._advance(emit)
+        if self._inbox or self._book.more:  # a large reply is handled in parts, so that barriers can pass between them
+            self._context.wake()
         return self._book.finished > before
 
     def snapshot(self, checkpoint: int) -> Capture:

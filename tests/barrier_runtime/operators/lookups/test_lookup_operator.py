@@ -17,8 +17,8 @@ from operator_harness import World
 from barrier_runtime import Cache, InvalidJob, Retry, Unavailable, UserCodeError
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.lookups.book import BookSettings
-from barrier_runtime.operators.lookups.held_rows import decode_held, encode_held
+from barrier_runtime.operators.lookups.book import AT_ONCE, BookSettings
+from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, decode_held, encode_held
 from barrier_runtime.operators.lookups.operator import MISSES, LookupOperator, LookupSettings
 from barrier_runtime.operators.outputs.failures import ERRORS
 from barrier_runtime.state.errors import Corrupt
@@ -77,6 +77,7 @@ class Driven:
         self.lines = Lines()
         self.now_s = 0.0
         self.woken = 0
+        self.again = 0  # calls of the operator for a further turn
         self.batches: list[Batch] = []
         self.side: dict[str, list[Batch]] = {MISSES: [], ERRORS: []}
         self.emit = Emit(self.batches.append, {tag: [batches.append] for tag, batches in self.side.items()})
@@ -86,12 +87,16 @@ class Driven:
             new_executor=lambda: self.lines,
             now_s=lambda: self.now_s,
             wake_from_thread=self._wake,
+            wake=self._wake_again,
             call_later=lambda seconds, callback: None,
         )
         self.operator.open(context)
 
     def _wake(self) -> None:
         self.woken += 1
+
+    def _wake_again(self) -> None:
+        self.again += 1
 
     def feed(self, *users: int | None, first: int = 0) -> None:
         rows = [{"user": user, "v": first + at} for at, user in enumerate(users)]
@@ -112,6 +117,11 @@ class Driven:
 
     def side_rows(self, tag: str) -> list[dict[str, Any]]:
         return [row for batch in self.side[tag] for row in batch.rows.to_pylist()]
+
+    def held(self) -> int:
+        """Number of rows in a snapshot."""
+        stored = self.snapshot().values.get(HELD_VALUE)
+        return 0 if stored is None else sum(rows.num_rows for _, rows in decode_held(stored, "here"))
 
     def snapshot(self) -> OperatorSnapshot:
         return self.world.finish("profile", 1, self.operator.snapshot(1))
@@ -135,6 +145,34 @@ def test_columns_are_added_as_replies_come_and_the_slot_is_woken_for_them() -> N
     assert driven.rows() == completed((4, 2), (1, 0), (2, 1))
     assert not driven.turn()
     assert driven.batches[0].schema == pa.schema([*ROWS, *PROFILE])
+
+
+def test_a_large_reply_is_handled_in_parts_with_room_for_a_barrier_between_them() -> None:
+    users = range(1, 2 * AT_ONCE + 4)
+    driven = Driven(book=replace(BOOK, capacity=len(users), most_keys=len(users)))
+    driven.feed(*users)
+    driven.lines.run()
+    parts = []
+    while driven.operator.unfinished:
+        before, again = len(driven.rows()), driven.again
+        assert driven.turn()
+        parts.append(len(driven.rows()) - before)
+        assert driven.again == again + (len(parts) < 3)
+        assert driven.held() == len(users) - len(driven.rows())
+    assert parts == [AT_ONCE, AT_ONCE, 3]
+    assert driven.rows() == completed(*((user, at) for at, user in enumerate(users)))
+
+
+def test_many_replies_of_one_turn_are_handled_in_parts() -> None:
+    users = range(1, AT_ONCE + 5)
+    driven = Driven(book=replace(BOOK, capacity=len(users), most_keys=1_024, most_requests=5))
+    driven.feed(*users)
+    while driven.lines.waiting:
+        driven.lines.run()
+    assert driven.turn()
+    assert (len(driven.rows()), driven.again) == (AT_ONCE, 1)
+    assert driven.turn()
+    assert (len(driven.rows()), driven.again) == (len(users), 1)
 
 
 def test_unmatched_rows_get_null_columns_or_are_dropped_or_go_to_their_own_output() -> None:
