@@ -1,26 +1,38 @@
-"""Longest hold of a slot's loop by a reader, per connector and unit: `python -m benchmarks holds`.
+"""Longest hold of a slot's loop by a connector or lookup, per unit: `python -m benchmarks holds`.
 
-A hold is the processor time of the loop's thread in one `poll` of a reader. With a waiting barrier, `position` follows
-each poll and counts too. The figure of a unit is the largest hold of all runs.
+A hold is the processor time of the loop's thread in one `poll` of a reader, or in one call of an operator. With a
+waiting barrier, `position` or `snapshot` follows each call and counts too. The figure of a unit is the largest hold of
+all runs. A restore is no unit: operators are opened off the loop (`runtime/opening`).
 """
 
 import contextlib
+import dataclasses
+import itertools
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from barrier_runtime.connectors.files.source.jsonl import JsonlSource
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
+from barrier_runtime.connectors.kafka.source.source import KafkaSource
 from barrier_runtime.connectors.postgres.changes.source import PostgresChangesSource
 from barrier_runtime.connectors.source import Preparable, Source, Waking
+from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.graph.job_graph import SourceSpec
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.lookups.book import BookSettings
+from barrier_runtime.operators.lookups.operator import LookupOperator, LookupSettings
+from barrier_runtime.runtime.sources.driver import SourceDriver
+from benchmarks.surroundings import Surroundings
+from examples.servers.kafka import kafka_server
 from examples.servers.postgres import postgres_server
 
 _WAIT_S = 0.05
@@ -40,7 +52,9 @@ class Hold:
         return Hold(max(self.hold_s, other.hold_s), other.rows, max(self.process_s, other.process_s))
 
 
-Unit = Callable[[Path, int], contextlib.AbstractContextManager[Source]]
+Measure = Callable[[bool], Hold]  # `barrier`: a barrier waits at every call
+Unit = Callable[[Path, int], contextlib.AbstractContextManager[Measure]]
+Reads = Callable[[Path, int], contextlib.AbstractContextManager[Source]]
 
 
 def held(source: Source, rows: int, barrier: bool) -> Hold:
@@ -70,7 +84,107 @@ def held(source: Source, rows: int, barrier: bool) -> Hold:
     return Hold(hold_s, read, time.process_time() - before_s)
 
 
+def held_by_driver(source: Source, folder: Path, barrier: bool) -> Hold:
+    """Reads all splits of `source` to their ends, as a subtask does."""
+    driver, hold_s, read = SourceDriver(), 0.0, 0
+    before_s = time.process_time()
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        driver.open(Surroundings(Path(own), 0, 1).context("rows"), SourceSpec("rows", source, tuple(source.splits(1))))
+        for checkpoint in itertools.count(1):
+            began_s = time.thread_time()
+            batch = driver.poll(time.time_ns())
+            if barrier:
+                driver.snapshot(checkpoint)
+            hold_s = max(hold_s, time.thread_time() - began_s)
+            read += batch.count if batch is not None else 0
+            if driver.finished:
+                break
+        driver.close()
+    return Hold(hold_s, read, time.process_time() - before_s)
+
+
+class _Line:
+    """Executor whose work runs outside the loop's time."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self._waiting.append((work, done))
+
+    def run(self) -> None:
+        while self._waiting:
+            work, done = self._waiting.pop()
+            done(work(), None)
+
+
+def held_by_lookup(rows: int, folder: Path, barrier: bool) -> Hold:
+    """A lookup of `rows` keys whose replies come in one request."""
+    book = BookSettings(capacity=rows, most_keys=rows, most_requests=1, linger_s=0.0, timeout_s=3600.0)
+    settings = LookupSettings(("id",), pa.schema([("name", pa.string())]), book)
+    operator, line = LookupOperator("names", lambda keys: [{"name": "x"} for _ in keys], settings), _Line()
+    numbers = pa.array(range(rows), pa.int64())
+    batches: list[Batch] = []
+    emit, before_s = Emit(batches.append), time.process_time()
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        context = Surroundings(Path(own), 0, 1).context("names")
+        operator.open(dataclasses.replace(context, new_executor=lambda: line, wake_from_thread=lambda: None))
+        operator.process(Batch(pa.record_batch({"id": numbers}), 0), emit)  # rows come in many batches
+        line.run()
+        hold_s = 0.0
+        for checkpoint in itertools.count(1):
+            began_s = time.thread_time()
+            operator.on_wall_clock(emit)
+            if barrier:
+                operator.snapshot(checkpoint)
+            hold_s = max(hold_s, time.thread_time() - began_s)
+            if not operator.unfinished:
+                break
+    return Hold(hold_s, sum(batch.count for batch in batches), time.process_time() - before_s)
+
+
 # ---------------------------------------------------------------- units
+
+
+def of_reader(reads: Reads) -> Unit:
+    @contextlib.contextmanager
+    def unit(folder: Path, rows: int) -> Iterator[Measure]:
+        with reads(folder, rows) as source:
+            yield lambda barrier: held(source, rows, barrier)
+
+    return unit
+
+
+@contextlib.contextmanager
+def many_files(folder: Path, rows: int) -> Iterator[Measure]:
+    """A folder of `rows` files with a row of JSON each."""
+    data = folder / "data"
+    data.mkdir()
+    for at in range(rows):
+        (data / f"{at:06}.jsonl").write_text(f'{{"id": {at}}}\n')
+    source = JsonlSource(str(data), schema=pa.schema([("id", pa.int64())])).named("rows")
+    yield lambda barrier: held_by_driver(source, folder, barrier)
+
+
+@contextlib.contextmanager
+def reply(folder: Path, rows: int) -> Iterator[Measure]:
+    """A reply of a lookup to `rows` keys."""
+    yield lambda barrier: held_by_lookup(rows, folder, barrier)
+
+
+@contextlib.contextmanager
+def large_message(folder: Path, rows: int) -> Iterator[Source]:
+    """Messages of 8 MB of JSON in a topic of Kafka."""
+    from confluent_kafka import Producer
+
+    with kafka_server(message_max_bytes=2 * _LARGE) as server:
+        server.create_topic("large", 1)
+        producer = Producer({"bootstrap.servers": server.bootstrap, "message.max.bytes": 2 * _LARGE})
+        for at in range(rows):
+            producer.produce("large", f'{{"id": {at}, "text": "{"x" * _LARGE}"}}'.encode())
+        producer.flush(60)
+        schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
+        yield KafkaSource(server.bootstrap, "large", group="holds", value="json", schema=schema).named("rows")
 
 
 @contextlib.contextmanager
@@ -110,9 +224,12 @@ def large_row(folder: Path, rows: int) -> Iterator[Source]:
 
 
 UNITS: dict[str, tuple[Unit, int]] = {
-    "PostgreSQL: a transaction of 1 M rows": (transaction, 1_000_000),
-    "Parquet: a row group of 1 M rows": (row_group, 1_000_000),
-    "JSON lines: rows of 8 MB": (large_row, 4),
+    "PostgreSQL: a transaction of 1 M rows": (of_reader(transaction), 1_000_000),
+    "Parquet: a row group of 1 M rows": (of_reader(row_group), 1_000_000),
+    "JSON lines: rows of 8 MB": (of_reader(large_row), 4),
+    "Kafka: messages of 8 MB": (of_reader(large_message), 4),
+    "JSON lines: a folder of 100,000 files": (many_files, 100_000),
+    "lookup: a reply of 1 M rows": (reply, 1_000_000),
 }
 
 
@@ -123,10 +240,10 @@ def measure(runs: int, chosen: Sequence[str]) -> None:
     for name, (unit, rows) in UNITS.items():
         if not all(word in name for word in chosen):
             continue
-        with tempfile.TemporaryDirectory() as folder, unit(Path(folder), rows) as source:
+        with tempfile.TemporaryDirectory() as folder, unit(Path(folder), rows) as measured:
             alone = waiting = Hold()
             for _ in range(runs):
-                alone = alone.or_longer(held(source, rows, False))
-                waiting = waiting.or_longer(held(source, rows, True))
+                alone = alone.or_longer(measured(False))
+                waiting = waiting.or_longer(measured(True))
         rate = alone.rows / alone.process_s
         print(f"| {name} | {1000 * alone.hold_s:.1f} | {1000 * waiting.hold_s:.1f} | {rate:,.0f} |", flush=True)
