@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import growth, holds, plan, programme, real_time, session, workloads
+from benchmarks import backlog, growth, holds, plan, programme, real_time, session, workloads
 from benchmarks.answers import compare
+from benchmarks.backlog import ENGINES_OF_BACKLOGS, BacklogSizes
 from benchmarks.ends import add_arguments, measure_all
 from benchmarks.engines import ENGINES, REAL_TIME
 from benchmarks.flink_setup import set_up
@@ -22,6 +23,7 @@ from benchmarks.plan import Wanted
 from benchmarks.programme import SEARCHED, TableSizes
 from benchmarks.real_time import COLUMNS, RealTimeSizes
 from benchmarks.recovery import VICTIMS
+from benchmarks.report.backlog_table import backlog_markdown
 from benchmarks.report.growth import growth_markdown
 from benchmarks.report.nexmark_table import nexmark_markdown
 from benchmarks.report.real_time_table import real_time_markdown
@@ -160,6 +162,20 @@ def _real_time(chosen: argparse.Namespace) -> None:
         session.real_time(store, list(real_time.runs(sizes, engines)), folder)
     store.save()
     print(real_time_markdown(store.results))
+
+
+def _backlog(chosen: argparse.Namespace) -> None:
+    store = Store(chosen.folder, fresh=not chosen.add)
+    sizes = BacklogSizes(
+        rows=chosen.rows,
+        wide_rows=chosen.wide_rows,
+        sources=chosen.source or BacklogSizes.sources,
+        rounds=chosen.rounds,
+        parallelism=chosen.parallelism,
+    )
+    engines = session.there(store, chosen.engine or ENGINES_OF_BACKLOGS)
+    session.backlog(store, list(backlog.runs(sizes, engines)), chosen.folder / "run/backlog", chosen.folder / "input")
+    print(backlog_markdown(store.results))
 
 
 def _ends(chosen: argparse.Namespace) -> None:
@@ -330,6 +346,15 @@ def _parser() -> argparse.ArgumentParser:
     beside.add_argument("--warm-up", type=float, default=RealTimeSizes.warm_up_s, help="seconds (%(default)s)")
     beside.add_argument("--kills", type=int, default=0, help="instead: SIGKILLs of each engine's program")
     beside.add_argument("--pause", type=float, default=10.0, help="seconds before each kill (%(default)s)")
+
+    behind = command("backlog", _backlog, "catching up with stored rows, from Kafka and from files (a table)")
+    behind.add_argument("--add", action="store_true", help="to the results there are")
+    behind.add_argument("--engine", action="append", choices=ENGINES_OF_BACKLOGS, help="again for each")
+    behind.add_argument("--source", action="append", choices=BacklogSizes.sources, help="again for each")
+    behind.add_argument("--rows", type=int, default=BacklogSizes.rows, help="%(default)s")
+    behind.add_argument("--wide-rows", type=int, default=BacklogSizes.wide_rows, help="of 200 columns (%(default)s)")
+    behind.add_argument("--rounds", type=int, default=BacklogSizes.rounds, help="engines take turns (%(default)s)")
+    behind.add_argument("--parallelism", type=int, default=BacklogSizes.parallelism)
 
     targets = command("ends", _ends, "each target of ours: throughput, visible latency at short checkpoints (a table)")
     add_arguments(targets)

@@ -155,7 +155,7 @@ def _run(spec: RunSpec, store: CountedS3 | None) -> RunResult:
 
 
 def prepared(spec: RunSpec, kafka: LoadedKafka | None) -> RunSpec:
-    """The run with an empty folder and, for Kafka, with new topics."""
+    """The run with an empty folder and, for Kafka, with new topics, unless its topic is filled already."""
     folder = Path(spec.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -163,6 +163,8 @@ def prepared(spec: RunSpec, kafka: LoadedKafka | None) -> RunSpec:
     if "kafka" not in (spec.source, spec.sink):
         return spec
     assert kafka is not None, "this run reads or writes Kafka and there is no broker"
+    if spec.topic_in:
+        return msgspec.structs.replace(spec, bootstrap=kafka.bootstrap)
     topics = {"topic_in": f"in-{time.monotonic_ns()}", "topic_out": f"out-{time.monotonic_ns()}"}
     kafka.create_topic(topics["topic_in"], PARTITIONS)
     kafka.create_topic(topics["topic_out"], PARTITIONS, message_timestamp_type="LogAppendTime")

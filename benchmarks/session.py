@@ -11,7 +11,9 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import machine, plan
-from benchmarks.broker import LoadedKafka, broker
+from benchmarks.backlog import is_wide, smaller
+from benchmarks.backlog_rows import fill, folder_of
+from benchmarks.broker import PARTITIONS, LoadedKafka, broker
 from benchmarks.checkpoint_cost import cost, size
 from benchmarks.engines import ENGINES
 from benchmarks.plan import Wanted
@@ -22,7 +24,7 @@ from benchmarks.recovery import Victim, recoveries
 from benchmarks.report import write_report
 from benchmarks.runner import run
 from benchmarks.spec import RateHeld, Results, RunResult, RunSpec, decoded, encoded
-from benchmarks.throughput import throughput
+from benchmarks.throughput import of_both, throughput
 
 FOLDER = Path("build/bench")
 _LOWEST, _HIGHEST = 1_000.0, 5_000_000.0
@@ -173,6 +175,48 @@ def growth(store: Store, specs: Sequence[RunSpec], folder: Path) -> None:
 def real_time(store: Store, specs: Sequence[RunSpec], folder: Path) -> None:
     with broker() as kafka:
         _one_by_one(store, specs, folder, store.results.real_time, lambda spec: f"{spec.guarantee}, ", kafka)
+
+
+def backlog(store: Store, specs: Sequence[RunSpec], folder: Path, inputs: Path) -> None:
+    """Runs each spec over a part of the rows and over all rows; topics and files are filled once."""
+    with ExitStack() as stack:
+        kafka = stack.enter_context(broker()) if any(_needs_kafka(spec) for spec in specs) else None
+        rows = _Backlogs(kafka, inputs)
+        progress = stack.enter_context(Progress(len(specs), f"about {plan.estimated_s(specs) * 2 / 60:.0f} min"))
+        for spec in specs:
+            progress.say(spec.name)
+            placed = _placed(spec, str(folder))
+            result = run(rows.of(smaller(placed)), kafka)
+            if result.error is None:
+                result = of_both(result, run(rows.of(placed), kafka))
+            if result.error is not None:
+                progress.note(f"failed: {spec.name}: {result.error.splitlines()[0]}")
+            store.results.backlogs.append(msgspec.structs.replace(result, rows=spec.rows))
+            store.save()
+            progress.step()
+
+
+class _Backlogs:
+    """Filled topics and files, by number and kind of their rows."""
+
+    def __init__(self, kafka: LoadedKafka | None, inputs: Path) -> None:
+        self._kafka = kafka
+        self._inputs = inputs
+        self._topics: dict[tuple[int, bool], str] = {}
+
+    def of(self, spec: RunSpec) -> RunSpec:
+        """`spec` with its topic or folder."""
+        if spec.source != "kafka":
+            return msgspec.structs.replace(spec, input=str(folder_of(spec.source, spec.rows, self._inputs)))
+        return msgspec.structs.replace(spec, topic_in=self._topic(spec.rows, is_wide(spec.workload)))
+
+    def _topic(self, rows: int, wide: bool) -> str:
+        assert self._kafka is not None
+        if (rows, wide) not in self._topics:
+            topic = self._topics[(rows, wide)] = f"backlog-{rows}{'-wide' if wide else ''}"
+            self._kafka.create_topic(topic, PARTITIONS)
+            fill(self._kafka.bootstrap, topic, PARTITIONS, rows, wide)
+        return self._topics[(rows, wide)]
 
 
 def real_time_kills(store: Store, specs: Sequence[RunSpec], folder: Path, kills: int, pause_s: float) -> None:

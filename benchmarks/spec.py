@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-Source = Literal["generator", "kafka", "parquet"]
+Source = Literal["generator", "kafka", "parquet", "csv", "jsonl"]
 Sink = Literal["measure", "kafka", "discard", "answer"]
 Storage = Literal["file", "s3"]
 Measure = Literal["latency", "visible", "throughput"]
@@ -37,9 +37,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     latency_target_ms: float | None = None  # of this runtime; None: its default
     storage: Storage = "file"  # of this runtime's checkpoints
     storage_url: str = ""
-    input: str = ""  # folder of Parquet files
+    input: str = ""  # folder of files
     bootstrap: str = ""
-    topic_in: str = ""
+    topic_in: str = ""  # "": a new topic
     topic_out: str = ""
     guarantee: Guarantee = "exactly_once"  # of the real-time workloads; the others have each engine's default
     real_time_batch: str = "5 seconds"  # of Spark's real-time mode; the default is the shortest that Spark allows
@@ -248,6 +248,7 @@ class Results(msgspec.Struct, kw_only=True):
     growth: list[RunResult] = []
     real_time: list[RunResult] = []
     kill_counts: list[KillCount] = []  # of `real-time --kills`
+    backlogs: list[RunResult] = []
     answers: list[Answer] = []
     left_out: dict[str, str] = {}  # engine, or what else did not run -> why
 

@@ -30,16 +30,17 @@ def throughput(spec: RunSpec, inputs: Path) -> RunResult:
     while large.bounded and rows * 2 <= spec.rows and large.bounded[0].seconds - small.bounded[0].seconds < _ENOUGH_S:
         rows *= 2
         large = _one(spec, rows, inputs)
-    return _told(small, large)
+    return of_both(small, large)
 
 
 def throughput_of_all(spec: RunSpec, inputs: Path) -> RunResult:
     """Both runs over all of `spec.rows`, however long, for figures that are compared with each other."""
     small = _one(spec, min(_FEW_FILES * file_rows(spec), spec.rows), inputs)
-    return _told(small, _one(spec, spec.rows, inputs)) if small.bounded else small
+    return of_both(small, _one(spec, spec.rows, inputs)) if small.bounded else small
 
 
-def _told(small: RunResult, large: RunResult) -> RunResult:
+def of_both(small: RunResult, large: RunResult) -> RunResult:
+    """The large run with the figures of both runs."""
     if not large.bounded:
         return large
     pair = [small.bounded[0], large.bounded[0]]

@@ -41,7 +41,7 @@ class Workload:
     mode: Literal["append", "update"]
     group: tuple[str, ...] = ()
     windowed: bool = False
-    input: Literal["events", "nexmark", "records"] = "events"
+    input: Literal["events", "nexmark", "records", "backlog"] = "events"
     spark_streams: bool = True  # Spark's streaming can run the SQL
     answer: tuple[str, ...] = ()  # columns to compare; () = all
     summed: str = ""  # the column whose values of a `group` are added: of windows that begin anywhere
@@ -218,11 +218,12 @@ ROWWISE = ("python-count", "wide-state")
 
 
 def _all() -> dict[str, Workload]:
+    from benchmarks.backlog_workloads import WORKLOADS as BACKLOGS
     from benchmarks.nexmark_queries import QUERIES
     from benchmarks.real_time_workloads import WORKLOADS
 
     mine = (KEYED_COUNT, PYTHON_COUNT, WIDE_STATE, MAP_FILTER, TUMBLING, SLIDING, TWO_SHUFFLES, INTERVAL_JOIN)
-    return {workload.name: workload for workload in (*mine, *QUERIES, *WORKLOADS)}
+    return {workload.name: workload for workload in (*mine, *QUERIES, *WORKLOADS, *BACKLOGS)}
 
 
 def workload(name: str) -> Workload:
@@ -236,6 +237,6 @@ def workload(name: str) -> Workload:
 def names(input: Literal["events", "nexmark"] | None = None) -> list[str]:
     """All names, or those that read `input`. Nexmark exists as a bounded input only.
 
-    Workloads over `records` have a command of their own (`real-time`) and are not listed."""
+    Workloads over `records` and `backlog` have commands of their own and are not listed."""
     inputs = ("events", "nexmark") if input is None else (input,)
     return [name for name, known in _all().items() if known.input in inputs]

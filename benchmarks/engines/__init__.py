@@ -12,6 +12,8 @@ from typing import Literal
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 REAL_TIME = ("rtm-a", "rtm-b", "rtm-c")
+BACKLOGS = ("backlog-bytes", "backlog-columns", "backlog-sums", "backlog-wide")
+BACKLOGS_OF_FILES = ("backlog-columns", "backlog-sums")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ ENGINES: Mapping[str, Known] = {
         "#0b6e4f",
         guarantees=("exactly_once", "at_least_once", "at_most_once"),
     ),
+    "ours-in-process": Known("benchmarks.engines.ours", "barrier-runtime, one process", None, "#5aa88a"),
     "spark": Known("benchmarks.engines.spark", "Spark micro-batch, defaults", None, "#f2b880"),
+    "spark-batch": Known("benchmarks.engines.spark_batch", "Spark batch", None, "#8a4b12", workloads=BACKLOGS),
     "spark-tuned": Known(
         "benchmarks.engines.spark",
         "Spark micro-batch, tuned",
@@ -104,6 +108,22 @@ ENGINES: Mapping[str, Known] = {
         workloads=("keyed-count",),
         latency_only=True,
         setup="benchmarks.engines.bytewax",
+    ),
+    "duckdb": Known(
+        "benchmarks.engines.tables",
+        "DuckDB",
+        None,
+        "#b8a300",
+        workloads=BACKLOGS_OF_FILES,
+        setup="benchmarks.engines.tables",
+    ),
+    "polars": Known(
+        "benchmarks.engines.tables",
+        "Polars",
+        None,
+        "#2f6db5",
+        workloads=BACKLOGS_OF_FILES,
+        setup="benchmarks.engines.tables",
     ),
 }
 """`flink` is Java's DataStream for the keyed count and the interval join, and SQL for everything else."""

@@ -16,6 +16,8 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import nexmark
+from benchmarks.backlog_rows import ddl
+from benchmarks.backlog_workloads import schema_of
 from benchmarks.engines import REAL_TIME
 from benchmarks.engines.child import leave_facts, run_program, spec_of_this_run
 from benchmarks.engines.java_build import FLINK_VERSION, HERE, classes, connectors, flink_home, flink_jars, spark_jars
@@ -57,8 +59,8 @@ _NEXMARK = {
 
 
 def settings(spec: RunSpec) -> dict[str, str]:
-    """Flink's settings; Nexmark's queries run tuned. A job that was killed continues from its last checkpoint."""
-    tuned = _NEXMARK if workload(spec.workload).input == "nexmark" else {}
+    """Flink's settings; Nexmark's queries and backlogs run tuned. A killed job continues from its last checkpoint."""
+    tuned = _NEXMARK if workload(spec.workload).input in ("nexmark", "backlog") else {}
     if workload(spec.workload).input == "records":
         tuned = {
             "pipeline.object-reuse": "true",
@@ -173,7 +175,19 @@ def _environment(spec: RunSpec) -> dict[str, str]:
     }
 
 
+def _backlog_ddl(spec: RunSpec) -> str:
+    schema = schema_of(spec.workload)
+    columns, form = ("`value` BYTES", "raw") if schema is None else (ddl(schema), "json")
+    return (
+        f"CREATE TEMPORARY TABLE events ({columns}) WITH ('connector' = 'kafka', 'topic' = '{spec.topic_in}', "
+        f"'properties.bootstrap.servers' = '{spec.bootstrap}', 'properties.group.id' = 'bench', "
+        f"'scan.startup.mode' = 'earliest-offset', 'scan.bounded.mode' = 'latest-offset', 'format' = '{form}')"
+    )
+
+
 def _source_ddl(spec: RunSpec) -> str:
+    if workload(spec.workload).input == "backlog":
+        return _backlog_ddl(spec)
     if workload(spec.workload).input == "records":
         return (
             f"CREATE TEMPORARY TABLE events (`key` STRING, `value` STRING) WITH ('connector' = 'kafka', "

@@ -1,9 +1,13 @@
-"""This runtime: a flow of its DSL on Spark, with RocksDB and checkpoints to a local folder."""
+"""This runtime: a flow of its DSL on Spark ("ours"), or in this process alone ("ours-in-process").
+
+State is in RocksDB, checkpoints go to a local folder.
+"""
 
 import sys
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -13,6 +17,7 @@ from barrier_runtime.connectors.memory.callable import CallableSink
 from barrier_runtime.coordinator.status.status import CheckpointStatus
 from barrier_runtime.spark.session import make_session
 from benchmarks import events
+from benchmarks.backlog_workloads import schema_of
 from benchmarks.engines.child import leave_facts, spec_of_this_run
 from benchmarks.engines.words import say, stop_order
 from benchmarks.measuring_sink import MeasuringSink
@@ -29,14 +34,14 @@ _END_S = 120.0
 def main() -> int:
     spec = spec_of_this_run()
     stop = stop_order()
-    spark = make_session("bench", f"local[{spec.parallelism}]", {})
+    in_process = spec.engine == "ours-in-process"
+    spark = None if in_process else make_session("bench", f"local[{spec.parallelism}]", {})
     say("began")
     flow, result = workload(spec.workload).flow(partial(read, spec))
     if spec.sink == "kafka" and not _over_records(spec):
         result = result.select(["emitted"])
     result.sink("out", sink(spec))
-    options = {
-        "spark": spark,
+    options: dict[str, Any] = {
         "parallelism": spec.parallelism,
         "checkpoints": spec.storage_url or str(Path(spec.folder, "checkpoints").resolve()),
         "checkpoint_interval": spec.interval_ms / 1000,
@@ -45,7 +50,7 @@ def main() -> int:
     if spec.latency_target_ms is not None:
         options["latency_target"] = spec.latency_target_ms / 1000
     seen: dict[int, CheckpointStatus] = {}
-    with flow.start(**options) as handle:
+    with flow.start_local(**options) if in_process else flow.start(spark=spark, **options) as handle:
         running = False
         while True:
             status = handle.status()
@@ -68,11 +73,14 @@ def main() -> int:
         checkpoints=[_checkpoint(entry) for entry in seen.values() if entry.outcome == "complete"],
     )
     leave_facts(spec, facts)
-    spark.stop()
+    if spark is not None:
+        spark.stop()
     return 0
 
 
 def read(spec: RunSpec, flow: Dataflow) -> Stream:
+    if workload(spec.workload).input == "backlog":
+        return _read_backlog(spec, flow)
     if spec.source == "generator":
         return flow.source("events", PacedSource(spec.rate, spec.keys, spec.preload), event_time="at")
     if spec.source == "parquet":
@@ -92,6 +100,24 @@ def read(spec: RunSpec, flow: Dataflow) -> Stream:
         metadata=(),
         start="earliest",
         event_time="at",
+    )
+
+
+def _read_backlog(spec: RunSpec, flow: Dataflow) -> Stream:
+    schema = schema_of(spec.workload)
+    if spec.source != "kafka":
+        readers = {"jsonl": flow.read_jsonl, "csv": flow.read_csv, "parquet": flow.read_parquet}
+        return readers[spec.source]("rows", spec.input, schema=schema)
+    return flow.read_kafka(
+        "rows",
+        spec.bootstrap,
+        spec.topic_in,
+        group="bench",
+        until="latest",
+        key=None,
+        value="bytes" if schema is None else "json",
+        schema=schema,
+        metadata=(),
     )
 
 

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.backlog_rows import ddl
+from benchmarks.backlog_workloads import schema_of
 from benchmarks.engines.child import leave_facts, spec_of_this_run
 from benchmarks.engines.java_build import classes, connectors
 from benchmarks.engines.words import say, stop_order
@@ -106,11 +108,21 @@ def events(spark: Any, spec: RunSpec) -> Any:
     else:
         reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", spec.bootstrap)
         raw = reader.option("subscribe", spec.topic_in).option("startingOffsets", "earliest").load()
+        if workload(spec.workload).input == "backlog":
+            return backlog(raw, spec)
         if workload(spec.workload).input == "records":
             return raw.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value")
         rows = raw.selectExpr(f"from_json(CAST(value AS STRING), '{_JSON}') AS e").select("e.*")
     rows = rows.selectExpr("*", "timestamp_millis(at) AS ts")
     return rows.withWatermark("ts", "0 seconds") if workload(spec.workload).windowed else rows
+
+
+def backlog(raw: Any, spec: RunSpec) -> Any:
+    """Rows of the view for Kafka's records `raw` of a backlog."""
+    schema = schema_of(spec.workload)
+    if schema is None:
+        return raw.select("value")
+    return raw.selectExpr(f"from_json(CAST(value AS STRING), '{ddl(schema)}') AS e").select("e.*")
 
 
 def start(spark: Any, spec: RunSpec, known: Workload, result: Any) -> Any:
