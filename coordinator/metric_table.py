@@ -69,8 +69,12 @@ BACKLOG_ROWS = Gauge("backlog_rows", "rows", "`read_kafka`: records (offsets, so
 SPLITS_DISCOVERED = Counter("splits_discovered", "splits", "splits found while the job runs (files, partitions)")
 DISCOVERY_FAILURES = Counter("discovery_failures", "times", "a source could not list its splits or open a new one; it "
                              "is tried again")
+FILES_WITH_MORE_COLUMNS = Counter("files_with_more_columns", "files", "sources of files without `schema=`: files with "
+                                  "columns or JSON fields that are not read, since the first rows lacked them")
 CLIENTS_REPLACED = Counter("clients_replaced", "clients", "`read_kafka`: clients that had gone silent and were "
                            "replaced")
+NULL_VALUES = Counter("null_values", "records", "`read_kafka`: records without a value: rows of nulls, skipped, or bad "
+                      "records, as `null_values=` says")
 LOOKUP_REQUESTS = Counter("lookup_requests", "requests", "`lookup`: calls of its function, repetitions included")
 LOOKUP_CACHE_HITS = Counter("lookup_cache_hits", "rows", "`lookup`: rows whose reply was in the cache")
 LOOKUP_MISSES = Counter("lookup_misses", "rows", "`lookup`: rows of which the other system has nothing")

@@ -177,14 +177,14 @@ _NULL_ROW = re.compile(rb"\}\s*null")  # Arrow makes a row of such a line
 def json_parser(
     where: str,
     schema: pa.Schema,
-    left_out: Callable[[str], None] | None = None,
+    left_out: Callable[[str, int], None] | None = None,
     declared: Collection[str] = (),
 ) -> Callable[[bytes], pa.RecordBatch]:
     """Returns a function from whole lines to rows, which raises `LineError` for lines that do not fit.
 
     Fields that `schema` lacks are omitted, absent fields are null. `left_out`: the types are guesses, except those of
     the `declared` columns; guessed times have a zone only if their column has a zone, and `left_out` is called with the
-    first omitted field.
+    first omitted field and the byte at which its line begins.
     """
     for field in schema:
         if wire_type(field.type) is None:
@@ -207,7 +207,9 @@ def _begins_with_null(data: bytes) -> bool:
 
 
 class _Parser:
-    def __init__(self, schema: pa.Schema, left_out: Callable[[str], None] | None, declared: Collection[str]) -> None:
+    def __init__(
+        self, schema: pa.Schema, left_out: Callable[[str, int], None] | None, declared: Collection[str]
+    ) -> None:
         self._schema = schema
         self._left_out = left_out
         self._guessed = pa.schema([field for field in schema if left_out is not None and field.name not in declared])
@@ -255,11 +257,12 @@ class _Parser:
         return columns_of_lines(data, self._schema)
 
     def _tells_unknown_field(self, data: bytes) -> bool:
-        found = unknown_field(objects_of_lines(data), self._schema)
-        if found is None or self._left_out is None:
-            return False
-        self._left_out(found)
-        return True
+        for row, each in enumerate(objects_of_lines(data)):
+            found = unknown_field([each], self._schema)
+            if found is not None and self._left_out is not None:
+                self._left_out(found, begins_of_lines(data)[row])
+                return True
+        return False
 
     def _rows(self, data: bytes, options: pajson.ParseOptions) -> pa.RecordBatch:
         """Rows of whole lines. Raises `ValueError`, like Arrow, for a value that Arrow does not read and keep."""

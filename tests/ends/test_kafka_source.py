@@ -4,12 +4,15 @@ import datetime
 import json
 import random
 import time
+from collections import Counter
 
 import msgspec
 import pytest
 
-from barrier_runtime.connectors.kafka.source.position import KafkaPosition
+from barrier_runtime.connectors.kafka.source.position import SPLIT, KafkaPosition, begin
+from barrier_runtime.connectors.kafka.source.reader import KafkaReader
 from barrier_runtime.connectors.name_set import NameSet
+from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import KafkaServer
 from tests.ends.kafka_world import Topic, all_rows, fetching_threads, reading, rows_from, source_of
@@ -303,6 +306,59 @@ def test_json_becomes_typed_columns(kafka: KafkaServer) -> None:
         {"shop": "b", "amount": None, "at": 1},
         {"shop": None, "amount": None, "at": 2},
     ]
+
+
+@pytest.mark.parametrize("null_values", ["row", "skip"])
+def test_records_without_value_move_the_position_whatever_becomes_of_them(kafka: KafkaServer, null_values: str) -> None:
+    """Also where a batch has only nulls, at the end, and from each position in the middle."""
+    topic = Topic(kafka)
+    for values in ([None], ['{"n": 1}', None, None, '{"n": 4}'], [None] * 3, ['{"n": 8}'], [None, None]):
+        topic.write(values)
+    options = {"value": "json", "schema": {"n": int}, "key": None, "metadata": ("offset",), "null_values": null_values}
+    source = source_of(kafka, topic.name, until="latest", **options)
+    (split,) = source.splits(1)
+    rows = [{"n": offset if offset in (1, 4, 8) else None, "offset": offset} for offset in range(11)]
+    wanted = [row for row in rows if null_values == "row" or row["n"] is not None]
+    counted: Counter[str] = Counter()
+    with reading(source, split) as reader:
+        reader.count_by(lambda metric, count: counted.update({metric.name: count}))
+        assert rows_from(reader) == wanted
+        assert offset_of(reader) == 11
+    assert counted["null_values"] == 8
+    for first in range(12):
+        with reading(source, split, at(split, first)) as reader:
+            assert rows_from(reader, max_rows=1) == [row for row in wanted if row["offset"] >= first]
+            assert offset_of(reader) == 11
+    endless = source_of(kafka, topic.name, **options)
+    with reading(endless, endless.splits(1)[0]) as reader:
+        assert rows_from(reader, len(wanted)) == wanted
+
+        def beyond() -> bool:
+            assert reader.poll(100, time.time_ns()) is None
+            return offset_of(reader) == 11
+
+        until(beyond, "the position is behind the skipped records at the end")
+
+
+def offset_of(reader: KafkaReader) -> int:
+    return msgspec.json.decode(reader.position(), type=KafkaPosition).offset
+
+
+def at(split: Split, offset: int) -> bytes:
+    return msgspec.json.encode(msgspec.structs.replace(begin(SPLIT.decode(split.payload)), offset=offset))
+
+
+def test_a_record_without_value_is_bad_where_nothing_else_is_said(kafka: KafkaServer) -> None:
+    topic = Topic(kafka)
+    topic.write(['{"n": 1}', None, '{"n": 3}'])
+    options = {"value": "json", "schema": {"n": int}, "null_values": "bad"}
+    source = source_of(kafka, topic.name, **options)
+    with reading(source, source.splits(1)[0]) as reader:
+        assert [row["n"] for row in rows_from(reader, 1)] == [1]
+        with pytest.raises(InvalidJob, match=r'partition 0, offset 1: .* its value: null.*null_values="skip"'):
+            rows_from(reader, 1)
+    letters = source_of(kafka, topic.name, until="latest", bad_records="dead_letter", **options)
+    assert [row["dead_letter_error"] is None for row in all_rows(letters)] == [True, False, True]
 
 
 def test_a_record_that_cannot_be_decoded_stops_at_its_place_after_the_rows_before_it(kafka: KafkaServer) -> None:

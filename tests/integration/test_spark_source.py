@@ -20,7 +20,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_store
 from tests.waiting import until
 
-ROWS, PARTITIONS = 12_000, 36
+ROWS, PARTITIONS = 12_000, 100
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +38,7 @@ def random_rows(spark: Any) -> Any:
 def flow_of(dataframe: Any, out: Path, staging: str | None = None) -> Dataflow:
     def slowly(batch: pa.RecordBatch) -> pa.RecordBatch:
         if not is_enough(out):
-            time.sleep(0.5)  # so that the job is broken off between two partitions
+            time.sleep(0.5)  # the job is broken off between two partitions: there are many
         return batch
 
     flow = Dataflow("from-spark")
@@ -73,9 +73,9 @@ def test_interrupted_and_restarted_program_reads_the_rows_of_the_first_query(
     }
     with flow_of(random_rows(spark), out).start(**options) as handle:
         until(lambda: visible_files(out), "rows are visible")
-        wanted = staged_rows(checkpoints)
         handle.stop("now")
         handle.wait()
+    wanted = staged_rows(checkpoints)
     assert len(wanted) == ROWS
     before = visible(out)
     assert 0 < len(before) < ROWS, "it was broken off in mid-stream"

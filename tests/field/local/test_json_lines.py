@@ -266,11 +266,15 @@ def test_a_field_that_comes_later_is_not_left_out_without_a_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, first: str, later: str, name: str
 ) -> None:
     (tmp_path / "in.jsonl").write_text(f"{first}\n" * 40_000 + f"{later}\n" * 2)
-    assert len(read(tmp_path / "in.jsonl")) == 40_002
+    flow, sink = Dataflow("field"), CollectSink()
+    flow.read_jsonl("in", str(tmp_path / "in.jsonl")).sink("out", sink)
+    (slot,) = flow.run_local(parallelism=1).status.slots
+    assert len(sink.rows()) == 40_002
+    assert slot.metrics["in.files_with_more_columns"] == 1
     told = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
     assert len(told) == 1
     assert f"column {name!r}" in told[0]
-    assert "in.jsonl" in told[0]
+    assert "in.jsonl, line 40001: " in told[0]
 
 
 # Source: our own trial

@@ -194,7 +194,12 @@ def test_a_column_that_later_files_have_is_not_left_out_without_a_word(
     for name, rows in (("a", {"x": [1]}), ("b", {"x": [2], "new": [3]}), ("c", {"x": [4], "new": [5]})):
         write = pq.write_table if kind == "parquet" else pacsv.write_csv
         write(pa.table(rows), tmp_path / f"{name}.{kind}")
-    assert sorted(row["x"] for row in read_file(kind, tmp_path)) == [1, 2, 4]
+    flow, sink = Dataflow("field"), CollectSink()
+    read = flow.read_parquet if kind == "parquet" else flow.read_csv
+    read("in", str(tmp_path)).sink("out", sink)
+    (slot,) = flow.run_local(parallelism=1).status.slots
+    assert sorted(row["x"] for row in sink.rows()) == [1, 2, 4]
+    assert slot.metrics["in.files_with_more_columns"] == 2
     told = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
     assert len(told) == 1
     assert "column 'new'" in told[0]

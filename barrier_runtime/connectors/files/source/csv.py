@@ -78,18 +78,23 @@ class CsvFiles(Files):
             where = f"{self.where}, file {file.url}"
             with closing(open_text(file, where, grows=self.grows)) as text:
                 header, _ = read_header(text, self._form, where)
-            self._rows(header, where, self.schema_in(file))
+            self.is_left_out(where, self._rows(header, where, self.schema_in(file)).names, self.schema)
 
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
         schema = self.schema_in(file)
-        make_rows = partial(self._rows, schema=schema)
-        return CsvReader(self.where, file, schema, rows_per_second, make_rows, self._form, grows=self.grows)
+
+        def make_rows(header: bytes, where: str) -> CsvRows:
+            rows = self._rows(header, where, schema)
+            if self.is_left_out(where, rows.names, self.schema):
+                reader.leaves_out()
+            return rows
+
+        reader = CsvReader(self.where, file, schema, rows_per_second, make_rows, self._form, grows=self.grows)
+        return reader
 
     def _rows(self, header: bytes, where: str, schema: pa.Schema) -> CsvRows:
         guessed = [name for name in schema.names if name not in self.types.names] if self._guesses else []
-        rows = CsvRows(header, where, schema, self._form, guessed=guessed)
-        self.tell_left_out(where, rows.names, self.schema)
-        return rows
+        return CsvRows(header, where, schema, self._form, guessed=guessed)
 
     def guess(self, file: FoundFile) -> pa.Schema:
         where = f"{self.where}, file {file.url}"

@@ -27,15 +27,6 @@ def with_types(guessed: pa.Schema, types: pa.Schema) -> pa.Schema:
     return pa.schema([types.field(field.name) if field.name in types.names else field for field in guessed])
 
 
-def say_left_out(where: str, column: str) -> None:
-    log.warning(
-        "%s: column %r is not among those that were guessed from the beginning of the first file, so it is left out, "
-        "as others may be: name it in types= or schema= to read it",
-        where,
-        column,
-    )
-
-
 class Files:
     """Base class; subclasses know a format: `kind`, `suffixes`, `guess`, `check`, `file_reader`.
 
@@ -87,13 +78,23 @@ class Files:
             schema = self._guessed()
         self.schema = schema
 
-    def tell_left_out(self, where: str, found: Sequence[str], guessed: pa.Schema) -> None:
-        """Logs the first column of a file that the guessed schema lacks, once per process."""
-        if self._guesses and not self._told:
-            left = next((name for name in found if name not in guessed.names), None)
-            if left is not None:
-                say_left_out(where, left)
-                self._told = True
+    def is_left_out(self, where: str, found: Sequence[str], guessed: pa.Schema) -> bool:
+        """Returns whether a file has a column that the guessed schema lacks, and logs the first such column."""
+        left = next((name for name in found if name not in guessed.names), None) if self._guesses else None
+        if left is not None:
+            self.tell_left_out(where, left)
+        return left is not None
+
+    def tell_left_out(self, where: str, column: str) -> None:
+        """Logs that a column is not read, once per process: there may be as many files as columns."""
+        if not self._told:
+            self._told = True
+            log.warning(
+                "%s: column %r is not among those that were guessed from the beginning of the first file, so it is "
+                "left out, as others may be: name it in types= or schema= to read it",
+                where,
+                column,
+            )
 
     @property
     def checked_in_driver(self) -> Sequence[FoundFile]:

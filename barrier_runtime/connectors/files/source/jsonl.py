@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.files.hive import values_of
-from barrier_runtime.connectors.files.source.files import Files, log, say_left_out, with_types
+from barrier_runtime.connectors.files.source.files import Files, log, with_types
 from barrier_runtime.connectors.files.source.lines import (
     BLOCK_BYTES,
     LinesReader,
@@ -53,9 +52,12 @@ class JsonlFiles(Files):
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
         schema = self.schema_in(file)
 
+        def left_out(field: str, at: int) -> None:
+            self.tell_left_out(f"{reader.where}, {reader.line_in_block(at)}", field)
+            reader.leaves_out()
+
         def parser(header: bytes, where: str) -> Parse:
-            left_out = partial(say_left_out, where) if self._guesses else None
-            parse = json_parser(where, schema, left_out, self.types.names)
+            parse = json_parser(where, schema, left_out if self._guesses else None, self.types.names)
 
             def rows(data: bytes) -> pa.RecordBatch:
                 refuse_array(data)
@@ -63,7 +65,8 @@ class JsonlFiles(Files):
 
             return rows
 
-        return LinesReader(self.where, file, schema, rows_per_second, parser, grows=self.grows)
+        reader = LinesReader(self.where, file, schema, rows_per_second, parser, grows=self.grows)
+        return reader
 
     def guess(self, file: FoundFile) -> pa.Schema:
         where = f"{self.where}, file {file.url}"

@@ -22,6 +22,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 BLOCK_BYTES = 256 << 10  # takes some milliseconds of the loop to parse
 _LONGEST_LINE = 64 << 20
+_COUNTED_BYTES = 16 << 20  # of which the loop counts the lines for a warning, in some milliseconds
 
 Parse = Callable[[bytes], pa.RecordBatch]
 EndOfRecords = Callable[[bytes], int]  # the end of the last whole record in some bytes; 0 if there is none
@@ -55,6 +56,7 @@ class LinesReader(FileReader):
         self._block_rows = 0
         self._next = 0  # offset of the next block
         self._skip = 0  # rows of the next block to skip
+        self._data = b""  # the block of the last chunk
         self._half_line = False  # only half a line is left
 
     def read_header(self, text: Text) -> tuple[bytes, int]:
@@ -85,6 +87,7 @@ class LinesReader(FileReader):
         data = self.next_block()
         if not data:
             return None
+        self._data = data
         chunk = self.parsed(data)
         self._block, self._block_rows = self._next, chunk.num_rows
         self._next += len(data)
@@ -117,6 +120,13 @@ class LinesReader(FileReader):
         """Returns the error about byte `at` of the block `data`."""
         line = 1 + self._lines_before(self._next) + data.count(b"\n", 0, at)
         return InvalidJob(f"{self.where}, line {line}: {problem}")
+
+    def line_in_block(self, at: int) -> str:
+        """Returns the place of byte `at` of the block that is parsed: a line, or far from the beginning a byte."""
+        if self._next > _COUNTED_BYTES:
+            return f"byte {self._next + at}"
+        lines = self._lines_before(self._next) + self._data.count(b"\n", 0, at)
+        return f"line {1 + lines}"
 
     def _lines_before(self, offset: int) -> int:
         """Returns the number of line ends before `offset`. Reads the file again: for errors only."""

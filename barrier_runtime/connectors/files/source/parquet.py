@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -79,9 +78,13 @@ class ParquetFiles(Files):
             check_columns(_footer_schema(file, self.where), wanted, f"{self.where}, file {file.url}")
 
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
-        found = partial(self.tell_left_out, guessed=self._whole or self.schema)
+        def found(where: str, names: Sequence[str]) -> None:
+            if self.is_left_out(where, names, self._whole or self.schema):
+                reader.leaves_out()
+
         wanted = self._not_in_folders(self._whole or self.schema, file)
-        return ParquetReader(self.where, file, self.schema_in(file), rows_per_second, found, wanted)
+        reader = ParquetReader(self.where, file, self.schema_in(file), rows_per_second, found, wanted)
+        return reader
 
     def guess(self, file: FoundFile) -> pa.Schema:
         return plain_schema(_footer_schema(file, self.where))

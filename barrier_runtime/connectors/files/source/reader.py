@@ -5,7 +5,7 @@ fast path to the place. A changed file is refused: another size, or another time
 last 64 kB, because copied files have another time. Changes in the middle alone are not detected.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -21,6 +21,7 @@ from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled
 from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
 from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES, NotThere, RangesFile
+from barrier_runtime.coordinator.metric_table import FILES_WITH_MORE_COLUMNS, Counter
 from barrier_runtime.state.errors import InvalidJob
 
 ROWS_PER_CHUNK = 32_768  # takes some milliseconds of the loop to decode
@@ -63,10 +64,17 @@ class FileReader:
         self.fetcher: PartFetcher | None = None  # None: reads wait for their requests
         self.fetching = False
         self._whole: tuple[pa.Schema, Mapping[str, str | None]] | None = None
+        self._count: Callable[[Counter, int], None] | None = None
+        self._leaves_out = False
+        self._counted = False
 
     def add_columns(self, schema: pa.Schema, values: Mapping[str, str | None]) -> None:
         """Adds columns of `schema` that the file lacks; each has the same text of `values` in every row."""
         self._whole = schema, values
+
+    def leaves_out(self) -> None:
+        """Tells that the file has columns that are not read. Any thread; counted once, by the loop."""
+        self._leaves_out = True
 
     # ------------------------------------------------------------ the format
 
@@ -118,6 +126,9 @@ class FileReader:
                 raw.forget(FIRST_BYTES, raw.size())  # the end of the file
             self.request_first()
 
+    def count_by(self, count: Callable[[Counter, int], None]) -> None:
+        self._count = count
+
     def fetch_by(self, fetcher: PartFetcher) -> None:
         self.fetcher = fetcher if self.remote else None
 
@@ -128,10 +139,14 @@ class FileReader:
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
         try:
             self.fetching = False
-            return self._poll(max_rows, now_ns)
+            polled = self._poll(max_rows, now_ns)
         except NotThere:
             self.fetching = True
             return None
+        if self._leaves_out and not self._counted and self._count is not None:
+            self._counted = True
+            self._count(FILES_WITH_MORE_COLUMNS, 1)
+        return polled
 
     def _poll(self, max_rows: int, now_ns: int) -> Polled | None:
         if self._finished:

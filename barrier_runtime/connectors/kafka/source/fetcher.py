@@ -294,15 +294,18 @@ class Fetcher:
             beyond = False
         if found:
             converted = self._patiently(lambda: converter.convert(found))
-            count = converted.count
-            if count:
-                epoch = found[count - 1].leader_epoch()
-                reached = offsets[count - 1] + 1
-                queue.put(Fetched(converted.rows, offsets[:count], reached, epoch, at_ns, converted.size))
-            if converted.bad:
+            reached = offsets[-1] + 1 if converted.bad_at is None else offsets[converted.bad_at]
+            if reached > offsets[0]:
+                last = -1 if converted.bad_at is None else converted.bad_at - 1
+                epoch = found[last].leader_epoch()
+                kept = offsets if converted.kept is None else [offsets[index] for index in converted.kept]
+                rows = converted.rows if converted.count else None
+                offsets_of_rows, nulls = kept[: converted.count], converted.nulls
+                queue.put(Fetched(rows, offsets_of_rows, reached, epoch, at_ns, converted.size, nulls))
+            if converted.bad_at is not None:
                 queue.fail(
                     InvalidJob(
-                        f"{queue.where}, offset {offsets[count]}: the record cannot be decoded, "
+                        f"{queue.where}, offset {reached}: the record cannot be decoded, "
                         f"{converted.bad}. Correct schema= or the producer, or set such records aside with "
                         'bad_records="dead_letter"'
                     )

@@ -30,7 +30,8 @@ def no_wake() -> None:
 class Fetched:
     """A chunk of the queue: rows, possibly none, and the position after them.
 
-    `offsets`: of each row; `size`: an upper bound of the rows' bytes.
+    `offsets`: of each row; `size`: an upper bound of the rows' bytes; `nulls`: records without value among the records
+    up to `next_offset`, which are not rows if they are skipped.
     """
 
     rows: pa.RecordBatch | FewRows | None
@@ -39,6 +40,7 @@ class Fetched:
     epoch: int | None
     at_ns: int  # steady clock, at arrival
     size: int = 0
+    nulls: int = 0
 
     def cut(self, count: int) -> "tuple[Fetched, Fetched]":
         """Returns the first `count` rows and the other rows. The sizes add up."""
@@ -47,18 +49,22 @@ class Fetched:
         offsets, size = self.offsets, self.size * count // len(self.offsets)
         return (
             Fetched(first, offsets[:count], offsets[count - 1] + 1, self.epoch, self.at_ns, size),
-            Fetched(rest, offsets[count:], self.next_offset, self.epoch, self.at_ns, self.size - size),
+            Fetched(rest, offsets[count:], self.next_offset, self.epoch, self.at_ns, self.size - size, self.nulls),
         )
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Rows for the loop, possibly none, and the position after them. `at_ns`: arrival of the oldest row."""
+    """Rows for the loop, possibly none, and the position after them. `at_ns`: arrival of the oldest row.
+
+    `nulls`: records without value.
+    """
 
     rows: pa.RecordBatch | FewRows | None
     next_offset: int
     epoch: int | None
     at_ns: int
+    nulls: int = 0
 
 
 class PartitionQueue:
@@ -126,7 +132,7 @@ class PartitionQueue:
         self.reached = chunks[-1].next_offset
         epoch = next((chunk.epoch for chunk in reversed(chunks) if chunk.epoch is not None), None)
         rows = _together([chunk.rows for chunk in chunks if chunk.rows is not None])
-        return Taken(rows, self.reached, epoch, chunks[0].at_ns)
+        return Taken(rows, self.reached, epoch, chunks[0].at_ns, sum(chunk.nulls for chunk in chunks))
 
     def _next(self, max_rows: int) -> list[Fetched]:
         """Takes the next chunk with following small chunks: a batch costs as much as hundreds of rows."""

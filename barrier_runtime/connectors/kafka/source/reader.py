@@ -20,7 +20,7 @@ from barrier_runtime.connectors.kafka.source.position import (
     where_of,
 )
 from barrier_runtime.connectors.source import Polled
-from barrier_runtime.coordinator.metric_table import CLIENTS_REPLACED, Counter
+from barrier_runtime.coordinator.metric_table import CLIENTS_REPLACED, NULL_VALUES, Counter
 
 if TYPE_CHECKING:
     from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
@@ -85,6 +85,8 @@ class KafkaReader:
         if fetched is None:
             self._fetcher.poll()
             return None
+        if self._count is not None and fetched.nulls:
+            self._count(NULL_VALUES, fetched.nulls)
         position = self._position
         offset = fetched.next_offset if position.end is None else min(fetched.next_offset, position.end)
         epoch = position.epoch if fetched.epoch is None else fetched.epoch

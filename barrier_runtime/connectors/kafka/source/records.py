@@ -5,18 +5,26 @@ records with a bad record among them: the Arrow path finds the record and the re
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.kafka.source.client import log
 from barrier_runtime.connectors.kafka.source.decoders import PayloadFormat, make_decoder, raise_outage
+from barrier_runtime.connectors.kafka.source.position import where_of
 from barrier_runtime.connectors.source_bases.payloads import JsonPayloads, PlainPayloads, decoded
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of
 from barrier_runtime.state.errors import InvalidJob
 
 BadRecords: TypeAlias = Literal["fail", "dead_letter"]
+NullValues: TypeAlias = Literal["row", "skip", "bad"]
+
+_NULL = (
+    'null: a deletion? null_values="skip" passes over records without value, null_values="row" makes rows of nulls of '
+    "them"
+)
 
 METADATA: dict[str, pa.DataType] = {
     "topic": pa.string(),
@@ -44,6 +52,13 @@ class RecordColumns:
     value: PayloadFormat
     metadata: Mapping[str, str]
     bad_records: BadRecords = "fail"
+    null_values: NullValues = "row"
+
+    @property
+    def nulls_are_told(self) -> bool:
+        """Returns whether a row of nulls is a surprise: other values become rows of columns."""
+        decoded = self.value.format_name not in ("bytes", "string") and self.value.debezium is None
+        return decoded and self.null_values == "row"
 
     @property
     def schema(self) -> pa.Schema:
@@ -62,18 +77,25 @@ class RecordColumns:
 
 
 def record_columns(
-    key: PayloadFormat | None, value: PayloadFormat, metadata: Sequence[str] | Mapping[str, str], bad: str, where: str
+    key: PayloadFormat | None,
+    value: PayloadFormat,
+    metadata: Sequence[str] | Mapping[str, str],
+    bad: str,
+    where: str,
+    null_values: NullValues = "row",
 ) -> RecordColumns:
     """Returns the columns after a check of their names. Raises `InvalidJob`."""
     if bad not in ("fail", "dead_letter"):
         raise InvalidJob(f'{where}: bad_records={bad!r}: use "fail" or "dead_letter"')
+    if null_values not in ("row", "skip", "bad"):
+        raise InvalidJob(f'{where}: null_values={null_values!r}: use "row", "skip" or "bad"')
     if isinstance(metadata, str):
         metadata = (metadata,)
     named = dict(metadata) if isinstance(metadata, Mapping) else {name: name for name in metadata}
     for name in named:
         if name not in METADATA:
             raise InvalidJob(f"{where}: metadata= has {name!r}: choose from {', '.join(METADATA)}")
-    columns = RecordColumns(key, value, named, "dead_letter" if bad == "dead_letter" else "fail")
+    columns = RecordColumns(key, value, named, "dead_letter" if bad == "dead_letter" else "fail", null_values)
     names = columns.whole_schema.names
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
@@ -99,17 +121,23 @@ def _remedies(columns: RecordColumns, repeated: str) -> str:
 
 @dataclass(frozen=True)
 class Converted:
-    """Rows in offset order. `size`: an upper bound of their bytes.
+    """Rows in offset order, None if all records were skipped. `size`: an upper bound of their bytes.
 
-    `bad`: why the record after the last row cannot be decoded, if so.
+    `bad_at`: index of a message that cannot be decoded; the rows are of the messages before. `bad`: the reason.
+    `nulls`: records without value before `bad_at`. `kept`: indices of the messages that were not skipped; None: all.
     """
 
-    rows: pa.RecordBatch | FewRows
+    rows: pa.RecordBatch | FewRows | None
     size: int
     bad: str = ""
+    bad_at: int | None = None
+    nulls: int = 0
+    kept: Sequence[int] | None = None
 
     @property
     def count(self) -> int:
+        if self.rows is None:
+            return 0
         return self.rows.count if isinstance(self.rows, FewRows) else int(self.rows.num_rows)
 
 
@@ -118,6 +146,8 @@ class RecordConverter:
 
     def __init__(self, columns: RecordColumns, where: str) -> None:
         self._columns = columns
+        self._where = where
+        self._told = False
         self._schema = columns.whole_schema
         self._key = make_decoder(columns.key, where) if columns.key else None
         self._value = make_decoder(columns.value, where)
@@ -134,6 +164,35 @@ class RecordConverter:
     def convert(self, messages: Sequence[Any]) -> Converted:
         """Converts one or more messages, none of them an error.
         Raises `Unavailable` if a schema registry does not answer."""
+        if self._columns.null_values == "skip":
+            return self._without_nulls(messages)
+        converted = self._all(messages)
+        if converted.nulls and self._columns.nulls_are_told and not self._told:
+            self._told = True
+            self._tell_of_null(next(message for message in messages if message.value() is None))
+        return converted
+
+    def _without_nulls(self, messages: Sequence[Any]) -> Converted:
+        kept = [index for index, message in enumerate(messages) if message.value() is not None]
+        if not kept:
+            return Converted(None, 0, nulls=len(messages), kept=kept)
+        if len(kept) == len(messages):
+            return self._all(messages)
+        converted = self._all([messages[index] for index in kept])
+        if converted.bad_at is None:
+            return replace(converted, nulls=len(messages) - len(kept), kept=kept)
+        bad_at = kept[converted.bad_at]
+        return replace(converted, bad_at=bad_at, nulls=bad_at - converted.bad_at, kept=kept)
+
+    def _tell_of_null(self, message: Any) -> None:
+        log.warning(
+            "%s, offset %d: the record has no value and becomes a row of nulls, as later ones do: "
+            'null_values="skip" passes over such records, null_values="bad" treats them as bad records',
+            where_of(self._where, message.topic(), message.partition()),
+            message.offset(),
+        )
+
+    def _all(self, messages: Sequence[Any]) -> Converted:
         if self._has_lists and len(messages) <= MOST_ROWS:
             try:
                 return self._lists(messages)
@@ -144,14 +203,17 @@ class RecordConverter:
     def _lists(self, messages: Sequence[Any]) -> Converted:
         """Converts to lists; raises any error of a record."""
         columns: list[list[Any]] = []
-        size = 0
-        for decoder, payload in self._listed:
+        size = nulls = 0
+        for decoder, payload in self._listed:  # the value is the last
             payloads = list(map(payload, messages))
+            nulls = payloads.count(None)
             columns += decoder.values(decoder.rows(payloads, messages))
             size += sum(map(len, filter(None, payloads)))  # no text is longer than its payload
+        if nulls and self._columns.null_values == "bad":
+            raise ValueError(_NULL)
         columns += [_METADATA_VALUES[name](messages) for name in self._columns.metadata]
         rows = FewRows.of_values(self._schema, columns)
-        return Converted(rows, size + rows.cell_bytes + rows.count * len(messages[0].topic()))
+        return Converted(rows, size + rows.cell_bytes + rows.count * len(messages[0].topic()), nulls=nulls)
 
     def _arrow(self, messages: Sequence[Any]) -> Converted:
         arrays: list[pa.Array] = []
@@ -159,18 +221,23 @@ class RecordConverter:
         if self._key is not None:
             arrays, wrong = decoded(self._key, [message.key() for message in messages], messages, raise_outage)
             bad = {index: f"its key: {reason}" for index, reason in wrong.items()}
-        values, wrong = decoded(self._value, [message.value() for message in messages], messages, raise_outage)
+        payloads = [message.value() for message in messages]
+        values, wrong = decoded(self._value, payloads, messages, raise_outage)
+        if self._columns.null_values == "bad":
+            wrong.update({index: _NULL for index, payload in enumerate(payloads) if payload is None})
         bad.update({index: f"its value: {reason}" for index, reason in wrong.items()})
         arrays += values
         arrays += [_metadata_array(name, messages) for name in self._columns.metadata]
         if self._columns.bad_records == "dead_letter":
             arrays += _letters(messages, bad)
             rows = _masked(pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad, self._columns)
-            return Converted(rows, int(rows.nbytes))
+            return Converted(rows, int(rows.nbytes), nulls=payloads.count(None))
         rows = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         if bad:
             rows = rows.slice(0, min(bad))
-        return Converted(rows, int(rows.nbytes), bad[min(bad)] if bad else "")
+        first = min(bad, default=None)
+        reason = "" if first is None else bad[first]
+        return Converted(rows, int(rows.nbytes), reason, first, payloads[:first].count(None))
 
 
 def _masked(rows: pa.RecordBatch, bad: Mapping[int, str], columns: RecordColumns) -> pa.RecordBatch:

@@ -40,6 +40,7 @@ from barrier_runtime.connectors.kafka.source.records import (
     DEAD_LETTER,
     ERROR,
     BadRecords,
+    NullValues,
     RecordColumns,
     RecordConverter,
     record_columns,
@@ -104,9 +105,12 @@ class KafkaSource(SourceSettings):
     stream ends where each partition ends at the start.
 
     `key`, `value`: "bytes", "string", "json", or a function that makes a deserialiser of the client, called in each
-    slot; the latter two need `key_schema=`, `schema=` with their columns. A record without value is a row of nulls.
-    `key=None`: no such column. JSON: fields beyond the schema are ignored, absent fields are null, times are RFC 3339
-    text. `metadata`: of topic, partition, offset, timestamp and headers, or a mapping of these to names.
+    slot; the latter two need `key_schema=`, `schema=` with their columns. `key=None`: no such column. JSON: fields
+    beyond the schema are ignored, absent fields are null, times are RFC 3339 text. `metadata`: of topic, partition,
+    offset, timestamp and headers, or a mapping of these to names.
+
+    `null_values`: a record without value (a tombstone) is a row of nulls; with "skip" it is no row, with "bad" a bad
+    record. The first row of nulls of JSON or a deserialiser is logged; the metric `null_values` counts.
 
     `debezium`: the values are Debezium's change events (JSON, or from a deserialiser), and `schema` has the columns of
     the table. "changes": `op`, `changed_at`, `lsn`, `xid`, `before`, `after`, `unchanged`; "upsert": the columns,
@@ -137,6 +141,7 @@ class KafkaSource(SourceSettings):
     key_schema: SchemaLike | None = None
     metadata: Sequence[str] | Mapping[str, str] = ("topic", "partition", "offset", "timestamp")
     bad_records: BadRecords = "fail"
+    null_values: NullValues = "row"
     discover: Duration | None = datetime.timedelta(minutes=1)
     debezium: Debezium | None = None
     absent: Absent = "fail"
@@ -157,7 +162,7 @@ class KafkaSource(SourceSettings):
             name,
             servers,
             chosen_topics(self.topics, self.pattern, where),
-            record_columns(key, value, self.metadata, self.bad_records, where),
+            record_columns(key, value, self.metadata, self.bad_records, where, self.null_values),
             group=self.group,
             start=self.start,
             until=self.until,

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from confluent_kafka.serialization import SerializationError
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2, wrappers_pb2
 
 from barrier_runtime.connectors.kafka.source.decoders import FormatName, format_of, make_decoder, raise_outage
-from barrier_runtime.connectors.kafka.source.records import ERROR, RecordConverter, record_columns
+from barrier_runtime.connectors.kafka.source.records import ERROR, NullValues, RecordConverter, record_columns
 from barrier_runtime.connectors.source_bases.payloads import decoded
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
@@ -195,6 +196,30 @@ def test_the_row_before_a_bad_record_is_the_last_and_the_reason_is_told() -> Non
     assert converted.rows.to_pylist() == [{"n": 1, "topic": "t", "partition": 3, "offset": 0}]
     assert converted.rows.schema == columns.schema
     assert converted.bad.startswith("its value: DecodeError: JSON is malformed")
+
+
+@pytest.mark.parametrize("count", [0, 2 * MOST_ROWS], ids=["few", "many"])
+def test_a_record_without_value_is_a_row_no_row_or_a_bad_record(count: int, caplog: pytest.LogCaptureFixture) -> None:
+    value = format_of("value", "json", schema_of(n=pa.int64()), WHERE)
+    records = messages(None, b'{"n": 1}', None, b'{"n": 3}', b"oops", *[b'{"n": 5}'] * count)[: 4 + count]
+
+    def converted(null_values: NullValues, of: Sequence[Message]) -> tuple[list[Any], int | None, int, Any]:
+        converter = RecordConverter(record_columns(None, value, ("offset",), "fail", WHERE, null_values), WHERE)
+        found = converter.convert(of)
+        rows = [] if found.rows is None else Batch(found.rows, 0).rows.to_pylist()
+        return [(row["n"], row["offset"]) for row in rows], found.bad_at, found.nulls, found.kept
+
+    bad_at = 4 if count else None
+    assert converted("row", records) == ([(None, 0), (1, 1), (None, 2), (3, 3)], bad_at, 2, None)
+    assert [record.args[1] for record in caplog.records] == [0], "one warning, with the offset"
+    kept = [index for index in range(len(records)) if index not in (0, 2)]
+    assert converted("skip", records) == ([(1, 1), (3, 3)], bad_at, 2, kept)
+    assert converted("skip", [records[0], records[2]]) == ([], None, 2, [])
+    assert converted("bad", records) == ([], 0, 0, None)
+    assert converted("bad", records[1:4]) == ([(1, 1)], 1, 0, None)
+    assert len(caplog.records) == 1
+    with pytest.raises(InvalidJob, match=r"null_values='drop': use"):
+        converted("drop", records)  # type: ignore[arg-type]
 
 
 def test_dead_letters_keep_the_raw_record_and_null_the_other_columns() -> None:
