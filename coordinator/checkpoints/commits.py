@@ -45,7 +45,7 @@ rate of starts.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from barrier_runtime.coordinator.checkpoints.slowness import Uncommitted
@@ -160,6 +160,14 @@ class GlobalCommit:
     part: tuple[OperatorSnapshot, ...] | ManifestRef | None
 
 
+@dataclass
+class _Lowest:
+    """Lowest checkpoint that the subtasks of a sink have committed; `there`: number of subtasks that are at it."""
+
+    checkpoint: int
+    there: int
+
+
 @dataclass(frozen=True)
 class _Decided:
     parts: dict[str, tuple[OperatorSnapshot, ...] | ManifestRef]  # by sink with a global committer
@@ -176,11 +184,12 @@ class CommitTracker:
         ]
         members += [(sink, GLOBAL_COMMITTER) for sink in self._global_sinks]
         self._through = {sink_key(sink, subtask): 0 for sink, subtask in members}
+        self._subtasks = {sink_key(sink, subtask): sink for sink, subtask in members if subtask != GLOBAL_COMMITTER}
+        self._lowest = {sink: _Lowest(0, spec.parallelism) for sink in self._subtasks.values()}
+        self._committers = {sink_key(sink, GLOBAL_COMMITTER): sink for sink in self._global_sinks}
         every_ms = {sink: each for chain in spec.chains for sink, each in chain.commit_every_ms.items()}
         self._held = HeldCommits({sink: every_ms.get(sink, 0) for sink in self._global_sinks})
-        self._held_members = {
-            sink_key(sink, GLOBAL_COMMITTER): sink for sink in self._global_sinks if sink in self._held
-        }
+        self._held_members = {member: sink for member, sink in self._committers.items() if sink in self._held}
         self.last_through = ""  # the sink that committed last
         self._failing: dict[str, FailingCommit] = {}
         # Completed checkpoints that some sink has not committed, oldest first, each with the time of the decision; held
@@ -226,7 +235,12 @@ class CommitTracker:
                 self._failing.setdefault(trouble.sink, trouble)
 
     def all_through(self, checkpoint: int) -> bool:
-        return all(through >= checkpoint for through in self._through.values())
+        return all(through >= checkpoint for through in self._lowest_of(self._committers))
+
+    def _lowest_of(self, committers: Iterable[str]) -> Iterator[int]:
+        """Lowest committed checkpoint of each sink's subtasks, and those of `committers`."""
+        yield from (lowest.checkpoint for lowest in self._lowest.values())
+        yield from (self._through[member] for member in committers)
 
     def completed(self, checkpoint: int, now_ms: int) -> None:
         """Records that `checkpoint` is complete, until every sink has committed it."""
@@ -357,7 +371,7 @@ class CommitTracker:
         """
         due = []
         for sink in self._global_sinks:
-            reached = min(self._through[sink_key(sink, subtask)] for subtask in range(self._parallelism))
+            reached = self._lowest[sink].checkpoint
             done = self._through[sink_key(sink, GLOBAL_COMMITTER)]
             if sink in self._held:
                 wanted = self._held.oldest_due(sink)
@@ -378,13 +392,15 @@ class CommitTracker:
 
     def _close(self) -> None:
         """Forgets the checkpoints that every sink has committed."""
-        through = min((each for key, each in self._through.items() if key not in self._held_members), default=None)
+        through = min(self._lowest_of(self._committers.keys() - self._held_members.keys()), default=None)
         while self._open and (through is None or self._open[0][0] <= through):
             self._open.popleft()
 
     def _advance(self, sink: str, checkpoint: int) -> None:
         if sink in self._through and checkpoint > self._through[sink]:
-            self._through[sink] = checkpoint
+            before, self._through[sink] = self._through[sink], checkpoint
+            if sink in self._subtasks:
+                self._rise(self._subtasks[sink], before)
             self.last_through = sink
             if sink in self._held_members:
                 self._held.committed(self._held_members[sink], checkpoint)
@@ -392,6 +408,15 @@ class CommitTracker:
             trouble = self._failing.get(sink)
             if trouble is not None and trouble.checkpoint <= checkpoint:
                 del self._failing[sink]
+
+    def _rise(self, sink: str, before: int) -> None:
+        """Follows a subtask that was at `before`. Looks at all subtasks only when none is left at the lowest."""
+        lowest = self._lowest[sink]
+        lowest.there -= before == lowest.checkpoint
+        if not lowest.there:
+            all_of_sink = [self._through[sink_key(sink, subtask)] for subtask in range(self._parallelism)]
+            lowest.checkpoint = min(all_of_sink)
+            lowest.there = all_of_sink.count(lowest.checkpoint)
 
 
 def _value_bytes(snapshot: OperatorSnapshot) -> int:

@@ -12,7 +12,8 @@ that is no fault of a link. States of a pair, and the move after a silence that 
 
 from dataclasses import dataclass, field
 
-from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotTable
+from barrier_runtime.coordinator.job.slot import RegisteredSlot
+from barrier_runtime.coordinator.job.slots import SlotTable
 from barrier_runtime.coordinator.status.status import SilentLink
 
 _FORGET_MS = 60_000

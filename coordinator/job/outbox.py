@@ -2,7 +2,8 @@
 
 from barrier_runtime.coordinator.checkpoints.retention import SweepPlan
 from barrier_runtime.coordinator.job.effects import CloseLink, Delete, DeleteAll, Effect, SendTo
-from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotTable
+from barrier_runtime.coordinator.job.slot import RegisteredSlot
+from barrier_runtime.coordinator.job.slots import SlotTable
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.wire.messages import CheckpointComplete, ToSlot
 

@@ -51,7 +51,7 @@ from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.start import Loading
 from barrier_runtime.coordinator.job.progress_events import may_change_progress
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest, RescaleState, unlike
-from barrier_runtime.coordinator.job.slots import Reconnected, Refused
+from barrier_runtime.coordinator.job.slot import Reconnected, Refused
 from barrier_runtime.coordinator.job.status_view import (
     commits_status,
     job_status,
@@ -90,6 +90,7 @@ class JobProtocol:
         self._watch = ProgressWatch()
         self._poll_ms = 0  # when to read the log's next position, while leading
         self._polling = False  # the store has not answered yet
+        self._deadline_ms: int | None = None  # as of the last event
 
     # ------------------------------------------------------------ queries of the edge
 
@@ -127,6 +128,7 @@ class JobProtocol:
 
     def status(self, now_ms: int) -> JobStatus:
         self._look(now_ms)
+        self._deadline_ms = self._deadline()
         return job_status(self._job, self._phase.name, self.outcome, self._phase.reason, self.condition, now_ms)
 
     @property
@@ -207,13 +209,16 @@ class JobProtocol:
 
     def next_deadline(self) -> int | None:
         """Returns when the next `Tick` is due, on the clock of `now_ms`; None: not before another event."""
+        return self._deadline_ms
+
+    def _deadline(self) -> int | None:
         if self.outcome is not None:
             return None
-        judged = self._job.slots.connected if self._phase.judges_silence else ()
-        silences = [slot.last_seen_ms + self._job.spec.slot_timeout_ms for slot in judged]
+        judged = self._job.slots.longest_unheard if self._phase.judges_silence else None
+        silence = None if judged is None else judged.last_seen_ms + self._job.spec.slot_timeout_ms
         poll = self._poll_ms if self._may_poll else None
-        others = (self._phase.deadline(self._job), self._watch.next_ms, poll)
-        return min([*silences, *(moment for moment in others if moment is not None)], default=None)
+        moments = (silence, self._phase.deadline(self._job), self._watch.next_ms, poll)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     # ------------------------------------------------------------ events
 
@@ -227,6 +232,7 @@ class JobProtocol:
         changes = may_change_progress(event, self.condition.state, slow_commits=bool(self._watch.slow.known))
         if (self._phase, self._phase.name) != before or changes:
             self._look(now_ms)
+        self._deadline_ms = self._deadline()
         return job.outbox.take()
 
     def _look(self, now_ms: int) -> None:
@@ -316,8 +322,7 @@ class JobProtocol:
 
     def _is_late(self, now_ms: int) -> bool:
         """Whether this process stalled: messages of slots may be unread, so no slot counts as silent yet."""
-        deadline = self.next_deadline()
-        return deadline is not None and now_ms - deadline > STALL_MS
+        return self._deadline_ms is not None and now_ms - self._deadline_ms > STALL_MS
 
     @property
     def _may_poll(self) -> bool:

@@ -5,107 +5,19 @@ of an index replaces a lower attempt; the same uuid on a new link is a survivor.
 is never accepted again: the coordinator orders it to leave, so that a stalled process ends itself when it wakes up.
 """
 
-import enum
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from barrier_runtime.coordinator.job.effects import KillSlotTask
 from barrier_runtime.coordinator.job.events import Link
+from barrier_runtime.coordinator.job.slot import Joined, Reconnected, Refused, RegisteredSlot, Registration, SlotState
 from barrier_runtime.coordinator.metric_table import LOOP_LAG_MS
 from barrier_runtime.coordinator.status.history import KnownSlot
 from barrier_runtime.coordinator.status.latency import ToldHistograms
-from barrier_runtime.coordinator.status.shares import ToldFigures
 from barrier_runtime.coordinator.status.status import AbsentSlot, Room, SlotDuring
 from barrier_runtime.coordinator.status.why.contact import Contact
-from barrier_runtime.coordinator.wire.messages import Heartbeat, HeldBack, Peer, Register
-
-
-class SlotState(enum.Enum):
-    REGISTERED = "registered"  # connected, without a deployment of this generation
-    RESTORING = "restoring"
-    READY = "ready"  # restored, waits for the others
-    RUNNING = "running"
-    OUT_OF_REACH = "out of reach"  # the connection broke; the process may come back
-
-
-@dataclass
-class RegisteredSlot:
-    index: int
-    register: Register
-    link: Link | None
-    last_seen_ms: int
-    contact: Contact
-    state: SlotState = SlotState.REGISTERED
-    deployed_token: int = 0  # the last generation that this process heard of
-    lost_ms: int | None = None
-    gone_ms: int | None = None  # as `lost_ms`, also when a stall of this coordinator restarts waiting times
-    metrics: dict[str, float] = field(default_factory=dict)
-    latency: ToldHistograms = field(default_factory=lambda: ToldHistograms(began_empty=False))
-    opening: dict[str, float] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
-    figures: ToldFigures = field(default_factory=ToldFigures)
-    sources: dict[str, HeldBack] = field(default_factory=dict)  # as in the last `Heartbeat`
-    blocked: str = ""  # as in the last `Heartbeat` with that field
-    blocked_told_ms: int = 0
-    blocked_reading: bool = False
-    asked_to_prefetch: tuple[str, int] = "", 0  # move and checkpoint of the last Prefetch on this connection
-    prefetched: int = 0  # as in the last `Heartbeat` since the first Prefetch
-    unheard: dict[int, int] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
-    differs: str = ""  # how release or build differ from the coordinator's
-    beat_ms: int = 0  # the last heartbeat
-    in_time_since_ms: int = 0  # since then heartbeats come without a gap
-
-    @property
-    def uuid(self) -> str:
-        return self.register.uuid
-
-    @property
-    def connected(self) -> bool:
-        return self.link is not None
-
-    def is_to_prefetch(self, move: str, checkpoint: int) -> bool:
-        """Whether to send a Prefetch. Files fetched for another move do not count."""
-        before, self.asked_to_prefetch = self.asked_to_prefetch, (move, checkpoint)
-        if before[0] != move:
-            self.prefetched = 0
-        return before != (move, checkpoint)
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A new process."""
-
-    slot: RegisteredSlot
-    replaced: RegisteredSlot | None
-
-    @property
-    def death(self) -> str:
-        """Cause of the previous process's death, if the new process knows it; else ""."""
-        if self.replaced is None or self.replaced.register.host != self.slot.register.host:
-            return ""
-        pid = self.replaced.register.pid
-        of = self.slot.register.died.get(pid)
-        return f"process {pid} of slot {self.slot.index} died of {of}" if of else ""
-
-
-@dataclass(frozen=True)
-class Reconnected:
-    """The same process on a new connection."""
-
-    slot: RegisteredSlot
-    old_link: Link | None
-
-
-@dataclass(frozen=True)
-class Refused:
-    """The slot must leave. `reason`: for the log. `unneeded`: the job has fewer slots now."""
-
-    reason: str
-    unneeded: bool = False
-
-
-Arrival: TypeAlias = Joined | Reconnected
-Registration: TypeAlias = Arrival | Refused
+from barrier_runtime.coordinator.wire.messages import Heartbeat, Peer, Register
 
 _Place: TypeAlias = tuple[str, int]  # (program, index)
 
@@ -125,7 +37,8 @@ class SlotTable:
         self._standbys: dict[_Place, RegisteredSlot] = {}  # wait for a generation that includes them
         self._awaited: str | None = program  # program of admitted standbys; None: any
         self._admitted = parallelism  # admitted slots of that program are below this
-        self._by_link: dict[Link, RegisteredSlot] = {}
+        self._by_link: OrderedDict[Link, RegisteredSlot] = OrderedDict()  # longest unheard first
+        self._cut_off: dict[str, RegisteredSlot] = {}  # uuid -> slot that lost contact, present or former
         self._given_up: dict[str, str] = {}  # uuid -> reason
         self._kills: dict[int, KillSlotTask] = {}
         self._moves: dict[int, KillSlotTask] = {}  # living slots that are wanted on another host
@@ -198,7 +111,10 @@ class SlotTable:
         for index in [index for index in self._kills if index >= parallelism]:
             del self._kills[index]
         beyond = tuple(self._slots.pop(index) for index in list(self._slots) if index >= parallelism)
-        return (*leaving, *beyond, *self._unwanted_standbys())
+        leaving = (*leaving, *beyond, *self._unwanted_standbys())
+        for slot in leaving:
+            self._cut_off.pop(slot.uuid, None)
+        return leaving
 
     def _unwanted_standbys(self) -> tuple[RegisteredSlot, ...]:
         unwanted = [place for place in sorted(self._standbys) if not self._has_place(place)]
@@ -229,7 +145,19 @@ class SlotTable:
         return tuple(slot for slot in self if slot.connected)
 
     @property
+    def longest_unheard(self) -> RegisteredSlot | None:
+        """Connected slot whose last message is the oldest."""
+        return next((slot for slot in self._by_link.values() if self._slots.get(slot.index) is slot), None)
+
+    @property
+    def cut_off(self) -> tuple[RegisteredSlot, ...]:
+        """Slots whose process has registered, without a connection now."""
+        return tuple(slot for slot in self._cut_off.values() if self._slots.get(slot.index) is slot)
+
+    @property
     def missing(self) -> tuple[int, ...]:
+        if len(self._slots) == self._parallelism and not self.cut_off:
+            return ()
         return tuple(
             index for index in range(self._parallelism) if index not in self._slots or not self._slots[index].connected
         )
@@ -273,9 +201,10 @@ class SlotTable:
                 self._by_link.pop(old_link, None)
             existing.register, existing.lost_ms, existing.asked_to_prefetch = register, None, ("", 0)
             existing.gone_ms = None
+            self._cut_off.pop(existing.uuid, None)
+            self._by_link[link] = existing
             self.heard(existing, now_ms)
             existing.deployed_token = max(existing.deployed_token, register.token)
-            self._by_link[link] = existing
             return Reconnected(existing, old_link)
         latency = ToldHistograms(began_empty=register.token == 0)
         contact = Contact(self._heartbeat_ms, now_ms)
@@ -311,7 +240,7 @@ class SlotTable:
         )
         contact = Contact(self._heartbeat_ms, until_ms)
         slot = RegisteredSlot(known.slot, register, None, until_ms, contact, SlotState.OUT_OF_REACH, lost_ms=until_ms)
-        slot.gone_ms = until_ms
+        slot.gone_ms, self._cut_off[slot.uuid] = until_ms, slot
         self._slots[known.slot] = slot
         self._slots = dict(sorted(self._slots.items()))
 
@@ -331,6 +260,8 @@ class SlotTable:
 
     def heard(self, slot: RegisteredSlot, now_ms: int) -> None:
         slot.last_seen_ms = now_ms
+        if slot.link is not None:
+            self._by_link.move_to_end(slot.link)
         slot.contact.heard(now_ms)
 
     def during(self, since_ms: int, now_ms: int) -> tuple[SlotDuring, ...]:
@@ -364,7 +295,7 @@ class SlotTable:
         slot = self._by_link.pop(link, None)
         if slot is not None:
             slot.link, slot.lost_ms, slot.state = None, now_ms, SlotState.OUT_OF_REACH
-            slot.gone_ms = now_ms
+            slot.gone_ms, self._cut_off[slot.uuid] = now_ms, slot
         return slot
 
     def silent(self, now_ms: int, timeout_ms: int) -> tuple[RegisteredSlot, ...]:
@@ -391,8 +322,8 @@ class SlotTable:
         """
         return tuple(
             (slot, 0 if slot.uuid in self._given_up else slot.lost_ms or 0)
-            for slot in self
-            if not slot.connected and slot.index not in self._kills
+            for slot in self.cut_off
+            if slot.index not in self._kills
         )
 
     def want_moved(self, slot: RegisteredSlot) -> KillSlotTask:
@@ -416,7 +347,7 @@ class SlotTable:
     def disconnect(self, slot: RegisteredSlot) -> Link | None:
         """Forgets the connection and returns the connection for closing."""
         link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
-        slot.gone_ms = slot.last_seen_ms
+        slot.gone_ms, self._cut_off[slot.uuid] = slot.last_seen_ms, slot
         if link is not None:
             self._by_link.pop(link, None)
         return link
@@ -442,6 +373,7 @@ class SlotTable:
     def _depart(self, slot: RegisteredSlot) -> None:
         if slot.link is not None:
             self._by_link.pop(slot.link, None)
+        self._cut_off.pop(slot.uuid, None)
         self._given_up.setdefault(slot.uuid, "a newer task attempt took its place")
         if slot.latency.newest:
             self.departed.append(slot)

@@ -7,7 +7,7 @@ from histories import COORDINATOR, PATHS, History
 from judged import Case, Table, check, each_case, untold
 from starts import NOT_IMPORTED, START_CHECKERS, NewSlotsStart
 
-from barrier_runtime.coordinator.job.slots import Refused
+from barrier_runtime.coordinator.job.slot import Refused
 from barrier_runtime.coordinator.status.history import History as StoredHistory
 from barrier_runtime.coordinator.status.history import encode_history
 from barrier_runtime.coordinator.status.status import RescaleStatus, StandbysWanted

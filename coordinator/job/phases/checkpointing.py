@@ -10,7 +10,7 @@ from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.job.effects import WriteManifest
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.stopping import needs_another
-from barrier_runtime.coordinator.job.slots import RegisteredSlot
+from barrier_runtime.coordinator.job.slot import RegisteredSlot
 from barrier_runtime.coordinator.log.decided import packed
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.kinds import with_kinds

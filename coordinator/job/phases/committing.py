@@ -2,7 +2,7 @@
 
 from barrier_runtime.coordinator.job.effects import CopySavepoint, ReadManifest
 from barrier_runtime.coordinator.job.facts import Job
-from barrier_runtime.coordinator.job.slots import RegisteredSlot
+from barrier_runtime.coordinator.job.slot import RegisteredSlot
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import verified_manifest
 from barrier_runtime.coordinator.wire.messages import CommitGlobally, ManifestRef, Visible

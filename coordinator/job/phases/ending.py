@@ -12,7 +12,7 @@ from barrier_runtime.coordinator.job.effects import JobEnded, Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.checkpoint_ends import appended_late
 from barrier_runtime.coordinator.job.phases.phase import Phase
-from barrier_runtime.coordinator.job.slots import Arrival
+from barrier_runtime.coordinator.job.slot import Arrival
 from barrier_runtime.coordinator.job.stop import StopNow
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign
 from barrier_runtime.coordinator.log.records import Fence, Finish, Lead

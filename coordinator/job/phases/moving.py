@@ -13,7 +13,7 @@ from barrier_runtime.coordinator.job.health_facts import what_opens
 from barrier_runtime.coordinator.job.phases.checkpoint_ends import checkpoint_aborted
 from barrier_runtime.coordinator.job.phases.width import widening
 from barrier_runtime.coordinator.job.rescaling import Next, Rescale, RescaleState
-from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState
+from barrier_runtime.coordinator.job.slot import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import begin_at_zero, check_fits
 from barrier_runtime.coordinator.status.health import some_of

@@ -10,7 +10,7 @@ is fenced, and a store that refuses ends the job.
 from barrier_runtime.coordinator.job.decisions import Cancel, Decision, EndJob, FencedBy
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
-from barrier_runtime.coordinator.job.slots import Arrival, RegisteredSlot
+from barrier_runtime.coordinator.job.slot import Arrival, RegisteredSlot
 from barrier_runtime.coordinator.job.stop import StopNow
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView
 from barrier_runtime.coordinator.status.status import SilentLink

@@ -36,7 +36,7 @@ from barrier_runtime.coordinator.job.phases.stopping import (
     request_for_rest,
     stop_anew,
 )
-from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
+from barrier_runtime.coordinator.job.slot import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.job.stop import StopNow, StopWithCheckpoint
 from barrier_runtime.coordinator.log.decision_log import Appended
 from barrier_runtime.coordinator.log.records import Complete
@@ -88,7 +88,7 @@ class Running(Phase):
     # ------------------------------------------------------------ time
 
     def deadline(self, job: Job) -> int | None:
-        graces = [slot.lost_ms + job.spec.reconnect_grace_ms for slot in job.slots if slot.lost_ms is not None]
+        graces = [slot.lost_ms + job.spec.reconnect_grace_ms for slot in job.slots.cut_off if slot.lost_ms is not None]
         pending = job.generation.checkpoints
         checkpoint_ms = pending.next_deadline(
             with_trigger=not job.commits.too_far_behind, held=moving.holds_checkpoints(job)
@@ -105,7 +105,7 @@ class Running(Phase):
             job.slots.give_up(slot, reason)
             job.outbox.close(slot)
             return Restart(reason)
-        for slot in job.slots:
+        for slot in job.slots.cut_off:
             if slot.lost_ms is not None and now_ms - slot.lost_ms >= job.spec.reconnect_grace_ms:
                 return Restart(f"slot {slot.index} ({slot.register.host} pid {slot.register.pid}) lost contact")
         return self._pump(job, now_ms)

@@ -20,7 +20,7 @@ from barrier_runtime.coordinator.job.effects import ReadLog, ReadManifest
 from barrier_runtime.coordinator.job.facts import Job, Origin
 from barrier_runtime.coordinator.job.phases.checkpoint_ends import appended_late
 from barrier_runtime.coordinator.job.phases.phase import Phase
-from barrier_runtime.coordinator.job.slots import Arrival, RegisteredSlot, SlotState
+from barrier_runtime.coordinator.job.slot import Arrival, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView, complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest, verified_manifest
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead

@@ -14,7 +14,7 @@ from barrier_runtime.coordinator.job.phases.parting import move_if_apart
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.retaining import restored_retention
 from barrier_runtime.coordinator.job.phases.width import full_width, narrowed
-from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
+from barrier_runtime.coordinator.job.slot import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import check_manifest, snapshots_for_slot
