@@ -26,6 +26,10 @@ def _place(register: Register) -> _Place:
     return register.program, register.slot
 
 
+def _known(register: Register) -> KnownSlot:
+    return KnownSlot(register.slot, register.uuid, register.pid, register.host, register.task_attempt, register.program)
+
+
 class SlotTable:
     def __init__(self, job: str, parallelism: int, heartbeat_ms: int, program: str = "") -> None:
         """Table without slots. `heartbeat_ms`: interval of a slot's heartbeats."""
@@ -42,6 +46,7 @@ class SlotTable:
         self._given_up: dict[str, str] = {}  # uuid -> reason
         self._kills: dict[int, KillSlotTask] = {}
         self._moves: dict[int, KillSlotTask] = {}  # living slots that are wanted on another host
+        self._known: tuple[KnownSlot, ...] | None = None  # None: to be made from the slots
         self._answered: dict[_Place, str] = {}  # uuid and link whose Register was answered
         self.room = Room()  # as the driver reported last
         self.forgiven_ms = 0  # the last stall of this coordinator
@@ -106,7 +111,7 @@ class SlotTable:
         self._program, self._parallelism, self._awaited, self._admitted = program, parallelism, awaited, admitted
         for place in [place for place in self._standbys if place[0] == program and place[1] < parallelism]:
             self._slots[place[1]] = self._standbys.pop(place)
-        self._slots = dict(sorted(self._slots.items()))
+        self._slots, self._known = dict(sorted(self._slots.items())), None
         self._moves.clear()
         for index in [index for index in self._kills if index >= parallelism]:
             del self._kills[index]
@@ -191,7 +196,7 @@ class SlotTable:
         refusal = self._why_refused(register)
         if refusal is not None:
             return refusal
-        index, place = register.slot, _place(register)
+        index, place, self._known = register.slot, _place(register), None
         existing = self._present(place)
         if self._is_member(place):
             self._kills.pop(index, None)
@@ -242,21 +247,13 @@ class SlotTable:
         slot = RegisteredSlot(known.slot, register, None, until_ms, contact, SlotState.OUT_OF_REACH, lost_ms=until_ms)
         slot.gone_ms, self._cut_off[slot.uuid] = until_ms, slot
         self._slots[known.slot] = slot
-        self._slots = dict(sorted(self._slots.items()))
+        self._slots, self._known = dict(sorted(self._slots.items())), None
 
     def known(self) -> tuple[KnownSlot, ...]:
         """Returns the slots, for a successor."""
-        return tuple(
-            KnownSlot(
-                slot.index,
-                slot.uuid,
-                slot.register.pid,
-                slot.register.host,
-                slot.register.task_attempt,
-                slot.register.program,
-            )
-            for slot in self
-        )
+        if self._known is None:
+            self._known = tuple(_known(slot.register) for slot in self)
+        return self._known
 
     def heard(self, slot: RegisteredSlot, now_ms: int) -> None:
         slot.last_seen_ms = now_ms
