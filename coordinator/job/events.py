@@ -6,8 +6,18 @@ from typing import Literal, TypeAlias
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.decision_log import LogView
+from barrier_runtime.coordinator.status.health import State
 from barrier_runtime.coordinator.status.status import Room
-from barrier_runtime.coordinator.wire.messages import JobSpec, Register, ToCoordinator
+from barrier_runtime.coordinator.wire.messages import (
+    CommitFailing,
+    Committed,
+    Heartbeat,
+    JobSpec,
+    Register,
+    Restored,
+    ToCoordinator,
+    Waiting,
+)
 from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
 from barrier_runtime.state.store.use import StoreCounts
 
@@ -229,3 +239,20 @@ Event: TypeAlias = (
     | SlotsStarting
     | UserStop
 )
+
+# Events after which the condition of a job is judged anew; others cannot change the condition.
+_KINDS = (Begin, Tick, AppendResult, RecordRead, ManifestFailed, StoreRetried, StoreAnswered, SlotsStarting)
+_HEALS: dict[State, type] = {"WAITING_SINK": Committed, "WAITING_SERVER": Restored}
+
+
+def may_change_progress(event: Event, state: State, *, slow_commits: bool) -> bool:
+    """Whether `event` may change the condition `state`. `slow_commits`: a sink commits too slowly."""
+    if not isinstance(event, SlotMessage):
+        return isinstance(event, _KINDS)
+    message = event.message
+    if isinstance(message, Heartbeat):
+        return bool(message.opening or message.blocked or message.unheard) or state == "WAITING_NETWORK"
+    if isinstance(message, Committed) and slow_commits:
+        return True
+    heals = _HEALS.get(state)
+    return isinstance(message, CommitFailing | Waiting) or (heals is not None and isinstance(message, heals))

@@ -43,13 +43,13 @@ from barrier_runtime.coordinator.job.events import (
     UserSavepoint,
     UserStop,
     UserTrigger,
+    may_change_progress,
 )
 from barrier_runtime.coordinator.job.facts import Job, NotLeading, Origin
 from barrier_runtime.coordinator.job.health_facts import progress_facts
 from barrier_runtime.coordinator.job.phases.ending import Ended
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.start import Loading
-from barrier_runtime.coordinator.job.progress_events import may_change_progress
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest, RescaleState, unlike
 from barrier_runtime.coordinator.job.slot import Reconnected, Refused
 from barrier_runtime.coordinator.job.status_view import (
