@@ -106,9 +106,9 @@ def mariadb(**options: object) -> Iterator[NewTarget]:
 
 
 @contextlib.contextmanager
-def redis(**options: bool) -> Iterator[NewTarget]:
+def redis(*, deterministic: bool = False, after_decision: bool = False) -> Iterator[NewTarget]:
     with redis_server() as server:
-        yield lambda: RedisUpsertSink(server.url, key="key", **options)
+        yield lambda: RedisUpsertSink(server.url, key="key", deterministic=deterministic, after_decision=after_decision)
 
 
 @contextlib.contextmanager

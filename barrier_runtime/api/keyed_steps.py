@@ -105,7 +105,9 @@ class StatefulSteps(KeyedSteps[S]):
             if early is not None and early.by_event_time:
                 rows.need_watermarks(where, f"its early results are due {early}")
             return WindowedStream(self, name, window, EventTime(), 0, early)
-        rows.need_watermarks(where, "a window is over when the watermark has passed its end")
+        rows.need_watermarks(
+            where, "a window is over when the watermark has passed its end", ", or clock='processing' in the window"
+        )
         event_time = event_time or rows.event_time(where, window)
         if event_time is None:
             raise InvalidJob(

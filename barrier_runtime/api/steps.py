@@ -201,8 +201,8 @@ class KeyedInput:
     keys: tuple[str, ...]
     schema: pa.Schema | None
 
-    def need_watermarks(self, where: str, why: str) -> None:
-        need_watermarks(self.plan, self.node, where, why)
+    def need_watermarks(self, where: str, why: str, or_else: str = "") -> None:
+        need_watermarks(self.plan, self.node, where, why, or_else)
 
     def event_time(self, where: str, window: WindowAssigner | None = None) -> str | None:
         """Column of the rows' event time, for a step whose user names none; None: unknown.
@@ -336,14 +336,15 @@ def one_or_all(streams: Outputs[S]) -> Any:
     return streams if len(streams) > 1 else streams[0]
 
 
-def need_watermarks(plan: Plan, node: int, where: str, why: str) -> None:
+def need_watermarks(plan: Plan, node: int, where: str, why: str, or_else: str = "") -> None:
+    """Raises `InvalidJob` if a source of the rows has no watermark. `or_else`: another remedy, for the message."""
     missing = plan.without_watermarks(node)
     if missing:
         sources = "source" if len(missing) == 1 else "sources"
         raise InvalidJob(
             f"{where}: {why}, but {sources} {', '.join(map(repr, missing))} of its rows "
             f"{'has' if len(missing) == 1 else 'have'} none: pass event_time= where the source is read, or call "
-            "with_watermarks(column) on the stream before"
+            f"with_watermarks(column) on the stream before{or_else}"
         )
 
 
