@@ -102,6 +102,16 @@ def join(method: str, other: str = "right", **right: Any) -> Any:
     return make, {"name": "step", **right}
 
 
+def followed() -> Any:
+    flow = Dataflow("f")
+    history, later = (flow.from_iterator(name, rows_of, schema=SCHEMA, event_time="t") for name in ("old", "new"))
+    return variadic(
+        lambda name="followed", later=later: history.followed_by(name, later),
+        "name",
+        "later",
+    )
+
+
 def connected() -> Any:
     a, b = two()
     return connect(a=a, b=b).process
@@ -156,6 +166,7 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
     "Stream.with_watermarks": of_stream("with_watermarks", column="t"),
     "Stream.key_by": (lambda: variadic(lambda columns: stream().key_by(columns), "columns"), {}),
     "Stream.union": (lambda: variadic(lambda others: stream().union(others), "others"), {}),
+    "Stream.followed_by": (followed, {}),
     "Stream.window_all": of_stream("window_all", name="w", window=Tumbling(DAY), **AT_T),
     "Stream.broadcast": of_stream("broadcast"),
     "Stream.process": of_stream("process", name="p", function=OfRow),
@@ -209,6 +220,7 @@ TAKEN: dict[str, list[Any]] = {
     **dict.fromkeys(("every", "timeout", "linger", "max_out_of_orderness", "allowed_lateness"), SPANS),
     "deduplicate": SPANS,
     **{each: [5, 1.5, None] for each in ("pace", "rows_per_second")},
+    **{each: [5, 1.5, None] for each in ("max_rows_per_second", "max_requests_per_second")},
     **{each: [5, None] for each in ("rows", "keys", "splits", "parallelism", "max_parallelism", "max_requests")},
     **{each: [5] for each in ("capacity", "max_batch", "attempts", "prefetch", "n")},
     **{each: [5, -1, None] for each in ("at_ms", "wall_ms")},
