@@ -2,6 +2,7 @@
 
     python -m benchmarks.slots --rate 10000 --seconds 10
     python -m benchmarks.slots --rate 10000 --nice -15        (as root: on a machine that others use, too)
+    python -m benchmarks.slots --rate 100000 --host 10.0.0.7 [--plaintext]      (an address of this host: encrypted)
 
 Each slot is a process. This process replaces Spark, as in `barrier-runtime demo`; coordinator, control links, data
 connections, RocksDB and checkpoints are as in any job. Reported are processor time (user and system) of each process
@@ -51,6 +52,8 @@ class _Order(msgspec.Struct, frozen=True):
     latency_target_ms: float
     interval_s: float
     folder: str
+    host: str = "127.0.0.1"
+    plaintext: bool = False
     slot: int = 0
     run_id: str = ""
     secret: str = ""
@@ -66,6 +69,7 @@ def _prepared(order: _Order) -> tuple[PreparedJob, JobOptions]:
             "checkpoint_interval": order.interval_s,
             "coordinator_lease": _LEASE_S,
             "latency_target": order.latency_target_ms / 1e3,
+            "insecure_network_ok": order.plaintext,
             **given,
         }
     )
@@ -92,7 +96,7 @@ def _slot(order: _Order) -> None:
 def measure(order: _Order, warm_up_s: float, seconds: float, attach: str) -> None:
     job, _ = _prepared(order)
     job.prove(open_store(f"{order.folder}/checkpoints"))
-    with EmbeddedCoordinator(f"{order.folder}/checkpoints") as coordinator:
+    with EmbeddedCoordinator(f"{order.folder}/checkpoints", host=order.host) as coordinator:
         reply = coordinator.submit(job.spec)
         slots = []
         for slot in range(_SLOTS):
@@ -191,6 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--nice", type=int, default=0, help="of all processes measured")
     parser.add_argument("--attach", default="", help="a command that measures; {0}, {1}: slots' pids, {seconds}")
+    parser.add_argument("--host", default="127.0.0.1", help="address of this host for coordinator and slots")
+    parser.add_argument("--plaintext", action="store_true", help="with --host: rows between slots are not encrypted")
     parser.add_argument("--slot", default="", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.slot:
@@ -199,7 +205,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.nice:
         _go_before_others(chosen.nice)
     folder = tempfile.mkdtemp(prefix="barrier-slots-")
-    order = _Order(chosen.workload, chosen.rate, chosen.keys, chosen.latency_target, chosen.interval, folder)
+    order = _Order(
+        chosen.workload,
+        chosen.rate,
+        chosen.keys,
+        chosen.latency_target,
+        chosen.interval,
+        folder,
+        chosen.host,
+        chosen.plaintext,
+    )
     try:
         measure(order, chosen.warm_up, chosen.seconds, chosen.attach)
         print(describe())

@@ -218,8 +218,7 @@ SPARK = (
           none="a child process of the driver", also="Sequence[str]"),
     _text("token_file", None, "file with the daemon's bearer token", where="spark", none="there is no daemon",
           also="os.PathLike[str]"),
-    _text("coordinator_host", None, "this host's address for executors on other hosts; for trusted networks: peers "
-          "prove the secret, nothing is encrypted", where="spark", shown="value",
+    _text("coordinator_host", None, "this host's address for executors on other hosts", where="spark", shown="value",
           none="127.0.0.1 for a local master, spark.driver.host for others"),
     _text("coordinator_bind", None, "address that the program's coordinator listens on, such as 0.0.0.0 in a container "
           "whose host has the address coordinator_host", where="spark", shown="value", none="coordinator_host"),
@@ -228,6 +227,9 @@ SPARK = (
     _text("slot_ports", "", "ports for connections between slots, of which each slot takes a free one: 7200-7299; a "
           "host needs a port per slot, twice as many during a replace; BARRIER_RUNTIME_SLOT_PORTS on a host wins",
           where="spark", slot=True, shown="value", none="any port"),
+    _flag("insecure_network_ok", "trust the network: rows between slots are not encrypted, and Spark may send the "
+          "job's secret unencrypted; by default connections to other addresses than loopback are encrypted",
+          where="spark", slot=True),
     _seconds("coordinator_lease", 600.0, 0.1, DAY_S, "a slot leaves when the coordinator is silent for this long",
              where="spark", slot=True),
     Option("ui", bool, True, "serve the coordinator's web page, and print its address; a job in one process without "
@@ -253,9 +255,8 @@ DAEMON = (
           none="the address of --listen", where="daemon"),
     _text("advertise_http", "", "host or host:port of REST for programs and people",
           none="the address of --http, with the host of --advertise if --http is 0.0.0.0 or ::", where="daemon"),
-    _flag("insecure_network_ok", "allow other than loopback addresses, on a network that is trusted: who connects must "
-          "prove the secret, but nothing is encrypted, and rows between slots are protected against accidents only",
-          where="daemon"),
+    _flag("insecure_network_ok", "trust the network: --http may have another address than loopback, where everybody "
+          "can read the jobs, and slots need not encrypt", where="daemon"),
     _seconds("lease", 5.0, 0.1, 3_600, "silence after which another daemon on the same storage may take our jobs "
              "over; 0: there is no other daemon", where="daemon"),
     _seconds("handshake_timeout", 5.0, 0.1, 3_600, "time for a connection to prove the secret; a request of REST has "

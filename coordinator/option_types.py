@@ -165,8 +165,8 @@ class RunOptions(LocalRunOptions, total=False):
     token_file: str | os.PathLike[str] | None
     """file with the daemon's bearer token. Default: there is no daemon."""
     coordinator_host: str | None
-    """this host's address for executors on other hosts; for trusted networks: peers prove the secret, nothing is
-    encrypted. Default: 127.0.0.1 for a local master, spark.driver.host for others."""
+    """this host's address for executors on other hosts. Default: 127.0.0.1 for a local master, spark.driver.host for
+    others."""
     coordinator_bind: str | None
     """address that the program's coordinator listens on, such as 0.0.0.0 in a container whose host has the address
     coordinator_host. Default: coordinator_host."""
@@ -175,6 +175,9 @@ class RunOptions(LocalRunOptions, total=False):
     slot_ports: str
     """ports for connections between slots, of which each slot takes a free one: 7200-7299; a host needs a port per
     slot, twice as many during a replace; BARRIER_RUNTIME_SLOT_PORTS on a host wins. Default: any port."""
+    insecure_network_ok: bool
+    """trust the network: rows between slots are not encrypted, and Spark may send the job's secret unencrypted; by
+    default connections to other addresses than loopback are encrypted. Default: False."""
     coordinator_lease: float | timedelta
     """a slot leaves when the coordinator is silent for this long. 0.1 s to 1 day. Default: 600 s."""
     log_format: Literal["plain", "json"]
@@ -201,6 +204,7 @@ class SlotOptions:
     state_cache_mb: int = 64
     check_state: bool | None = None
     slot_ports: str = ""
+    insecure_network_ok: bool = False
     coordinator_lease: float = 600.0
     log_format: Literal["plain", "json"] = "plain"
     verbose: bool = False

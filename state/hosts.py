@@ -11,9 +11,11 @@ def bare(host: str) -> str:
 def is_loopback(host: str) -> bool:
     """True for addresses that only processes on the same host reach. Names other than `localhost` are not resolved."""
     try:
-        return ipaddress.ip_address(bare(host)).is_loopback
+        address = ipaddress.ip_address(bare(host))
     except ValueError:
         return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None  # on a socket of both kinds
+    return (mapped or address).is_loopback
 
 
 def is_every_interface(host: str) -> bool:

@@ -15,6 +15,7 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.coordinator_place import (
     check_before_session,
     check_bound,
+    check_closures_encrypted,
     check_daemon,
     is_local,
     place_of_coordinator,
@@ -51,16 +52,16 @@ class CoordinatorOfJob:
         self._spec = spec
         self._options = options
         self._embedded: EmbeddedCoordinator | None = None
+        master = options.master if spark is None else spark.sparkContext.master
+        conf = options.spark_conf if spark is None else dict(spark.sparkContext.getConf().getAll())
+        check_closures_encrypted(options, master, conf)
         if options.coordinator is None:
             assert options.checkpoints is not None
-            master = options.master if spark is None else spark.sparkContext.master
-            conf = options.spark_conf if spark is None else dict(spark.sparkContext.getConf().getAll())
             place = place_of_coordinator(options, master, conf)
             self._embedded = embedded = EmbeddedCoordinator(
                 options.checkpoints,
                 host=place.bind,
                 advertise="" if place.on_loopback else place.host,
-                network="loopback" if place.on_loopback else "trusted",
                 ports=port_range(options.coordinator_ports, "coordinator_ports"),
                 ui=options.ui,
             )

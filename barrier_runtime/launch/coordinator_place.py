@@ -87,3 +87,31 @@ def check_bound(place: CoordinatorPlace, bound: str, master: str) -> None:
             f"Spark master {master} on other hosts would not reach the coordinator: give coordinator_host= an address "
             "of this host, or give coordinator_bind='0.0.0.0' if the executors know the name by another address"
         )
+
+
+_CLOSURE_ENCRYPTED = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
+
+
+def check_closures_encrypted(options: OptionValues, master: str, conf: Mapping[str, str]) -> None:
+    """Raises `InvalidJob` if Spark would send the job's secret, which is in the closure, unencrypted to other hosts.
+
+    `conf`: settings of the session. Spark encrypts with `spark.network.crypto.enabled` only where it authenticates."""
+    if options.insecure_network_ok or is_local(master):
+        return
+    authenticates = _is_on(conf, "spark.authenticate")
+    crypto, tls = (_is_on(conf, name) for name in _CLOSURE_ENCRYPTED)
+    if tls or (crypto and authenticates):
+        return
+    remedy = (
+        "set spark.authenticate too: Spark encrypts only connections that are authenticated"
+        if crypto
+        else f"set {_CLOSURE_ENCRYPTED[0]} (with spark.authenticate) or {_CLOSURE_ENCRYPTED[1]}"
+    )
+    raise InvalidJob(
+        f"Spark at {master} sends the job's code and secret unencrypted to executors on other hosts: {remedy}, in "
+        "spark_conf= or spark-defaults.conf, or confirm with insecure_network_ok=True that the network is trusted"
+    )
+
+
+def _is_on(conf: Mapping[str, str], name: str) -> bool:
+    return conf.get(name, "false").strip().lower() == "true"

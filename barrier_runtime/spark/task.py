@@ -30,6 +30,7 @@ from barrier_runtime.coordinator.json_lines import JsonLines, Masked
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.own_versions import own_versions
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims
+from barrier_runtime.coordinator.wire.privacy import across_hosts, never
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime.host.process import PROCESS_HEAP, tune_interpreter
 from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets, starved_s
@@ -211,7 +212,9 @@ async def _run(
     own_address = partial(own_address_towards, *settings.control_addresses[0])
     place = await loop.run_in_executor(None, slot_place, settings.options, os.environ, own_address)
     timeout_s = settings.options.slot_timeout
-    plane = TcpDataPlane(settings.secret, graph.name, settings.options.run_id, place.bind, timeout_s, place.ports)
+    encrypts = never if settings.options.insecure_network_ok else across_hosts
+    secret, run_id = settings.secret, settings.options.run_id
+    plane = TcpDataPlane(secret, graph.name, run_id, place.bind, timeout_s, place.ports, encrypts)
     _, port = await plane.listen()
     resources = SlotResources(
         loop=loop,

@@ -1,6 +1,7 @@
 """Small blocking client of a coordinator's REST interface, for the driver and the command line."""
 
 import http.client
+import time
 import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from barrier_runtime.coordinator.client.rest_signing import masked, signature, signing_key
 from barrier_runtime.coordinator.client.rest_types import (
     LONGEST_WAIT_S,
     STORAGE_HEADER,
@@ -70,7 +72,7 @@ class CoordinatorClient:
             raise InvalidJob(f"coordinator address {url!r} is not understood: use http://<host>:<port>")
         self.url = url
         self._host, self._port = parts.hostname, parts.port
-        self._token = token
+        self._key = signing_key(token)
         self._timeout_s = timeout_s
 
     def __repr__(self) -> str:
@@ -88,7 +90,10 @@ class CoordinatorClient:
     def submit(self, spec: JobSpec, storage_url: str = "") -> SubmitReply:
         """Submits a job. `storage_url`: store of the slots' checkpoints; refused if the daemon has another."""
         headers = {STORAGE_HEADER: quote(storage_url)} if storage_url else {}
-        return self._call("PUT", f"/jobs/{check_job_id(spec.job)}", msgspec.json.encode(spec), _SUBMIT, headers)
+        path, nonce = f"/jobs/{check_job_id(spec.job)}", uuid.uuid4().hex
+        reply = self._call("PUT", path, msgspec.json.encode(spec), _SUBMIT, headers, nonce)
+        secret = masked(self._key, nonce, bytes.fromhex(reply.secret))
+        return msgspec.structs.replace(reply, secret=secret.hex())
 
     def status(self, job: str, run_id: str = "") -> JobStatus:
         """Returns the status of run `run_id`, or of the last submitted run, as do `trigger` and `stop`."""
@@ -165,8 +170,9 @@ class CoordinatorClient:
         body: bytes,
         reply: msgspec.json.Decoder[Reply],
         more_headers: Mapping[str, str] = _NO_HEADERS,
+        nonce: str = "",
     ) -> Reply:
-        status, data = self._exchange(method, path, body, more_headers)
+        status, data = self._exchange(method, path, body, more_headers, nonce)
         try:
             if status in (200, 202) or (status == 409 and reply is _TRIGGER):
                 return reply.decode(data)
@@ -186,9 +192,14 @@ class CoordinatorClient:
             f"{self.url}{path} answered {status} with something that is not a coordinator's: check the address"
         )
 
-    def _exchange(self, method: str, path: str, body: bytes, more_headers: Mapping[str, str]) -> tuple[int, bytes]:
+    def _exchange(
+        self, method: str, path: str, body: bytes, more_headers: Mapping[str, str], nonce: str = ""
+    ) -> tuple[int, bytes]:
+        now_ms = round(time.time() * 1000)
         headers = {
-            "Authorization": f"Bearer {self._token}",
+            "Authorization": signature(
+                self._key, method, path.encode("ascii"), body, now_ms, nonce or uuid.uuid4().hex
+            ),
             "X-Barrier-Runtime": "1",
             "X-Request-Id": uuid.uuid4().hex,
             "Content-Type": "application/json",

@@ -27,7 +27,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.rest_types import SubmitReply
@@ -75,15 +74,12 @@ _QUICK_DEATH_S = 2.0
 _MAX_QUICK_DEATHS = 5
 _SUBMIT_TIMEOUT_S = 60.0
 
-Network = Literal["loopback", "trusted"]
-
 
 class EmbeddedCoordinator:
     """Coordinator child. Starts at once; use as a context manager or call `close()`.
 
-    `host`: address to listen on for slots; REST always stays on loopback. Hosts other than loopback need
-    `network="trusted"` (peers prove their identity; nothing is encrypted, rows between slots carry no MAC).
-    `advertise`: host that slots connect to, if that differs from `host`. `ports`: of `host`, to listen on one of them.
+    `host`: address to listen on for slots; REST always stays on loopback. `advertise`: host that slots connect to, if
+    that differs from `host`. `ports`: of `host`, to listen on one of them.
     """
 
     def __init__(
@@ -92,13 +88,11 @@ class EmbeddedCoordinator:
         *,
         host: str = "127.0.0.1",
         advertise: str = "",
-        network: Network = "loopback",
         ports: PortRange = ANY_PORT,
         log_file: Path | None = None,
         ui: bool = True,
     ) -> None:
         self._storage_url = storage_url
-        self._network: Network = network
         self._advertise = advertise
         self._ui = ui
         self._private = PrivateDirectory("barrier-runtime-coordinator-")
@@ -225,8 +219,6 @@ class EmbeddedCoordinator:
             "--parents-directory",
             str(self._directory),
         ]
-        if self._network == "trusted":
-            command.append("--insecure-network-ok")
         if self._advertise:
             command += ["--advertise", shown(self._advertise, self._control_address[1])]
         if not self._ui:

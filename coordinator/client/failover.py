@@ -1,7 +1,7 @@
 """Client for several daemons on the same storage, which asks the present leader.
 
 The daemon that answered last is asked first. A standby names the leader; the client only follows to an address that the
-user gave, because every request carries the token.
+user gave, because a page of any other address could ask people for the token.
 """
 
 from collections.abc import Callable, Iterable

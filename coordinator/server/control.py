@@ -1,7 +1,7 @@
 """Port for slots: handshake, framing, and messages into the job's runner. asyncio TCP.
 
-Until a peer has proven knowledge of the secret, the peer gets a few KiB of memory, a few seconds, and one of a bounded
-number of places (slots need a place for milliseconds). If all places are taken, the oldest peer is disconnected. After
+Until a peer has proven knowledge of the secret, the peer gets a few KiB of memory, a few seconds, and a place of a
+bounded number (slots need a place for milliseconds). If all places are taken, the oldest peer is disconnected. After
 the proof the server decodes messages strictly, and closes the connection after an invalid message.
 """
 
@@ -15,8 +15,17 @@ import msgspec
 
 from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
+from barrier_runtime.coordinator.server.strangers import LineLimit
 from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, encode
-from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Framing, Hello, PeerSession
+from barrier_runtime.coordinator.wire.framing import Framing
+from barrier_runtime.coordinator.wire.handshake import (
+    KEY_BYTES,
+    NONCE_BYTES,
+    Acceptor,
+    HandshakeFailed,
+    Hello,
+    PeerSession,
+)
 from barrier_runtime.coordinator.wire.messages import (
     ACCEPTED_PROTOCOLS,
     Register,
@@ -25,6 +34,7 @@ from barrier_runtime.coordinator.wire.messages import (
     ToSlot,
     TryElsewhere,
 )
+from barrier_runtime.coordinator.wire.privacy import Policy, across_hosts
 from barrier_runtime.coordinator.wire.versions import PROTOCOL
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, ProtocolViolation
 from barrier_runtime.state.ids import check_job_id
@@ -46,10 +56,13 @@ class ControlServer:
         listening: socket.socket,
         *,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        encrypts: Policy = across_hosts,
     ) -> None:
         self._directory = directory
         self._listening = listening
         self._timeout_s = handshake_timeout_s
+        self._encrypts = encrypts
+        self._lines = LineLimit()
         self._unproven: dict[asyncio.StreamWriter, None] = {}  # oldest first
         self._server: asyncio.Server | None = None
         self._writers: dict[asyncio.StreamWriter, None] = {}  # oldest first
@@ -77,13 +90,21 @@ class ControlServer:
             _no_delay(writer)
             self._make_room()
             await self._speak(reader, writer)
-        except (BarrierRuntimeError, asyncio.TimeoutError) as error:
-            log.warning("connection from %s closed: %s", peer, str(error) or "handshake took too long")
+        except (HandshakeFailed, asyncio.TimeoutError) as error:
+            self._log_unproven(peer, str(error) or "handshake took too long")
+        except BarrierRuntimeError as error:
+            log.warning("connection from %s closed: %s", peer, error)
         except (ConnectionError, OSError) as error:
             log.debug("connection from %s broke: %s", peer, error)
         finally:
             del self._writers[writer]
             writer.close()
+
+    def _log_unproven(self, peer: object, reason: str) -> None:
+        left_out = self._lines.left_out_before(asyncio.get_running_loop().time())
+        if left_out is not None:
+            more = f" (and {left_out} more such connections before)" if left_out else ""
+            log.warning("connection from %s closed: %s%s", peer, reason, more)
 
     def _make_room(self) -> None:
         """Disconnects the oldest unproven peers if all places are taken."""
@@ -131,7 +152,13 @@ class ControlServer:
         """Runs the handshake, and waits for the first frame, which must contain a Register.
 
         A peer that speaks another version of the protocol has no frames that can be read."""
-        acceptor = Acceptor(nonce=os.urandom(NONCE_BYTES), purpose="control", secret_of=self._secret_of)
+        acceptor = Acceptor(
+            nonce=os.urandom(NONCE_BYTES),
+            purpose="control",
+            secret_of=self._secret_of,
+            private=os.urandom(KEY_BYTES),
+            encrypted=self._encrypts(writer.get_extra_info("peername")),
+        )
         while acceptor.session is None:
             writer.write(acceptor.feed(await _some(reader)))
         framing = acceptor.session.framing()

@@ -44,6 +44,7 @@ from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.server.logs import configure
 from barrier_runtime.coordinator.server.telemetry.otel_metrics import Telling
 from barrier_runtime.coordinator.server.web.front import now_ms
+from barrier_runtime.coordinator.wire.privacy import across_hosts, never
 from barrier_runtime.state.descriptors import raise_limit
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.hosts import is_every_interface, is_loopback, shown, split
@@ -208,8 +209,10 @@ async def _run(settings: Settings) -> None:
     for option in DAEMON:
         _check_bounds(option, getattr(settings, option.name))
     token, key = read_token(Path(settings.token_file))
-    control = _listening("--listen", settings.listen, settings.control_fd, settings.insecure_network_ok)
-    web = _listening("--http", settings.http, settings.http_fd, settings.insecure_network_ok)
+    control = _listening("--listen", settings.listen, settings.control_fd)
+    web = _listening("--http", settings.http, settings.http_fd)
+    if not settings.insecure_network_ok:
+        _check_rest_on_loopback(web)
     for_slots = _advertised("--listen", control, "--advertise", settings.advertise)
     http_host = settings.advertise_http
     if not http_host and settings.advertise and is_every_interface(str(web.getsockname()[0])):
@@ -234,7 +237,8 @@ async def _run(settings: Settings) -> None:
     directory.versions = own_versions()
     if settings.predecessor:
         directory.predecessor = Predecessor(settings.predecessor, settings.predecessor_ended_ms)
-    server = ControlServer(directory, control, handshake_timeout_s=settings.handshake_timeout)
+    encrypts = never if settings.insecure_network_ok else across_hosts
+    server = ControlServer(directory, control, handshake_timeout_s=settings.handshake_timeout, encrypts=encrypts)
     await server.start()
     log.info("slots connect to %s; storage %s", for_slots, store.url)
     stopping = asyncio.Event()
@@ -345,10 +349,9 @@ def read_token(path: Path) -> tuple[Token, bytes]:
     return Token(path.stem, value.encode()), daemon_key(value)
 
 
-def _listening(option: str, address: str, inherited: int | None, network_ok: bool) -> socket.socket:
+def _listening(option: str, address: str, inherited: int | None) -> socket.socket:
     if inherited is not None:
         listening = socket.socket(fileno=inherited)
-        _check_bind(option, str(listening.getsockname()[0]), network_ok)
     else:
         try:
             host, port = split(address)
@@ -356,7 +359,6 @@ def _listening(option: str, address: str, inherited: int | None, network_ok: boo
             port = None
         if port is None:
             raise InvalidJob(f"{option} {address!r} is not understood: use host:port")
-        _check_bind(option, host, network_ok)
         try:
             listening = listening_on(host, port, reuse=True)
         except OSError as error:
@@ -365,12 +367,14 @@ def _listening(option: str, address: str, inherited: int | None, network_ok: boo
     return listening
 
 
-def _check_bind(option: str, host: str, network_ok: bool) -> None:
-    """Refuses addresses other than loopback without the operator's consent (G1): nothing is encrypted."""
-    if not network_ok and not is_loopback(host):
+def _check_rest_on_loopback(web: socket.socket) -> None:
+    """Refuses other addresses for REST without the operator's consent (G1): REST is not encrypted."""
+    host = str(web.getsockname()[0])
+    if not is_loopback(host):
+        web.close()
         raise InvalidJob(
-            f"{option} {host} is not a loopback address: who connects must prove the secret, but nothing is encrypted, "
-            "and whoever can change packets can change rows between slots; use 127.0.0.1, or confirm with "
+            f"--http {host} is not a loopback address, and REST is not encrypted: everybody on the network could read "
+            "tokens and secrets of jobs; use 127.0.0.1 with a TLS proxy or an SSH tunnel, or confirm with "
             "--insecure-network-ok that the network is trusted"
         )
 

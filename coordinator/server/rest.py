@@ -1,14 +1,12 @@
 """REST interface of a daemon: health, status, submit, trigger, stop. No code, files or settings.
 
-Every route but `/healthz` needs the bearer token; one check covers the router. State-changing calls need the header
-`X-Barrier-Runtime: 1` (a browser's form cannot send it), are idempotent by `X-Request-Id`, and are audited with the
-token's name. No CORS header is ever sent. A login at the page (`web`) sets a session cookie, which counts as the token,
-except for new login links.
+Every route but `/healthz` needs a signature or the bearer token; one check covers the router (`guard`). State-changing
+calls need the header `X-Barrier-Runtime: 1` (a browser's form cannot send it), are idempotent by `X-Request-Id`, and
+are audited with the token's name. No CORS header is ever sent. A login at the page (`web`) sets a session cookie, which
+counts as the token, except for new login links.
 """
 
 import asyncio
-import hmac
-import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,9 +20,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
+from barrier_runtime.coordinator.client.rest_signing import Signatures, masked, nonce_of
 from barrier_runtime.coordinator.client.rest_token import Token
 from barrier_runtime.coordinator.client.rest_types import (
     LONGEST_WAIT_S,
@@ -42,6 +41,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     news_of,
 )
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.coordinator.server.guard import HEADERS, MAX_BODY_BYTES, Guard
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
 from barrier_runtime.coordinator.server.logs import place_of
@@ -58,11 +58,6 @@ from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.urls import shown
 
-audit = logging.getLogger("coordinator.audit")
-
-MAX_BODY_BYTES = 1024 * 1024
-GUARD_HEADER = "x-barrier-runtime"
-OPEN_PATHS = frozenset({"/healthz"})
 _REMEMBERED_REQUESTS = 1_000
 _DIGITS = 18  # of a number in a query
 _SPEC = msgspec.json.Decoder(JobSpec)
@@ -71,7 +66,6 @@ _SAVEPOINT = msgspec.json.Decoder(SavepointAsked)
 _REPLACE = msgspec.json.Decoder(ReplaceAsked)
 _RESCALE = msgspec.json.Decoder(RescaleAsked)
 _STOP = msgspec.json.Decoder(StopRequest)
-_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 @dataclass(frozen=True)
@@ -90,12 +84,13 @@ class PageAddress:
 
 class Api:
     def __init__(
-        self, directory: JobDirectory, control: ControlAddress, pid: int, links: LoginLinks | None = None
+        self, directory: JobDirectory, control: ControlAddress, pid: int, key: bytes, links: LoginLinks | None = None
     ) -> None:
-        """`links`: None without a page."""
+        """`key`: of signatures, hides secrets in answers. `links`: None without a page."""
         self._directory = directory
         self._control = control
         self._pid = pid
+        self._key = key
         self._links = links
         self._answered: OrderedDict[str, Response] = OrderedDict()
 
@@ -130,7 +125,7 @@ class Api:
         statuses = [runner.status() for _, runner in sorted(self._directory.jobs.items())]
         now_ms = max((status.at_ms for status in statuses), default=0)
         text = await asyncio.to_thread(exposition, statuses, now_ms)  # takes about 50 ms for a large job
-        return Response(text, headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
+        return Response(text, headers={**HEADERS, "Content-Type": CONTENT_TYPE})
 
     async def jobs(self, request: Request) -> Response:
         return _json(self.summaries())
@@ -269,8 +264,10 @@ class Api:
             raise InvalidJob(f"the path names job {job!r}, the body {spec.job!r}: make them the same")
         self._check_storage(unquote(request.headers.get(STORAGE_HEADER, "")))
         runner = await self._directory.submit(spec)
-        secret = self._directory.secret(job, spec.run_id).hex()
-        return _json(SubmitReply(runner.phase, secret, self._control.host, self._control.port))
+        secret = self._directory.secret(job, spec.run_id)
+        nonce = nonce_of(request.headers.get("authorization", ""))
+        told = masked(self._key, nonce, secret) if nonce else secret
+        return _json(SubmitReply(runner.phase, told.hex(), self._control.host, self._control.port))
 
     def _check_storage(self, of_program: str) -> None:
         """Checks that slots and coordinator keep the job's checkpoints in the same store."""
@@ -358,53 +355,6 @@ class Api:
         return self._directory.job(job) if run is None else self._directory.run(job, run)
 
 
-class Guard:
-    """Checks token, custom header and body size of every request."""
-
-    def __init__(self, app: ASGIApp, token: Token, sessions: PageSessions | None = None) -> None:
-        self._app = app
-        self._token = token
-        self._sessions = sessions
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # only HTTP is offered, so nothing else may bypass the token
-            raise InvalidJob(f"a {scope['type']} connection came to an interface that speaks HTTP only: use HTTP")
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-            return
-        if scope["method"] not in ("GET", "HEAD"):
-            # Logged as sent: a decoded path could contain line ends and forge log lines.
-            path = scope["raw_path"].decode("ascii", "replace")
-            audit.info("token %s: %s %s", self._token.name, scope["method"], path)
-        await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Response | None:
-        if scope["path"] in OPEN_PATHS:
-            return None
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = headers.get(b"authorization", b"")
-        if not hmac.compare_digest(given, b"Bearer " + self._token.value) and not (
-            not given and self._has_session(headers)
-        ):
-            wrong = "this is not the daemon's token: use the token file that the daemon was started with"
-            none = "a bearer token is required: send Authorization: Bearer <token>"
-            return _json(ErrorReply(wrong if given else none), 401)
-        if scope["method"] not in ("GET", "HEAD") and headers.get(GUARD_HEADER.encode()) != b"1":
-            return _json(ErrorReply("state-changing requests need the header X-Barrier-Runtime: 1"), 403)
-        length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or len(length) > 20 or int(length) > MAX_BODY_BYTES:
-            return _json(ErrorReply(f"the body may have at most {MAX_BODY_BYTES} bytes"), 413)
-        kind = headers.get(b"content-type")
-        if kind is not None and kind.partition(b";")[0].strip().lower() != b"application/json":
-            return _json(ErrorReply("only JSON is understood: send Content-Type: application/json"), 415)
-        return None
-
-    def _has_session(self, headers: dict[bytes, bytes]) -> bool:
-        cookies = headers.get(b"cookie", b"").decode("latin-1")
-        return self._sessions is not None and self._sessions.of_cookies(cookies, now_ms()) is not None
-
-
 def application(
     directory: JobDirectory,
     control: ControlAddress,
@@ -414,7 +364,8 @@ def application(
 ) -> ASGIApp:
     """Returns the application. `page`: None for a REST interface without the page."""
     links = None if page is None else LoginLinks(token.value)
-    api = Api(directory, control, pid, links)
+    signatures = Signatures(token.value)
+    api = Api(directory, control, pid, signatures.key, links)
     app = Starlette(
         routes=api.routes(),
         exception_handlers={
@@ -425,7 +376,7 @@ def application(
     )
     app.router.redirect_slashes = False  # a redirect would repeat the client's Host header
     if page is None or links is None:
-        return Guard(app, token)
+        return Guard(app, token, signatures)
     sessions = PageSessions(token.value)
 
     def make_pages() -> ASGIApp:
@@ -434,7 +385,7 @@ def application(
         source = PageSource(api.summaries, api.elsewhere, api.status, directory.stored, api.known, directory.store)
         return pages_for(source, token, sessions, links, page.url, page.token_file)
 
-    return PagesOrRest(make_pages, Guard(app, token, sessions), sessions)
+    return PagesOrRest(make_pages, Guard(app, token, signatures, sessions), sessions)
 
 
 def _job_and_run(request: Request) -> tuple[str, str | None]:
@@ -507,4 +458,4 @@ async def _on_defect(request: Request, error: Exception) -> Response:
 
 
 def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, headers=dict(_HEADERS), media_type="application/json")
+    return Response(msgspec.json.encode(value), status, headers=dict(HEADERS), media_type="application/json")

@@ -1,17 +1,20 @@
 """Mutual HMAC-SHA256 authentication of two peers, then frames with proof of origin and order. Sans-io.
 
     initiator                                   acceptor
-      Hello {version, job, run_id, purpose, claims, nonce}  →
-      ←  Challenge {nonce, HMAC(secret, "acceptor" + transcript)}
+      Hello {version, job, run_id, purpose, claims, nonce, X}  →
+      ←  Challenge {nonce, HMAC(secret, "acceptor" + transcript), Y}
       Proof {HMAC(secret, "initiator" + transcript)}  →
-      ← frames →          keys = HMAC(secret, direction + transcript)
+      ← frames →          keys = HMAC(HMAC(secret, X25519(X, Y)), direction + transcript)
 
 Both ends know the job's secret, which is never sent. Every MAC covers both nonces, all fields and the free `claims`, so
 nothing can be replayed, and no peer can claim another slot's identity. Before the proof a peer gets no memory beyond
-one small hello. Control and data connections use the same handshake.
+a small hello. Control and data connections use the same handshake.
 
-Each handshake message is `length u16 BE · MessagePack`; each frame is `length u32 BE · sequence u64 BE · MAC 16 ·
-payload`.
+X and Y are public keys that live as long as the connection: frames are encrypted, also against readers who learn the
+secret later. Without X and Y, between loopback addresses, frames carry a MAC and keys come from the secret alone.
+Design and threats: docs/design/wire-encryption.md.
+
+Each handshake message is `length u16 BE · MessagePack`; frames: see `framing` and `sealing`.
 """
 
 import hashlib
@@ -24,18 +27,16 @@ from typing import Literal, TypeVar
 import msgspec
 
 from barrier_runtime.coordinator.wire.codec import MAX_MESSAGE_BYTES, MESSAGES
-from barrier_runtime.coordinator.wire.messages import PROTOCOL_VERSION
+from barrier_runtime.coordinator.wire.framing import Framing
+from barrier_runtime.coordinator.wire.messages import ACCEPTED_PROTOCOLS, PROTOCOL_VERSION
 from barrier_runtime.state.errors import UNREADABLE, ProtocolViolation
 
 Purpose = Literal["control", "data"]
 
-NONCE_BYTES = 32
+NONCE_BYTES = KEY_BYTES = 32
 MAX_HANDSHAKE_BYTES = 4096
 _MAGIC = "barrier-runtime"
 _SMALL = struct.Struct(">H")
-_HEADER = struct.Struct(">IQ16s")
-_SEQUENCE = struct.Struct(">Q")
-FRAME_OVERHEAD = _HEADER.size
 
 
 def job_secret(daemon_key: bytes, job: str, run_id: str) -> bytes:
@@ -45,10 +46,6 @@ def job_secret(daemon_key: bytes, job: str, run_id: str) -> bytes:
 
 class HandshakeFailed(ProtocolViolation):
     """The peer failed to prove who it is. Close the connection and ignore all bytes."""
-
-
-class FrameRejected(ProtocolViolation):
-    """A frame with a wrong MAC, sequence or length. Close the connection and ignore the frame."""
 
 
 _FORMAT = replace(MESSAGES, subject="the handshake of a peer", refusal=HandshakeFailed)
@@ -62,11 +59,13 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     purpose: Purpose
     claims: bytes
     nonce: bytes
+    key: bytes = b""  # the initiator's public key; empty: frames are not encrypted
 
 
 class _Challenge(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     nonce: bytes
     mac: bytes
+    key: bytes = b""
 
 
 class _Proof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -75,14 +74,22 @@ class _Proof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 @dataclass(frozen=True, repr=False)
 class PeerSession:
-    """Result of a handshake: the peer's hello, and one key per direction. Never printed."""
+    """Result of a handshake: the peer's hello, and a key per direction. Never printed."""
 
     hello: Hello
     send_key: bytes
     receive_key: bytes
 
-    def framing(self) -> "Framing":
-        return Framing(self.send_key, self.receive_key)
+    @property
+    def encrypted(self) -> bool:
+        return bool(self.hello.key)
+
+    def framing(self, max_payload: int = MAX_MESSAGE_BYTES) -> Framing:
+        if self.encrypted:
+            from barrier_runtime.coordinator.wire.sealing import SealedFraming
+
+            return SealedFraming(self.send_key, self.receive_key, max_payload)
+        return Framing(self.send_key, self.receive_key, max_payload)
 
 
 _Small = TypeVar("_Small", Hello, _Challenge, _Proof)
@@ -92,12 +99,26 @@ _PROOF = msgspec.msgpack.Decoder(_Proof)
 
 
 class Initiator:
-    """The connecting side. Send `hello()`; then pass received bytes to `feed` and send the result."""
+    """The connecting side. Send `hello()`; then pass received bytes to `feed` and send the result.
 
-    def __init__(self, secret: bytes, *, job: str, run_id: str, purpose: Purpose, claims: bytes, nonce: bytes) -> None:
+    `private`: `KEY_BYTES` random bytes to encrypt the connection; empty: no encryption.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        *,
+        job: str,
+        run_id: str,
+        purpose: Purpose,
+        claims: bytes,
+        nonce: bytes,
+        private: bytes = b"",
+    ) -> None:
         _check_nonce(nonce)
         self._secret = secret
-        self._hello = Hello(_MAGIC, PROTOCOL_VERSION, job, run_id, purpose, claims, nonce)
+        self._private = private
+        self._hello = Hello(_MAGIC, PROTOCOL_VERSION, job, run_id, purpose, claims, nonce, _public(private))
         self._buffer = bytearray()
         self.session: PeerSession | None = None
 
@@ -113,13 +134,14 @@ class Initiator:
         if challenge is None:
             return b""
         _check_nonce(challenge.nonce)
-        transcript = _transcript(self._hello, challenge.nonce)
+        transcript = _transcript(self._hello, challenge.nonce, challenge.key)
         if not hmac.compare_digest(challenge.mac, _mac(self._secret, b"acceptor", transcript)):
             raise HandshakeFailed(f"the coordinator or peer of job {self._hello.job} does not know its secret: {_WHO}")
+        root = _root(self._secret, self._private, challenge.key)
         self.session = PeerSession(
             self._hello,
-            send_key=_mac(self._secret, b"initiator frames", transcript),
-            receive_key=_mac(self._secret, b"acceptor frames", transcript),
+            send_key=_mac(root, b"initiator frames", transcript),
+            receive_key=_mac(root, b"acceptor frames", transcript),
         )
         return _small_frame(_Proof(_mac(self._secret, b"initiator", transcript)))
 
@@ -128,11 +150,25 @@ class Initiator:
 
 
 class Acceptor:
-    """The listening side. `secret_of` returns the secret for a hello, or None to refuse the peer."""
+    """The listening side. `secret_of` returns the secret for a hello, or None to refuse the peer.
 
-    def __init__(self, *, nonce: bytes, purpose: Purpose, secret_of: Callable[[Hello], bytes | None]) -> None:
+    `private`: `KEY_BYTES` random bytes for peers that encrypt. `encrypted`: whether other peers are refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        nonce: bytes,
+        purpose: Purpose,
+        secret_of: Callable[[Hello], bytes | None],
+        private: bytes = b"",
+        encrypted: bool = False,
+    ) -> None:
         _check_nonce(nonce)
         self._nonce = nonce
+        self._private = private
+        self._encrypted = encrypted
+        self._key = b""  # the public key; empty: the connection is not encrypted
         self._purpose = purpose
         self._secret_of = secret_of
         self._buffer = bytearray()
@@ -168,78 +204,59 @@ class Acceptor:
         if hello.purpose != self._purpose:
             raise HandshakeFailed(f"a {hello.purpose} connection came to a {self._purpose} port: check the addresses")
         _check_nonce(hello.nonce)
+        if not hello.key and self._encrypted and hello.version in ACCEPTED_PROTOCOLS:
+            raise HandshakeFailed(f"a peer of job {hello.job!r} does not encrypt: {_PLAINTEXT}")
+        if hello.key and not self._private:
+            raise HandshakeFailed(f"a peer of job {hello.job!r} encrypts, and this end has no key: connection closed")
         secret = self._secret_of(hello)
         if secret is None:
             raise HandshakeFailed(f"job {hello.job!r} run {hello.run_id!r} is not known here: check job and address")
         self._hello, self._secret = hello, secret
-        return _small_frame(_Challenge(self._nonce, _mac(secret, b"acceptor", _transcript(hello, self._nonce))))
+        self._key = _public(self._private) if hello.key else b""
+        mac = _mac(secret, b"acceptor", _transcript(hello, self._nonce, self._key))
+        return _small_frame(_Challenge(self._nonce, mac, self._key))
 
     def _prove(self, hello: Hello, proof: _Proof) -> None:
-        transcript = _transcript(hello, self._nonce)
+        transcript = _transcript(hello, self._nonce, self._key)
         if not hmac.compare_digest(proof.mac, _mac(self._secret, b"initiator", transcript)):
             raise HandshakeFailed(f"a peer of job {hello.job!r} does not know its secret: {_WHO}")
+        root = _root(self._secret, self._private if hello.key else b"", hello.key)
         self.session = PeerSession(
             hello,
-            send_key=_mac(self._secret, b"acceptor frames", transcript),
-            receive_key=_mac(self._secret, b"initiator frames", transcript),
+            send_key=_mac(root, b"acceptor frames", transcript),
+            receive_key=_mac(root, b"initiator frames", transcript),
         )
 
 
-class Framing:
-    """Payloads <-> authenticated bytes, in order. One instance per connection."""
-
-    def __init__(self, send_key: bytes, receive_key: bytes, max_payload: int = MAX_MESSAGE_BYTES) -> None:
-        self._send_key = send_key
-        self._receive_key = receive_key
-        self._max_payload = max_payload
-        self._sent = 0
-        self._received = 0
-        self._buffer = bytearray()
-
-    def frame(self, payload: bytes) -> bytes:
-        """Returns the next frame to send."""
-        if len(payload) > self._max_payload:
-            raise FrameRejected(
-                f"frame of {len(payload)} bytes is over the cap of {self._max_payload}: send less at once"
-            )
-        sequence = _SEQUENCE.pack(self._sent)
-        mac = hmac.digest(self._send_key, sequence + payload, "sha256")[:16]
-        header = _HEADER.pack(len(payload), self._sent, mac)
-        self._sent += 1
-        return header + payload
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Returns all complete payloads. Raises `FrameRejected`; the connection is useless after that."""
-        buffer = self._buffer
-        buffer += data
-        payloads: list[bytes] = []
-        start = 0
-        while len(buffer) - start >= FRAME_OVERHEAD:
-            size, sequence, mac = _HEADER.unpack_from(buffer, start)
-            if size > self._max_payload:
-                raise FrameRejected(f"frame announces {size} bytes, the cap is {self._max_payload}: connection closed")
-            if sequence != self._received:
-                raise FrameRejected(f"frame {sequence} came where {self._received} was due: connection closed")
-            end = start + FRAME_OVERHEAD + size
-            if len(buffer) < end:
-                break
-            payload = bytes(memoryview(buffer)[start + FRAME_OVERHEAD : end])
-            expected = hmac.digest(self._receive_key, _SEQUENCE.pack(sequence) + payload, "sha256")[:16]
-            if not hmac.compare_digest(mac, expected):
-                raise FrameRejected(f"frame {sequence} has a wrong MAC: connection closed")
-            payloads.append(payload)
-            self._received += 1
-            start = end
-        if start:
-            del buffer[:start]
-        return payloads
-
-
+_PLAINTEXT = (
+    "connections from other hosts must be encrypted; use the same release and the same insecure_network_ok= everywhere"
+)
 _WHO = "a wrong address, another cluster's process, or an attacker"
 
 
-def _transcript(hello: Hello, acceptor_nonce: bytes) -> bytes:
-    return hashlib.sha256(msgspec.msgpack.encode((hello, acceptor_nonce))).digest()
+def _transcript(hello: Hello, acceptor_nonce: bytes, acceptor_key: bytes) -> bytes:
+    said = (_fields(hello), acceptor_nonce, acceptor_key) if hello.key else (_fields(hello), acceptor_nonce)
+    return hashlib.sha256(msgspec.msgpack.encode(said)).digest()
+
+
+def _public(private: bytes) -> bytes:
+    if not private:
+        return b""
+    from barrier_runtime.coordinator.wire.sealing import public_key
+
+    return public_key(private)
+
+
+def _root(secret: bytes, private: bytes, peer: bytes) -> bytes:
+    """Returns the key from which the keys of frames are derived: the job's secret, and the exchanged keys if any."""
+    if not private:
+        return secret
+    from barrier_runtime.coordinator.wire.sealing import shared_key
+
+    try:
+        return hmac.digest(secret, b"exchanged:" + shared_key(private, peer), "sha256")
+    except ValueError as error:
+        raise HandshakeFailed(f"a peer's key cannot be used ({error}): connection closed") from error
 
 
 def _mac(secret: bytes, label: bytes, transcript: bytes) -> bytes:
@@ -251,8 +268,14 @@ def _check_nonce(nonce: bytes) -> None:
         raise HandshakeFailed(f"nonce of {len(nonce)} bytes, {NONCE_BYTES} are required: connection closed")
 
 
+def _fields(message: Hello | _Challenge | _Proof) -> tuple[object, ...]:
+    """Fields on the wire: without a key the message has the length of earlier versions, which can read it."""
+    fields = msgspec.structs.astuple(message)
+    return fields if fields[-1] else fields[:-1]
+
+
 def _small_frame(message: Hello | _Challenge | _Proof) -> bytes:
-    body = msgspec.msgpack.encode(message)
+    body = msgspec.msgpack.encode(_fields(message))
     if len(body) > MAX_HANDSHAKE_BYTES:
         raise HandshakeFailed(
             f"handshake message of {len(body)} bytes is over {MAX_HANDSHAKE_BYTES}: use smaller claims"

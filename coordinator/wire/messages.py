@@ -12,7 +12,7 @@ from barrier_runtime.coordinator.option_types import CheckpointOptions as Checkp
 from barrier_runtime.coordinator.option_types import RestartOptions as RestartOptions
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes, StateDescription
 
-PROTOCOL_VERSION = 2  # of messages and of the handshake before them
+PROTOCOL_VERSION = 3  # of messages and of the handshake before them
 STABLE_KIND = "stable"  # kind of the steps that release rows after a decision, see `ChainSpec.kinds`
 ACCEPTED_PROTOCOLS = (PROTOCOL_VERSION,)  # of slots, by a coordinator
 

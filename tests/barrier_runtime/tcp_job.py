@@ -14,7 +14,7 @@ import shutil
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,6 +27,7 @@ from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import Shutdown, SlotClaims
+from barrier_runtime.coordinator.wire.privacy import Policy, across_hosts
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.launch.options import JobOptions, job_spec
 from barrier_runtime.runtime.host.workers import Workers
@@ -40,10 +41,17 @@ from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 
+Via = Callable[[str, int], Awaitable[tuple[str, int]]]
+
+
+async def directly(host: str, port: int) -> tuple[str, int]:
+    return host, port
+
 
 class TcpJob:
     """A running job. `storage`: URL or folder of the checkpoints. `wrap`: wraps the store for coordinator and slots.
-    `options`: options of `Dataflow.run`. Leaving the context ends slots, sockets, threads and local folders.
+    `via`: returns the address of a relay that leads to an address. `options`: options of `Dataflow.run`. Leaving the
+    context ends slots, sockets, threads and local folders.
     """
 
     runner: JobRunner
@@ -54,8 +62,12 @@ class TcpJob:
         storage: str | Path,
         *,
         wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store,
+        encrypts: Policy = across_hosts,
+        via: Via = directly,
         **options: Any,
     ) -> None:
+        self._encrypts = encrypts
+        self._via = via
         self.options = JobOptions.from_keywords(options)
         self.graph = compile_plan(
             flow.plan, self.options.parallelism, self.options.max_parallelism, mode=self.options.mode
@@ -74,11 +86,12 @@ class TcpJob:
         listening.bind(("127.0.0.1", 0))
         listening.listen(64)
         listening.setblocking(False)
-        self._server = ControlServer(self._directory, listening)
+        self._server = ControlServer(self._directory, listening, encrypts=self._encrypts)
         self._tasks: list[asyncio.Task[None]] = []
         self._planes: list[TcpDataPlane] = []
         self._links: list[TcpControlLink] = []
         await self._server.start()
+        self._coordinator = await self._via(*self._server.address)
         self.runner = await self._directory.submit(self.spec)
         for index in range(self.graph.parallelism):
             await self._start_slot(index, loop)
@@ -87,8 +100,8 @@ class TcpJob:
     async def _start_slot(self, index: int, loop: asyncio.AbstractEventLoop) -> None:
         job, run_id = self.spec.job, self.spec.run_id
         secret, slot_uuid = self._directory.secret(job, run_id), uuid.uuid4().hex
-        plane = TcpDataPlane(secret, job, run_id)
-        host, port = await plane.listen()
+        plane = TcpDataPlane(secret, job, run_id, encrypts=self._encrypts)
+        host, port = await self._via(*await plane.listen())
         resources = SlotResources(
             loop=loop,
             workers=self._workers,
@@ -107,7 +120,8 @@ class TcpJob:
         identity = SlotIdentity(index, slot_uuid, os.getpid(), "h", index, host, port)
         slot = Slot(self.graph, self.spec.checkpoints.mode, identity, resources, plane)
         claims = msgspec.msgpack.encode(SlotClaims(index, slot_uuid))
-        link = TcpControlLink((self._server.address,), secret, job, run_id, claims, slot.connected, slot.handle)
+        link = TcpControlLink((self._coordinator,), secret, job, run_id, claims, slot.connected, slot.handle)
+        link.encrypts = self._encrypts
         slot.link = link
         self.slots.append(slot)
         self._planes.append(plane)

@@ -783,8 +783,8 @@ MUTANTS = (
         "windows-without-watermarks",
         "a window of rows without watermarks is refused when the flow is written",
         "barrier_runtime/api/keyed_steps.py",
-        '        rows.need_watermarks(where, "a window is over when the watermark has passed its end")\n',
-        "        pass\n",
+        '        rows.need_watermarks(\n            where, "a window is over',
+        '        str.format(\n            where, "a window is over',
         ("tests/barrier_runtime/api/test_dataflow.py",),
     ),
     Mutant(

@@ -14,8 +14,10 @@ from typing import Protocol, cast
 
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.wire.codec import decode_to_slot, encode
-from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Framing, Initiator
+from barrier_runtime.coordinator.wire.framing import Framing
+from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, NONCE_BYTES, Initiator
 from barrier_runtime.coordinator.wire.messages import ToCoordinator, ToSlot, TryElsewhere
+from barrier_runtime.coordinator.wire.privacy import Policy, across_hosts
 from barrier_runtime.runtime.host.within import within
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 from barrier_runtime.state.sockets import end_when_unanswered
@@ -59,6 +61,7 @@ class TcpControlLink:
     ) -> None:
         """`timeout_s`: an unanswered connection ends after this time."""
         self.timeout_s = timeout_s
+        self.encrypts: Policy = across_hosts
         if not addresses:
             raise InvalidJob(f"job {job}: no coordinator address was given to the slot: give at least one")
         self._addresses = addresses  # in the order of the first round
@@ -135,7 +138,7 @@ class TcpControlLink:
         if self._connection is not None:
             self._connection.close()
 
-    def initiator(self) -> Initiator:
+    def initiator(self, peer: object) -> Initiator:
         return Initiator(
             self._secret,
             job=self._job,
@@ -143,6 +146,7 @@ class TcpControlLink:
             purpose="control",
             claims=self._claims,
             nonce=secrets.token_bytes(NONCE_BYTES),
+            private=secrets.token_bytes(KEY_BYTES) if self.encrypts(peer) else b"",
         )
 
     def received(self, connection: "_ControlConnection", payloads: list[bytes]) -> None:
@@ -158,12 +162,12 @@ class TcpControlLink:
 
 class _ControlConnection(asyncio.Protocol):
     transport: asyncio.Transport
+    _handshake: Initiator
     _framing: Framing
 
     def __init__(self, link: TcpControlLink) -> None:
         self._link = link
         self._trouble = ""
-        self._handshake = link.initiator()
         loop = asyncio.get_running_loop()
         self.proven: asyncio.Future[None] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
@@ -172,6 +176,7 @@ class _ControlConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         end_when_unanswered(transport.get_extra_info("socket"), round(self._link.timeout_s * 1000))
+        self._handshake = self._link.initiator(transport.get_extra_info("peername"))
         self.transport.write(self._handshake.hello())
 
     def data_received(self, data: bytes) -> None:

@@ -1,9 +1,10 @@
-"""TCP mesh between slots: one connection per channel, both ends. The only file with data sockets.
+"""TCP mesh between slots: one connection per channel, both ends. The only folder with data sockets.
 
 A connection begins with a mutual HMAC challenge on the job's secret; the claims name generation and channel. The
 receiver refuses an old token or an unexpected channel; a connection of a later generation waits until this slot has
-reached that generation. Frames follow (see `frames`). A running generation fails if a connection breaks or carries a
-wrong frame. An idle connection carries a sign of life in each interval of `beat`: a frame, or a repeated credit.
+reached that generation. Frames follow (see `frames`), encrypted unless the peer is on loopback (see `connection`). A
+running generation fails if a connection breaks or carries a wrong frame. An idle connection carries a sign of life in
+each interval of `beat`: a frame, or a repeated credit.
 
 The receiver reads all data at once and grants credit: the number of bytes that the sender may have sent since the
 beginning, which rises as the subtask takes elements. So at most the window of the channel and one step's output are in
@@ -14,16 +15,18 @@ import asyncio
 import secrets
 import struct
 from collections.abc import Callable
-from typing import cast
 
 import msgspec
 
 from barrier_runtime.coordinator.option_table import OPTIONS
+from barrier_runtime.coordinator.wire.framing import FrameRejected
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
 from barrier_runtime.coordinator.wire.messages import Peer
+from barrier_runtime.coordinator.wire.privacy import Policy, across_hosts
 from barrier_runtime.data.elements import Element, EndOfInput
 from barrier_runtime.runtime.host.within import within
 from barrier_runtime.runtime.network.channels import InputChannel, OutputChannel
+from barrier_runtime.runtime.network.connection import DataConnection, new_private_key
 from barrier_runtime.runtime.network.data_plane import Broken, ChannelId
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
 from barrier_runtime.runtime.network.listening import listen_on_one_of
@@ -31,7 +34,6 @@ from barrier_runtime.runtime.network.reaching import PacketsLost, reach
 from barrier_runtime.state.descriptors import remedy_if_exhausted
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
 from barrier_runtime.state.ports import ANY_PORT, PortRange
-from barrier_runtime.state.sockets import end_when_unanswered
 
 HANDSHAKE_TIMEOUT_S = 10.0
 DEFAULT_TIMEOUT_S: float = OPTIONS["slot_timeout"].default
@@ -56,9 +58,11 @@ class TcpDataPlane:
         host: str = "127.0.0.1",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         ports: PortRange = ANY_PORT,
+        encrypts: Policy = across_hosts,
     ) -> None:
         """`timeout_s`: an unanswered connection ends after this time. `ports`: of `host`, to listen on one of them."""
         self.timeout_s = timeout_s
+        self.encrypts = encrypts
         self.secret = secret
         self.job = job
         self.run_id = run_id
@@ -74,7 +78,7 @@ class TcpDataPlane:
         self._unproven: dict[_Incoming, None] = {}  # unauthenticated, in the order of arrival
         # In the order of arrival, because aborts happen in that order.
         self._connecting: dict[_Outgoing, None] = {}  # not admitted yet
-        self._open: dict[_Connection, None] = {}
+        self._open: dict[DataConnection, None] = {}
         self._unreached: dict[int, int] = {}  # slot that a connection is attempted to -> calls of `beat` since
 
     async def listen(self) -> tuple[str, int]:
@@ -159,6 +163,26 @@ class TcpDataPlane:
 
     # ------------------------------------------------------------ called by connections
 
+    def acceptor(self, *, encrypted: bool) -> Acceptor:
+        return Acceptor(
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            purpose="data",
+            secret_of=lambda hello: self.secret if (hello.job, hello.run_id) == (self.job, self.run_id) else None,
+            private=new_private_key(),
+            encrypted=encrypted,
+        )
+
+    def initiator(self, claims: bytes, *, encrypted: bool) -> Initiator:
+        return Initiator(
+            self.secret,
+            job=self.job,
+            run_id=self.run_id,
+            purpose="data",
+            claims=claims,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            private=new_private_key() if encrypted else b"",
+        )
+
     @property
     def unproven(self) -> int:
         return len(self._unproven)
@@ -202,10 +226,10 @@ class TcpDataPlane:
         if not self._missing:
             self._complete.set()
 
-    def opened(self, connection: "_Connection") -> None:
+    def opened(self, connection: "DataConnection") -> None:
         self._open[connection] = None
 
-    def lost(self, connection: "_Connection", channel: ChannelId | None, reason: str) -> None:
+    def lost(self, connection: "DataConnection", channel: ChannelId | None, reason: str) -> None:
         if channel is not None and self._waiting.get(channel) is connection:
             del self._waiting[channel]
             if len(self._lost) < _MOST_WAITING:
@@ -216,60 +240,14 @@ class TcpDataPlane:
                 self._broken(channel, reason)
 
 
-class _Connection(asyncio.Protocol):
-    transport: asyncio.Transport
-
-    def __init__(self, plane: TcpDataPlane) -> None:
-        self._plane = plane
-        self._channel: ChannelId | None = None
-        self._reason = ""
-        self._finished = False  # EndOfInput went through: the end of the connection is no failure
-        self.peer = -1  # slot at the other end, once known
-        self._quiet = 0  # calls of `beat` since bytes came
-        self._idle = True  # nothing was sent since the last call of `beat`
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
-        end_when_unanswered(transport.get_extra_info("socket"), round(self._plane.timeout_s * 1000))
-
-    def beat(self) -> int:
-        """Sends a sign of life if nothing else was sent. Returns the number of calls since bytes came."""
-        if self._finished or self.transport.is_closing():
-            return 0
-        if self._idle and not self.transport.get_write_buffer_size():
-            self._send_alive()
-        self._idle = True
-        self._quiet += 1
-        return self._quiet
-
-    def _send_alive(self) -> None:
-        raise NotImplementedError
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._finished:
-            return
-        self._plane.lost(self, self._channel, self._reason or (str(error) if error else "closed by the other slot"))
-
-    def abort(self) -> None:
-        transport = getattr(self, "transport", None)
-        if transport is not None:
-            transport.abort()
-
-    def _fail(self, reason: str) -> None:
-        self._reason = reason
-        self.abort()
-
-
-class _Incoming(_Connection):
+class _Incoming(DataConnection):
     """Downstream end: handshake, then frames into an input channel within the credit."""
+
+    _plane: TcpDataPlane
+    _handshake: Acceptor
 
     def __init__(self, plane: TcpDataPlane) -> None:
         super().__init__(plane)
-        self._handshake = Acceptor(
-            nonce=secrets.token_bytes(NONCE_BYTES),
-            purpose="data",
-            secret_of=lambda hello: plane.secret if (hello.job, hello.run_id) == (plane.job, plane.run_id) else None,
-        )
         self._reader = FrameReader()
         self._target: InputChannel | None = None
         self._received = 0  # bytes of frames
@@ -278,6 +256,7 @@ class _Incoming(_Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._handshake = self._plane.acceptor(encrypted=self._encrypts())
         self._plane.came(self)
         self._timeout = asyncio.get_running_loop().call_later(
             HANDSHAKE_TIMEOUT_S, self._fail, "the handshake did not finish in time"
@@ -300,6 +279,7 @@ class _Incoming(_Connection):
             if self._handshake.unread():
                 raise HandshakeFailed("data came before the channel was admitted")
             self._channel = _CHANNEL_ID.decode(session.hello.claims)
+            self._agreed(session)
             self.peer = self._channel.source_slot
         except (HandshakeFailed, *UNREADABLE) as error:
             self._fail(str(error))
@@ -309,25 +289,26 @@ class _Incoming(_Connection):
 
     def wait(self) -> None:
         """Confirms to the other end that the claims arrived, ahead of their generation."""
-        self.transport.write(_NOT_YET)
+        self._write([_NOT_YET])
 
     def begin(self, target: InputChannel) -> None:
         self._target = target
         target.when_credit(self._send_credit)
-        self.transport.write(_ADMITTED)
+        self._write([_ADMITTED])
         self._send_credit()
 
     def _frames(self, data: bytes) -> None:
         target = self._target
         assert target is not None
         self._quiet = 0
-        self._received += len(data)
         try:
+            data = self._read(data)
+            self._received += len(data)
             for element, size in self._reader.feed(data):
                 target.push(element, size)
                 if isinstance(element, EndOfInput):
                     self._finished = True
-        except FrameError as error:
+        except (FrameError, FrameRejected) as error:
             self._fail(str(error))
 
     def _send_credit(self) -> None:
@@ -336,13 +317,13 @@ class _Incoming(_Connection):
         credit = self._received + target.credit
         if credit > self._credit and not self._finished and not self.transport.is_closing():
             self._credit, self._idle = credit, False
-            self.transport.write(_CREDIT.pack(credit))
+            self._write([_CREDIT.pack(credit)])
 
     def _send_alive(self) -> None:
         """Repeats the credit, which includes signs of life of the other end."""
         self._send_credit()
         if self._idle:
-            self.transport.write(_CREDIT.pack(self._credit))
+            self._write([_CREDIT.pack(self._credit)])
 
     def _proven_or_gone(self) -> None:
         self._plane.proved(self)
@@ -354,21 +335,17 @@ class _Incoming(_Connection):
         super().connection_lost(error)
 
 
-class _Outgoing(_Connection):
+class _Outgoing(DataConnection):
     """Upstream end: an `OutputChannel`."""
+
+    _plane: TcpDataPlane
+    _handshake: Initiator
 
     def __init__(self, plane: TcpDataPlane, channel: ChannelId, wake_writer: Callable[[], None]) -> None:
         super().__init__(plane)
         self._channel = channel
+        self._claims = msgspec.msgpack.encode(channel)
         self.peer = channel.target_slot
-        self._handshake = Initiator(
-            plane.secret,
-            job=plane.job,
-            run_id=plane.run_id,
-            purpose="data",
-            claims=msgspec.msgpack.encode(channel),
-            nonce=secrets.token_bytes(NONCE_BYTES),
-        )
         self._writer = FrameWriter()
         self._wake_writer = wake_writer
         self._sent = 0  # bytes of frames
@@ -380,18 +357,21 @@ class _Outgoing(_Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._handshake = self._plane.initiator(self._claims, encrypted=self._encrypts())
         self.transport.write(self._handshake.hello())
 
     def data_received(self, data: bytes) -> None:
-        if self.ready.done():
-            self._take_credit(data)
-            return
         try:
             if self._handshake.session is None:
                 self.transport.write(self._handshake.feed(data))
                 if self._handshake.session is None:
                     return
+                self._agreed(self._handshake.session)
                 data = self._handshake.unread()
+            data = self._read(data)
+            if self.ready.done():
+                self._take_credit(data)
+                return
             if data and not self.proven.done():
                 self.proven.set_result(None)
                 data = data.removeprefix(_NOT_YET)
@@ -401,7 +381,7 @@ class _Outgoing(_Connection):
                 self._plane.opened(self)
                 self._take_credit(data[len(_ADMITTED) :])
                 self.ready.set_result(None)
-        except HandshakeFailed as error:
+        except (HandshakeFailed, FrameRejected) as error:
             self._fail(str(error))
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -422,7 +402,7 @@ class _Outgoing(_Connection):
     def _send_alive(self) -> None:
         alive = self._writer.alive()
         self._sent += len(alive)
-        self.transport.write(alive)
+        self._write([alive])
 
     def _take_credit(self, data: bytes) -> None:
         self._quiet = 0
@@ -445,6 +425,6 @@ class _Outgoing(_Connection):
             raise BarrierRuntimeError(f"channel {self._channel}: {error}") from error
         self._sent += sum(map(len, chunks))
         self._idle = False
-        self.transport.writelines(chunks)
+        self._write(chunks)
         if isinstance(element, EndOfInput):
             self._finished = True

@@ -8,7 +8,13 @@ import pytest
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
-from barrier_runtime.launch.coordinator_place import CoordinatorPlace, check_bound, is_local, place_of_coordinator
+from barrier_runtime.launch.coordinator_place import (
+    CoordinatorPlace,
+    check_bound,
+    check_closures_encrypted,
+    is_local,
+    place_of_coordinator,
+)
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.state.ports import PortRange
 
@@ -99,3 +105,37 @@ def test_host_name_that_is_loopback_on_its_own_host_is_refused() -> None:
     with pytest.raises(InvalidJob, match=r"'node-1' is 127\.0\.1\.1 on this host.*give coordinator_bind='0\.0\.0\.0'"):
         check_bound(CoordinatorPlace("node-1", "node-1"), "127.0.1.1", FAR)
     check_bound(CoordinatorPlace("node-1", "0.0.0.0"), "0.0.0.0", FAR)
+
+
+ENCRYPTED = [
+    {"spark.network.crypto.enabled": "true", "spark.authenticate": "true"},
+    {"spark.ssl.rpc.enabled": "TRUE"},
+]
+
+
+def test_spark_that_sends_the_secret_unencrypted_is_refused() -> None:
+    with pytest.raises(InvalidJob) as error:
+        check_closures_encrypted(JobOptions(), FAR, {})
+    said = str(error.value)
+    assert "set spark.network.crypto.enabled (with spark.authenticate) or spark.ssl.rpc.enabled" in said
+    assert "insecure_network_ok=True" in said
+
+
+def test_crypto_of_spark_without_authentication_is_refused() -> None:
+    """Spark ignores the setting then."""
+    with pytest.raises(InvalidJob, match=r"set spark\.authenticate too"):
+        check_closures_encrypted(JobOptions(), FAR, {"spark.network.crypto.enabled": "true"})
+
+
+@pytest.mark.parametrize("conf", ENCRYPTED)
+def test_spark_that_encrypts_needs_no_confirmation(conf: dict[str, str]) -> None:
+    check_closures_encrypted(JobOptions(), FAR, conf)
+
+
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]", "spark://127.0.0.1:7077"])
+def test_executors_on_this_host_need_no_encryption(master: str) -> None:
+    check_closures_encrypted(JobOptions(), master, {})
+
+
+def test_trusted_network_needs_no_encryption() -> None:
+    check_closures_encrypted(JobOptions(insecure_network_ok=True), FAR, {})

@@ -326,17 +326,16 @@ def refused_by_the_process(*arguments):
     return done.stderr
 
 
-@pytest.mark.parametrize("option", ["--listen", "--http"])
-def test_other_than_loopback_needs_the_operators_word(tmp_path, option):
+def test_rest_on_another_address_than_loopback_needs_the_operators_word(tmp_path):
     """G1."""
-    said = refused(tmp_path, option, "0.0.0.0:0")
-    assert "not a loopback address" in said
+    said = refused(tmp_path, "--http", "0.0.0.0:0")
+    assert "--http 0.0.0.0 is not a loopback address, and REST is not encrypted" in said
     assert "--insecure-network-ok" in said
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", *(["[::]"] if "::1" in LOOPBACKS else [])])
 def test_every_interface_needs_an_address_that_others_connect_to(tmp_path, host):
-    said = refused(tmp_path, "--listen", f"{host}:0", "--insecure-network-ok")
+    said = refused(tmp_path, "--listen", f"{host}:0")
     assert f"nobody can connect to {host.strip('[]')}, which means every interface of this host for --listen" in said
     assert "with --advertise HOST" in said
     said = refused(tmp_path, "--http", f"{host}:0", "--insecure-network-ok")
@@ -476,7 +475,7 @@ def test_slot_of_another_protocol_is_refused_by_name_and_the_job_fails(embedded,
     slot = TcpSlot(JOB.job, JOB.run_id, secret, 0).connect(embedded.control_address)
     ended = until(lambda: failed(embedded), "the job to fail")
     slot.close()
-    assert "slot 0 on host 127.0.0.1 has the protocol 1, the coordinator has 2" in ended.error
+    assert "slot 0 on host 127.0.0.1 has the protocol 1, the coordinator has 3" in ended.error
     assert "coordinator daemons the same release" in ended.error
 
 

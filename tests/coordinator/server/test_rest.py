@@ -47,7 +47,7 @@ def body(job: JobSpec | None = None) -> bytes:
 
 
 def every_route() -> Iterator[tuple[str, str]]:
-    api = Api(None, ControlAddress("h", 1), 1)  # routes need no directory
+    api = Api(None, ControlAddress("h", 1), 1, b"k")  # routes need no directory
     for route in api.routes():
         for method in route.methods - {"HEAD"}:
             yield method, route.path

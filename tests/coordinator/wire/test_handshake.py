@@ -5,12 +5,10 @@ import pickle
 import pytest
 
 from barrier_runtime.coordinator.wire import handshake
+from barrier_runtime.coordinator.wire.framing import FRAME_OVERHEAD, FrameRejected, Framing
 from barrier_runtime.coordinator.wire.handshake import (
-    FRAME_OVERHEAD,
     MAX_HANDSHAKE_BYTES,
     Acceptor,
-    FrameRejected,
-    Framing,
     HandshakeFailed,
     Initiator,
     job_secret,
@@ -96,7 +94,7 @@ def test_the_claims_are_bound_into_the_proof():
 def test_a_connection_for_another_purpose_or_version_is_refused():
     with pytest.raises(HandshakeFailed, match="data connection came to a control port"):
         acceptor().feed(initiator(purpose="data").hello())
-    newer = initiator(purpose="data").hello().replace(b"barrier-runtime\x02", b"barrier-runtime\x03")
+    newer = initiator(purpose="data").hello().replace(b"barrier-runtime\x03", b"barrier-runtime\x04")
     with pytest.raises(HandshakeFailed, match="same release"):
         acceptor(purpose="data").feed(newer)
 

@@ -1,0 +1,118 @@
+"""Check of every request before any route: signature, token or session; custom header; size and kind of the body."""
+
+import hmac
+import logging
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from barrier_runtime.coordinator.client.rest_signing import SCHEME, WINDOW_MS, Signatures
+from barrier_runtime.coordinator.client.rest_token import Token
+from barrier_runtime.coordinator.client.rest_types import ErrorReply
+from barrier_runtime.coordinator.server.web.front import now_ms
+from barrier_runtime.coordinator.server.web.sessions import PageSessions
+from barrier_runtime.state.errors import InvalidJob
+
+audit = logging.getLogger("coordinator.audit")
+
+MAX_BODY_BYTES = 1024 * 1024
+GUARD_HEADER = "x-barrier-runtime"
+OPEN_PATHS = frozenset({"/healthz"})
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+_WRONG_TOKEN = "this is not the daemon's token: use the token file that the daemon was started with"
+_REFUSALS = {
+    "not understood": f"the signature is not understood: send Authorization: {SCHEME} <time ms>:<nonce>:<MAC>",
+    "another time": (
+        f"the call was signed more than {WINDOW_MS // 60_000} minutes before or after now: set the clocks of both hosts"
+    ),
+    "repeated": "this call was made before: sign each call with a new nonce",
+    "wrong": _WRONG_TOKEN,
+}
+
+
+class Guard:
+    """Checks the caller, custom header and body size of every request."""
+
+    def __init__(
+        self, app: ASGIApp, token: Token, signatures: Signatures, sessions: PageSessions | None = None
+    ) -> None:
+        self._app = app
+        self._token = token
+        self._signatures = signatures
+        self._sessions = sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # only HTTP is offered, so nothing else may bypass the token
+            raise InvalidJob(f"a {scope['type']} connection came to an interface that speaks HTTP only: use HTTP")
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        signed = headers.get(b"authorization", b"").startswith(SCHEME.encode()) and scope["path"] not in OPEN_PATHS
+        refusal = (None if signed else self._why_unknown(scope, headers)) or _why_unfit(scope, headers)
+        if signed and refusal is None:
+            receive, body = await _read_ahead(receive)
+            refusal = self._why_unsigned(scope, headers, body)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+            return
+        if scope["method"] not in ("GET", "HEAD"):
+            # Logged as sent: a decoded path could contain line ends and forge log lines.
+            path = scope["raw_path"].decode("ascii", "replace")
+            audit.info("token %s: %s %s", self._token.name, scope["method"], path)
+        await self._app(scope, receive, send)
+
+    def _why_unknown(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
+        given = headers.get(b"authorization", b"")
+        if scope["path"] in OPEN_PATHS or hmac.compare_digest(given, b"Bearer " + self._token.value):
+            return None
+        if not given and self._has_session(headers):
+            return None
+        none = "a bearer token is required: send Authorization: Bearer <token>"
+        return _refused(_WRONG_TOKEN if given else none, 401)
+
+    def _why_unsigned(self, scope: Scope, headers: dict[bytes, bytes], body: bytes) -> Response | None:
+        query = scope["query_string"]
+        target = scope["raw_path"] + (b"?" + query if query else b"")
+        given = headers[b"authorization"].decode("latin-1")
+        verdict = self._signatures.verdict(given, scope["method"], target, body, now_ms())
+        return _refused(_REFUSALS[verdict], 401) if verdict else None
+
+    def _has_session(self, headers: dict[bytes, bytes]) -> bool:
+        cookies = headers.get(b"cookie", b"").decode("latin-1")
+        return self._sessions is not None and self._sessions.of_cookies(cookies, now_ms()) is not None
+
+
+def _why_unfit(scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
+    if scope["path"] in OPEN_PATHS:
+        return None
+    if scope["method"] not in ("GET", "HEAD") and headers.get(GUARD_HEADER.encode()) != b"1":
+        return _refused("state-changing requests need the header X-Barrier-Runtime: 1", 403)
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit() or len(length) > 20 or int(length) > MAX_BODY_BYTES:
+        return _refused(f"the body may have at most {MAX_BODY_BYTES} bytes", 413)
+    kind = headers.get(b"content-type")
+    if kind is not None and kind.partition(b";")[0].strip().lower() != b"application/json":
+        return _refused("only JSON is understood: send Content-Type: application/json", 415)
+    return None
+
+
+async def _read_ahead(receive: Receive) -> tuple[Receive, bytes]:
+    """Reads the body that the signature covers, and returns a `receive` that gives the body again.
+
+    A body without a length may exceed the bound; the bytes read so far match no signature then."""
+    body = bytearray()
+    more = True
+    while more and len(body) <= MAX_BODY_BYTES:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message["type"] == "http.request" and message.get("more_body", False)
+    again: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+    async def receive_again() -> Message:
+        return again.pop() if again else await receive()
+
+    return receive_again, bytes(body)
+
+
+def _refused(why: str, status: int) -> Response:
+    return Response(msgspec.json.encode(ErrorReply(why)), status, headers=dict(HEADERS), media_type="application/json")

@@ -1,0 +1,26 @@
+"""Bound for log lines about peers that prove nothing: strangers must not fill the disk."""
+
+from dataclasses import dataclass
+
+LINES = 10
+PER_S = 60.0
+
+
+@dataclass
+class LineLimit:
+    """Allows `LINES` lines in each period of `PER_S`, and counts the others."""
+
+    _period_s: float = float("-inf")  # begin of the present period
+    _lines: int = 0  # in the present period
+    _left_out: int = 0  # since the last line
+
+    def left_out_before(self, now_s: float) -> int | None:
+        """Returns the number of lines left out before this line; None: leave this line out too."""
+        if now_s - self._period_s >= PER_S:
+            self._period_s, self._lines = now_s, 0
+        if self._lines == LINES:
+            self._left_out += 1
+            return None
+        self._lines += 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out

@@ -1,0 +1,41 @@
+"""Peers that prove nothing write a bounded number of log lines."""
+
+import asyncio
+import logging
+import socket
+
+from barrier_runtime.coordinator.server import strangers
+from barrier_runtime.coordinator.server.control import ControlServer
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.strangers import LINES, PER_S, LineLimit
+from barrier_runtime.state.store.memory import MemoryStore
+from tests.waiting import eventually
+
+
+def test_lines_of_a_period_are_bounded_and_the_others_counted():
+    limit = LineLimit()
+    assert [limit.left_out_before(100.0) for _ in range(LINES)] == [0] * LINES
+    assert [limit.left_out_before(100.0 + PER_S / 2) for _ in range(5)] == [None] * 5
+    assert limit.left_out_before(100.0 + PER_S) == 5
+    assert limit.left_out_before(100.0 + PER_S) == 0
+
+
+async def test_a_crowd_of_malformed_hellos_writes_few_lines(caplog, monkeypatch):
+    monkeypatch.setattr(strangers, "PER_S", float("inf"))
+    caplog.set_level(logging.DEBUG, "coordinator.control")
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setblocking(False)
+    directory = JobDirectory(MemoryStore(), daemon_key=b"k" * 32, leader="a", host="h")
+    server = ControlServer(directory, listening)
+    await server.start()
+    for _ in range(3 * LINES):
+        reader, writer = await asyncio.open_connection(*server.address)
+        writer.write(b"\x00\x04GET ")
+        assert await reader.read() == b"", "closed without a word"
+        writer.close()
+    await eventually(lambda: not server._writers, "the last connection ended")
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(lines) == LINES
+    assert all("not a handshake of barrier-runtime" in line for line in lines)
+    await server.close()
+    await directory.close()
