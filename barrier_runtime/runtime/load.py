@@ -34,9 +34,9 @@ class Load:
     blocked: bool = False  # at the last look
     held: bool = False
 
-    def poll(self, source: SourceDriver, now_ns: int, clock_ns: Callable[[], int]) -> Batch | None:
+    def poll(self, source: SourceDriver, now_ns: int, clock_ns: Callable[[], int], max_rows: int) -> Batch | None:
         """Polls `source`, and notes the time in a reader of this package that calls no functions of users."""
-        batch = source.poll(now_ns)
+        batch = source.poll(now_ns, max_rows)
         if not source.runs_users_code:
             self.read_s = (clock_ns() - now_ns) / 1e9
         return batch

@@ -37,6 +37,7 @@ from barrier_runtime.runtime.alignment.effects import (
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
 from barrier_runtime.runtime.in_flight.writer import InFlightData, InFlightWriter
 from barrier_runtime.runtime.network.channels import InputChannel, ResultPartition
+from barrier_runtime.runtime.network.flow_control import SourceChunk
 from barrier_runtime.runtime.network.input_queues import InputQueues
 from barrier_runtime.runtime.operator_chain import OperatorChain
 from barrier_runtime.runtime.sources.driver import SourceDriver
@@ -53,9 +54,7 @@ class SubtaskHost(Protocol):
     def now_ms(self) -> float: ...
     def now_ns(self) -> int: ...
     def starved_ns(self) -> int: ...  # how long this thread has waited for a processor; costs some microseconds
-    def source_ns(self) -> int:
-        """Time for sources: as `now_ns`, but never jumps."""
-        ...
+    def source_ns(self) -> int: ...  # time for sources: as `now_ns`, but never jumps
 
     def captured(
         self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
@@ -102,6 +101,7 @@ class Subtask:
         self._merger = self.queues.merger
         self.announcements = self.queues.announcements  # barriers and ends that arrived and were not handled
         self._said_idle = False
+        self._chunk = SourceChunk()
         self._ahead = False  # rows were taken without room
         self._all_in = False  # the inputs have ended
         self._host = host
@@ -280,12 +280,12 @@ class Subtask:
             self._advance_further()
             return True
         now_ns = self._host.source_ns()
-        batch = self.chain.load.poll(source, now_ns, self._host.source_ns)
+        batch = self.chain.load.poll(source, now_ns, self._host.source_ns, self._chunk.rows(self._host.starved_ns))
         if batch is not None:
-            jumped_ns = self._host.now_ns() - self._host.source_ns()
-            batch.emit_ns += jumped_ns  # latencies are measured on the wall clock
+            batch.emit_ns += self._host.now_ns() - self._host.source_ns()  # latencies are of the wall clock
             self._batch(batch, 0)
             self.chain.took(source.reached)
+            self._chunk.worked_rows(batch.count, self._host.source_ns() - now_ns, self._host.starved_ns)
         watermark = source.watermark_to_tell(self.chain.heard, now_ns)
         if watermark is not None:
             self.chain.advance(watermark)

@@ -171,10 +171,11 @@ MUTANTS = (
         "slot-is-woken-before-the-rows-are-there",
         "who wakes a slot has put first what it wakes it for",
         "barrier_runtime/connectors/kafka/source/partition_queue.py",
-        "        self._items.append(fetched)\n"
+        "        self._items.append(chunks[0] if len(chunks) == 1 else _as_one(chunks))\n"
         "        if len(self._items) == 1:  # with earlier entries the loop was woken before, and takes all\n"
         "            self._wake()\n",
-        "        if not self._items:\n            self._wake()\n        self._items.append(fetched)\n",
+        "        if not self._items:\n            self._wake()\n"
+        "        self._items.append(chunks[0] if len(chunks) == 1 else _as_one(chunks))\n",
         ("tests/barrier_runtime/runtime/sources/test_waking_sources.py",),
     ),
     Mutant(

@@ -7,7 +7,8 @@ empty. The first window lies in between, so that a slow reader does not start wi
 
 A *chunk* is the part of a batch that is processed at once: about `CHUNK_NS` of work, so that a slow operator does not
 hold up barriers, sockets and timers for the duration of a large batch. Time for which the slot's thread waited for a
-processor is not work: smaller chunks would not shorten that time, and each chunk has a cost.
+processor is not work: smaller chunks would not shorten that time, and each chunk has a cost. The fixed cost of a chunk
+does not count either: two long chunks of different sizes show the cost per byte.
 """
 
 from collections.abc import Callable
@@ -19,9 +20,12 @@ CHUNK_NS = 20_000_000
 _LONG_NS = CHUNK_NS // 10
 MIN_CHUNK_BYTES = 1024
 _FIRST_BYTES = 256 * 1024
+_FIRST_ROWS = 128  # of a source
+_ROW_BYTES = MIN_CHUNK_BYTES  # that a source's row counts, so that the smallest batch has one row
 # Caches are cold after a restore and much work is due, but the first rows must leave soon.
 _FIRST_CHUNK_BYTES = 16 * 1024
 _GROWTH = 4
+_LEAST_IN_A_ROW = 16  # smallest chunks, each long; then a larger chunk shows whether size matters
 
 
 class Window:
@@ -53,13 +57,15 @@ class Window:
 class Chunk:
     """Bytes of a batch that are processed at once, by measurement: shrinks at once, grows by steps."""
 
-    __slots__ = ("_is_long", "_last", "_starved_ns", "bytes")
+    __slots__ = ("_is_long", "_last", "_least", "_long", "_starved_ns", "bytes")
 
-    def __init__(self) -> None:
-        self.bytes = _FIRST_CHUNK_BYTES
+    def __init__(self, first: int = _FIRST_CHUNK_BYTES) -> None:
+        self.bytes = first
         self._is_long = False  # the last batch took long: only then is reading the starved time worth its cost
         self._starved_ns = 0
         self._last = 0
+        self._long: tuple[int, int] | None = None  # size and duration of an earlier batch, if all since took too long
+        self._least = 0  # smallest chunks since
 
     def begin(self, starved_ns: Callable[[], int]) -> None:
         """Starts a measurement. `starved_ns` returns how long the thread has waited for a processor."""
@@ -85,4 +91,42 @@ class Chunk:
         self._is_long = took_ns >= _LONG_NS
         if self._last and (took_ns > CHUNK_NS or self._last * _GROWTH > self.bytes):
             wanted = self._last * CHUNK_NS // max(took_ns, 1)
+            if took_ns > CHUNK_NS:
+                wanted = self._without_fixed_cost(took_ns, wanted)
+            else:
+                self._long = None
             self.bytes = max(MIN_CHUNK_BYTES, min(wanted, self.bytes * _GROWTH))
+
+    def _without_fixed_cost(self, took_ns: int, wanted: int) -> int:
+        """Returns the bytes whose own cost is `CHUNK_NS`; `wanted` until batches of two sizes have been measured."""
+        size, duration_ns = self._long or (self._last, took_ns)
+        more = self._last - size
+        if abs(more) * _GROWTH >= max(self._last, size):  # otherwise too similar: the difference would be chance
+            self._long = self._last, took_ns
+            cost_ns = (took_ns - duration_ns) // more  # per byte
+            return CHUNK_NS // cost_ns if cost_ns > 0 else self.bytes * _GROWTH
+        self._long = size, duration_ns
+        self._least += wanted < MIN_CHUNK_BYTES
+        if self._least < _LEAST_IN_A_ROW:
+            return wanted
+        self._least = 0
+        return self.bytes * 2
+
+
+class SourceChunk(Chunk):
+    """Most rows of a source's next batch. The first batch is small, since its rows may be slow."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(_FIRST_ROWS * _ROW_BYTES)
+
+    def rows(self, starved_ns: Callable[[], int]) -> int:
+        """Starts a measurement, as `begin`, of a batch of at most as many rows as are returned."""
+        self.begin(starved_ns)
+        return self.bytes // _ROW_BYTES
+
+    def worked_rows(self, rows: int, took_ns: int, starved_ns: Callable[[], int]) -> None:
+        """Ends the measurement: the batch of `rows` took `took_ns`."""
+        self.taken(rows * _ROW_BYTES)
+        self.worked(took_ns, starved_ns)

@@ -238,7 +238,7 @@ class SourceDriver:
             return None
         if self._ends is not None:
             self._ends.request()
-        limit = max_rows or self._spec.max_rows_per_batch
+        limit = self._spec.max_rows_per_batch if max_rows is None else min(max_rows, self._spec.max_rows_per_batch)
         if self._bucket is not None:
             limit = min(limit, self._bucket.tokens(now_ns))
             if limit == 0:

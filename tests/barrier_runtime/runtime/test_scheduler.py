@@ -449,3 +449,64 @@ def test_long_steps_tell_readers_of_this_package_from_the_code_of_users(module, 
     assert not errors
     assert longest is not None
     assert (longest.reading, noted) == (reading, reading)
+
+
+def rows_of_steps(batch_s, row_s, batches):
+    """Returns the rows per batch of a source that is far behind. A batch takes `batch_s`, and `row_s` for each row."""
+    clock, sizes, errors = HandClock(), [], []
+    clock.source_ns = clock.now_ns
+    driver = SourceDriver()
+    source = GeneratedRows("ticks", 10_000_000, None, None, 1)
+    driver.open(World().context("ticks"), SourceSpec("ticks", source, tuple(source.splits(1))))
+
+    class Sized(Slow):
+        def process(self, batch, emit, port=0):
+            sizes.append(len(batch))
+            clock.now += len(batch) * (row_s() if callable(row_s) else row_s)
+            super().process(batch, emit, port)
+
+    async def run():
+        scheduler = Scheduler(asyncio.get_running_loop(), lambda: False, lambda _, e: errors.append(e), clock)
+        sized = Sized(clock, batch_s, lambda: None)
+        aligner = Aligner(0, 1)
+        subtask = Subtask(SubtaskId(0, 0), 1, [("sized", sized)], [], [], aligner, host=clock, source=("ticks", driver))
+        scheduler.start([subtask])
+        while len(sizes) < batches and not errors:
+            clock.now += 0.05  # more rows become due than a batch may have
+            await asyncio.sleep(0)
+        scheduler.stop()
+
+    asyncio.run(run())
+    assert not errors
+    return sizes
+
+
+def test_batches_of_a_source_behind_grow_up_to_20_ms_of_work():
+    quick = rows_of_steps(batch_s=0.002, row_s=0.0, batches=30)
+    assert quick[0] <= 128  # rows may be slow
+    assert quick[-1] == 65_536
+    medium = rows_of_steps(batch_s=0.0, row_s=0.000_002, batches=30)
+    assert 9_000 <= max(medium) <= 10_000  # 20 ms of work
+
+
+@pytest.mark.parametrize(("row_s", "most"), [(0.001, 20), (0.1, 1)])
+def test_batches_of_slow_rows_take_20_ms_or_have_one_row(row_s, most):
+    slow = rows_of_steps(batch_s=0.0, row_s=row_s, batches=64)
+    assert max(slow) <= 128
+    usual = sorted(slow[8:])[:-4]
+    assert max(usual) <= most
+    assert max(slow[8:]) <= 2 * most  # now and then a larger batch shows whether size matters
+
+
+@pytest.mark.parametrize("row_s", [0.0, 0.000_001])
+def test_fixed_cost_of_a_batch_does_not_shrink_batches(row_s):
+    sizes = rows_of_steps(batch_s=0.05, row_s=row_s, batches=60)
+    assert min(sizes[40:]) >= 4_096
+
+
+def test_rows_that_turn_slow_or_quick_change_the_size_of_batches():
+    costs = iter([0.000_001] * 50 + [0.001] * 50 + [0.000_001] * 50)
+    sizes = rows_of_steps(batch_s=0.025, row_s=lambda: next(costs), batches=150)
+    assert min(sizes[40:50]) >= 4_096
+    assert max(sizes[60:100]) <= 80
+    assert min(sizes[140:]) >= 4_096

@@ -72,6 +72,7 @@ class Fetcher:
         self._queues: dict[Partition, PartitionQueue] = {}  # this field and the following belong to the thread
         self._full: set[Partition] = set()  # paused until their queues are emptier
         self._over: set[Partition] = set()  # paused for good
+        self._gathers = False  # rows wait in queues for more rows
         self._poll_at_s = 0.0
         self._ends_at_s = 0.0
         self._watch = RetentionWatch(client, self._kafka)
@@ -90,8 +91,9 @@ class Fetcher:
 
     def add(self, queue: PartitionQueue) -> None:
         self._added.append(queue)
-        self._orders.put(lambda consumer: self._add(consumer, queue))
-        if self._failed is not None:
+        if self._failed is None:
+            self._orders.put(lambda consumer: self._add(consumer, queue))
+        else:
             queue.fail(self._failed)
 
     def remove(self, queue: PartitionQueue) -> None:
@@ -150,12 +152,14 @@ class Fetcher:
         self._turned_s = time.monotonic()
         self._obey(consumer)
         self._go_on(consumer)
-        first = consumer.poll(_WAIT_FULL_S if self._full else _WAIT_S)
+        first = consumer.poll(_WAIT_FULL_S if self._full or self._gathers else _WAIT_S)
         messages = [] if first is None else [first, *consumer.consume(_AT_ONCE, 0)]
         if messages:
             self._hand_out(consumer, converter, messages)
             self._hold_back(consumer)
-            if len(messages) < _FEW and self.rest_s:
+        if messages or self._gathers:
+            self._flush(behind=len(messages) >= _AT_ONCE)
+            if 0 < len(messages) < _FEW and self.rest_s:
                 self._stop.wait(max(self.rest_s, _REST_AT_LEAST_S))
         if len(messages) < _AT_ONCE and self._stall_watch.due:
             silent = self._stall_watch.poll(consumer, self._awaited())
@@ -265,6 +269,16 @@ class Fetcher:
             if (event.topic(), event.partition()) not in again:
                 self._on_event(consumer, event, at_ns)
 
+    def _flush(self, behind: bool) -> None:
+        """Hands rows to the loop, unless more rows are expected at once and the rows may wait for them."""
+        now_ns = time.monotonic_ns()
+        self._gathers = False
+        for queue in self._queues.values():
+            if behind and queue.gathers(now_ns):
+                self._gathers = True
+            else:
+                queue.flush()
+
     def _ended(self, events: Sequence[Any]) -> list[Partition]:
         ended = self._kafka.KafkaError._PARTITION_EOF
         return [(event.topic(), event.partition()) for event in events if event.error().code() == ended]
@@ -301,7 +315,7 @@ class Fetcher:
                 kept = offsets if converted.kept is None else [offsets[index] for index in converted.kept]
                 rows = converted.rows if converted.count else None
                 offsets_of_rows, nulls = kept[: converted.count], converted.nulls
-                queue.put(Fetched(rows, offsets_of_rows, reached, epoch, at_ns, converted.size, nulls))
+                queue.gather(Fetched(rows, offsets_of_rows, reached, epoch, at_ns, converted.size, nulls))
             if converted.bad_at is not None:
                 queue.fail(
                     InvalidJob(
@@ -311,7 +325,7 @@ class Fetcher:
                     )
                 )
         if beyond and end is not None and not queue.over:
-            queue.put(Fetched(None, (), end, None, at_ns))
+            queue.gather(Fetched(None, (), end, None, at_ns))
 
     def _on_event(self, consumer: Any, message: Any, at_ns: int) -> None:
         error, codes = message.error(), self._kafka.KafkaError
@@ -322,7 +336,7 @@ class Fetcher:
                 raise Unavailable(f"{self._where}: Kafka's client gave up ({error.str()}): it is started again")
         elif code == codes._PARTITION_EOF:
             if message.offset() > queue.next_offset:  # the gap consists of aborted transactions
-                queue.put(Fetched(None, (), message.offset(), None, at_ns))
+                queue.gather(Fetched(None, (), message.offset(), None, at_ns))
         elif code in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE, codes._LOG_TRUNCATION):
             queue.fail(self._watch.explain(consumer, queue))
         elif code == codes.TOPIC_AUTHORIZATION_FAILED:

@@ -3,14 +3,14 @@
 Lock-free: each side writes a separate counter, and a deque hands rows over. An error is raised after the rows before
 it.
 
-The loop takes small chunks together, so batches grow while the loop is behind the fetching thread, and shrink when the
-loop has caught up.
+While more rows are expected at once, the fetching thread gathers rows before the loop sees them, and the loop takes
+waiting chunks together. So batches grow while the source is behind, and shrink when the source has caught up.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,10 @@ import pyarrow as pa
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 
-_TOGETHER_BYTES = 256 * 1024  # up to which small chunks are joined
+_TOGETHER_BYTES = 4 * 1024 * 1024  # up to which the loop joins chunks
+_GATHERED_BYTES = _TOGETHER_BYTES // 2  # after which gathered rows wait no longer,
+_GATHERED_ROWS = 32_768  # as after these,
+_GATHERED_NS = 100_000_000  # and after this time
 _MOST_CHUNKS = 512  # that are joined: each takes some microseconds
 
 
@@ -84,6 +87,9 @@ class PartitionQueue:
         self.reached = position.offset  # by taken rows; belongs to the loop
         self.trouble: Exception | None = None
         self.known_end: int | None = None  # offset after the last record, as the brokers last said
+        self._gathered: list[Fetched] = []  # belongs to the fetching thread, as the next two fields
+        self._gathered_rows = 0
+        self._gathered_bytes = 0
         self._items: deque[Fetched] = deque()
         self._put_bytes = 0
         self._taken_bytes = 0
@@ -100,15 +106,41 @@ class PartitionQueue:
         return self._put_bytes - self._taken_bytes
 
     def put(self, fetched: Fetched) -> None:
+        """Hands `fetched` to the loop, after gathered rows."""
+        self.gather(fetched)
+        self.flush()
+
+    def gather(self, fetched: Fetched) -> None:
+        """Adds `fetched`, which the loop gets by `flush`."""
         self._put_bytes += fetched.size
         self.next_offset = fetched.next_offset
         if fetched.epoch is not None:
             self.epoch = fetched.epoch
-        self._items.append(fetched)
+        self._gathered.append(fetched)
+        self._gathered_rows += len(fetched.offsets)
+        self._gathered_bytes += fetched.size
+
+    def gathers(self, now_ns: int) -> bool:
+        """Returns whether there are gathered rows that may wait for more."""
+        return (
+            0 < len(self._gathered) < _MOST_CHUNKS
+            and self._gathered_rows < _GATHERED_ROWS
+            and self._gathered_bytes < _GATHERED_BYTES
+            and now_ns - self._gathered[0].at_ns < _GATHERED_NS
+        )
+
+    def flush(self) -> None:
+        """Hands gathered rows to the loop."""
+        if not self._gathered:
+            return
+        chunks, self._gathered, self._gathered_rows, self._gathered_bytes = self._gathered, [], 0, 0
+        self._items.append(chunks[0] if len(chunks) == 1 else _as_one(chunks))
         if len(self._items) == 1:  # with earlier entries the loop was woken before, and takes all
             self._wake()
 
     def fail(self, trouble: Exception) -> None:
+        """Ends the queue after the fetched rows."""
+        self.flush()
         self.trouble = self.trouble or trouble
         self._wake()
 
@@ -130,9 +162,7 @@ class PartitionQueue:
         chunks = self._next(max_rows)
         self._taken_bytes += sum(chunk.size for chunk in chunks)
         self.reached = chunks[-1].next_offset
-        epoch = next((chunk.epoch for chunk in reversed(chunks) if chunk.epoch is not None), None)
-        rows = _together([chunk.rows for chunk in chunks if chunk.rows is not None])
-        return Taken(rows, self.reached, epoch, chunks[0].at_ns, sum(chunk.nulls for chunk in chunks))
+        return Taken(_rows_of(chunks), self.reached, _epoch_of(chunks), chunks[0].at_ns, _nulls_of(chunks))
 
     def _next(self, max_rows: int) -> list[Fetched]:
         """Takes the next chunk with following small chunks: a batch costs as much as hundreds of rows."""
@@ -157,7 +187,22 @@ def _cut(rows: pa.RecordBatch | FewRows, count: int) -> tuple[pa.RecordBatch | F
     return rows.slice(0, count), rows.slice(count)
 
 
-def _together(parts: Sequence[pa.RecordBatch | FewRows]) -> pa.RecordBatch | FewRows | None:
+def _as_one(chunks: Sequence[Fetched]) -> Fetched:
+    offsets = list(chain.from_iterable(chunk.offsets for chunk in chunks))
+    size, reached = sum(chunk.size for chunk in chunks), chunks[-1].next_offset
+    return Fetched(_rows_of(chunks), offsets, reached, _epoch_of(chunks), chunks[0].at_ns, size, _nulls_of(chunks))
+
+
+def _nulls_of(chunks: Sequence[Fetched]) -> int:
+    return sum(chunk.nulls for chunk in chunks)
+
+
+def _epoch_of(chunks: Sequence[Fetched]) -> int | None:
+    return next((chunk.epoch for chunk in reversed(chunks) if chunk.epoch is not None), None)
+
+
+def _rows_of(chunks: Sequence[Fetched]) -> pa.RecordBatch | FewRows | None:
+    parts = [chunk.rows for chunk in chunks if chunk.rows is not None]
     runs = [_joined(list(run)) for _, run in groupby(parts, type)]
     if len(runs) < 2:
         return runs[0] if runs else None

@@ -124,6 +124,18 @@ def test_all_subtasks_together_read_the_given_number_of_rows(splits: int, parall
     assert rows == pytest.approx(6_000, abs=10 * parallelism)
 
 
+def test_a_poll_keeps_the_limit_of_the_caller_of_a_batch_and_of_the_rate() -> None:
+    def sizes(per_second: float | None, requested: Sequence[int | None]) -> list[int]:
+        spec = spec_of(Many(1, 10_000), max_rows_per_second=per_second, max_rows_per_batch=200)
+        driver = opened(spec, World())
+        driver.poll(0, 1)
+        polled = [driver.poll((1 + at) * SECOND_NS, most) for at, most in enumerate(requested)]
+        return [0 if batch is None else batch.count for batch in polled]
+
+    assert sizes(None, (1, 150, 1_000, None)) == [1, 150, 200, 200]
+    assert sizes(600.0, (1, 50, 1_000, None)) == [1, 50, 60, 60]
+
+
 def test_the_total_is_the_same_after_a_rescale_and_every_row_is_read_once() -> None:
     source, restored = Many(6, 1_000), ()
     seen: list[tuple[int, int]] = []
