@@ -3,7 +3,7 @@
 import pytest
 from coordinator_world import Coordinator, started
 
-from barrier_runtime.coordinator.wire.messages import Shutdown
+from barrier_runtime.coordinator.wire.messages import PROTOCOL_VERSION, Shutdown
 from barrier_runtime.state.store.memory import MemoryStore
 
 OWN = {
@@ -26,7 +26,7 @@ def beginning() -> Coordinator:
     [
         ({"Python": "3.12.0"}, "slot 1 on host worker has Python 3.12.0, the coordinator has 3.11.4: "),
         ({"pyarrow": "20.9.0"}, "slot 1 on host worker has pyarrow 20.9.0, the coordinator has 21.0.0: "),
-        ({"the protocol": "1"}, "slot 1 on host worker has the protocol 1, the coordinator has 2: "),
+        ({"the protocol": "1"}, f"slot 1 on host worker has the protocol 1, the coordinator has {PROTOCOL_VERSION}: "),
         (
             {"msgspec": "1.0.0", "rocksdict": "1.1.0"},
             "has msgspec 1.0.0, the coordinator has 0.19.0 and rocksdict 1.1.0, the coordinator has 0.3.25: ",

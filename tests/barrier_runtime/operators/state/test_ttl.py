@@ -651,11 +651,12 @@ def stream(**time: Any) -> Any:
 
 def test_event_time_that_the_step_has_not_is_refused_when_the_flow_is_written() -> None:
     with pytest.raises(InvalidJob, match=r"process 'p': state 'last' has a TTL in event time, but .* pass event_time="):
-        stream(event_time="at").process("p", function(SHORT))
+        stream().process("p", function(SHORT))
     with pytest.raises(InvalidJob, match=r"process 'p': state 'last' has a TTL in event time, but source 'in'.* none"):
         stream().process("p", function(SHORT), event_time="at")
     with pytest.raises(InvalidJob, match="state 'last' has a TTL in event time, but the step"):
         KeyedHarness(function(SHORT), key="k", rows=SCHEMA)
+    stream(event_time="at").process("p", function(SHORT))  # the source's event time
     stream().process("p", function(TTL(ms(5), clock="processing")))
 
 
