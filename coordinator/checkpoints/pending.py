@@ -67,14 +67,13 @@ class PendingCheckpoints:
         """Returns the time of the next trigger; None if the limit is reached or no checkpoint is requested."""
         if len(self._open) >= self._options.max_concurrent or self.triggering is Triggering.HELD:
             return None
-        if self._requested:
-            return self._requested_at()
-        if self.triggering is Triggering.ON_REQUEST:
-            return None
-        due = self._last_triggered_ms + self._options.interval_ms
-        if self._last_ended_ms is not None:
-            due = max(due, self._last_ended_ms + self._options.min_pause_ms)
-        return due
+        moments = [self._requested_at()] if self._requested else []
+        if self.triggering is Triggering.PERIODIC:
+            due = self._last_triggered_ms + self._options.interval_ms
+            if self._last_ended_ms is not None:
+                due = max(due, self._last_ended_ms + self._options.min_pause_ms)
+            moments.append(due)
+        return min(moments, default=None)
 
     def _requested_at(self) -> int:
         """The first retry of a failed checkpoint is due at once, later retries after pauses that double.

@@ -117,13 +117,15 @@ class SlotTable:
             del self._kills[index]
         beyond = tuple(self._slots.pop(index) for index in list(self._slots) if index >= parallelism)
         leaving = (*leaving, *beyond, *self._unwanted_standbys())
-        for slot in leaving:
-            self._cut_off.pop(slot.uuid, None)
+        self._cut_off = {uuid: slot for uuid, slot in self._cut_off.items() if self._has(slot)}
         return leaving
 
     def _unwanted_standbys(self) -> tuple[RegisteredSlot, ...]:
         unwanted = [place for place in sorted(self._standbys) if not self._has_place(place)]
-        return tuple(self._standbys.pop(place) for place in unwanted)
+        leaving = tuple(self._standbys.pop(place) for place in unwanted)
+        for slot in leaving:
+            self._cut_off.pop(slot.uuid, None)
+        return leaving
 
     def _has_place(self, place: "_Place") -> bool:
         program, index = place
@@ -292,7 +294,8 @@ class SlotTable:
         slot = self._by_link.pop(link, None)
         if slot is not None:
             slot.link, slot.lost_ms, slot.state = None, now_ms, SlotState.OUT_OF_REACH
-            slot.gone_ms, self._cut_off[slot.uuid] = now_ms, slot
+            slot.gone_ms = now_ms
+            self._cut(slot)
         return slot
 
     def silent(self, now_ms: int, timeout_ms: int) -> tuple[RegisteredSlot, ...]:
@@ -344,10 +347,18 @@ class SlotTable:
     def disconnect(self, slot: RegisteredSlot) -> Link | None:
         """Forgets the connection and returns the connection for closing."""
         link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
-        slot.gone_ms, self._cut_off[slot.uuid] = slot.last_seen_ms, slot
+        slot.gone_ms = slot.last_seen_ms
+        self._cut(slot)
         if link is not None:
             self._by_link.pop(link, None)
         return link
+
+    def _cut(self, slot: RegisteredSlot) -> None:
+        if self._has(slot):  # otherwise the slot has left the job
+            self._cut_off[slot.uuid] = slot
+
+    def _has(self, slot: RegisteredSlot) -> bool:
+        return self._present(_place(slot.register)) is slot
 
     def _why_refused(self, register: Register) -> Refused | None:
         if not self._has_place(_place(register)):

@@ -271,7 +271,7 @@ class Book:
     def _may_request(self, now_s: float) -> bool:
         if len(self._open) >= self._settings.most_requests:
             return False
-        return self._bucket is None or self._bucket.tokens(int(now_s * _SECOND_NS)) > 0
+        return self._bucket is None or self._bucket.tokens(round(now_s * _SECOND_NS)) > 0
 
     def share_limit(self, subtasks: int) -> None:
         """Divides the limit of requests per second by the number of subtasks. Called before the first row."""

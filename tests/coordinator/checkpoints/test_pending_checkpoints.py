@@ -262,6 +262,14 @@ def test_requests_after_failures_in_a_row_wait_longer_and_longer():
     assert checkpoints.due(now), "a decision ends the series"
 
 
+def test_a_request_that_waits_after_failures_does_not_postpone_the_next_periodic_checkpoint():
+    checkpoints = pending(timeout_ms=500)
+    for now in range(8):
+        checkpoints.decline(checkpoints.trigger(now).id, A, now)
+    checkpoints.request()
+    assert checkpoints.trigger_at() == 7 + 1_000
+
+
 def test_a_requested_checkpoint_is_due_though_periodic_ones_wait():
     """While sinks are too far behind, a stop or a savepoint still has its checkpoint."""
     checkpoints = pending(max_concurrent=2)

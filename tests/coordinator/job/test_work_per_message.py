@@ -5,7 +5,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from barrier_runtime.coordinator.wire.messages import Trigger
+from barrier_runtime.coordinator.job.slots import SlotTable
+from barrier_runtime.coordinator.wire.messages import Register, Trigger
 from barrier_runtime.state.store.memory import MemoryStore
 from tests.coordinator.coordinator_world import Coordinator, FakeSlot, spec
 
@@ -62,3 +63,31 @@ def per_message(parallelism: int) -> dict[str, float]:
 def test_work_per_message_does_not_grow_with_the_slots() -> None:
     few, many = per_message(16), per_message(128)
     assert {kind: many[kind] / few[kind] < 1.2 for kind in few} == dict.fromkeys(few, True), (few, many)
+
+
+def test_slots_that_left_are_forgotten() -> None:
+    """A job that goes to fewer slots and back keeps nothing of the slots that left."""
+    table = SlotTable("job", 2, 1_000)
+    for turn in range(3):
+        for index in (0, 1):
+            table.register(10 * turn + index, registration(index, f"{turn}-{index}", turn), 1_000)
+        (leaving,) = table.resize(1)
+        table.disconnect(leaving)
+        assert table.cut_off == ()
+        table.resize(2)
+        assert len(table._cut_off) == 0
+        assert table.missing == (1,)
+
+
+def registration(index: int, uuid: str, attempt: int) -> Register:
+    return Register(
+        slot=index,
+        uuid=uuid,
+        pid=1,
+        host="worker",
+        task_attempt=attempt,
+        data_host="127.0.0.1",
+        data_port=1,
+        token=0,
+        phase="idle",
+    )
