@@ -374,7 +374,7 @@ def _check_rest_on_loopback(web: socket.socket) -> None:
         web.close()
         raise InvalidJob(
             f"--http {host} is not a loopback address, and REST is not encrypted: everybody on the network could read "
-            "tokens and secrets of jobs; use 127.0.0.1 with a TLS proxy or an SSH tunnel, or confirm with "
+            "tokens and the jobs; use 127.0.0.1 with an SSH tunnel (browsers: or a TLS proxy), or confirm with "
             "--insecure-network-ok that the network is trusted"
         )
 

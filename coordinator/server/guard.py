@@ -2,12 +2,13 @@
 
 import hmac
 import logging
+from dataclasses import dataclass
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from barrier_runtime.coordinator.client.rest_signing import SCHEME, WINDOW_MS, Signatures
+from barrier_runtime.coordinator.client.rest_signing import SCHEME, WINDOW_MS, Signatures, nonce_of
 from barrier_runtime.coordinator.client.rest_token import Token
 from barrier_runtime.coordinator.client.rest_types import ErrorReply
 from barrier_runtime.coordinator.server.web.front import now_ms
@@ -20,6 +21,7 @@ MAX_BODY_BYTES = 1024 * 1024
 GUARD_HEADER = "x-barrier-runtime"
 OPEN_PATHS = frozenset({"/healthz"})
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+CALLER = "barrier_runtime.caller"  # key of the `Caller` in the scope that routes get
 
 _WRONG_TOKEN = "this is not the daemon's token: use the token file that the daemon was started with"
 _REFUSALS = {
@@ -30,6 +32,14 @@ _REFUSALS = {
     "repeated": "this call was made before: sign each call with a new nonce",
     "wrong": _WRONG_TOKEN,
 }
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Proof of a caller, verified. `holds_token`: false for a session. `nonce`: of the signature, or empty."""
+
+    holds_token: bool
+    nonce: str = ""
 
 
 class Guard:
@@ -48,7 +58,8 @@ class Guard:
             raise InvalidJob(f"a {scope['type']} connection came to an interface that speaks HTTP only: use HTTP")
         headers: dict[bytes, bytes] = dict(scope["headers"])
         signed = headers.get(b"authorization", b"").startswith(SCHEME.encode()) and scope["path"] not in OPEN_PATHS
-        refusal = (None if signed else self._why_unknown(scope, headers)) or _why_unfit(scope, headers)
+        refusal = _why_ambiguous(scope) or (None if signed else self._why_unknown(scope, headers))
+        refusal = refusal or _why_unfit(scope, headers)
         if signed and refusal is None:
             receive, body = await _read_ahead(receive)
             refusal = self._why_unsigned(scope, headers, body)
@@ -59,7 +70,7 @@ class Guard:
             # Logged as sent: a decoded path could contain line ends and forge log lines.
             path = scope["raw_path"].decode("ascii", "replace")
             audit.info("token %s: %s %s", self._token.name, scope["method"], path)
-        await self._app(scope, receive, send)
+        await self._app({**scope, CALLER: _caller(scope, headers)}, receive, send)
 
     def _why_unknown(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
         given = headers.get(b"authorization", b"")
@@ -80,6 +91,19 @@ class Guard:
     def _has_session(self, headers: dict[bytes, bytes]) -> bool:
         cookies = headers.get(b"cookie", b"").decode("latin-1")
         return self._sessions is not None and self._sessions.of_cookies(cookies, now_ms()) is not None
+
+
+def _caller(scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+    """Returns the proof of a caller that passed the check; an empty `Authorization` proves nothing."""
+    given = headers.get(b"authorization", b"").decode("latin-1")
+    return Caller(False) if scope["path"] in OPEN_PATHS or not given else Caller(True, nonce_of(given))
+
+
+def _why_ambiguous(scope: Scope) -> Response | None:
+    """Refuses a second `Authorization`: the check and a route could use different headers."""
+    if [name for name, _ in scope["headers"]].count(b"authorization") <= 1:
+        return None
+    return _refused("a call may have one Authorization header: send the signature or the token", 400)
 
 
 def _why_unfit(scope: Scope, headers: dict[bytes, bytes]) -> Response | None:

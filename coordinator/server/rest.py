@@ -3,7 +3,7 @@
 Every route but `/healthz` needs a signature or the bearer token; one check covers the router (`guard`). State-changing
 calls need the header `X-Barrier-Runtime: 1` (a browser's form cannot send it), are idempotent by `X-Request-Id`, and
 are audited with the token's name. No CORS header is ever sent. A login at the page (`web`) sets a session cookie, which
-counts as the token, except for new login links.
+counts as the token, except for new login links and for submitting a job, whose answer has the job's secret.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
-from barrier_runtime.coordinator.client.rest_signing import Signatures, masked, nonce_of
+from barrier_runtime.coordinator.client.rest_signing import Signatures, masked
 from barrier_runtime.coordinator.client.rest_token import Token
 from barrier_runtime.coordinator.client.rest_types import (
     LONGEST_WAIT_S,
@@ -41,7 +41,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     news_of,
 )
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
-from barrier_runtime.coordinator.server.guard import HEADERS, MAX_BODY_BYTES, Guard
+from barrier_runtime.coordinator.server.guard import CALLER, HEADERS, MAX_BODY_BYTES, Caller, Guard
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
 from barrier_runtime.coordinator.server.logs import place_of
@@ -184,7 +184,7 @@ class Api:
     async def login_link(self, request: Request) -> Response:
         if self._links is None:
             raise HTTPException(404, "this coordinator has no page: start it without --no-ui, or with ui=True")
-        if "authorization" not in request.headers:
+        if not _caller(request).holds_token:
             raise HTTPException(403, "a new link needs the token: a session must not make itself longer")
         code = self._links.make(secrets.token_hex(16), now_ms())
         return _json(LoginLinkReply(f"/login?once={code}"))
@@ -255,6 +255,9 @@ class Api:
         return _json(TriggerReply("accepted", ""), 202)
 
     async def submit(self, request: Request) -> Response:
+        caller = _caller(request)
+        if not caller.holds_token:
+            raise HTTPException(403, "submitting a job needs the token: a session must not learn the job's secret")
         job = check_job_id(request.path_params["job"])
         try:
             spec = _SPEC.decode(await _body(request))
@@ -265,8 +268,7 @@ class Api:
         self._check_storage(unquote(request.headers.get(STORAGE_HEADER, "")))
         runner = await self._directory.submit(spec)
         secret = self._directory.secret(job, spec.run_id)
-        nonce = nonce_of(request.headers.get("authorization", ""))
-        told = masked(self._key, nonce, secret) if nonce else secret
+        told = masked(self._key, caller.nonce, secret) if caller.nonce else secret
         return _json(SubmitReply(runner.phase, told.hex(), self._control.host, self._control.port))
 
     def _check_storage(self, of_program: str) -> None:
@@ -386,6 +388,11 @@ def application(
         return pages_for(source, token, sessions, links, page.url, page.token_file)
 
     return PagesOrRest(make_pages, Guard(app, token, signatures, sessions), sessions)
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.scope[CALLER]
+    return caller
 
 
 def _job_and_run(request: Request) -> tuple[str, str | None]:

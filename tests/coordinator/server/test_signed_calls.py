@@ -119,6 +119,20 @@ async def test_signed_calls_are_served_once():
         assert (await http.get("/jobs", headers=headers("GET", "/jobs"))).status_code == 200
 
 
+@pytest.mark.parametrize("added", ["x", "", f"{SCHEME} 1:{NONCE}:x"])
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_second_authorization_cannot_unmask_the_secret(added, before):
+    """An intermediary adds a header, so that the check and the answer could use different headers."""
+    async with served() as (http, directory):
+        body = msgspec.json.encode(spec())
+        given = list(headers("PUT", "/jobs/flights", body).items())
+        second = [("authorization", added)]
+        answer = await http.put("/jobs/flights", content=body, headers=second + given if before else given + second)
+        assert answer.status_code == 400
+        assert "one Authorization header" in answer.json()["error"]
+        assert directory.jobs == {}
+
+
 async def test_a_changed_call_is_refused_and_does_nothing():
     async with served() as (http, directory):
         body = msgspec.json.encode(spec())

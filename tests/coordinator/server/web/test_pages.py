@@ -4,6 +4,7 @@ import contextlib
 import time
 
 import httpx
+import msgspec
 import page_facts
 import pytest
 from coordinator_world import spec
@@ -114,6 +115,20 @@ async def test_a_session_makes_no_links():
         await log_in(http)
         assert (await http.post("/login-links", headers={"X-Barrier-Runtime": "1"})).status_code == 403
         assert (await http.post("/login-links", headers=BEARER)).json()["path"].startswith("/login?once=")
+
+
+@pytest.mark.parametrize("more", [{}, {"Authorization": ""}], ids=["no header", "empty header"])
+async def test_an_empty_authorization_gives_a_session_no_rights_of_the_token(more):
+    """G2: neither a link, which makes the session longer, nor the secret of a job."""
+    async with served() as http:
+        await log_in(http)
+        headers = {"X-Barrier-Runtime": "1", **more}
+        link = await http.post("/login-links", headers=headers)
+        submitted = await http.put("/jobs/flights", content=msgspec.json.encode(spec()), headers=headers)
+        assert (link.status_code, submitted.status_code) == (403, 403)
+        assert "once=" not in link.text
+        assert "secret" not in submitted.json()
+        assert "a session must not learn the job's secret" in submitted.json()["error"]
 
 
 async def test_looking_ahead_does_not_use_a_link_up():
