@@ -25,12 +25,14 @@ CALLER = "barrier_runtime.caller"  # key of the `Caller` in the scope that route
 
 _WRONG_TOKEN = "this is not the daemon's token: use the token file that the daemon was started with"
 _REFUSALS = {
-    "not understood": f"the signature is not understood: send Authorization: {SCHEME} <time ms>:<nonce>:<MAC>",
+    "not understood": (401, f"the signature is not understood: send Authorization: {SCHEME} <time ms>:<nonce>:<MAC>"),
     "another time": (
-        f"the call was signed more than {WINDOW_MS // 60_000} minutes before or after now: set the clocks of both hosts"
+        503,  # a client that knows the token tries again: clocks come back, and a job must not end because of a clock
+        f"the call was signed more than {WINDOW_MS // 60_000} minutes before or after the daemon's time: set the "
+        "clocks of both hosts",
     ),
-    "repeated": "this call was made before: sign each call with a new nonce",
-    "wrong": _WRONG_TOKEN,
+    "repeated": (503, "this call was made before: sign each call with a new nonce"),
+    "wrong": (401, _WRONG_TOKEN),
 }
 
 
@@ -86,7 +88,10 @@ class Guard:
         target = scope["raw_path"] + (b"?" + query if query else b"")
         given = headers[b"authorization"].decode("latin-1")
         verdict = self._signatures.verdict(given, scope["method"], target, body, now_ms())
-        return _refused(_REFUSALS[verdict], 401) if verdict else None
+        if not verdict:
+            return None
+        status, why = _REFUSALS[verdict]
+        return _refused(why, status)
 
     def _has_session(self, headers: dict[bytes, bytes]) -> bool:
         cookies = headers.get(b"cookie", b"").decode("latin-1")

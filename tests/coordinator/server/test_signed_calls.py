@@ -1,6 +1,7 @@
 """Signed calls of REST: accepted once and unchanged; the token is not sent and the job's secret is hidden."""
 
 import contextlib
+import time
 import uuid
 
 import httpx
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 from coordinator_world import spec
 
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.client.rest_signing import (
     SCHEME,
     WINDOW_MS,
@@ -22,6 +24,7 @@ from barrier_runtime.coordinator.server.guard import MAX_BODY_BYTES
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.rest import ControlAddress, application
 from barrier_runtime.coordinator.server.web.front import now_ms
+from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 
 SECRET = "t" * 64
@@ -110,7 +113,7 @@ async def test_signed_calls_are_served_once():
         assert answer.status_code == 200, answer.text
         again = await http.put("/jobs/flights", content=body, headers=submit)
         assert (again.status_code, again.json()["error"]) == (
-            401,
+            503,
             "this call was made before: sign each call with a new nonce",
         )
         secret = directory.secret("flights", spec().run_id)
@@ -139,10 +142,23 @@ async def test_a_changed_call_is_refused_and_does_nothing():
         changed = await http.put("/jobs/flights", content=body + b" ", headers=headers("PUT", "/jobs/flights", body))
         elsewhere = await http.put("/jobs/flights?x=1", content=body, headers=headers("PUT", "/jobs/flights", body))
         old = await http.get("/jobs", headers=headers("GET", "/jobs", time_ms=now_ms() - 2 * WINDOW_MS))
-        assert [answer.status_code for answer in (changed, elsewhere, old)] == [401] * 3
+        assert [answer.status_code for answer in (changed, elsewhere, old)] == [401, 401, 503]
         assert "this is not the daemon's token" in changed.json()["error"]
         assert "set the clocks of both hosts" in old.json()["error"]
         assert directory.jobs == {}
+
+
+def test_a_step_of_the_drivers_clock_is_no_refusal_of_the_job(tmp_path, monkeypatch):
+    """`Unavailable` is tried again; `InvalidJob` would end a healthy job."""
+    with EmbeddedCoordinator(str(tmp_path / "checkpoints")) as daemon:
+        daemon.wait_ready(60)
+        with monkeypatch.context() as stepped:
+            stepped.setattr(time, "time", lambda: now_ms() / 1000 + 2 * WINDOW_MS / 1000)
+            with pytest.raises(
+                Unavailable, match="more than 5 minutes before or after the daemon's time: set the clocks"
+            ):
+                daemon.client.jobs()
+        assert daemon.client.jobs() == []
 
 
 async def test_a_body_without_end_is_not_collected():
