@@ -9,6 +9,7 @@ import contextlib
 import faulthandler
 import fcntl
 import functools
+import importlib
 import logging
 import os
 import pickle
@@ -82,6 +83,7 @@ class SlotSettings:
 
 def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int, str, str]:
     """Runs slot `slot` in this process; (slot, outcome, reason) when the coordinator has ended the slot."""
+    _check_encryption(settings.control_addresses)
     sockets = _sockets_of_spark(os.getpid())
     if not faulthandler.is_enabled():  # reports of Spark's own handler name the fault
         faulthandler.enable()
@@ -108,6 +110,14 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
         finally:
             remove_local(directory)
     return result_of(slot, shutdown)
+
+
+def _check_encryption(coordinators: tuple[tuple[str, int], ...]) -> None:
+    """Raises `ImportError` if this host lacks the library that connections to other hosts need.
+
+    Spark shows the error to the driver. Later, each handshake would fail, for ever."""
+    if any(across_hosts(address) for address in coordinators):
+        importlib.import_module("barrier_runtime.coordinator.wire.sealing")
 
 
 def expected(error: BaseException | None) -> bool:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.spark.session import check_worker_python
+from barrier_runtime.spark.task import SlotSettings, run_slot
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -44,6 +46,25 @@ def test_a_python_that_finds_the_package_but_not_what_it_needs_is_told(tmp_path:
     program.chmod(0o755)
     with pytest.raises(InvalidJob, match=r"No module named '\w+'\): set PYSPARK_PYTHON="):
         check_worker_python(str(program), str(Path(__file__).parents[3]))
+
+
+def test_a_python_without_the_library_for_encryption_is_refused(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    blocked = "import sys; sys.modules['cryptography'] = None"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{blocked}; $2"\n', encoding="utf-8")
+    program.chmod(0o755)
+    with pytest.raises(InvalidJob, match=r"cannot import barrier_runtime \(.*cryptography.*\): set PYSPARK_PYTHON="):
+        check_worker_python(str(program), str(Path(__file__).parents[3]))
+
+
+def test_an_executor_that_cannot_encrypt_fails_its_task_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark reports errors of tasks to the driver; a handshake that fails for ever would be silent."""
+    monkeypatch.delitem(sys.modules, "barrier_runtime.coordinator.wire.sealing", raising=False)
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    addresses = (("127.0.0.1", 1), ("198.51.100.7", 1))
+    settings = SlotSettings(b"no program", SlotOptions(), b"s" * 32, addresses, "file:///none", job="j")
+    with pytest.raises(ImportError, match="cryptography"):
+        run_slot(0, 1, settings)
 
 
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
