@@ -143,6 +143,7 @@ class Initiator:
             send_key=_mac(root, b"initiator frames", transcript),
             receive_key=_mac(root, b"acceptor frames", transcript),
         )
+        self._private = b""  # nobody can compute the keys of this connection again
         return _small_frame(_Proof(_mac(self._secret, b"initiator", transcript)))
 
     def unread(self) -> bytes:
@@ -226,6 +227,7 @@ class Acceptor:
             send_key=_mac(root, b"acceptor frames", transcript),
             receive_key=_mac(root, b"initiator frames", transcript),
         )
+        self._private = b""
 
 
 _PLAINTEXT = (

@@ -67,6 +67,16 @@ def test_keys_need_the_exchange_and_not_only_the_secret():
     assert len({first.send_key, first.receive_key}) == 2
 
 
+def test_private_keys_do_not_outlive_the_handshake():
+    """Memory of a process that is read later must not decrypt a recorded connection."""
+    left, right = initiator(), acceptor()
+    right.feed(left.feed(right.feed(left.hello())))
+    assert left.session.encrypted
+    assert right.session.encrypted
+    for end in (left, right):
+        assert not {PRIVATE, OTHER_PRIVATE} & {value for value in vars(end).values() if isinstance(value, bytes)}
+
+
 def test_a_changed_bit_anywhere_is_refused():
     frame = pair()[0].frame(b"payload")
     for position in range(4, len(frame)):
