@@ -18,10 +18,12 @@ from barrier_runtime.launch.coordinator_place import (
     check_closures_encrypted,
     check_daemon,
     is_local,
+    is_one_host,
     place_of_coordinator,
 )
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.hosts import is_loopback
 from barrier_runtime.state.ports import port_range
 from barrier_runtime.state.store.open import open_store
 
@@ -45,6 +47,12 @@ def _of_daemons(options: JobOptions) -> FailoverClient:
     return FailoverClient(addresses(options.coordinator), read_token_file(Path(options.token_file)))
 
 
+def _are_on_loopback(client: FailoverClient, master: str) -> bool:
+    """True if slots connect to every daemon at a loopback address; asked only where the answer counts."""
+    asked = is_local(master) and not is_one_host(master)
+    return asked and all(is_loopback(daemon.control_host) for daemon in client.daemons())
+
+
 class CoordinatorOfJob:
     """Coordinator of one job. Raises `InvalidJob` if executors of `spark` cannot connect to the address."""
 
@@ -54,10 +62,10 @@ class CoordinatorOfJob:
         self._embedded: EmbeddedCoordinator | None = None
         master = options.master if spark is None else spark.sparkContext.master
         conf = options.spark_conf if spark is None else dict(spark.sparkContext.getConf().getAll())
-        check_closures_encrypted(options, master, conf)
         if options.coordinator is None:
             assert options.checkpoints is not None
             place = place_of_coordinator(options, master, conf)
+            check_closures_encrypted(options, master, conf, on_loopback=place.on_loopback)
             self._embedded = embedded = EmbeddedCoordinator(
                 options.checkpoints,
                 host=place.bind,
@@ -73,7 +81,8 @@ class CoordinatorOfJob:
                 raise
             self.client: CoordinatorClient | FailoverClient = embedded.client
         else:
-            self.client = _of_daemons(options)
+            self.client = client = _of_daemons(options)
+            check_closures_encrypted(options, master, conf, on_loopback=_are_on_loopback(client, master))
             self.submitted = self._submit()
 
     def _submit(self) -> SubmitReply:

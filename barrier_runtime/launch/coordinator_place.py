@@ -26,12 +26,16 @@ class CoordinatorPlace:
         return is_loopback(self.host) and is_loopback(self.bind)
 
 
+def is_one_host(master: str) -> bool:
+    """True for masters that start their executors themselves, on the driver's host."""
+    return _LOCAL.fullmatch(master.strip()) is not None
+
+
 def is_local(master: str) -> bool:
     """True if all executors of a Spark master are on the driver's host, as far as the master's URL shows."""
-    master = master.strip()
-    if _LOCAL.fullmatch(master):
+    scheme, _, hosts = master.strip().partition("://")
+    if is_one_host(master):
         return True
-    scheme, _, hosts = master.partition("://")
     found = [_OF_STANDALONE.fullmatch(each.strip()) for each in hosts.split(",")]
     return scheme == "spark" and all(each is not None and is_loopback(each[1]) for each in found)
 
@@ -92,11 +96,13 @@ def check_bound(place: CoordinatorPlace, bound: str, master: str) -> None:
 _CLOSURE_ENCRYPTED = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 
 
-def check_closures_encrypted(options: OptionValues, master: str, conf: Mapping[str, str]) -> None:
+def check_closures_encrypted(options: OptionValues, master: str, conf: Mapping[str, str], *, on_loopback: bool) -> None:
     """Raises `InvalidJob` if Spark would send the job's secret, which is in the closure, unencrypted to other hosts.
 
-    `conf`: settings of the session. Spark encrypts with `spark.network.crypto.enabled` only where it authenticates."""
-    if options.insecure_network_ok or is_local(master):
+    `conf`: settings of the session. Spark encrypts with `spark.network.crypto.enabled` only where it authenticates.
+    `on_loopback`: slots connect to the coordinator at a loopback address. Workers of other hosts can register at a
+    `spark://` master with a loopback address, and could use the secret at a coordinator that they reach."""
+    if options.insecure_network_ok or is_one_host(master) or (on_loopback and is_local(master)):
         return
     authenticates = _is_on(conf, "spark.authenticate")
     crypto, tls = (_is_on(conf, name) for name in _CLOSURE_ENCRYPTED)

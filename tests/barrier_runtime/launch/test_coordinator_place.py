@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coordinator_world import spec
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob
 from barrier_runtime.launch.coordinator_place import (
     CoordinatorPlace,
     check_bound,
@@ -19,6 +21,7 @@ from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.state.ports import PortRange
 
 FAR = "spark://far:7077"
+NEAR = "spark://localhost:7077"
 DRIVER = {"spark.driver.host": "10.0.0.7"}
 
 
@@ -115,7 +118,7 @@ ENCRYPTED = [
 
 def test_spark_that_sends_the_secret_unencrypted_is_refused() -> None:
     with pytest.raises(InvalidJob) as error:
-        check_closures_encrypted(JobOptions(), FAR, {})
+        check_closures_encrypted(JobOptions(), FAR, {}, on_loopback=False)
     said = str(error.value)
     assert "set spark.network.crypto.enabled (with spark.authenticate) or spark.ssl.rpc.enabled" in said
     assert "insecure_network_ok=True" in said
@@ -124,18 +127,43 @@ def test_spark_that_sends_the_secret_unencrypted_is_refused() -> None:
 def test_crypto_of_spark_without_authentication_is_refused() -> None:
     """Spark ignores the setting then."""
     with pytest.raises(InvalidJob, match=r"set spark\.authenticate too"):
-        check_closures_encrypted(JobOptions(), FAR, {"spark.network.crypto.enabled": "true"})
+        check_closures_encrypted(JobOptions(), FAR, {"spark.network.crypto.enabled": "true"}, on_loopback=False)
 
 
 @pytest.mark.parametrize("conf", ENCRYPTED)
 def test_spark_that_encrypts_needs_no_confirmation(conf: dict[str, str]) -> None:
-    check_closures_encrypted(JobOptions(), FAR, conf)
+    check_closures_encrypted(JobOptions(), FAR, conf, on_loopback=False)
 
 
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]", "spark://127.0.0.1:7077"])
 def test_executors_on_this_host_need_no_encryption(master: str) -> None:
-    check_closures_encrypted(JobOptions(), master, {})
+    check_closures_encrypted(JobOptions(), master, {}, on_loopback=True)
+
+
+@pytest.mark.parametrize("options", [{"coordinator_host": "10.0.0.7"}, {"coordinator_bind": "0.0.0.0"}])
+def test_master_on_loopback_is_no_proof_that_workers_are_on_this_host(tmp_path: Path, options: dict[str, str]) -> None:
+    """Workers of other hosts can register at such a master, for example through a tunnel."""
+    flow = Dataflow("placed")
+    flow.rate("numbers", 1e6, 10).sink("out", CollectSink())
+    given = JobOptions(master=NEAR, checkpoints=str(tmp_path), **options)
+    with pytest.raises(
+        InvalidJob, match=r"Spark at spark://localhost:7077 sends the job's code and secret unencrypted"
+    ):
+        CoordinatorOfJob(spec(), given)
+
+
+def test_daemon_that_other_hosts_reach_needs_encryption_for_every_cluster(tmp_path: Path) -> None:
+    checkpoints = str(tmp_path / "checkpoints")
+    with EmbeddedCoordinator(checkpoints, advertise="10.0.0.7") as daemon:
+        daemon.wait_ready(60)
+        given = JobOptions(
+            master=NEAR, checkpoints=checkpoints, coordinator=daemon.url, token_file=str(daemon._token_file)
+        )
+        with pytest.raises(InvalidJob, match="unencrypted to executors on other hosts"):
+            CoordinatorOfJob(spec(), given)
+        assert daemon.client.jobs() == []
+    check_closures_encrypted(JobOptions(), "local[2]", {}, on_loopback=False)
 
 
 def test_trusted_network_needs_no_encryption() -> None:
-    check_closures_encrypted(JobOptions(insecure_network_ok=True), FAR, {})
+    check_closures_encrypted(JobOptions(insecure_network_ok=True), FAR, {}, on_loopback=False)
