@@ -92,7 +92,10 @@ class CoordinatorClient:
         headers = {STORAGE_HEADER: quote(storage_url)} if storage_url else {}
         path, nonce = f"/jobs/{check_job_id(spec.job)}", uuid.uuid4().hex
         reply = self._call("PUT", path, msgspec.json.encode(spec), _SUBMIT, headers, nonce)
-        secret = masked(self._key, nonce, bytes.fromhex(reply.secret))
+        try:
+            secret = masked(self._key, nonce, bytes.fromhex(reply.secret))
+        except ValueError as cause:
+            raise self._not_ours(path, 200) from cause
         return msgspec.structs.replace(reply, secret=secret.hex())
 
     def status(self, job: str, run_id: str = "") -> JobStatus:
