@@ -15,7 +15,6 @@ import msgspec
 
 from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
-from barrier_runtime.coordinator.server.strangers import LineLimit
 from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, encode
 from barrier_runtime.coordinator.wire.framing import Framing
 from barrier_runtime.coordinator.wire.handshake import (
@@ -35,6 +34,7 @@ from barrier_runtime.coordinator.wire.messages import (
     TryElsewhere,
 )
 from barrier_runtime.coordinator.wire.privacy import Policy, across_hosts
+from barrier_runtime.coordinator.wire.strangers import LineLimit
 from barrier_runtime.coordinator.wire.versions import PROTOCOL
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, ProtocolViolation
 from barrier_runtime.state.ids import check_job_id
@@ -90,8 +90,8 @@ class ControlServer:
             _no_delay(writer)
             self._make_room()
             await self._speak(reader, writer)
-        except (HandshakeFailed, asyncio.TimeoutError) as error:
-            self._log_unproven(peer, str(error) or "handshake took too long")
+        except HandshakeFailed as error:
+            self._log_unproven(peer, str(error))
         except BarrierRuntimeError as error:
             log.warning("connection from %s closed: %s", peer, error)
         except (ConnectionError, OSError) as error:
@@ -101,10 +101,9 @@ class ControlServer:
             writer.close()
 
     def _log_unproven(self, peer: object, reason: str) -> None:
-        left_out = self._lines.left_out_before(asyncio.get_running_loop().time())
-        if left_out is not None:
-            more = f" (and {left_out} more such connections before)" if left_out else ""
-            log.warning("connection from %s closed: %s%s", peer, reason, more)
+        line = self._lines.line(peer, reason, asyncio.get_running_loop().time())
+        if line is not None:
+            log.warning("%s", line)
 
     def _make_room(self) -> None:
         """Disconnects the oldest unproven peers if all places are taken."""
@@ -117,6 +116,8 @@ class ControlServer:
         self._unproven[writer] = None
         try:
             session, framing, first = await asyncio.wait_for(self._prove(reader, writer), self._timeout_s)
+        except asyncio.TimeoutError as error:  # caught here, because ETIMEDOUT of a slot is a TimeoutError, too
+            raise HandshakeFailed("handshake took too long") from error
         finally:
             self._unproven.pop(writer, None)
         register = _register(session, first[0]) if first else _of_other_protocol(session, writer)

@@ -24,3 +24,11 @@ class LineLimit:
         self._lines += 1
         left_out, self._left_out = self._left_out, 0
         return left_out
+
+    def line(self, peer: object, reason: str, now_s: float) -> str | None:
+        """Returns the line about a refused connection; None: leave the line out."""
+        left_out = self.left_out_before(now_s)
+        if left_out is None:
+            return None
+        more = f" (and {left_out} more such connections before)" if left_out else ""
+        return f"connection from {peer} closed: {reason}{more}"

@@ -12,6 +12,7 @@ flight, and a barrier is never stuck in a socket behind rows that nobody takes.
 """
 
 import asyncio
+import logging
 import secrets
 import struct
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from barrier_runtime.coordinator.wire.framing import FrameRejected
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.coordinator.wire.privacy import Policy, across_hosts
+from barrier_runtime.coordinator.wire.strangers import LineLimit
 from barrier_runtime.data.elements import Element, EndOfInput
 from barrier_runtime.runtime.host.within import within
 from barrier_runtime.runtime.network.channels import InputChannel, OutputChannel
@@ -34,6 +36,8 @@ from barrier_runtime.runtime.network.reaching import PacketsLost, reach
 from barrier_runtime.state.descriptors import remedy_if_exhausted
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
 from barrier_runtime.state.ports import ANY_PORT, PortRange
+
+log = logging.getLogger("barrier_runtime.network")
 
 HANDSHAKE_TIMEOUT_S = 10.0
 DEFAULT_TIMEOUT_S: float = OPTIONS["slot_timeout"].default
@@ -75,6 +79,7 @@ class TcpDataPlane:
         self._broken: Broken = lambda channel, reason: None
         self._waiting: dict[ChannelId, _Incoming] = {}
         self._lost: dict[ChannelId, str] = {}  # reasons why waiting connections broke, for senders that did not notice
+        self._lines = LineLimit()  # about refused connections
         self._unproven: dict[_Incoming, None] = {}  # unauthenticated, in the order of arrival
         # In the order of arrival, because aborts happen in that order.
         self._connecting: dict[_Outgoing, None] = {}  # not admitted yet
@@ -201,6 +206,11 @@ class TcpDataPlane:
     def proved(self, incoming: "_Incoming") -> None:
         self._unproven.pop(incoming, None)
 
+    def refused(self, peer: object, reason: str) -> None:
+        line = self._lines.line(peer, reason, asyncio.get_running_loop().time())
+        if line is not None:
+            log.warning("%s", line)
+
     def admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
         """Admits an authenticated connection, or makes a connection of a later generation wait."""
         if channel.token > self._token:
@@ -259,7 +269,7 @@ class _Incoming(DataConnection):
         self._handshake = self._plane.acceptor(encrypted=self._encrypts())
         self._plane.came(self)
         self._timeout = asyncio.get_running_loop().call_later(
-            HANDSHAKE_TIMEOUT_S, self._fail, "the handshake did not finish in time"
+            HANDSHAKE_TIMEOUT_S, self._refuse, "the handshake did not finish in time"
         )
 
     def data_received(self, data: bytes) -> None:
@@ -267,7 +277,7 @@ class _Incoming(DataConnection):
             self._frames(data)
             return
         if self._channel is not None:
-            self._fail("data came before the channel was admitted")
+            self._refuse("data came before the channel was admitted")
             return
         try:
             answer = self._handshake.feed(data)
@@ -282,10 +292,14 @@ class _Incoming(DataConnection):
             self._agreed(session)
             self.peer = self._channel.source_slot
         except (HandshakeFailed, *UNREADABLE) as error:
-            self._fail(str(error))
+            self._refuse(str(error))
             return
         self._proven_or_gone()
         self._plane.admit(self, self._channel)
+
+    def _refuse(self, reason: str) -> None:
+        self._plane.refused(self.transport.get_extra_info("peername"), reason)
+        self._fail(reason)
 
     def wait(self) -> None:
         """Confirms to the other end that the claims arrived, ahead of their generation."""

@@ -86,14 +86,17 @@ async def test_signs_of_life_go_both_ways():
     receiver.plane.close()
 
 
-async def test_plaintext_peer_is_refused():
-    """H2"""
+async def test_plaintext_peer_is_refused(caplog):
+    """H2: the acceptor logs the peer and the reason."""
     receiver = Receiver()
     peer = await receiver.listen()
     sender = TcpDataPlane(SECRET, "job", "run", encrypts=never)
     with pytest.raises(Unavailable, match="cannot reach slot 1"):
         await sender.connect(peer, CHANNEL, lambda: None)
     assert not receiver.plane._open
+    [line] = [record.getMessage() for record in caplog.records if record.name == "barrier_runtime.network"]
+    assert line.startswith("connection from ('127.0.0.1', ")
+    assert "a peer of job 'job' does not encrypt: connections from other hosts must be encrypted" in line
     sender.close()
     receiver.plane.close()
 
