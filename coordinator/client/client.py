@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from barrier_runtime.coordinator.client.rest_signing import masked, signature, signing_key
+from barrier_runtime.coordinator.client.rest_signing import Call, covered, masked, signature, signing_key
 from barrier_runtime.coordinator.client.rest_types import (
     LONGEST_WAIT_S,
     STORAGE_HEADER,
@@ -200,14 +200,13 @@ class CoordinatorClient:
     ) -> tuple[int, bytes]:
         now_ms = round(time.time() * 1000)
         headers = {
-            "Authorization": signature(
-                self._key, method, path.encode("ascii"), body, now_ms, nonce or uuid.uuid4().hex
-            ),
             "X-Barrier-Runtime": "1",
             "X-Request-Id": uuid.uuid4().hex,
             "Content-Type": "application/json",
             **more_headers,
         }
+        call = Call(method, path.encode("ascii"), body, covered(headers))
+        headers["Authorization"] = signature(self._key, call, now_ms, nonce or uuid.uuid4().hex)
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.request(method, path, body=body or None, headers=headers)

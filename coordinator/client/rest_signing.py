@@ -2,17 +2,22 @@
 
     Authorization: BarrierRuntime-HMAC-SHA256 <time ms>:<nonce>:<MAC>
 
-The MAC covers method, path with query, SHA-256 of the body, time and nonce. A server accepts each nonce once, within
-`WINDOW_MS` of its own clock. The secret in an answer is masked with a MAC of the nonce, so that only the caller reads
-the secret.
+The MAC covers method, path with query, `SIGNED_HEADERS`, SHA-256 of the body, time and nonce. A server accepts each
+nonce once, within `WINDOW_MS` of its own clock. The secret in an answer is masked with a MAC of the nonce, so that only
+the caller reads the secret.
 """
 
 import hashlib
 import hmac
 from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
+from barrier_runtime.coordinator.client.rest_types import STORAGE_HEADER
+
 SCHEME = "BarrierRuntime-HMAC-SHA256"
+SIGNED_HEADERS = ("X-Request-Id", STORAGE_HEADER)
 WINDOW_MS = 300_000
 NONCE_CHARACTERS = 32
 _MOST_NONCES = 1_000_000  # of holders of the token within the window
@@ -26,9 +31,24 @@ def signing_key(token: str | bytes) -> bytes:
     return hmac.digest(token, b"barrier-runtime signing key", "sha256")
 
 
-def signature(key: bytes, method: str, target: bytes, body: bytes, time_ms: int, nonce: str) -> str:
-    """Returns the value of `Authorization`. `target`: path with query, as sent. `nonce`: random, new for each call."""
-    return f"{SCHEME} {time_ms}:{nonce}:{_mac(key, method, target, body, time_ms, nonce)}"
+@dataclass(frozen=True)
+class Call:
+    """The signed part of a call, as sent. `target`: path with query. `covered`: values of `SIGNED_HEADERS`."""
+
+    method: str
+    target: bytes
+    body: bytes
+    covered: tuple[bytes, ...]
+
+
+def covered(headers: Mapping[str, str]) -> tuple[bytes, ...]:
+    """Returns the values of `SIGNED_HEADERS`, empty for a missing header."""
+    return tuple(headers.get(name, "").encode("ascii") for name in SIGNED_HEADERS)
+
+
+def signature(key: bytes, call: Call, time_ms: int, nonce: str) -> str:
+    """Returns the value of `Authorization`. `nonce`: random, new for each call."""
+    return f"{SCHEME} {time_ms}:{nonce}:{_mac(key, call, time_ms, nonce)}"
 
 
 def masked(key: bytes, nonce: str, secret: bytes) -> bytes:
@@ -50,13 +70,13 @@ class Signatures:
         self.key = signing_key(token)
         self._seen: OrderedDict[str, int] = OrderedDict()  # nonce -> time until which a repetition is refused
 
-    def verdict(self, authorization: str, method: str, target: bytes, body: bytes, now_ms: int) -> Verdict:
+    def verdict(self, authorization: str, call: Call, now_ms: int) -> Verdict:
         """Returns why the call is refused; empty: accepted, once."""
         parts = _parts(authorization)
         if parts is None:
             return "not understood"
         time_ms, nonce, mac = parts
-        if not hmac.compare_digest(mac, _mac(self.key, method, target, body, time_ms, nonce)):
+        if not hmac.compare_digest(mac, _mac(self.key, call, time_ms, nonce)):
             return "wrong"
         if abs(now_ms - time_ms) > WINDOW_MS:
             return "another time"
@@ -80,7 +100,8 @@ def _parts(authorization: str) -> tuple[int, str, str] | None:
     return int(time_ms), others[0], others[1]
 
 
-def _mac(key: bytes, method: str, target: bytes, body: bytes, time_ms: int, nonce: str) -> str:
-    said = (method.encode(), target, hashlib.sha256(body).digest(), str(time_ms).encode(), nonce.encode())
+def _mac(key: bytes, call: Call, time_ms: int, nonce: str) -> str:
+    body = hashlib.sha256(call.body).digest()
+    said = (call.method.encode(), call.target, *call.covered, body, str(time_ms).encode(), nonce.encode())
     framed = b"".join(len(part).to_bytes(4, "big") + part for part in said)
     return hmac.new(key, framed, "sha256").hexdigest()

@@ -8,7 +8,14 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from barrier_runtime.coordinator.client.rest_signing import SCHEME, WINDOW_MS, Signatures, nonce_of
+from barrier_runtime.coordinator.client.rest_signing import (
+    SCHEME,
+    SIGNED_HEADERS,
+    WINDOW_MS,
+    Call,
+    Signatures,
+    nonce_of,
+)
 from barrier_runtime.coordinator.client.rest_token import Token
 from barrier_runtime.coordinator.client.rest_types import ErrorReply
 from barrier_runtime.coordinator.server.web.front import now_ms
@@ -87,7 +94,8 @@ class Guard:
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
         given = headers[b"authorization"].decode("latin-1")
-        verdict = self._signatures.verdict(given, scope["method"], target, body, now_ms())
+        covered = tuple(headers.get(name.lower().encode(), b"") for name in SIGNED_HEADERS)
+        verdict = self._signatures.verdict(given, Call(scope["method"], target, body, covered), now_ms())
         if not verdict:
             return None
         status, why = _REFUSALS[verdict]
@@ -105,10 +113,12 @@ def _caller(scope: Scope, headers: dict[bytes, bytes]) -> Caller:
 
 
 def _why_ambiguous(scope: Scope) -> Response | None:
-    """Refuses a second `Authorization`: the check and a route could use different headers."""
-    if [name for name, _ in scope["headers"]].count(b"authorization") <= 1:
-        return None
-    return _refused("a call may have one Authorization header: send the signature or the token", 400)
+    """Refuses a second header of those that are checked: the check and a route could use different headers."""
+    names = [name for name, _ in scope["headers"]]
+    for name in ("Authorization", *SIGNED_HEADERS):
+        if names.count(name.lower().encode()) > 1:
+            return _refused(f"a call may have one {name} header: leave the others out", 400)
+    return None
 
 
 def _why_unfit(scope: Scope, headers: dict[bytes, bytes]) -> Response | None:

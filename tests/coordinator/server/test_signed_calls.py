@@ -13,7 +13,9 @@ from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.client.rest_signing import (
     SCHEME,
     WINDOW_MS,
+    Call,
     Signatures,
+    covered,
     masked,
     nonce_of,
     signature,
@@ -31,17 +33,19 @@ SECRET = "t" * 64
 KEY = signing_key(SECRET)
 NONCE = "n" * 32
 NOW = 1_000_000_000
+MORE = {"X-Request-Id": "id", "X-Storage": "s3://b"}
 
 
-def signed(method="GET", target=b"/jobs?run=1", body=b"", time_ms=NOW, nonce=NONCE, key=KEY):
-    return signature(key, method, target, body, time_ms, nonce)
+def signed(method="GET", target=b"/jobs?run=1", body=b"", time_ms=NOW, nonce=NONCE, key=KEY, more=MORE):
+    return signature(key, Call(method, target, body, covered(more)), time_ms, nonce)
 
 
 def verdict(authorization, method="GET", target=b"/jobs?run=1", body=b"", now=NOW, signatures=None):
-    return (signatures or Signatures(SECRET.encode())).verdict(authorization, method, target, body, now)
+    call = Call(method, target, body, covered(MORE))
+    return (signatures or Signatures(SECRET.encode())).verdict(authorization, call, now)
 
 
-def test_a_signature_covers_method_path_query_body_time_nonce_and_key():
+def test_a_signature_covers_method_path_query_headers_body_time_nonce_and_key():
     assert verdict(signed()) == ""
     other = [
         signed(method="PUT"),
@@ -49,6 +53,9 @@ def test_a_signature_covers_method_path_query_body_time_nonce_and_key():
         signed(target=b"/job"),
         signed(body=b"{}"),
         signed(key=signing_key("u" * 64)),
+        signed(more={}),
+        signed(more={**MORE, "X-Request-Id": "other"}),
+        signed(more={"X-Request-Id": "ids3:", "X-Storage": "//b"}),
         signed().replace(str(NOW), str(NOW + 1)),
         signed().replace(NONCE, "m" * 32),
     ]
@@ -101,7 +108,7 @@ async def served():
 
 
 def headers(method, target, body=b"", **more):
-    said = {"nonce": uuid.uuid4().hex, "time_ms": now_ms(), **more}
+    said = {"nonce": uuid.uuid4().hex, "time_ms": now_ms(), "more": {}, **more}
     return {"Authorization": signed(method, target.encode(), body, **said), "X-Barrier-Runtime": "1"}
 
 
@@ -133,6 +140,20 @@ async def test_a_second_authorization_cannot_unmask_the_secret(added, before):
         answer = await http.put("/jobs/flights", content=body, headers=second + given if before else given + second)
         assert answer.status_code == 400
         assert "one Authorization header" in answer.json()["error"]
+        assert directory.jobs == {}
+
+
+@pytest.mark.parametrize("name", ["X-Request-Id", "X-Storage"])
+async def test_a_changed_header_is_refused(name):
+    async with served() as (http, directory):
+        body = msgspec.json.encode(spec())
+        given = headers("PUT", "/jobs/flights", body)
+        added = await http.put("/jobs/flights", content=body, headers={**given, name: "memory:"})
+        given = headers("PUT", "/jobs/flights", body, more={name: "a"})
+        second = [(name, "a"), *given.items(), (name, "b")]
+        doubled = await http.put("/jobs/flights", content=body, headers=second)
+        assert (added.status_code, doubled.status_code) == (401, 400)
+        assert f"one {name} header" in doubled.json()["error"]
         assert directory.jobs == {}
 
 
