@@ -6,6 +6,7 @@ columns and types are checked here, when the flow is written; each step is a nod
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
 
@@ -154,6 +155,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         event time follows this stream. Checkpoints hold the positions of both, so a restored job is
         before or after the switch. The sources of this stream must end.
 
+        Rows of a split of either stream keep their order, as in `union`.
+
         >>> history = flow.read_parquet("history", "s3://lake/orders", event_time="at")
         >>> live = flow.read_kafka("live", "broker:9092", "orders", start=MIDNIGHT, …).select(history.schema.names)
         >>> orders = history.followed_by("orders", live)
@@ -168,7 +171,10 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         schemas = [stream.schema for stream in (self, later) if stream.schema is not None]
         common = _common_columns(schemas, where)
         first, second = self._widened(common), later._widened(common)
-        inputs = (Input(first._node, "rebalance", tag=first._tag), second._as_input())
+        history = first._as_input()  # the ends go to all slots, also if rows stay in their slot and thus in order
+        if history.partitioning == "forward":
+            history = replace(history, partitioning="same")
+        inputs = (history, second._as_input())
         schema = common if len(schemas) == 2 else None
         (stream, *_) = self._added(
             StepNode(name, "union", inputs, UnionOperator, schema, describe="one after the other")

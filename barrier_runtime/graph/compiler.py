@@ -1,7 +1,7 @@
 """Compiles the plan of a flow to the graph of slots: chains of steps, and edges that exchange rows.
 
 A step joins the chain of its input if it is the only reader of a main output and rows are only forwarded. A step
-begins a chain if rows are exchanged (hash, rebalance), if the step has several inputs, if its input has several
+begins a chain if rows are exchanged (hash, rebalance, …), if the step has several inputs, if its input has several
 readers, after a side output, if the step emits rows without input (lookups), and if it makes watermarks after a step
 whose side output is read: such watermarks are of the main output alone, and a chain has one watermark for all its
 edges.

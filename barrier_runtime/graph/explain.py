@@ -93,6 +93,7 @@ def _cut(text: str, most: int) -> str:
 
 _EDGE = {
     "forward": "same slot",
+    "same": "same slot, and the end of the input to all",
     "hash": "by key",
     "rebalance": "round robin",
     "broadcast": "to all",

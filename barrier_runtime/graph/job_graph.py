@@ -18,8 +18,9 @@ from barrier_runtime.operators.base import Operator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
-# "single": all rows go to subtask 0, which determines their order.
-Partitioning = Literal["forward", "hash", "rebalance", "broadcast", "single"]
+# "single": all rows go to subtask 0, which determines their order. "same": as "forward", but barriers, watermarks and
+# ends go to all subtasks.
+Partitioning = Literal["forward", "same", "hash", "rebalance", "broadcast", "single"]
 
 
 @dataclass(frozen=True)

@@ -273,6 +273,7 @@ class ResultPartition:
         self.operator = operator
         self._plain = PlainRows()
         self._combiner = None if edge.combiner is None else edge.combiner()
+        self._subtask = subtask
         self._rebalancer = Rebalancer(len(channels), first=subtask)
         self.rows = 0
 
@@ -295,6 +296,8 @@ class ResultPartition:
             parts = self._rebalancer.partition(batch)
         elif partitioning == "single":
             parts = [(0, batch)]
+        elif partitioning == "same":
+            parts = [(self._subtask, batch)]
         else:  # forward: one channel; broadcast: all of them
             parts = [(target, batch) for target in range(len(self._channels))]
         try:

@@ -8,7 +8,7 @@ from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, 
 from barrier_runtime.runtime.network.data_plane import Broken, ChannelId, DataPlane
 from barrier_runtime.runtime.sources.assignment import never_has_rows
 
-_ALIGNED = ("forward", "broadcast", "single")
+_ALIGNED = ("forward", "same", "broadcast", "single")
 
 
 class Wiring:
