@@ -2,10 +2,11 @@
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from barrier_runtime.connectors.source import Rereading, Source, SourceDescription
+from barrier_runtime.connectors.source import Ending, Source, SourceDescription
 from barrier_runtime.graph.event_time import interleaved
 from barrier_runtime.graph.logical import Plan, SourceNode
 from barrier_runtime.operators.aggregation.own import AnyAggregate, OwnAggregate
@@ -185,16 +186,28 @@ def check_deterministic(plan: Plan, node: int, where: str) -> None:
 
 
 def check_order(plan: Plan, earlier: frozenset[int], later: frozenset[int], where: str) -> None:
-    """Raises `InvalidJob` if sources that are read first never end, or are those that are read afterwards."""
+    """Raises `InvalidJob` if sources that are read first never end, or wait for sources that are read afterwards.
+
+    Warns of sources that do not declare whether their rows end."""
     for number in earlier:
         node = plan.nodes[number]
         assert isinstance(node, SourceNode)
         if number in later:
             raise InvalidJob(f"{where}: source {node.name!r} is above both streams: read the place by two sources")
-        if isinstance(node.source, Rereading) and node.source.endless:
+        for other in sorted(later & plan.read_before(number)):
             raise InvalidJob(
-                f"{where}: source {node.name!r} looks for new rows for ever, so the later stream would never begin: "
-                "read the history without watching its place"
+                f"{where}: source {node.name!r} is itself read after source {plan.nodes[other].name!r}, so both would "
+                "wait for one another: put the sources in one order"
+            )
+        if not isinstance(node.source, Ending):
+            warnings.warn(
+                f"{where}: check that source {node.name!r} ({node.source!r}) ends: the later stream begins afterwards",
+                stacklevel=4,
+            )
+        elif node.source.endless:
+            raise InvalidJob(
+                f"{where}: source {node.name!r} ({node.source!r}) never ends, so the later stream would never begin: "
+                "give the history an end (until=, until_idle= or rows=; files and tables without watch=)"
             )
 
 

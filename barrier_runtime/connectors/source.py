@@ -20,8 +20,7 @@ from barrier_runtime.data.schemas import Duration
 
 @dataclass(frozen=True)
 class Split:
-    """An independently read part of a source.
-    `id` is stable across runs; positions are stored under the id."""
+    """Independently read part of a source. Positions are stored under `id`, which is stable across runs."""
 
     id: str
     payload: bytes = b""  # data for the reader in the source's own encoding (JSON), never pickle
@@ -120,14 +119,16 @@ class Projecting(Protocol):
 
 
 @runtime_checkable
-class Rereading(Protocol):
-    """A source that knows whether it would read the output of a sink.
-
-    `endless`: the source looks for new rows for ever.
-    """
+class Ending(Protocol):
+    """A source that knows whether its rows end. `endless`: the source waits for new rows for ever."""
 
     @property
     def endless(self) -> bool: ...
+
+
+@runtime_checkable
+class Rereading(Ending, Protocol):
+    """A source that knows whether it would read the output of a sink."""
 
     def reads_from(self, place: str) -> bool:
         """True if this source reads from `place`, an element of `TwoPhaseCommitSink.places`."""

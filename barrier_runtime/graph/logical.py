@@ -249,6 +249,18 @@ class Plan:
             return frozenset([number])
         return frozenset().union(*(self.sources_above(input.node) for input in node.inputs))
 
+    def read_before(self, number: int) -> frozenset[int]:
+        """Numbers of the sources that end before source `number` is read."""
+        first = {node.name: node.inputs[0].node for node in self.nodes if isinstance(node, StepNode) and node.name}
+        found, todo = frozenset[int](), [number]
+        while todo:
+            node = self.nodes[todo.pop()]
+            assert isinstance(node, SourceNode)
+            new = frozenset().union(*(self.sources_above(first[step]) for step in node.after)) - found
+            found |= new
+            todo += new
+        return found
+
     def read_after(self, number: int, step: str) -> None:
         """Lets source `number` be read after the first input of `step` has ended."""
         node = self.nodes[number]

@@ -76,6 +76,7 @@ class StagedFrame:
     """Source of the staged rows. `staging`: URL of the storage for rows; default: the job's checkpoints."""
 
     exactly_once = True
+    endless = False
     positions_in = "a Spark DataFrame"
 
     def __init__(self, name: str, dataframe: Any, staging: str | None) -> None:

@@ -26,6 +26,12 @@ def row(id: int, v: str | None) -> dict[str, Any]:
     return {"id": id, "v": v}
 
 
+def test_changes_end_only_with_until(tables: ChangedTables) -> None:
+    table = tables.table()
+    assert tables.source(table).endless
+    assert not tables.source(table, until="current").endless
+
+
 # ---------------------------------------------------------------- rows of changes
 
 

@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _TESTS = "tests/barrier_runtime/operators/functions/test_connect.py"
+_FOLLOWING = "tests/barrier_runtime/runtime/sources/test_following.py"
 _SWITCHING = "tests/barrier_runtime/operators/functions/test_switching.py"
 
 MUTANTS = (
@@ -109,5 +110,29 @@ MUTANTS = (
         "edge.partitioning in _ALIGNED]",
         'edge.partitioning == "forward"]',
         ("tests/barrier_runtime/runtime/test_connected_jobs.py",),
+    ),
+    Mutant(
+        "history-is-spread",
+        "rows of a history stay in the slot that read them, and keep their order",
+        "barrier_runtime/api/stream.py",
+        'replace(history, partitioning="same")',
+        'replace(history, partitioning="rebalance")',
+        (f"{_FOLLOWING}::test_history_passes_every_end_to_all_slots_and_its_barriers_overtake_no_row",),
+    ),
+    Mutant(
+        "history-goes-to-one-slot",
+        "a slot sends rows of a history to itself",
+        "barrier_runtime/runtime/network/channels.py",
+        "parts = [(self._subtask, batch)]",
+        "parts = [((self._subtask + 1) % len(self._channels), batch)]",
+        (f"{_FOLLOWING}::test_each_slot_keeps_its_rows_of_history_and_all_learn_of_its_end",),
+    ),
+    Mutant(
+        "sources-wait-for-one-another",
+        "sources that wait for one another are refused when the flow is written",
+        "barrier_runtime/api/arguments.py",
+        "for other in sorted(later & plan.read_before(number)):",
+        "for other in ():",
+        (f"{_FOLLOWING}::test_two_streams_that_wait_for_one_another_are_refused",),
     ),
 )

@@ -126,6 +126,10 @@ class KinesisStream:
         """Name of the stream, because shards of different streams have the same names."""
         return f"Kinesis stream {self._client.stream}"
 
+    @property
+    def endless(self) -> bool:
+        return not self._bounded
+
     def __repr__(self) -> str:
         start = f"{self._start:%Y-%m-%dT%H:%M:%S%z}" if isinstance(self._start, datetime.datetime) else self._start
         return (

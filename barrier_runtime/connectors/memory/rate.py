@@ -67,8 +67,12 @@ class GeneratedRows:
         fields = [pa.field("value", pa.int64()), pa.field("intended_at", pa.timestamp("ns", "UTC"))]
         self.schema = pa.schema(fields + ([pa.field("key", pa.int64())] if keys is not None else []))
 
+    @property
+    def endless(self) -> bool:
+        return self._rows is None
+
     def __repr__(self) -> str:
-        return f"rate {self._rows_per_second:g}/s, " + ("endless" if self._rows is None else f"{self._rows} rows")
+        return f"rate {self._rows_per_second:g}/s, " + ("endless" if self.endless else f"{self._rows} rows")
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return shares(self._splits or parallelism)

@@ -133,6 +133,10 @@ class RabbitMQQueue:
         self.deduplicate_by = deduplicate_by
         self.exactly_once = deduplicate_by is not None
 
+    @property
+    def endless(self) -> bool:
+        return self._idle_ns is None
+
     def __repr__(self) -> str:
         return f"RabbitMQ queue {self._queue!r} of {self._broker}, {self._prefetch} ahead"
 

@@ -209,6 +209,10 @@ class KafkaTopics:
         self._pool = self._make_pool()
 
     @property
+    def endless(self) -> bool:
+        return self._until is None
+
+    @property
     def dead_letters(self) -> DeadLetters | None:
         if self._columns.bad_records == "fail":
             return None

@@ -131,6 +131,10 @@ class PostgresChanges:
     def schema(self) -> pa.Schema:
         return self.layout.schema
 
+    @property
+    def endless(self) -> bool:
+        return self._given.until is None
+
     def __repr__(self) -> str:
         return f"changes of {', '.join(table.name for table in self.tables)} at {self._shown}"
 
