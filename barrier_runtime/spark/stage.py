@@ -131,6 +131,7 @@ class AllSlots:
         self._program, self._parallelism = settings.program, parallelism  # from the last status of the coordinator
         self._first = SlotTasks(spark, settings, range(parallelism), lambda: self._wanted_of(self._first))
         self._carriers: dict[_Place, SlotTasks] = {(settings.program, slot): self._first for slot in range(parallelism)}
+        self._standbys: StandbysWanted | None = None  # from the same status
         self._asked = ""  # the last request for standbys,
         self._awaited: set[_Place] = set()  # and its slots that have not been started yet
         self._joined: set[SlotTasks] = set()  # their slot has belonged to the job, so it leaves without a request
@@ -162,7 +163,7 @@ class AllSlots:
         `missing`: slots of the job that are not connected. `away`: the missing slots that Spark does not replace, such
         as those of a lost host, whose loss Spark notices late.
         """
-        self._program, self._parallelism = program, parallelism
+        self._program, self._parallelism, self._standbys = program, parallelism, standbys
         if standbys is not None and standbys.program in self._programs:
             if standbys.request != self._asked:
                 self._asked = standbys.request
@@ -196,6 +197,10 @@ class AllSlots:
 
     def _is_of_job(self, place: "_Place") -> bool:
         return place[0] == self._program and place[1] < self._parallelism
+
+    def _stands_by(self, place: "_Place") -> bool:
+        wanted = self._standbys
+        return wanted is not None and place[0] == wanted.program and wanted.first <= place[1] <= wanted.last
 
     def kill_task(self, task_attempt: int, reason: str) -> bool:
         """Asks Spark to kill one slot's task and start a replacement. False if Spark runs no such task."""
@@ -238,10 +243,13 @@ class AllSlots:
     def _wanted_of(self, carrier: SlotTasks) -> Sequence[int]:
         """Slots of `carrier` to start again.
 
-        Omits slots that moved to another Spark job or that the job no longer has."""
-        carriers = dict(self._carriers)
-        own = [place[1] for place, by in carriers.items() if by is carrier and self._is_of_job(place)]
-        return own if self._runs() else ()
+        Omits slots that moved to another Spark job, or that the job neither has nor awaits. The first Spark job starts
+        no standby, as each standby gets a Spark job of its own."""
+        own = [place for place, by in dict(self._carriers).items() if by is carrier]
+        if not self._runs():
+            return ()
+        own_standbys = carrier is not self._first
+        return [place[1] for place in own if self._is_of_job(place) or (own_standbys and self._stands_by(place))]
 
 
 def staying_away(status: JobStatus, after_s: float | None) -> list[int]:

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.status.status import StandbysWanted
 from barrier_runtime.spark.stage import AllSlots
@@ -38,6 +40,11 @@ class Context:
         self._cancelled.add(group)
         self.cancelJobGroup(group)
 
+    def kill(self, number: int) -> None:
+        """Ends a job, as a user can on Spark's page, or Spark itself when a task fails too often."""
+        until(lambda: number in self._running)
+        del self._running[number]
+
     def parallelize(self, slots: tuple[int, ...], _: int) -> "Context":
         self._group.number = len(self.submitted)
         self.left[self._group.number] = threading.Event()
@@ -58,11 +65,11 @@ class Context:
         return []
 
 
-def slots_of(context: Context, parallelism: int) -> AllSlots:
+def slots_of(context: Context, parallelism: int, runs: Callable[[], bool] = lambda: True) -> AllSlots:
     settings: Any = SlotSettings(
         graph=b"", options=SlotOptions(run_id="run"), secret=b"", control_addresses=(), storage_url=""
     )  # fmt: skip
-    slots = AllSlots(context, settings, parallelism, lambda: True)
+    slots = AllSlots(context, settings, parallelism, runs)
     slots.start()
     until(lambda: context.submitted == [tuple(range(parallelism))])
     return slots
@@ -110,6 +117,52 @@ def test_a_slot_that_another_spark_job_carries_is_not_started_again_after_it_lef
     assert context.submitted == [(0, 1), (1,)], "the other process is the slot"
     slots.follow("", 2, None, (1,))
     until(lambda: context.submitted == [(0, 1), (1,), (1,)])
+    slots.cancel()
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param(StandbysWanted("r", 1, 1), id="return of one slot to two"),
+        pytest.param(StandbysWanted("r", 2, 2), id="rescale from two slots to three"),
+        pytest.param(StandbysWanted("r", 0, 0, "next"), id="replace of the program"),
+    ],
+)
+def test_a_standby_whose_spark_job_fails_is_started_again_while_it_is_wanted(wanted: StandbysWanted) -> None:
+    context = Context()
+    slots = slots_of(context, 2)
+    slots.learn("next", b"")
+    has = wanted.first or 1
+    slots.follow("", has, wanted, ())
+    context.kill(1)
+    context.kill(2)
+    until(lambda: len(context.submitted) == 4)
+    slots.follow("", has, wanted, ())
+    assert context.submitted == [(0, 1), *[(wanted.first,)] * 3], "once after each failure"
+    carrier = slots._carriers[wanted.program, wanted.first]
+    slots.follow("", has, None, ())
+    until(lambda: not carrier.alive, "the request is over")
+    assert len(context.submitted) == 4
+    slots.cancel()
+
+
+def test_a_slot_that_gets_its_own_spark_job_leaves_the_first() -> None:
+    """Two processes for one slot would replace each other for ever."""
+    context, asked, followed = Context(), threading.Event(), threading.Event()
+
+    def runs() -> bool:
+        asked.set()
+        until(followed.is_set)
+        return True
+
+    slots = slots_of(context, 2, runs)
+    slots.follow("", 1, None, ())
+    context.kill(0)
+    until(asked.is_set)
+    slots.follow("", 1, StandbysWanted("full width", 1, 1), ())
+    followed.set()
+    until(lambda: len(context.submitted) == 3)
+    assert sorted(context.submitted[1:]) == [(0,), (1,)]
     slots.cancel()
 
 
