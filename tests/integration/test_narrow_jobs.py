@@ -8,6 +8,7 @@ from harness import NumbersUntilEnough, enough, kill, verdict
 
 from barrier_runtime import Dataflow, count
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
+from barrier_runtime.spark.stage import _group_of, _jobs
 from tests.waiting import until
 
 pytestmark = pytest.mark.spark
@@ -32,6 +33,10 @@ def test_a_job_goes_on_without_a_slot_that_stays_away_and_returns_to_all(spark, 
             assert " without slot 1 of host " in handle.status().condition_reason
             assert "runs with 1 of 2 slots, because slot 1 of host " in str(handle.why())
             assert b"with 1 of 2 slots without slot 1" in handle.report(), "the page says the same"
+            jobs = until(lambda: jobs_of_slot_1(spark, handle), "Spark runs a job for the missing slot")
+            for job in jobs:
+                spark.sparkContext._jsc.sc().cancelJob(job)  # as on Spark's page
+            until(lambda: jobs_of_slot_1(spark, handle) - jobs, "and another, as the slot is still wanted")
             away.unlink()
             until(lambda: runs_with(handle, 2), "it has returned to all slots")
             enough(out)
@@ -45,3 +50,9 @@ def test_a_job_goes_on_without_a_slot_that_stays_away_and_returns_to_all(spark, 
 def runs_with(handle, slots: int) -> bool:
     status = handle.status()
     return (status.phase, status.parallelism) == ("running", slots)
+
+
+def jobs_of_slot_1(spark, handle) -> set[int]:
+    """Running Spark jobs that have only slot 1."""
+    running = [job for job in _jobs(spark) if job.status().toString() == "RUNNING"]
+    return {job.jobId() for job in running if _group_of(job).startswith(f"{handle._slots.group}-1-")}
