@@ -176,7 +176,7 @@ def read_folder(folder):
                 "ZeroDivisionError",
                 "operator 'inverse'",
                 "record: {'k': 3, 'v': 3.0}",
-                "split 'a.parquet', rows 0 to 2999",
+                "split 'a.parquet', rows 0 to 127",
             ],
         ),
         (
@@ -187,7 +187,7 @@ def read_folder(folder):
         (
             lambda s: s.map_batches(no_such_column, name="lookup"),
             None,
-            ["KeyError", "operator 'lookup'", "batch: 3000 rows of k, v", "first record: {'k': 1", "rows 0 to 2999"],
+            ["KeyError", "operator 'lookup'", "batch: 128 rows of k, v", "first record: {'k': 1", "rows 0 to 127"],
         ),
         (None, CallableSink(broken_writer), ["out of paper", "operator 'out'", "first record: {'k': 1"]),
     ],

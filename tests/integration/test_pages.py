@@ -68,7 +68,7 @@ def test_writing_a_flow(tmp_path: Path) -> None:
     table = pa.table({"sensor": ["s-17"] * 60, "at": pa.array(at, pa.timestamp("us", "UTC")), "ms": [150.0] * 60})
     (tmp_path / "readings").mkdir()
     pq.write_table(table, tmp_path / "readings" / "one.parquet")
-    (program,) = programs_of("writing-a-flow.md")
+    program, _limited = programs_of("writing-a-flow.md")
     places = {"s3://lake": str(tmp_path), "spark://…:7077": "local[2]", "parallelism=8": "parallelism=2"}
     (tmp_path / "app.py").write_text(placed(program, places), encoding="utf-8")
     ((run, explain),) = commands_of("writing-a-flow.md")

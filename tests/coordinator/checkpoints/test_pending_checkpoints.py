@@ -262,7 +262,7 @@ def test_requests_after_failures_in_a_row_wait_longer_and_longer():
     assert checkpoints.due(now), "a decision ends the series"
 
 
-def test_a_request_that_waits_after_failures_does_not_postpone_the_next_periodic_checkpoint():
+def test_a_delayed_request_does_not_postpone_the_next_periodic_checkpoint():
     checkpoints = pending(timeout_ms=500)
     for now in range(8):
         checkpoints.decline(checkpoints.trigger(now).id, A, now)
