@@ -14,6 +14,30 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 NAME = "src"
 
 
+class CountedReader:
+    """Reader of a split whose position is the number of rows read. Subclasses have `poll`, which moves `_next`."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._next = 0
+
+    @property
+    def finished(self) -> bool:
+        return self._next == self._rows
+
+    def next_due_ns(self) -> int | None:
+        return None
+
+    def position(self) -> bytes:
+        return b"%d" % self._next
+
+    def seek(self, position: bytes) -> None:
+        self._next = int(position)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def names(*ids: str) -> NameSet:
     made = NameSet()
     for id in ids:

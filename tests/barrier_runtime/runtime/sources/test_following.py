@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from source_harness import CountedReader
 
 from barrier_runtime import (
     CollectSink,
@@ -67,15 +68,11 @@ class Rows:
         return RowsReader(self, int(split.payload))
 
 
-class RowsReader:
+class RowsReader(CountedReader):
     def __init__(self, source: Rows, split: int) -> None:
+        super().__init__(source.rows)
         self._source = source
         self._split = split
-        self._next = 0
-
-    @property
-    def finished(self) -> bool:
-        return self._next == self._source.rows
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
         source, stage = self._source, STAGES[self._source.part]
@@ -86,18 +83,6 @@ class RowsReader:
         columns = [[source.part], [self._split * source.rows + number], [source.from_ms + number * 1_000]]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
         return Polled(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA), now_ns)
-
-    def next_due_ns(self) -> int | None:
-        return None
-
-    def position(self) -> bytes:
-        return b"%d" % self._next
-
-    def seek(self, position: bytes) -> None:
-        self._next = int(position)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 @pytest.fixture(autouse=True)

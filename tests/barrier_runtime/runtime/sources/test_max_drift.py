@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, World
-from source_harness import opened, snapshot_of, spec_of
+from source_harness import CountedReader, opened, snapshot_of, spec_of
 
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.coordinator.job.generation import NOBODY_MS, UNKNOWN_MS, ReachedEventTimes
@@ -48,16 +48,11 @@ class Numbers:
         return NumbersReader(self.rows, number, self.step_ms[number])
 
 
-class NumbersReader:
+class NumbersReader(CountedReader):
     def __init__(self, rows: int, split: int, step_ms: int) -> None:
-        self._rows = rows
+        super().__init__(rows)
         self._split = split
         self._step_ms = step_ms
-        self._next = 0
-
-    @property
-    def finished(self) -> bool:
-        return self._next == self._rows
 
     def poll(self, max_rows: int, now_ns: int) -> Polled:
         end = min(self._rows, self._next + max_rows)
@@ -65,18 +60,6 @@ class NumbersReader:
         self._next = end
         split = pa.array([self._split] * len(times), pa.int64())
         return Polled(pa.RecordBatch.from_arrays([split, pa.array(times, pa.int64())], schema=SCHEMA), 0)
-
-    def next_due_ns(self) -> int | None:
-        return None
-
-    def position(self) -> bytes:
-        return b"%d" % self._next
-
-    def seek(self, position: bytes) -> None:
-        self._next = int(position)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class SilentReader(NumbersReader):

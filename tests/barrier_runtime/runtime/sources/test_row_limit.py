@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from operator_harness import World
 from slot_bench import Bench
-from source_harness import opened, rows_of, snapshot_of, spec_of
+from source_harness import CountedReader, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, RateSource
 from barrier_runtime.connectors.name_set import NameSet
@@ -37,15 +37,10 @@ class Many:
         return ManyReader(int(split.payload), self.rows)
 
 
-class ManyReader:
+class ManyReader(CountedReader):
     def __init__(self, split: int, rows: int) -> None:
+        super().__init__(rows)
         self._split = split
-        self._rows = rows
-        self._next = 0
-
-    @property
-    def finished(self) -> bool:
-        return self._next == self._rows
 
     def poll(self, max_rows: int, now_ns: int) -> Polled:
         end = min(self._rows, self._next + max_rows)
@@ -53,18 +48,6 @@ class ManyReader:
         self._next = end
         columns = [pa.array([self._split] * len(numbers), pa.int64()), pa.array(numbers, pa.int64())]
         return Polled(pa.RecordBatch.from_arrays(columns, schema=SCHEMA), now_ns)
-
-    def next_due_ns(self) -> int | None:
-        return None
-
-    def position(self) -> bytes:
-        return b"%d" % self._next
-
-    def seek(self, position: bytes) -> None:
-        self._next = int(position)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class Growing(Many):
