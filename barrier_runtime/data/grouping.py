@@ -45,9 +45,7 @@ def group_rows(columns: list[pa.Array]) -> Groups:
         return Groups(of_row, list(zip(*fields, strict=True)))
     together = _encoded_together(several)
     of_row = _codes(together)
-    first = np.empty(len(together.dictionary), np.int64)
-    first[of_row[::-1]] = np.arange(rows - 1, -1, -1)
-    taken = pa.array(first)
+    taken = pa.array(first_rows(of_row, len(together.dictionary)))
     return Groups(of_row, list(zip(*[column.take(taken).to_pylist() for column in columns], strict=True)))
 
 
@@ -55,6 +53,20 @@ def number_rows(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.int64], int
     """Group number of each row, by the values of `columns`, and the number of groups; nulls are one value."""
     together = _encoded_together(list(map(_encode, columns)))
     return _codes(together), len(together.dictionary)
+
+
+def first_rows(of_row: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:
+    """Returns the number of the first row of each group. `of_row`: group of each row, from 0 to `groups` - 1."""
+    found = np.empty(groups, np.int64)
+    found[of_row[::-1]] = np.arange(len(of_row) - 1, -1, -1)  # of equal indices the last write stays
+    return found
+
+
+def last_rows(of_row: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:
+    """Returns the number of the last row of each group. `of_row`: group of each row, from 0 to `groups` - 1."""
+    found = np.empty(groups, np.int64)
+    found[of_row] = np.arange(len(of_row))  # of equal indices the last write stays
+    return found
 
 
 def _encoded_together(columns: Sequence[pa.DictionaryArray]) -> pa.DictionaryArray:

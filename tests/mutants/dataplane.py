@@ -1089,8 +1089,8 @@ MUTANTS = (
         "partial-row-is-the-first-of-its-key",
         "a partial row is the last row of its key",
         "barrier_runtime/operators/aggregation/partials.py",
-        "    last[of_row] = np.arange(batch.count)  # the last assignment stays\n",
-        "    last[of_row[::-1]] = np.arange(batch.count)[::-1]\n",
+        "    last = last_rows(of_row, groups)\n",
+        "    last = batch.count - 1 - last_rows(of_row[::-1], groups)\n",
         ("tests/barrier_runtime/operators/aggregation/test_combiner.py",),
     ),
     Mutant(

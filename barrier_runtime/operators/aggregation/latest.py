@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.grouping import group_rows
+from barrier_runtime.data.grouping import group_rows, last_rows
 from barrier_runtime.operators.aggregation.partial_schema import is_partial, whole_schema
 from barrier_runtime.operators.aggregation.partials import merge_partial_rows
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
@@ -168,6 +168,4 @@ class LatestAggregateOperator(RunningAggregateOperator):
 
     def _last_of_batch(self, batch: Batch) -> _Positions:
         groups = group_rows(self.codec.arrays(batch.rows))
-        last = np.empty(len(groups.keys), np.intp)
-        last[groups.of_row] = np.arange(batch.count)  # the last assignment stays
-        return np.sort(last)
+        return np.sort(last_rows(groups.of_row, len(groups.keys)))

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.grouping import greatest_magnitude
+from barrier_runtime.data.grouping import greatest_magnitude, last_rows
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
 from barrier_runtime.operators.aggregation.merging import may_be_in_any_order, merge_at_once, merge_columns
 from barrier_runtime.operators.aggregation.own import AnyAggregate
@@ -54,8 +54,7 @@ def partial_rows(plan: AggregationPlan, batch: Batch, of_row: Ints, groups: int,
         if found is None:
             return None
         columns[_name(accumulator)] = found
-    last = np.empty(groups, np.int64)
-    last[of_row] = np.arange(batch.count)  # the last assignment stays
+    last = last_rows(of_row, groups)
     order = np.argsort(last)
     rows = batch.rows.take(pa.array(last[order]))
     arrays = [*rows.columns, *[pa.array(column[order]) for column in columns.values()]]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.grouping import group_rows
+from barrier_runtime.data.grouping import first_rows, group_rows, last_rows
 from barrier_runtime.data.schemas import described
 from barrier_runtime.data.values.casts import column_of_any
 from barrier_runtime.operators.aggregation.own import columns_of_numbers
@@ -57,16 +57,12 @@ class BatchKeys:
     @property
     def first_rows(self) -> Ints:
         """Number of each key's first row in the batch."""
-        found = np.empty(self._count, np.int64)
-        found[self.of_row[::-1]] = np.arange(len(self.of_row) - 1, -1, -1)
-        return found
+        return first_rows(self.of_row, self._count)
 
     @property
     def last_rows(self) -> Ints:
         """Number of each key's last row in the batch."""
-        found = np.empty(self._count, np.int64)
-        found[self.of_row] = np.arange(len(self.of_row))  # of equal indices the last write stays
-        return found
+        return last_rows(self.of_row, self._count)
 
     @property
     def rows(self) -> pa.RecordBatch:
