@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.launch.on_spark import JobHandle
+from barrier_runtime.launch.job_handle import JobHandle
 from benchmarks.measuring_sink import MeasuringSink, first_writes
 from benchmarks.paced_source import PacedSource
 from benchmarks.progress import Progress

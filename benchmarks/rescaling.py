@@ -31,7 +31,7 @@ import pyarrow as pa
 from barrier_runtime import Dataflow
 from barrier_runtime.bootstrap import write_savepoint
 from barrier_runtime.coordinator.status.status import RescaleStatus
-from barrier_runtime.launch.on_spark import JobHandle
+from barrier_runtime.launch.job_handle import JobHandle
 from barrier_runtime.launch.requests import SavepointTaken
 from benchmarks.measuring_sink import MeasuringSink
 from benchmarks.paced_source import PacedSource

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from barrier_runtime import Dataflow
-from barrier_runtime.launch.on_spark import JobHandle
+from barrier_runtime.launch.job_handle import JobHandle
 from barrier_runtime.spark.session import make_session, stop_session
 from barrier_runtime.spark.state_source import BarrierStateSource
 from examples.grow import SECOND, build

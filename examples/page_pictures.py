@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME, DIMMED_MONOKAI
 
 from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.launch.on_spark import JobHandle
+from barrier_runtime.launch.job_handle import JobHandle
 from barrier_runtime.tools.views import job_view
 from examples.flight_delays import build
 from examples.flights_data import prepare

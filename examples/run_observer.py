@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from barrier_runtime.coordinator.status.health import described
 from barrier_runtime.coordinator.status.status import JobStatus, LatencyStatus
-from barrier_runtime.launch.on_spark import JobHandle
+from barrier_runtime.launch.job_handle import JobHandle
 from examples.run_progress import Display
 from examples.servers import Server
 

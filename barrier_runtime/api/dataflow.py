@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # for Python 3.10; type checkers have it without the package
 
     from barrier_runtime.coordinator.option_types import LocalRunOptions, RunOptions
+    from barrier_runtime.launch.job_handle import JobHandle
     from barrier_runtime.launch.local_handle import LocalJobHandle
-    from barrier_runtime.launch.on_spark import JobHandle
     from barrier_runtime.launch.options import JobOptions
     from barrier_runtime.launch.outcome import JobResult
 

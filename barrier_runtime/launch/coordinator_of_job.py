@@ -1,9 +1,11 @@
-"""Coordinator of a job on Spark: a child process of the program, or daemons that run already."""
+"""Coordinator of a job with slots in other processes: a child process of the program, or daemons that run already."""
 
 import contextlib
 import logging
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
@@ -22,9 +24,12 @@ from barrier_runtime.launch.coordinator_place import (
     place_of_coordinator,
 )
 from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.launch.prepare import PreparedJob
+from barrier_runtime.spark.closure import fingerprint
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.hosts import is_loopback
 from barrier_runtime.state.ports import port_range
+from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 
 log = logging.getLogger("barrier_runtime.job")
@@ -129,3 +134,13 @@ class CoordinatorOfJob:
     def close(self) -> None:
         if self._embedded is not None:
             self._embedded.close()
+
+
+def submitted(job: PreparedJob, options: JobOptions, store: ObjectStore, spark: Any = None) -> CoordinatorOfJob:
+    """Finishes the preparation of a job with slots in other processes, and submits the job to a coordinator."""
+    assert options.checkpoints is not None
+    job.resolve_in_doubt(store)
+    job.begin_with_savepoint(store)
+    job.stage(options.checkpoints)
+    job.spec = msgspec.structs.replace(job.spec, fingerprint=fingerprint(job.graph, job.spec))
+    return CoordinatorOfJob(job.spec, options, spark)

@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("api",),
         ("replay", "bootstrap"),
         ("launch",),
+        ("carriers",),
         ("spark", "testing"),
         ("inspect", "state_tables"),
         ("runtime",),

@@ -13,8 +13,8 @@ import barrier_runtime as br
 from barrier_runtime import BarrierRuntimeError, Dataflow, InvalidJob, RateSource, Tumbling, connect, count
 from barrier_runtime.api.connected import ConnectedStreams
 from barrier_runtime.api.windowed import WindowedStream
+from barrier_runtime.launch.job_handle import JobHandle
 from barrier_runtime.launch.local_handle import LocalJobHandle
-from barrier_runtime.launch.on_spark import JobHandle
 from barrier_runtime.testing import ConnectedHarness, KeyedHarness, certify, check
 
 # Methods check their arguments before they use the job.

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from barrier_runtime.carriers.slots import AllSlots
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.status.status import StandbysWanted
-from barrier_runtime.spark.stage import AllSlots
+from barrier_runtime.spark.stage import SparkCarrier
 from barrier_runtime.spark.task import SlotSettings
 from tests.waiting import until
 
@@ -69,7 +70,7 @@ def slots_of(context: Context, parallelism: int, runs: Callable[[], bool] = lamb
     settings: Any = SlotSettings(
         graph=b"", options=SlotOptions(run_id="run"), secret=b"", control_addresses=(), storage_url=""
     )  # fmt: skip
-    slots = AllSlots(context, settings, parallelism, runs)
+    slots = AllSlots(SparkCarrier(context, own_session=False), settings, range(parallelism), runs)
     slots.start()
     until(lambda: context.submitted == [tuple(range(parallelism))])
     return slots
@@ -139,9 +140,9 @@ def test_a_standby_whose_spark_job_fails_is_started_again_while_it_is_wanted(wan
     until(lambda: len(context.submitted) == 4)
     slots.follow("", has, wanted, ())
     assert context.submitted == [(0, 1), *[(wanted.first,)] * 3], "once after each failure"
-    carrier = slots._carriers[wanted.program, wanted.first]
+    submission = slots._carried_by[wanted.program, wanted.first]
     slots.follow("", has, None, ())
-    until(lambda: not carrier.alive, "the request is over")
+    until(lambda: not submission.alive, "the request is over")
     assert len(context.submitted) == 4
     slots.cancel()
 

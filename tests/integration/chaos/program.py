@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.launch.on_spark import JobHandle
+from barrier_runtime.launch.job_handle import JobHandle
 from barrier_runtime.state.errors import Fenced, InvalidJob, Unavailable
 from tests.integration.chaos import workload
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from barrier_runtime.launch.on_spark import JobHandle
+from barrier_runtime.launch.job_handle import JobHandle
 from barrier_runtime.launch.requests import Replaced, Rescaled
 from barrier_runtime.state.errors import BarrierRuntimeError
 from tests.integration.ends.plan import Kind

@@ -1,0 +1,236 @@
+"""All slots of a job: carried by Spark or by processes, started again while the coordinator wants them.
+
+A carrier replaces a single dead slot. This file submits the slots, kills a slot that the coordinator has given up, and
+submits again if a whole submission failed while the coordinator still wants its slots. The first submission has all
+slots that the program starts with. Each slot that is added later, also for a replacing program, has a submission of its
+own (`AllSlots`), so that the program knows whether the slot still runs. A slot that is no longer needed leaves: the
+submission ends, and a core is free.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from barrier_runtime.carriers.carrier import Carrier
+from barrier_runtime.coordinator.status.status import StandbysWanted
+from barrier_runtime.spark.task import SlotSettings
+
+_FIRST_DELAY_S = 0.2
+_MAX_DELAY_S = 30.0
+_QUIET_S = 60.0  # a submission that lived this long resets the back-off
+
+
+class Submission:
+    """Slots that are submitted together.
+
+    `wanted()` returns those slots that the coordinator still wants, before a failed submission is repeated."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        settings: SlotSettings,
+        slots: Sequence[int],
+        wanted: Callable[[], Sequence[int]],
+        group: str = "",
+    ) -> None:
+        self._carrier = carrier
+        self._settings = settings
+        self._slots = tuple(slots)
+        self._wanted = wanted
+        self._group = f"{_group(settings)}{group}"
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="barrier-slots", daemon=True)
+        self.last_failure = ""
+        self.submissions = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def given_up(self) -> bool:
+        return self._stopping.is_set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the slots to leave. True when they have."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def cancel(self) -> None:
+        """Ends the submission, whatever its slots do, and waits up to 30 s."""
+        self.give_up()
+        self._thread.join(30)
+
+    def give_up(self) -> None:
+        """Ends the submission without waiting, also one that has only begun."""
+        self._stopping.set()
+        self._carrier.cancel(self._group)
+
+    def _supervise(self) -> None:
+        delay = _FIRST_DELAY_S
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                self._submit()
+                return
+            except Exception as error:  # Spark raises many kinds, and each means that the submission has ended
+                self.last_failure = str(error)[:4000]
+            if time.monotonic() - began > _QUIET_S:
+                delay = _FIRST_DELAY_S
+            if self._stopping.wait(delay):
+                return
+            self._slots = tuple(self._wanted())
+            if not self._slots:
+                return
+            delay = min(delay * 2, _MAX_DELAY_S)
+
+    def _submit(self) -> None:
+        """Runs until every slot has left."""
+        self.submissions += 1
+        self._carrier.submit(self._settings, self._slots, self._group)
+
+
+class AllSlots:
+    """All slots of a job, over all submissions. For one thread, except `join` and `cancel`."""
+
+    def __init__(
+        self, carrier: Carrier, settings: SlotSettings, slots: Sequence[int], runs: Callable[[], bool]
+    ) -> None:
+        """`runs()`: true while the coordinator runs the job."""
+        self._carrier = carrier
+        self._programs = {settings.program: settings}
+        self._runs = runs
+        self._program, self._parallelism = settings.program, len(slots)  # from the last status of the coordinator
+        self._first = Submission(carrier, settings, slots, lambda: self._wanted_of(self._first))
+        self._carried_by: dict[_Place, Submission] = {(settings.program, slot): self._first for slot in slots}
+        self._standbys: StandbysWanted | None = None  # from the same status
+        self._asked = ""  # the last request for standbys,
+        self._awaited: set[_Place] = set()  # and its slots that have not been started yet
+        self._joined: set[Submission] = set()  # their slot has belonged to the job, so it leaves without a request
+        self._started = 0
+
+    def start(self) -> None:
+        self._first.start()
+
+    @property
+    def group(self) -> str:
+        """Prefix of the groups of this job's submissions."""
+        return _group(next(iter(self._programs.values())))
+
+    def learn(self, program: str, graph: bytes) -> None:
+        """Adds a program that the job may continue with."""
+        first = self._programs[next(iter(self._programs))]
+        self._programs.setdefault(program, replace(first, graph=graph, program=program))
+
+    def follow(
+        self,
+        program: str,
+        parallelism: int,
+        standbys: StandbysWanted | None,
+        missing: Sequence[int],
+        away: Sequence[int] = (),
+    ) -> None:
+        """Follows a leading coordinator, whose job has `parallelism` slots of `program` and needs `standbys`.
+
+        `missing`: slots of the job that are not connected. `away`: the missing slots that the carrier does not replace,
+        such as those of a lost host, whose loss Spark notices late.
+        """
+        self._program, self._parallelism, self._standbys = program, parallelism, standbys
+        if standbys is not None and standbys.program in self._programs:
+            if standbys.request != self._asked:
+                self._asked = standbys.request
+                self._awaited = {(standbys.program, slot) for slot in range(standbys.first, standbys.last + 1)}
+            # Slots started for an earlier coordinator may have their places with this coordinator, or will leave on its
+            # order. Two processes for one slot would replace each other for ever.
+            for place in sorted(place for place in self._awaited if not self._is_carried(place)):
+                self._awaited.discard(place)
+                self._carry(place)
+        for place, submission in tuple(self._carried_by.items()):
+            if submission is self._first:
+                continue
+            if not self._is_of_job(place):
+                wanted = standbys is not None and place[0] == standbys.program
+                if not wanted and submission.alive and submission not in self._joined:
+                    submission.give_up()  # the slot may wait for a core in vain
+            elif submission.alive:
+                self._joined.add(submission)
+            elif place[1] in missing:  # an outdated coordinator ordered it to leave
+                self._carry(place)
+        for place in [(program, slot) for slot in away]:
+            if self._carried_by.get(place) is self._first:
+                self._carry(place)
+
+    def _is_carried(self, place: "_Place") -> bool:
+        """True if a submission of its own carries the slot.
+
+        The first submission does not count: it lasts as long as any of its slots, also after this slot has left."""
+        submission = self._carried_by.get(place)
+        return submission is not None and submission is not self._first and submission.alive and not submission.given_up
+
+    def _is_of_job(self, place: "_Place") -> bool:
+        return place[0] == self._program and place[1] < self._parallelism
+
+    def _stands_by(self, place: "_Place") -> bool:
+        wanted = self._standbys
+        return wanted is not None and place[0] == wanted.program and wanted.first <= place[1] <= wanted.last
+
+    def kill(self, attempt: int, reason: str) -> bool:
+        """Ends one slot; a replacement starts. False if no such slot runs."""
+        return self._carrier.kill(attempt, reason)
+
+    @property
+    def last_failure(self) -> str:
+        return next((each.last_failure for each in self._all if each.last_failure), "")
+
+    @property
+    def submissions(self) -> int:
+        """Number of attempts of the submission that has failed."""
+        return next((each.submissions for each in self._all if each.last_failure), self._first.submissions)
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the slots to leave. True when they have."""
+        until = time.monotonic() + timeout_s
+        return all(each.join(max(0.0, until - time.monotonic())) for each in self._all)
+
+    def cancel(self) -> None:
+        """Ends all submissions, whatever their slots do."""
+        for each in self._all:
+            each.give_up()
+        for each in self._all:
+            each.cancel()
+
+    @property
+    def _all(self) -> tuple[Submission, ...]:
+        return tuple(dict.fromkeys((self._first, *self._carried_by.values())))
+
+    def _carry(self, place: "_Place") -> None:
+        program, slot = place
+        self._started += 1
+        group = f"-{slot}-{self._started}"
+        settings = self._programs[program]
+        submission = Submission(self._carrier, settings, [slot], lambda: self._wanted_of(submission), group)
+        self._carried_by[place] = submission
+        submission.start()
+
+    def _wanted_of(self, submission: Submission) -> Sequence[int]:
+        """Slots of `submission` to start again.
+
+        Omits slots that moved to another submission, or that the job neither has nor awaits. The first submission
+        starts no standby, as each standby gets a submission of its own."""
+        own = [place for place, by in dict(self._carried_by).items() if by is submission]
+        if not self._runs():
+            return ()
+        own_standbys = submission is not self._first
+        return [place[1] for place in own if self._is_of_job(place) or (own_standbys and self._stands_by(place))]
+
+
+def _group(settings: SlotSettings) -> str:
+    return f"barrier-runtime-{settings.options.run_id}"
+
+
+_Place: TypeAlias = tuple[str, int]  # (program, slot)
