@@ -19,7 +19,8 @@ SAME: Any = object()
 class Option:
     """A row. `low` and `high` are in the unit. Times are seconds for users, stored as milliseconds.
 
-    `where`: "spark" for options that a local run would ignore, and so refuses; "daemon": no option of a run. `shown`:
+    `where`: "spark" for options that a local run would ignore, and so refuses; "apart": also for local runs whose slots
+    are processes of their own; "daemon": no option of a run. `shown`:
     output of `explain`; text is printed only if the row says so, because it may hold a secret.
     """
 
@@ -30,7 +31,7 @@ class Option:
     low: float | None = None
     high: float | None = None
     unit: str = ""
-    where: Literal["everywhere", "spark", "daemon"] = "everywhere"
+    where: Literal["everywhere", "apart", "spark", "daemon"] = "everywhere"
     none: str = ""  # meaning of None, or of an empty default
     also: str = ""  # a further type of the keyword
     made: str = ""  # source of the function that makes a non-constant default
@@ -214,34 +215,34 @@ SPARK = (
     Option("spark", Any, None, "a SparkSession of yours", none="one is made", on_command_line=False, where="spark"),
     Option("spark_conf", dict[str, str], {}, "settings of the Spark session that is made", made="dict", where="spark",
            none="none", flags=("--conf",)),
-    _text("coordinator", None, "http://host:port of a running daemon, or of several with commas", where="spark",
+    _text("coordinator", None, "http://host:port of a running daemon, or of several with commas", where="apart",
           none="a child process of the driver", also="Sequence[str]"),
-    _text("token_file", None, "file with the daemon's bearer token", where="spark", none="there is no daemon",
+    _text("token_file", None, "file with the daemon's bearer token", where="apart", none="there is no daemon",
           also="os.PathLike[str]"),
-    _text("coordinator_host", None, "this host's address for executors on other hosts", where="spark", shown="value",
+    _text("coordinator_host", None, "this host's address for executors on other hosts", where="apart", shown="value",
           none="127.0.0.1 for a local master, spark.driver.host for others"),
     _text("coordinator_bind", None, "address that the program's coordinator listens on, such as 0.0.0.0 in a container "
-          "whose host has the address coordinator_host", where="spark", shown="value", none="coordinator_host"),
+          "whose host has the address coordinator_host", where="apart", shown="value", none="coordinator_host"),
     _text("coordinator_ports", "", "ports for the program's coordinator, of which it takes a free one: 7100-7109",
-          where="spark", shown="value", none="any port"),
+          where="apart", shown="value", none="any port"),
     _text("slot_ports", "", "ports for connections between slots, of which each slot takes a free one: 7200-7299; a "
           "host needs a port per slot, twice as many during a replace; BARRIER_RUNTIME_SLOT_PORTS on a host wins",
-          where="spark", slot=True, shown="value", none="any port"),
+          where="apart", slot=True, shown="value", none="any port"),
     _flag("insecure_network_ok", "trust the network: rows between slots are not encrypted, and Spark may send the "
           "job's secret unencrypted; by default connections to other addresses than loopback are encrypted",
-          where="spark", slot=True),
+          where="apart", slot=True),
     _seconds("coordinator_lease", 600.0, 0.1, DAY_S, "a slot leaves when the coordinator is silent for this long",
-             where="spark", slot=True),
+             where="apart", slot=True),
     Option("ui", bool, True, "serve the coordinator's web page, and print its address; a job in one process without "
            "Spark has a page only if ui=True is given", shown="value"),
     _choice("log_format", "plain", Literal["plain", "json"], "lines that slots log on the executors' standard error",
-            where="spark", slot=True),
+            where="apart", slot=True),
     _number("store_write_price", 5.0, 0, 1_000_000, "US dollars for a million PUT, COPY or LIST requests, for the "
-            "costs that the page shows (S3's list price)", where="spark", field="store_write_price"),
+            "costs that the page shows (S3's list price)", where="apart", field="store_write_price"),
     _number("store_read_price", 0.4, 0, 1_000_000, "US dollars for a million GET or HEAD requests, likewise",
-            where="spark", field="store_read_price"),
+            where="apart", field="store_read_price"),
     Option("verbose", bool, False, "print the stacks of connections that break because another process died; without "
-           "it, a line", where="spark", shown="value", slot=True),
+           "it, a line", where="apart", shown="value", slot=True),
     Option("run_id", str, "", "identity of this run", made="lambda: uuid.uuid4().hex", none="made for each run",
            on_command_line=False, field="run_id", slot=True),
 )

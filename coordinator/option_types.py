@@ -138,28 +138,6 @@ class LocalRunOptions(TypedDict, total=False):
     check_state: bool | None
     """refuse state that was changed in place without update(), and one object stored for two keys: a restart would
     forget it; costs an encoding per value read. Default: in local runs."""
-    ui: bool
-    """serve the coordinator's web page, and print its address; a job in one process without Spark has a page only if
-    ui=True is given. Default: True."""
-    run_id: str
-    """identity of this run. Default: made for each run."""
-
-
-class RunOptions(LocalRunOptions, total=False):
-    """Keywords of `Dataflow`, its `run`, `start` and `explain`."""
-
-    at_least: int | None
-    """fewest slots with which a job that has run goes on while others stay away for degrade_after; it returns to all
-    slots when there are cores. 1 to 1,024. Default: the job waits for all slots."""
-    degrade_after: float | timedelta
-    """with at_least: how long the job waits for all slots before it goes on with those that are there. 0.1 s to 1 day.
-    Default: 60 s."""
-    master: str
-    """Spark master: local[N], local-cluster[…], spark://…. Default: local[*]."""
-    spark: Any
-    """a SparkSession of yours. Default: one is made."""
-    spark_conf: dict[str, str]
-    """settings of the Spark session that is made. Default: none."""
     coordinator: str | Sequence[str] | None
     """http://host:port of a running daemon, or of several with commas. Default: a child process of the driver."""
     token_file: str | os.PathLike[str] | None
@@ -180,6 +158,9 @@ class RunOptions(LocalRunOptions, total=False):
     default connections to other addresses than loopback are encrypted. Default: False."""
     coordinator_lease: float | timedelta
     """a slot leaves when the coordinator is silent for this long. 0.1 s to 1 day. Default: 600 s."""
+    ui: bool
+    """serve the coordinator's web page, and print its address; a job in one process without Spark has a page only if
+    ui=True is given. Default: True."""
     log_format: Literal["plain", "json"]
     """lines that slots log on the executors' standard error. plain or json. Default: plain."""
     store_write_price: float
@@ -189,6 +170,25 @@ class RunOptions(LocalRunOptions, total=False):
     """US dollars for a million GET or HEAD requests, likewise. 0 to 1,000,000. Default: 0.4."""
     verbose: bool
     """print the stacks of connections that break because another process died; without it, a line. Default: False."""
+    run_id: str
+    """identity of this run. Default: made for each run."""
+
+
+class RunOptions(LocalRunOptions, total=False):
+    """Keywords of `Dataflow`, its `run`, `start` and `explain`."""
+
+    at_least: int | None
+    """fewest slots with which a job that has run goes on while others stay away for degrade_after; it returns to all
+    slots when there are cores. 1 to 1,024. Default: the job waits for all slots."""
+    degrade_after: float | timedelta
+    """with at_least: how long the job waits for all slots before it goes on with those that are there. 0.1 s to 1 day.
+    Default: 60 s."""
+    master: str
+    """Spark master: local[N], local-cluster[…], spark://…. Default: local[*]."""
+    spark: Any
+    """a SparkSession of yours. Default: one is made."""
+    spark_conf: dict[str, str]
+    """settings of the Spark session that is made. Default: none."""
 
 
 @dataclass(frozen=True)

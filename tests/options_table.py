@@ -94,7 +94,7 @@ def types() -> str:
     for name, says, check, options in _STRUCTS:
         text += _STORED.format(name=name, says=says, check=check)
         text += "".join(f"    {_stored(option)}\n" for option in options if option.field) + "\n"
-    anywhere = [option for option in OPTIONS.values() if option.where == "everywhere"]
+    anywhere = [option for option in OPTIONS.values() if option.where in ("everywhere", "apart")]
     on_spark = [option for option in OPTIONS.values() if option.where == "spark"]
     text += _KEYWORDS.format(name="LocalRunOptions", base="TypedDict", says="Keywords of `Dataflow.run_local`.")
     text += "".join(map(_keyword, anywhere)) + "\n"
@@ -162,6 +162,8 @@ def _row(option: Option) -> str:
         notes.append(f"only with `restart` {' or '.join(f'`{name}`' for name in option.strategies)}")
     if option.where == "spark":
         notes.append("only on Spark")
+    if option.where == "apart":
+        notes.append("on Spark, and in local runs with `processes=`")
     if not option.on_command_line:
         notes.append("no flag")
     if option.flags:

@@ -33,7 +33,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.tools.cli import app
 from barrier_runtime.tools.options import Given, read
 
-EVERYWHERE = {name for name, option in OPTIONS.items() if option.where == "everywhere"}
+EVERYWHERE = {name for name, option in OPTIONS.items() if option.where in ("everywhere", "apart")}
 ON_COMMAND_LINE = {name: option for name, option in OPTIONS.items() if option.on_command_line}
 NO_FLAGS = {
     "spark": "a live object",
@@ -77,7 +77,7 @@ def test_signatures_have_every_option_with_its_type_and_default(method: Any, nam
     keywords = {
         name: parameter
         for name, parameter in inspect.signature(method).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "wire"  # for tests, and no option
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in ("processes", "wire")  # no options
     }
     assert keywords.keys() == names
     for name, parameter in keywords.items():
@@ -181,7 +181,7 @@ def test_every_option_is_shown_with_where_its_value_comes_from(option: Option) -
 def test_the_command_line_takes_every_option(command: str) -> None:
     parameters = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
     flags = {parameter.name: parameter for parameter in parameters}
-    assert flags.keys() - ON_COMMAND_LINE.keys() == {"target", "local"} | ({"help"} & flags.keys())
+    assert flags.keys() - ON_COMMAND_LINE.keys() == {"target", "local"} | ({"help", "processes"} & flags.keys())
     assert OPTIONS.keys() - flags.keys() == NO_FLAGS.keys()
     for name, option in ON_COMMAND_LINE.items():
         assert {option.flag, *option.flags} <= set(flags[name].opts)

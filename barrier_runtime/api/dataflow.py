@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from barrier_runtime.api.readers import Readers
 from barrier_runtime.api.steps import users_line
@@ -44,7 +44,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 LOADED_PROGRAM: ContextVar[str] = ContextVar("the file that a command loads at this moment", default="")
 
 
-def takes_options(where: Literal["everywhere", "spark"]) -> Callable[[F], F]:
+def takes_options(where: Literal["apart", "spark"]) -> Callable[[F], F]:
     """Decorator that replaces `**options` in a signature by every option, for notebooks and `help()`.
 
     Type checkers read the keywords from `RunOptions` and `LocalRunOptions`."""
@@ -55,7 +55,7 @@ def takes_options(where: Literal["everywhere", "spark"]) -> Callable[[F], F]:
         keywords = [
             Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=option.type)
             for option in OPTIONS.values()
-            if option.where in ("everywhere", where)
+            if option.where in ("everywhere", "apart", where)
         ]
         function.__signature__ = plain.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
         return function
@@ -107,32 +107,59 @@ class Dataflow(Readers):
 
         return start(self.plan, self._chosen(options))
 
-    @takes_options("everywhere")
-    def run_local(self, *, wire: bool | None = None, **options: "Unpack[LocalRunOptions]") -> "JobResult":
-        """Runs in this process, without Spark, until the job ends.
+    @takes_options("apart")
+    def run_local(
+        self, *, processes: int | None = None, wire: bool | None = None, **options: "Unpack[LocalRunOptions]"
+    ) -> "JobResult":
+        """Runs on this machine, without Spark, until the job ends.
 
-        Options are those of `run` that need no Spark. `wire`: for tests, rows and messages are passed as bytes,
-        under the rules and limits of a cluster."""
+        Options are those of `run` that need no Spark. All slots share this process; with `processes=n` each of n slots
+        has a process and so a core of its own, `parallelism` is n by default, and slots beyond n are started by
+        `barrier-runtime slot`. `wire`: for tests, rows and messages are passed as bytes, under the rules and limits
+        of a cluster."""
+        if processes is not None:
+            from barrier_runtime.launch.several_processes import running
+
+            return running.run(self.plan, self._chosen_for(processes, options), processes)
         from barrier_runtime.launch.local import run_local
 
         _tell_what_stays_here(self.plan)
         return run_local(self.plan, self._chosen(options, local=True), wire=wire)
 
-    @takes_options("everywhere")
-    def start_local(self, **options: "Unpack[LocalRunOptions]") -> "LocalJobHandle":
-        """Runs in this process beside the program, and returns at once: for notebooks.
+    @overload
+    def start_local(self, *, processes: None = None, **options: "Unpack[LocalRunOptions]") -> "LocalJobHandle": ...
 
-        Options are those of `run_local`.
+    @overload
+    def start_local(self, *, processes: int, **options: "Unpack[LocalRunOptions]") -> "JobHandle": ...
+
+    @takes_options("apart")
+    def start_local(
+        self, *, processes: int | None = None, **options: "Unpack[LocalRunOptions]"
+    ) -> "LocalJobHandle | JobHandle":
+        """Runs on this machine beside the program, and returns at once: for notebooks and servers.
+
+        Options are those of `run_local`, and so is `processes`.
 
         >>> job = flow.start_local(checkpoints="checkpoints")
         >>> job.status().records
         >>> job.stop()
         >>> job.wait()
         """
+        if processes is not None:
+            from barrier_runtime.launch.several_processes import running
+
+            return running.start(self.plan, self._chosen_for(processes, options), processes)
         from barrier_runtime.launch.local_handle import LocalJobHandle
 
         _tell_what_stays_here(self.plan)
         return LocalJobHandle(self.plan, self._chosen(options, local=True))
+
+    def _chosen_for(self, processes: int, options: Mapping[str, object]) -> "JobOptions":
+        """Options of a run with slots in processes of this machine. Raises as `_chosen` does."""
+        from barrier_runtime.launch.options import JobOptions
+
+        self._refuse_while_loaded()
+        return JobOptions.for_local_run(options, self.options, processes=processes)
 
     def _chosen(self, options: Mapping[str, object], *, local: bool = False) -> "JobOptions":
         """Options of a run. Raises `InvalidJob` for invalid options.
@@ -140,13 +167,16 @@ class Dataflow(Readers):
         Also raises while a command loads the program to run it."""
         from barrier_runtime.launch.options import JobOptions
 
+        self._refuse_while_loaded()
+        return JobOptions.of_run(options, self.options, local=local)
+
+    def _refuse_while_loaded(self) -> None:
         program = LOADED_PROGRAM.get()
         if program:
             raise InvalidJob(
                 f"{program} runs the flow {self.name!r} when it is loaded, and would run it a second time: put what "
                 'runs it below `if __name__ == "__main__":`'
             )
-        return JobOptions.of_run(options, self.options, local=local)
 
 
 def _tell_what_stays_here(plan: Plan) -> None:

@@ -49,7 +49,7 @@ from barrier_runtime.state.store.paths import Paths
 T = TypeVar("T")
 
 wire_by_default = False  # default of `wire` in `run_local` and `run_graph`; tests set it
-_LAST_CHECKPOINT_S = 8.0  # containers are killed ten seconds after the request to end
+SIGTERM_S = 8.0  # containers are killed ten seconds after the request to end
 _NEWS_WITHIN_S = 3.0
 _SIGNALS_S = 1.0
 _SHOWN_S = 1.0  # interval of the status line
@@ -69,23 +69,22 @@ def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> J
         job = partial(run_graph, graph, spec, store, options, runner, wire, slots)
         return await with_page(job, runner, store, ui=options.ui)
 
-    with _Termination() as termination:
+    with Termination() as termination:
         return _run(plan, options, lambda *job: termination.watched(run(*job)), slots)
 
 
-def run_until_terminated(plan: Plan, options: JobOptions) -> tuple[JobResult | None, bool]:
+def run_until_terminated(
+    plan: Plan, options: JobOptions, show: Callable[[JobStatus], None]
+) -> tuple[JobResult | None, bool]:
     """`run_local` of a command: SIGTERM stops the job with a last checkpoint within 8 seconds.
 
-    Shows the job's progress. Returns the result (None after the 8 seconds) and whether the signal came. For the main
-    thread."""
-    from barrier_runtime.launch.display import progress_shown  # its library for terminals is imported for commands only
-
-    with progress_shown() as show:
-        told = _Terminator(show)
-        try:
-            return _run(plan, options, told.run_graph, ()), told.came
-        except asyncio.CancelledError:
-            return None, True
+    `show` is called with each status. Returns the result (None after the 8 seconds) and whether the signal came. For
+    the main thread."""
+    told = _Terminator(show)
+    try:
+        return _run(plan, options, told.run_graph, ()), told.came
+    except asyncio.CancelledError:
+        return None, True
 
 
 def _run(
@@ -137,7 +136,7 @@ class _Terminator:
                 running.cancel()
             self.came = True
             runner.stop("checkpoint")
-            loop.call_later(_LAST_CHECKPOINT_S, running.cancel)
+            loop.call_later(SIGTERM_S, running.cancel)
 
         loop.add_signal_handler(signal.SIGTERM, terminate)
         try:
@@ -152,7 +151,7 @@ class _Terminator:
             self._show(runner.status())
 
 
-class _Termination:
+class Termination:
     """Handles SIGTERM in programs without a handler of their own.
 
     The job is cancelled and its folders are removed; then the signal ends the program."""
@@ -162,7 +161,7 @@ class _Termination:
         self._came = False
         self._cleaning = False
 
-    def __enter__(self) -> "_Termination":
+    def __enter__(self) -> "Termination":
         if _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._ours = True
             signal.signal(signal.SIGTERM, self._outside_the_loop)

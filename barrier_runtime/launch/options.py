@@ -80,10 +80,30 @@ class JobOptions(OptionValues):
         return options
 
     @classmethod
-    def for_local_run(cls, keywords: Mapping[str, object], of_flow: Mapping[str, object] = NOTHING) -> "JobOptions":
-        """Makes options of a local run, which refuses keywords for Spark; the flow may have them."""
-        refuse_for_spark({name: name for name in keywords}, "use run()")
-        return cls.from_keywords(keywords, {"check_state": True, "ui": False, **usable_locally(of_flow)})
+    def for_local_run(
+        cls,
+        keywords: Mapping[str, object],
+        of_flow: Mapping[str, object] = NOTHING,
+        *,
+        processes: int | None = None,
+    ) -> "JobOptions":
+        """Makes options of a local run, which refuses keywords for Spark; the flow may have them.
+
+        `processes`: number of slots that run in processes of their own; by default the job has no other slots."""
+        apart = processes is not None
+        refuse_for_spark({name: name for name in keywords}, "use run()", apart=apart)
+        usable = usable_locally(of_flow, apart=apart)
+        if processes is None:
+            return cls.from_keywords(keywords, {"check_state": True, "ui": False, **usable})
+        if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+            raise InvalidJob(f"processes={processes!r}: give a whole number of slots, at least 1")
+        options = cls.from_keywords(keywords, {"parallelism": processes, **usable})
+        if processes > options.parallelism:
+            raise InvalidJob(
+                f"processes={processes} is more than parallelism={options.parallelism}, the number of slots: leave out "
+                "parallelism=, or raise it; slots beyond processes= are started by `barrier-runtime slot`"
+            )
+        return options
 
     @classmethod
     def of_run(cls, keywords: Mapping[str, object], of_flow: Mapping[str, object], *, local: bool) -> "JobOptions":
@@ -164,24 +184,31 @@ def typed(given: Mapping[str, object]) -> dict[str, Any]:
     return {name: _typed(OPTIONS[name], value) for name, value in given.items()}
 
 
-def refuse_for_spark(given: Mapping[str, str], remedy: str) -> None:
+def refuse_for_spark(given: Mapping[str, str], remedy: str, *, apart: bool = False) -> None:
     """Raises `InvalidJob` for options that a local run would ignore.
 
-    `given`: option -> the user's name of the option."""
-    idle = [said for name, said in given.items() if _is_for_spark(name)]
+    `given`: option -> the user's name of the option. `apart`: the slots run in processes of their own."""
+    idle = {name: said for name, said in given.items() if not is_usable_locally(name, apart=apart)}
     if idle:
+        processes = ", or let slots run in processes (processes=)" if any(map(_needs_processes, idle)) else ""
         raise InvalidJob(
-            f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no meaning in a local run, which has neither "
-            f"Spark nor a daemon: leave it out, or {remedy}"
+            f"{', '.join(idle.values())} {'has' if len(idle) == 1 else 'have'} no meaning in a local run, which has "
+            f"neither Spark nor a daemon: leave it out, or {remedy}{processes}"
         )
 
 
-def _is_for_spark(name: str) -> bool:
-    return name in OPTIONS and OPTIONS[name].where == "spark"
+def is_usable_locally(name: str, *, apart: bool) -> bool:
+    """True if a local run uses the option. Unknown names are refused later. `apart`: see `refuse_for_spark`."""
+    where = OPTIONS[name].where if name in OPTIONS else "everywhere"
+    return where == "everywhere" or (apart and where == "apart")
 
 
-def usable_locally(of_flow: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in of_flow.items() if not _is_for_spark(name)}
+def _needs_processes(name: str) -> bool:
+    return OPTIONS[name].where == "apart"
+
+
+def usable_locally(of_flow: Mapping[str, object], *, apart: bool = False) -> dict[str, object]:
+    return {name: value for name, value in of_flow.items() if is_usable_locally(name, apart=apart)}
 
 
 def _typed(option: Option, value: object) -> Any:
@@ -297,7 +324,7 @@ def effective(options: JobOptions, sources: Mapping[str, str], *, local: bool = 
     values = _in_force(options) | {name: "" for name in _MADE if name not in sources}
     told = {}
     for name, option in OPTIONS.items():
-        if local and option.where == "spark":
+        if local and not is_usable_locally(name, apart=False):
             continue
         given = getattr(options, name)
         source = sources.get(name, "default")

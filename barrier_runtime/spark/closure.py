@@ -6,6 +6,7 @@ Spark would find an object that cannot be pickled only when it submits the stage
 import hashlib
 import io
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -79,6 +80,14 @@ def ship_by_value(module: ModuleType) -> None:
 def _cloudpickle() -> Any:
     try:
         from pyspark import cloudpickle
-    except ImportError as error:
-        raise missing_extra("Spark", "spark", error) from None
+    except ImportError:
+        return _cloudpickle_alone()
     return cloudpickle
+
+
+def _cloudpickle_alone() -> Any:
+    """The package itself, for slots in processes of a machine without Spark."""
+    try:
+        return import_module("cloudpickle")
+    except ImportError as error:
+        raise missing_extra("a job with slots in other processes", "coordinator", error) from None

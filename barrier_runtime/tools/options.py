@@ -26,17 +26,17 @@ class Given:
     variables: dict[str, Any]
     sources: dict[str, str]  # of both: the flag or the variable
 
-    def for_run(self, *, local: bool) -> dict[str, Any]:
+    def for_run(self, *, local: bool, apart: bool = False) -> dict[str, Any]:
         """Options for a run. Refuses flags that a local run would ignore, and omits such variables.
 
-        The same variables may be meant for runs on Spark.
+        The same variables may be meant for runs on Spark. `apart`: slots run in processes of their own.
         """
         if not local:
             return self.variables | self.flags
         from barrier_runtime.launch.options import refuse_for_spark, usable_locally  # a slow import, not for --help
 
-        refuse_for_spark({name: self.sources[name] for name in self.flags}, "run without --local")
-        return usable_locally(self.variables) | self.flags
+        refuse_for_spark({name: self.sources[name] for name in self.flags}, "run without --local", apart=apart)
+        return usable_locally(self.variables, apart=apart) | self.flags
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,8 +67,8 @@ def _parameter(group: str, option: Option) -> inspect.Parameter:
     notes = [option.help, *([values] if (values := allowed(option)) and not option.choices else [])]
     if option.optional and option.default is not None:
         notes.append(f"{_NONE}: {option.none}")
-    if option.where == "spark":
-        notes.append("not with --local")
+    if option.where in ("apart", "spark"):
+        notes.append("not with --local" + (" alone" if option.where == "apart" else ""))
     info = typer.Option(
         flag,
         *option.flags,

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Row = tuple[str, ...]
 
 PROSE = {  # tables that no code holds as data
-    "barrier_runtime/carriers/carrier.py": "calls: tests/barrier_runtime/spark/test_slots_of_moves.py",
+    "barrier_runtime/carriers/carrier.py": "calls: tests/barrier_runtime/launch/test_processes.py",
     "barrier_runtime/runtime/sinks/at_once.py": "moves: tests/barrier_runtime/runtime/sinks/test_at_once.py",
     "barrier_runtime/connectors/kafka/sink/flights.py": "moves: tests/barrier_runtime/connectors/kafka/test_flights.py",
     "coordinator/log/decided.py": "moves and crash points: tests/coordinator/log/test_decided.py",

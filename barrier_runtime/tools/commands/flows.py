@@ -12,6 +12,7 @@ from barrier_runtime.tools.options import Given, with_options
 
 if TYPE_CHECKING:
     from barrier_runtime.api.dataflow import Dataflow
+    from barrier_runtime.launch.outcome import JobResult
 
 
 @app.command()
@@ -19,17 +20,22 @@ if TYPE_CHECKING:
 def run(
     target: Target,
     local: Annotated[bool, typer.Option("--local", help="run in this process, without Spark")] = False,
+    processes: Annotated[
+        int | None, typer.Option(help="with --local: slots that run in processes of their own, each on a core")
+    ] = None,
     *,
     given: Given,
 ) -> None:
     """Run a flow until it ends."""
-    options = given.for_run(local=local)
+    if processes is not None and not local:
+        raise InvalidJob("--processes is for runs without Spark: give --local as well, or leave it out")
+    options = given.for_run(local=local, apart=processes is not None)
     flow = load_flow(target)
     if "restore" in options:
         _tell_restore(flow, options, local)
     try:
         if local:
-            _run_local(flow, options)
+            _run_local(flow, options, processes)
         else:
             from barrier_runtime.spark.closure import ship_by_value
 
@@ -51,11 +57,23 @@ def _tell_restore(flow: "Dataflow", options: dict[str, Any], local: bool) -> Non
     print(page, end="", file=sys.stderr)
 
 
-def _run_local(flow: "Dataflow", options: dict[str, Any]) -> None:
-    from barrier_runtime.launch.local import run_until_terminated
+def _run_local(flow: "Dataflow", options: dict[str, Any], processes: int | None) -> None:
+    from barrier_runtime.launch.display import progress_shown
     from barrier_runtime.launch.options import JobOptions
 
-    result, terminated = run_until_terminated(flow.plan, JobOptions.for_local_run(options, flow.options))
+    chosen = JobOptions.for_local_run(options, flow.options, processes=processes)
+    result: JobResult | None
+    with progress_shown(plain=chosen.verbose) as show:
+        if processes is None:
+            from barrier_runtime.launch.local import run_until_terminated
+
+            result, terminated = run_until_terminated(flow.plan, chosen, show)
+        else:
+            from barrier_runtime.launch.several_processes import running
+            from barrier_runtime.spark.closure import ship_by_value
+
+            ship_by_value(sys.modules[USER_MODULE])
+            result, terminated = running.run_until_terminated(flow.plan, chosen, processes, show)
     if result is not None:
         print(result)
     if terminated:

@@ -1,0 +1,170 @@
+"""Carrier of slots in processes of this machine, without Spark: a process per slot, replaced when it dies."""
+
+import itertools
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import msgspec
+
+from barrier_runtime.carriers.slot_process import SlotOrder, encoded
+from barrier_runtime.connectors.batch_function.caller import MakeFrame, arrow_table
+from barrier_runtime.coordinator.client.embedded import how_it_ended
+from barrier_runtime.spark.closure import pickled
+from barrier_runtime.spark.task import SlotSettings
+
+log = logging.getLogger("barrier_runtime.job")
+
+_MODULE = "barrier_runtime.carriers.slot_process"
+_FIRST_DELAY_S = 0.2  # between the starts of a process that dies at once; doubles each time, …
+_MAX_DELAY_S = 10.0  # … up to this
+_QUIET_S = 10.0  # a process that lived this long is replaced at once
+
+
+@dataclass(frozen=True)
+class _Running:
+    group: str
+    process: "subprocess.Popen[bytes]"
+    held: socket.socket  # open while this program lives
+
+
+class ProcessCarrier:
+    """Carrier in processes of this machine. `close` kills those that still run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._attempts = itertools.count(secrets.randbits(31) << 20)  # other numbers than those of other carriers
+        self._running: dict[int, _Running] = {}  # by attempt
+        self._cancelled: set[str] = set()
+        self._closed = False
+        self._last_end = ""
+
+    def submit(self, settings: SlotSettings, slots: Sequence[int], group: str) -> None:
+        graph = settings.graph if isinstance(settings.graph, bytes) else pickled(settings.graph)
+        orders = [_order(settings, graph, slot) for slot in slots]
+        with ThreadPoolExecutor(len(orders), thread_name_prefix="barrier-slot-process") as pool:
+            list(pool.map(lambda order: self._carry(order, group), orders))
+
+    def cancel(self, group: str) -> None:
+        with self._lock:
+            self._cancelled.add(group)
+            self._changed.notify_all()
+            for each in self._running.values():
+                if each.group == group:
+                    each.process.kill()
+
+    def kill(self, attempt: int, reason: str) -> bool:
+        with self._lock:
+            found = self._running.get(attempt)
+            if found is not None:
+                found.process.kill()
+        return found is not None
+
+    def pids(self) -> list[int]:
+        """Process ids of the slots that run now."""
+        with self._lock:
+            return [each.process.pid for each in self._running.values()]
+
+    def trouble(self) -> Exception | None:
+        return None
+
+    def room(self, groups: str) -> None:
+        return None
+
+    def described(self, slots: int) -> str:
+        last = f"; the last process that ended: {self._last_end}" if self._last_end else ""
+        return f"{len(self.pids())} processes of slots run on this machine{last}: see their messages above"
+
+    @property
+    def frames(self) -> MakeFrame:
+        return arrow_table
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {}  # processes inherit the program's environment
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._changed.notify_all()
+            for each in self._running.values():
+                each.process.kill()
+
+    def _carry(self, order: SlotOrder, group: str) -> None:
+        """Runs one slot until the slot has left: starts another process after each death."""
+        delay = _FIRST_DELAY_S
+        died: dict[int, str] = {}
+        while (started := self._start(order, died, group)) is not None:
+            attempt, running = started
+            began = time.monotonic()
+            code = running.process.wait()
+            running.held.close()
+            ended = f"slot {order.slot}, process {running.process.pid}, {how_it_ended(code)}"
+            with self._lock:
+                del self._running[attempt]
+                self._last_end = ended
+            if code == 0:
+                return
+            died = {running.process.pid: how_it_ended(code).removeprefix("died of ")} if code < 0 else {}
+            if time.monotonic() - began > _QUIET_S:
+                delay = _FIRST_DELAY_S
+                continue
+            with self._lock:
+                self._changed.wait_for(lambda: self._over(group), delay)
+            delay = min(2 * delay, _MAX_DELAY_S)
+
+    def _start(self, order: SlotOrder, died: dict[int, str], group: str) -> tuple[int, _Running] | None:
+        """Starts a process; None if the group was cancelled."""
+        with self._lock:
+            if self._over(group):
+                return None
+            attempt = next(self._attempts)
+            ours, of_the_slot = socket.socketpair()
+            with of_the_slot:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", _MODULE],
+                    stdin=of_the_slot.fileno(),
+                    env=_environment(),
+                    start_new_session=True,  # Ctrl-C reaches this program only, which then ends the job
+                )
+            running = self._running[attempt] = _Running(group, process, ours)
+        self._send(running, msgspec.structs.replace(order, attempt=attempt, died=died))
+        return attempt, running
+
+    def _send(self, running: _Running, order: SlotOrder) -> None:
+        try:
+            running.held.sendall(encoded(order))
+        except OSError as error:  # the process died before its order; `wait` returns at once
+            log.debug("process %d did not take its order: %s", running.process.pid, error)
+
+    def _over(self, group: str) -> bool:
+        return self._closed or group in self._cancelled
+
+
+def _order(settings: SlotSettings, graph: bytes, slot: int) -> SlotOrder:
+    return SlotOrder(
+        slot,
+        0,
+        graph,
+        settings.options,
+        settings.secret,
+        settings.control_addresses,
+        settings.storage_url,
+        settings.name,
+        settings.program,
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Environment of this program, in which everything can be imported that this program can import."""
+    importable = (entry for entry in sys.path if entry and os.path.isdir(entry))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(importable))}

@@ -1,0 +1,113 @@
+"""Slots on this machine for a job that another program runs: the command `slot`, without Spark.
+
+The program of the job is a file on this machine, too, so no code crosses the network. Storage, secret and the newest
+description of the job are found through the coordinator and the job's log.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from barrier_runtime.carriers.processes import ProcessCarrier
+from barrier_runtime.coordinator.client.failover import FailoverClient
+from barrier_runtime.coordinator.client.rest_token import daemon_key
+from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.log.records import Fence
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.handshake import job_secret
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.launch.options import NOTHING, JobOptions, usable_locally
+from barrier_runtime.launch.requests import HasPlan, continuing_job, load_order
+from barrier_runtime.spark.closure import fingerprint
+from barrier_runtime.spark.task import SlotSettings
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths
+
+_LOOK_S = 1.0
+
+
+def join(
+    flow: HasPlan,
+    client: FailoverClient,
+    token: str,
+    slots: Sequence[int],
+    say: Callable[[str], None],
+    given: Mapping[str, object] = NOTHING,
+) -> JobStatus:
+    """Runs `slots` of the running job of `flow`, a process for each, until the job ends; the last status.
+
+    `given`: options of this machine's slots, which win over the flow's. Raises `InvalidJob` if the job runs another
+    program, or has other slots."""
+    status = client.status(flow.plan.name)
+    settings = _settings(flow, client, token, status, given)
+    _check_slots(slots, status)
+    carrier = ProcessCarrier()
+    group = f"barrier-runtime-{status.run_id}"
+    carrying = threading.Thread(target=carrier.submit, args=(settings, slots, group), name="barrier-slots", daemon=True)
+    carrying.start()
+    say(f"job {status.job}: slots {', '.join(map(str, slots))} run here")
+    try:
+        return _followed(client, status, carrier)
+    finally:
+        carrier.close()
+        carrying.join()
+
+
+def _followed(client: FailoverClient, status: JobStatus, carrier: ProcessCarrier) -> JobStatus:
+    """Does the coordinator's orders until the job ends."""
+    while status.outcome is None:
+        with suppress(Unavailable):  # the coordinator is being restarted, and the slots wait for it as well
+            status = client.next_status(status.job, status.run_id, status, _LOOK_S)
+            for order in status.kill:
+                carrier.kill(order.task_attempt, "given up")
+        time.sleep(0.05)
+    return status
+
+
+def _settings(
+    flow: HasPlan, client: FailoverClient, token: str, status: JobStatus, given: Mapping[str, object]
+) -> SlotSettings:
+    daemons = client.daemons()
+    if not daemons:
+        raise Unavailable(f"no coordinator of job {status.job} answers: is it running?")
+    storage = daemons[0].storage
+    spec = _described(storage, status)
+    of_flow = usable_locally(flow.options, apart=True)
+    job = continuing_job(flow.plan, of_flow, load_order("", spec))
+    if spec.fingerprint and fingerprint(job.graph, job.spec) != spec.fingerprint:
+        raise InvalidJob(
+            f"job {spec.job} runs another program than this one: bring the file of the program that runs the job, and "
+            "the modules beside it, to this machine"
+        )
+    keywords = {**given, "run_id": spec.run_id, "mode": spec.checkpoints.mode}
+    options = JobOptions.from_keywords(keywords, of_flow)
+    return SlotSettings(
+        graph=job.graph,
+        options=replace(options.for_slots(), slot_timeout=spec.slot_timeout_ms / 1000),
+        secret=job_secret(daemon_key(token), spec.job, spec.run_id),
+        control_addresses=tuple((each.control_host, each.control_port) for each in daemons if each.storage == storage),
+        storage_url=storage,
+        job=spec.job,
+        program=spec.program,
+    )
+
+
+def _described(storage: str, status: JobStatus) -> JobSpec:
+    """Description of the run, from the job's log."""
+    view = read_log(open_store(storage), Paths(status.job), completes=1, restore=None, run_id=status.run_id)
+    if view.fence is None or not isinstance(view.fence.record, Fence) or view.fence.record.spec.run_id != status.run_id:
+        raise Unavailable(f"job {status.job} is starting: its log does not describe this run yet; try again")
+    return view.fence.record.spec
+
+
+def _check_slots(slots: Sequence[int], status: JobStatus) -> None:
+    wrong = [slot for slot in slots if not 0 <= slot < status.parallelism]
+    if wrong or not slots or len(set(slots)) < len(slots):
+        missing = ", ".join(map(str, status.missing_slots)) or "none"
+        raise InvalidJob(
+            f"job {status.job} has slots 0 to {status.parallelism - 1}, and those that are missing now: {missing}: "
+            "name each that is to run here once, as in --slot 2 --slot 3"
+        )
