@@ -142,5 +142,9 @@ def submitted(job: PreparedJob, options: JobOptions, store: ObjectStore, spark: 
     job.resolve_in_doubt(store)
     job.begin_with_savepoint(store)
     job.stage(options.checkpoints)
-    job.spec = msgspec.structs.replace(job.spec, fingerprint=fingerprint(job.graph, job.spec))
+    job.spec = msgspec.structs.replace(
+        job.spec,
+        fingerprint=fingerprint(job.graph, job.spec),
+        carrier="processes" if spark is None else "spark",
+    )
     return CoordinatorOfJob(job.spec, options, spark)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.batch_function.caller import arrow_table
@@ -238,6 +239,7 @@ def _in_a_loop() -> bool:
 
 
 def make_runner(spec: JobSpec, store: ObjectStore) -> JobRunner:
+    spec = msgspec.structs.replace(spec, carrier="processes")
     return JobRunner(spec, store, leader=uuid.uuid4().hex, host=socket.gethostname())
 
 

@@ -87,7 +87,7 @@ class Job:
         self.identity = identity
         self.origin = origin
         self.paths = Paths(spec.job)
-        self.slots = SlotTable(spec.job, spec.parallelism, self.heartbeat_ms, spec.program)
+        self.slots = SlotTable(spec, self.heartbeat_ms)
         self.slots.admit_any(spec.max_parallelism)  # until this process leads, and so knows the job's slots
         self.compatibility = Compatibility(identity.versions)
         self.links = Links(self.heartbeat_ms, spec.slot_timeout_ms)

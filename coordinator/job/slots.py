@@ -17,7 +17,7 @@ from barrier_runtime.coordinator.status.history import KnownSlot
 from barrier_runtime.coordinator.status.latency import ToldHistograms
 from barrier_runtime.coordinator.status.status import AbsentSlot, Room, SlotDuring
 from barrier_runtime.coordinator.status.why.contact import Contact
-from barrier_runtime.coordinator.wire.messages import Heartbeat, Peer, Register
+from barrier_runtime.coordinator.wire.messages import Heartbeat, JobSpec, Peer, Register
 
 _Place: TypeAlias = tuple[str, int]  # (program, index)
 
@@ -31,16 +31,17 @@ def _known(register: Register) -> KnownSlot:
 
 
 class SlotTable:
-    def __init__(self, job: str, parallelism: int, heartbeat_ms: int, program: str = "") -> None:
+    def __init__(self, spec: JobSpec, heartbeat_ms: int) -> None:
         """Table without slots. `heartbeat_ms`: interval of a slot's heartbeats."""
-        self._job = job
-        self._program = program
+        self._job = spec.job
+        self._carrier = spec.carrier
+        self._program = spec.program
         self._heartbeat_ms = heartbeat_ms
-        self._parallelism = parallelism
+        self._parallelism = spec.parallelism
         self._slots: dict[int, RegisteredSlot] = {}
         self._standbys: dict[_Place, RegisteredSlot] = {}  # wait for a generation that includes them
-        self._awaited: str | None = program  # program of admitted standbys; None: any
-        self._admitted = parallelism  # admitted slots of that program are below this
+        self._awaited: str | None = spec.program  # program of admitted standbys; None: any
+        self._admitted = spec.parallelism  # admitted slots of that program are below this
         self._by_link: OrderedDict[Link, RegisteredSlot] = OrderedDict()  # longest unheard first
         self._cut_off: dict[str, RegisteredSlot] = {}  # uuid -> slot that lost contact, present or former
         self._given_up: dict[str, str] = {}  # uuid -> reason
@@ -176,7 +177,8 @@ class SlotTable:
             slot, kill = self._slots.get(index), self._kills.get(index)
             host = "" if slot is None else slot.register.host
             since_ms = 0 if slot is None or slot.gone_ms is None else slot.gone_ms
-            found.append(AbsentSlot(index, host, since_ms, None if kill is None else kill.task_attempt))
+            ending = None if kill is None else kill.task_attempt
+            found.append(AbsentSlot(index, host, since_ms, ending, self._carrier))
         return tuple(found)
 
     @property

@@ -76,7 +76,7 @@ TROUBLED: frozenset[State] = frozenset(
 )
 
 HANGING_MS = 5_000  # a store without an answer for this long is reported
-MISSING_MS = 10_000  # a slot that is missing for this long is reported; Spark restarts a process in less
+MISSING_MS = 10_000  # a slot that is missing for this long is reported; carriers replace a process in less
 BLOCKED_MS = 30_000  # a blocked slot is shown for this long
 STEP_REMEDY = (
     "let functions of the program in these steps return sooner; if the steps have none, barrier-runtime is at fault: "
@@ -383,7 +383,11 @@ def _missing_of_host(host: str, absences: list[AbsentSlot], now_ms: int) -> str:
     text = f"{slots} of host {host}" if host else slots
     text += f" missing for {in_seconds(now_ms - since_ms)}" if since_ms else " missing"
     ending = [str(each.ending) for each in absences if each.ending is not None]
-    return f"{text}, Spark has not replaced task {some_of(ending, ', ')} there" if ending else text
+    if not ending:
+        return text
+    if any(each.carrier == "processes" for each in absences):
+        return f"{text}, no new process has started there"
+    return f"{text}, Spark has not replaced task {some_of(ending, ', ')} there"
 
 
 def _blocked(slots: list[BlockedSlot]) -> str:

@@ -33,6 +33,7 @@ class AbsentSlot(msgspec.Struct, frozen=True):
     host: str  # of the last process; "": unknown
     since_ms: int  # 0: unknown
     ending: int | None = None
+    carrier: Literal["spark", "processes"] = "spark"  # as in `JobSpec`
 
 
 class SilentLink(msgspec.Struct, frozen=True):

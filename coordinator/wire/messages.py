@@ -75,6 +75,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     degrade_after_ms: int = 60_000  # … after slots have been missing for this long
     full_parallelism: int = 0  # number of slots to which the job returns; 0: `parallelism`. See `phases/width`
     narrow_because: str = ""  # slots that stayed away, so that the job has fewer
+    carrier: Literal["spark", "processes"] = "spark"  # runs the slots, and replaces a dead slot
 
 
 class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):

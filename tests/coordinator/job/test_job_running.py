@@ -137,6 +137,14 @@ def test_a_job_that_has_run_waits_for_lost_slots_without_end():
     assert coordinator.status.condition == "RUNNING"
 
 
+def test_a_lost_slot_of_a_run_without_spark_is_not_expected_from_spark():
+    coordinator, first, second = started(MemoryStore(), spec(carrier="processes"))
+    second.cut()
+    pass_beats(coordinator, first, 720)
+    reason = coordinator.status.condition_reason
+    assert "slot 1 of host worker missing for 3600 s, no new process has started there" in reason
+
+
 def test_a_restarted_coordinator_waits_without_end_once_the_run_has_a_checkpoint():
     store = MemoryStore()
     coordinator, *slots = started(store)

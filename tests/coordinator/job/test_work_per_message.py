@@ -67,7 +67,7 @@ def test_work_per_message_does_not_grow_with_the_slots() -> None:
 
 def test_slots_that_left_are_forgotten() -> None:
     """A job that goes to fewer slots and back keeps nothing of the slots that left."""
-    table = SlotTable("job", 2, 1_000)
+    table = SlotTable(spec(), 1_000)
     for turn in range(3):
         for index in (0, 1):
             table.register(10 * turn + index, registration(index, f"{turn}-{index}", turn), 1_000)
