@@ -1,4 +1,4 @@
-"""Comparison of answers: each workload on bounded events, ours and Flink's, with a batch of Spark SQL."""
+"""Compares answers: each workload on bounded events, ours and Flink's, with a batch of Spark SQL."""
 
 import contextlib
 import operator
@@ -65,7 +65,7 @@ def comparable(known: Workload, rows: Sequence[dict[str, Any]], columns: Sequenc
 
 
 def at_most(rows: Rows, answer: Rows) -> bool:
-    """Whether each group (all columns but the last) is in the answer, with at most its sum (last column)."""
+    """Whether each group (all columns but the last) is in the answer, with at most the answer's sum (last column)."""
     sums = {tuple(group): total for *group, total in answer}
     return bool(rows) and all(total <= sums.get(tuple(group), -1) for *group, total in rows)
 

@@ -1,4 +1,4 @@
-"""The runs of `backlog`: what each engine needs to catch up with stored rows, from Kafka and from files. Pure.
+"""Runs of `backlog`: time of each engine to catch up with stored rows of Kafka and of files. Pure.
 
 Each figure is from two runs, over a tenth of the rows and over all rows, as in `throughput`.
 """

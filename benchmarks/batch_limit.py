@@ -1,8 +1,8 @@
-"""Limit of this machine: the keyed workloads as one batch by DuckDB, Polars and pyarrow, same files.
+"""Limit of this machine: the keyed workloads as a batch by DuckDB, Polars and pyarrow, same files.
 
     python -m benchmarks.batch_limit --keys 10000 1000000
 
-A batch aggregation keeps no state after the run, takes no checkpoints, keeps no order, and returns one row per group.
+A batch aggregation keeps no state after the run, takes no checkpoints, keeps no order, and returns a row per group.
 So `run --measure throughput` of this runtime over the same files cannot be faster; the difference is the cost of
 streaming. Each run is a separate process; engines take turns. Seconds count from the first byte read until the answer
 is in memory, without imports; processor time is the process's in these seconds. The engines' answers are compared.
@@ -34,7 +34,7 @@ _WINDOW_MS = 10_000
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One aggregation. `answer`: the number of groups, their rows, and the sum of the values."""
+    """An aggregation. `answer`: the number of groups, their rows, and the sum of the values."""
 
     seconds: float
     cpu_s: float

@@ -2,10 +2,10 @@
 
     python -m benchmarks.combiner [latest] [tumbling] [--pairs 15]
 
-A sending subtask, the partitioning over two slots, the frames to one of them, and both receiving operators. Batches of
-65,536 rows, each processed by both settings in turn (a pair): counts and sums by keys of a distribution. `each` is a
-running aggregate that emits a row per row. Times are CPU times of this process; the interval holds the median ratio of
-all pairs with a probability of 95 % (binomial).
+Measured are a sending subtask, the partitioning over two slots, the frames to a remote slot, and both receiving
+operators. The job counts and sums by keys of a distribution. Both settings process each batch of 65,536 rows in turn (a
+pair). `each` is a running aggregate that emits a row per row. Times are CPU times of this process; the interval holds
+the median ratio of all pairs with a probability of 95 % (binomial).
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python -m benchmarks.deduplicated [--ids 10000000] [--memory-mb 256] [--folder DIR]
 
-One subtask runs on RocksDB, which has two thirds of the memory; filters and cached entries have the rest. All ids (text
-of 16 letters) come once, with a checkpoint every million; then a tenth of the ids comes again. A separate process
+A single subtask runs on RocksDB, which has two thirds of the memory; filters and cached entries have the rest. All ids
+(text of 16 letters) come once, with a checkpoint every million; then a tenth of the ids comes again. A separate process
 restores the last checkpoint and fills the filters again; a hundredth of the ids comes once more. Memory is the peak of
 a process; the memory before state is opened, with the batches of ids, is printed too. Times are processor time.
 """

@@ -1,9 +1,9 @@
-"""Processor time of data frames between slots: plaintext, in turn with encryption. No sockets.
+"""Processor time of data frames between slots, in plaintext and encrypted, in turn. No sockets.
 
     python -m benchmarks.encrypted_frames
 
-A table: bytes of an element as `FrameWriter` encodes it, microseconds to encode and decode it in plaintext, and what
-encryption adds.
+Prints a table: bytes of an element in `FrameWriter`'s encoding, microseconds to encode and decode the element in
+plaintext, and the additional microseconds of encryption.
 """
 
 import statistics

@@ -3,10 +3,10 @@
     python -m benchmarks ends [END …] [--rows 1000000] [--rate 2000] [--seconds 15]
 
 Targets are real servers on this machine. Two jobs run per target, on Spark with parallelism 2 and a checkpoint every
-500 ms to a local folder. The first job writes rows (three columns) at full speed; its time counts from the moment all
-slots run until all rows are visible. The second job writes at an even pace; visible latency is per row, from the
-intended emission until the commit of the row's checkpoint is confirmed. `kinesis` is read, not written: existing
-records go to a folder at full speed.
+500 ms to a local folder. The first job writes rows (three columns) at full speed, timed from the moment all slots run
+until all rows are visible. The second job writes at an even pace; visible latency is per row, from the intended
+emission until the commit of the row's checkpoint is confirmed. `kinesis` is read, not written: existing records go to a
+folder at full speed.
 """
 
 import argparse

@@ -57,7 +57,7 @@ def write_parquet(path: Path, rows: pa.RecordBatch) -> None:
 
 
 def as_json(batch: pa.RecordBatch) -> list[bytes]:
-    """One JSON object per row."""
+    """A JSON object per row."""
     columns = [batch.column(name).to_pylist() for name in ("key", "value", "at", "emitted")]
     return [
         b'{"key":%d,"value":%d,"at":%d,"emitted":%d}' % row  # %: three times as fast as a general encoder

@@ -1,4 +1,4 @@
-"""Cost of a row if far more windows are open than fit in memory: one operator, one core, RocksDB.
+"""Cost of a row if far more windows are open than fit in memory: a single operator and core, RocksDB.
 
     python -m benchmarks.evicted --pairs 10000000
 
@@ -38,7 +38,7 @@ _ODD = 0x9E3779B1  # order of pairs: multiples of this number, modulo the number
 
 
 class _Spent:
-    """CPU seconds of the process, and seconds by the clock, since its creation."""
+    """CPU seconds of the process, and seconds by the clock, since this object's creation."""
 
     def __init__(self) -> None:
         self._cpu_s, self._s = time.process_time(), time.perf_counter()

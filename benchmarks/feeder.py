@@ -1,10 +1,10 @@
-"""Feeds a topic with the events, each at its intended time, from a separate process:
+"""Feeds a topic with the events, each at the intended time, from a separate process:
 
     python -m benchmarks.feeder <bootstrap> <topic> <partitions> <rate> <keys> [<input>]
 
-Event i goes to partition i mod partitions and carries its intended emission time; if the feeder or the broker falls
-behind, events are late and the figures show it. The feeder stops when standard input ends, and prints how many ms late
-it handed events to the client (99th percentile over its turns).
+Event i goes to partition i mod partitions and carries the intended emission time. If the feeder or the broker falls
+behind, events are late, and the figures show the delay. The feeder stops when standard input ends, and prints the delay
+in ms with which events reached the client (99th percentile over the feeder's turns).
 
 The measured processes lose the processor time of the feeder. So messages are made some hundreds at a time before they
 are due, and a turn hands the client a list per partition.
@@ -27,7 +27,7 @@ _MADE_AHEAD_S = 0.04  # of events; messages of several turns cost as much to mak
 _TIMEOUT_S = 30
 _CONFIG = {
     "linger.ms": 1,  # a request per event would be most of the broker's work
-    "max.in.flight": 5,  # a slow broker must not get thousands of requests of one event each
+    "max.in.flight": 5,  # a slow broker must not get thousands of requests of an event each
     "acks": "1",
     "queue.buffering.max.messages": 2_000_000,
     "queue.buffering.max.kbytes": 1 << 20,

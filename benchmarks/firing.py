@@ -1,10 +1,10 @@
-"""Cost of very many windows that one watermark makes due; longest wait of a barrier for a slice.
+"""Cost of very many windows that a single watermark makes due; longest wait of a barrier for a slice.
 
     python -m benchmarks.firing tumbling --windows 1000000
 
-The operator alone, with RocksDB: one row for each of as many keys; then event time goes to the end, slice by slice as
-in a subtask. A barrier is taken between two slices. Times are CPU times of this thread; Python's collector ignores
-imported objects, as in a slot.
+Measures the operator alone, with RocksDB: first a row for each of as many keys; then event time goes to the end, slice
+by slice as in a subtask. A barrier is taken between two slices. Times are CPU times of this thread; Python's collector
+ignores imported objects, as in a slot.
 """
 
 import argparse

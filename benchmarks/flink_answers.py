@@ -1,7 +1,7 @@
 """Flink's answer to a workload over Parquet files: the sum of its changes, without retracted rows.
 
 Flink writes a line of JSON per change (`java/flink/AnswerSink.java`), in as many files as there are subtasks. Changes
-of a row can be in several files and in any order; the answer has each row as often as it remains.
+of a row can be in several files and in any order; the answer has each row as often as the sum of the row's changes.
 """
 
 import itertools
@@ -18,11 +18,11 @@ from benchmarks.workloads import Workload
 
 
 class AnswerFailed(RuntimeError):
-    """Flink did not finish, or its changes do not add up. The message has Flink's last log lines."""
+    """Flink did not finish, or the changes do not add up. The message has Flink's last log lines."""
 
 
 def flink_rows(known: Workload, spec: RunSpec) -> list[dict[str, Any]]:
-    """`spec`: a spec of Flink with its input; its folder is emptied. Raises `AnswerFailed`."""
+    """`spec`: a spec of Flink with input; the spec's folder is emptied. Raises `AnswerFailed`."""
     result = run(spec, None)
     if result.error is not None:
         raise AnswerFailed(f"{known.name} in Flink: {result.error}")
@@ -40,7 +40,7 @@ def _changes(file: Path) -> Iterator[list[Any]]:
 
 
 def remaining(changes: Iterable[list[Any]]) -> Iterable[tuple[Any, ...]]:
-    """Rows that remain of changes (+1 or -1, then the fields), each as often as it remains.
+    """Rows that remain of changes (+1 or -1, then the fields), each as often as the sum of the row's changes.
 
     Raises `AnswerFailed` if a retracted row never came."""
     counts: Counter[tuple[Any, ...]] = Counter()
@@ -53,9 +53,9 @@ def remaining(changes: Iterable[list[Any]]) -> Iterable[tuple[Any, ...]]:
 
 
 def newest(changes: Iterable[list[Any]], key: Sequence[int]) -> Iterable[tuple[Any, ...]]:
-    """The last row of each key (indices of its fields), if rows are replaced without retractions.
+    """Last row of each key (`key`: indices of fields), if rows are replaced without retractions.
 
-    All changes of a key are in one file."""
+    All changes of a key are in the same file."""
     rows: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for sign, *row in changes:
         of = tuple(row[index] for index in key)

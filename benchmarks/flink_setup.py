@@ -38,7 +38,7 @@ def set_up() -> str:
 
 
 def missing() -> str | None:
-    """Why Flink cannot run here; None if it can."""
+    """Reason why Flink cannot run here, or None."""
     try:
         flink_jars()
         classes("flink")

@@ -1,4 +1,4 @@
-"""Rows per second of a vectorised keyed function (`process_groups`): one operator, one core, RocksDB.
+"""Rows per second of a vectorised keyed function (`process_groups`): a single operator and core, RocksDB.
 
     python -m benchmarks.groups [--rows 4000000] [--keys 10000] [--batch-rows 8192]
 
@@ -37,7 +37,7 @@ def last_value(keys: BatchKeys, batch: pa.RecordBatch, state: dict[str, Any]) ->
 
 
 def threshold(keys: BatchKeys, batch: pa.RecordBatch, state: dict[str, Any]) -> dict[str, Any]:
-    """A row for each key above the limit at the end of the batch that was not above it before."""
+    """A row for each key that is above the limit at the end of the batch, and was not before."""
     last = batch.column("v").to_numpy()[keys.last_rows]
     above = last > _LIMIT
     crossed = above & (state["above"] == 0)

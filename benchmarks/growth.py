@@ -1,7 +1,7 @@
 """The runs of `growth`: the keyed count with growing rate, keys or parallelism. Pure.
 
-Only one of the three grows at a time. Engines take turns: within a round all engines do a cell before the next cell
-begins, and each round begins with a different engine. A cell on several curves is measured once.
+Rate, keys and parallelism never grow together. Engines take turns: within a round all engines do a cell before the next
+cell begins, and each round begins with a different engine. A cell on several curves is measured once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from benchmarks.spec import RunSpec
 
 @dataclass(frozen=True)
 class GrowthSizes:
-    """Values of each curve, and of the two that do not grow (`at_…`).
+    """Values of each curve, and of the sizes that do not grow (`at_…`).
 
     The defaults are nine cells of 40 s per engine and round. State has at most as many keys as rows came: at 50,000
     rows per second for 19 s this is 60 % of a million."""

@@ -1,6 +1,6 @@
 """Longest hold of a slot's loop by a connector or lookup, per unit: `python -m benchmarks holds`.
 
-A hold is the processor time of the loop's thread in one `poll` of a reader, or in one call of an operator. With a
+A hold is the processor time of the loop's thread in a `poll` of a reader, or in a call of an operator. With a
 waiting barrier, `position` or `snapshot` follows each call and counts too. The figure of a unit is the largest hold of
 all runs. A restore is no unit: operators are opened off the loop (`runtime/opening`).
 """
@@ -119,7 +119,7 @@ class _Line:
 
 
 def held_by_lookup(rows: int, folder: Path, barrier: bool) -> Hold:
-    """A lookup of `rows` keys whose replies come in one request."""
+    """A lookup of `rows` keys whose replies come in a single request."""
     book = BookSettings(capacity=rows, most_keys=rows, most_requests=1, linger_s=0.0, timeout_s=3600.0)
     settings = LookupSettings(("id",), pa.schema([("name", pa.string())]), book)
     operator, line = LookupOperator("names", lambda keys: [{"name": "x"} for _ in keys], settings), _Line()

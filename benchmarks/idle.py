@@ -4,7 +4,7 @@
     python -m benchmarks.idle --source folder     a source that watches an empty folder
     python -m benchmarks.idle --source kafka      a source that reads an empty topic
 
-The job keeps a count per key in RocksDB and takes a checkpoint every second. Figures are shares of one core over
+The job keeps a count per key in RocksDB and takes a checkpoint every second. Figures are shares of a core over
 `--seconds`, from /proc/<pid>/task/<tid>/schedstat and status (Linux). Other load on the machine changes processor time
 much less than wall-clock time, so runs before and after a change can be compared in pairs.
 """
@@ -34,7 +34,7 @@ _SHOWN = 0.0004  # threads that use less of a core are not listed
 
 
 class NothingDue:
-    """One split per subtask; the next row is always due in an hour."""
+    """A split per subtask; the next row is always due in an hour."""
 
     exactly_once = True
     schema = events.SCHEMA
@@ -59,7 +59,7 @@ class NothingDueReader:
         return b"{}"
 
     def seek(self, position: bytes) -> None:
-        """Does nothing: there is only one position."""
+        """Does nothing: the only position is the first."""
 
     def close(self) -> None:
         """Does nothing: nothing is open."""
@@ -67,7 +67,7 @@ class NothingDueReader:
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread at one moment."""
+    """A thread at a moment."""
 
     process: int
     name: str

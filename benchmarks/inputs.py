@@ -2,7 +2,7 @@
 
 A run reads the first files through a folder of links, so a smaller input is the beginning of a larger input. Flink
 hands files out in no order, and a window drops the rows of an early file that is read late. So Flink gets the same
-rows, row group by row group, in as many files as subtasks; each file is in order of time and read by one subtask.
+rows, row group by row group, in as many files as subtasks; each file is in order of time and read by a single subtask.
 """
 
 import tempfile
@@ -28,7 +28,7 @@ def file_rows(spec: RunSpec) -> int:
 
 
 def with_input(spec: RunSpec, parent: Path, rows_per_file: int) -> RunSpec:
-    """`spec` with the folder of its `rows`, rounded up to whole files; missing files are made."""
+    """`spec` with the folder of `spec.rows` rows, rounded up to whole files; missing files are made."""
     known = workload(spec.workload)
     is_nexmark = known.input == "nexmark"
     pace = known.pace(spec.keys)

@@ -1,9 +1,10 @@
-"""Cost of a row in a join of two streams in one core: the operator alone, with RocksDB and snapshots.
+"""Cost of a row in a join of two streams on a single core: the operator alone, with RocksDB and snapshots.
 
     python -m benchmarks.joins interval --keys 10000
 
-Both streams have a row of each key every ten seconds of event time on average, at random, so within ±5 s a row has one
-match. `rows/s` counts rows of both sides; times are CPU times of this thread, so two cores do about twice as much.
+Both streams have a row of each key every ten seconds of event time on average, at random: on average, a row has a match
+within ±5 s. `rows/s` counts rows of both sides; times are CPU times of this thread, so two cores do about twice as
+much.
 
     python -m benchmarks.joins interval --keys 1000000 --bytes 400
 

@@ -1,4 +1,4 @@
-"""Latency from Kafka to Kafka as the brokers see it: a record's time of emission until the output record is appended.
+"""Latency from Kafka to Kafka as the broker sees records: from emission to the append of the output record.
 
     python -m benchmarks.kafka_to_kafka [--guarantee at_least_once] [--rate 10000] [--bytes 1200] [--interval 1]
 

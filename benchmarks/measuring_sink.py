@@ -1,4 +1,4 @@
-"""A sink that measures instead of writing: how long after its *intended* emission each row arrived.
+"""A sink that measures instead of writing: the delay of each row's arrival after the *intended* emission.
 
 Arriving rows are stored as two numbers in an array, in a few microseconds per batch; pre-commit writes the array of a
 checkpoint to one file. (Processing stored batches in pre-commit blocked the interpreter for milliseconds and caused

@@ -4,7 +4,7 @@ Of 50 events 1 is a person, 3 are auctions and 46 are bids, with 200, 500 and 10
 and channel. Event i is a function of i alone. All three kinds are rows of one stream with all columns; a column that a
 kind lacks is null, and `extra` is in all kinds. Half of the bids are for a single auction of the last hundred; three
 quarters of the bidders and sellers are a single person of the last hundred. The others are spread over those in flight,
-and some of them come later. All engines read the same Parquet files, so there is only one generator.
+and some of them come later. All engines read the same Parquet files, so there is a single generator.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Nexmark compared with Flink SQL in one command: answers, rows per second and core-seconds.
+"""Nexmark compared with Flink SQL in a single command: answers, rows per second and core-seconds.
 
 Each query's answers are compared with a batch of Spark SQL. Then engines take turns with the same Parquet rows, exactly
 once, with a checkpoint per second.

@@ -19,7 +19,7 @@ _COLUMNS = {
 
 
 def _view(kind: int, more: str = "") -> str:
-    """A view of one kind, because Flink's window functions want a table by name."""
+    """A view of a single kind, because Flink's window functions want a table by name."""
     name, columns = _NAMES[kind], _COLUMNS[kind] + more
     return f"CREATE TEMPORARY VIEW {name} AS SELECT {columns} FROM events WHERE kind = {kind}"
 

@@ -160,7 +160,7 @@ def q8(events: Stream) -> Stream:
 
 
 def _valid_bids(events: Stream, *columns: str) -> Stream:
-    """Each bid with its auction, if the auction was open.
+    """Each bid with the auction, if the auction was open.
 
     `columns` are of the auction; columns of the bid that both have end in `_bid`."""
     auctions = events.filter("kind = 1").select(list(dict.fromkeys(("id", "at", "expires", *columns))))
@@ -172,7 +172,7 @@ def _valid_bids(events: Stream, *columns: str) -> Stream:
 
 
 def _closed(events: Stream, *columns: str) -> Stream:
-    """Each auction with its highest bid (`final`) on expiry: a window of the moment of expiry."""
+    """Each auction with the highest bid (`final`) on expiry: a window of the moment of expiry."""
     closing = _valid_bids(events, *columns).key_by("id", *columns)
     windows = closing.window("closing", Tumbling(_INSTANT), event_time="expires")
     return windows.aggregate(final=max_("price"), emitted=max_("emitted"), closed=first("expires"))

@@ -217,7 +217,7 @@ _QUERIES = (
         ours=flows.q12,
         group=("bidder",),
         summed="n",
-        flink_ends=False,  # its last wall-clock windows are still open when the input ends
+        flink_ends=False,  # Flink's last wall-clock windows are still open when the input ends
         answer=("bidder", "n"),
     ),
     dataclasses.replace(_BATCH, name="q13", question="Nexmark q13, bounded side input", sql=_Q13, ours=flows.q13),
@@ -253,7 +253,7 @@ _QUERIES = (
         sql=_Q18,
         ours=flows.q18,
         group=("bidder", "auction"),
-        flink_answer=("bidder", "auction", "at"),  # of bids in one millisecond Flink takes any
+        flink_answer=("bidder", "auction", "at"),  # of bids in the same millisecond Flink takes any
     ),
     dataclasses.replace(
         _RUNNING,

@@ -1,6 +1,6 @@
 """Texts of Nexmark's events: letters as a function of a number, made for many rows at once. Pure.
 
-A text is a part of one fixed sequence, from a place that the row's number determines, so that 100 MB of texts are one
+A text is a part of a fixed sequence, from a place that the row's number determines, so that 100 MB of texts are one
 look-up. On average 1 of 13 characters of a short text is a separator, as in the benchmark.
 """
 
@@ -70,8 +70,8 @@ def extra(draw: Ints, rest: Ints, average: Ints) -> pa.Array:
 def channels_and_urls(draw: Ints, present: Bools) -> tuple[pa.Array, pa.Array]:
     """Channel and url of each row; null where not `present`.
 
-    Half of the rows have one of four channels with one address each. The others have one of 10,000 channels, and nine
-    tenths of their addresses name the channel's number."""
+    Half of the rows are in four channels, each with a single address. The other rows are in 10,000 channels, and nine
+    tenths of the addresses of these channels name the channel's number."""
     names, urls = _channels()
     hot = draw % 2 == 0
     which = np.where(hot, (draw >> 8) % len(HOT_CHANNELS), len(HOT_CHANNELS) + (draw >> 8) % CHANNELS)

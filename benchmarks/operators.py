@@ -1,11 +1,11 @@
-"""Cost of a row in one core, stage by stage: no Spark, no sockets, no threads except the state's.
+"""Cost of a row on a single core, stage by stage: no Spark, no sockets, no threads except the state's.
 
     python -m benchmarks.operators window --keys 1000000
 
-One thread plays a job of parallelism 2: two readers, rows partitioned by key, half of them through the frames of a data
-connection (as between two slots), two operators with RocksDB, and a checkpoint every `--interval` seconds of CPU time,
-however busy the machine is. So `rows/s` is for one core; two cores do about twice as much. Times are CPU times of this
-thread; only `all` includes RocksDB's threads. Sinks are left out.
+A single thread plays a job of parallelism 2: two readers, rows partitioned by key, half of them through the frames of a
+data connection (as between two slots), two operators with RocksDB, and a checkpoint every `--interval` seconds of CPU
+time, however busy the machine is. So `rows/s` is for a single core; two cores do about twice as much. Times are CPU
+times of this thread; only `all` includes RocksDB's threads. Sinks are left out.
 """
 
 import argparse
@@ -186,7 +186,7 @@ class Bench:
 
 
 def events(folder: Path, rows: int, keys: int, per_window: int) -> Path:
-    """Parquet files (one per reader): uniform keys, evenly rising event times, a value."""
+    """Parquet files, a file per reader: uniform keys, evenly rising event times, a value."""
     made = folder / f"events-{rows}-{keys}-{per_window}"
     if made.exists():
         return made

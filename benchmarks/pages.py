@@ -4,12 +4,13 @@
     python -m benchmarks.pages --pairs 16 --keep build/pages.jsonl    the same in several runs
     python -m benchmarks.pages --render           times and sizes of a large job's page and metrics, without Spark
 
-A page acts like a browser: it reads the stream of ticks, and the page again on each new page number. One process of
-lower priority runs all pages and stays while they are closed, because a browser is on another machine. If others use
-the machine, `chrt -r 10 python -m benchmarks.pages` gives all processes except that one priority over the others. The
-job counts per key at `--rate` rows per second with a checkpoint every half second. Runs differ more from each other
-than by an open page. So open and closed are blocks of one run, in the order closed, open, open, closed, and each two
-neighbours are compared. The program prints the middle of their ratios with its 95 % interval (`report.intervals`).
+A page acts like a browser: a page reads the stream of ticks, and the page again on each new page number. A process of
+lower priority plays all browsers, which would be on other machines; the process also runs while the pages are closed.
+If others use the machine, `chrt -r 10 python -m benchmarks.pages` gives all processes except that one priority over the
+others. The job counts per key at `--rate` rows per second with a checkpoint every half second. Runs differ from each
+other by more than an open page costs. So open and closed are blocks of a single run, in the order closed, open, open,
+closed, and each two neighbours are compared. The program prints the median of the ratios with the 95 % interval
+(`report.intervals`).
 """
 
 import argparse
@@ -89,7 +90,7 @@ def look(links: list[str], shown: Event, read: "Synchronized[int]") -> None:
 
 @contextlib.contextmanager
 def pages(links: list[str]) -> Iterator[Event]:
-    """An event; the pages are open while it is set."""
+    """An event; the pages are open while the event is set."""
     spawned = multiprocessing.get_context("spawn")
     shown, read = spawned.Event(), spawned.Value("q", 0)
     readers = spawned.Process(target=look, args=(links, shown, read), daemon=True)
@@ -132,7 +133,7 @@ Pair: TypeAlias = dict[str, tuple[float, float]]  # figure -> (closed, open): "s
 
 
 def compared(blocks: Sequence[Block], stamps: Stamps) -> list[str]:
-    """A line per figure. Blocks come in pairs of one open and one closed."""
+    """A line per figure. Blocks come in pairs: open and closed."""
     return lines(pairs_of(blocks, stamps))
 
 

@@ -1,15 +1,15 @@
-"""Cost of a turn of a slot's subtasks in one core with small batches: no Spark, sockets or waiting.
+"""Cost of a turn of a slot's subtasks on a single core with small batches: no Spark, sockets or waiting.
 
     python -m benchmarks.passes --workload keyed-count --rate 10000
     python -m benchmarks.passes --rate 10000 --scheduled
 
-One thread plays two slots, with the runtime's own subtasks, channels and frames, and state in RocksDB. The clock of
-the sources moves by `--every` between two turns, so each source batch has `rate` x `every` / 2 rows, however busy
+A single thread plays two slots, with the runtime's own subtasks, channels and frames, and state in RocksDB. The clock
+of the sources moves by `--every` between two turns, so each source batch has `rate` x `every` / 2 rows, however busy
 the machine is. A turn runs the source's subtask of each slot, then the subtasks behind the shuffle. Reported is the
-lowest processor time of several rounds, per turn of one slot and per row; so two commits measured in turn are
+lowest processor time of several rounds, per turn of a slot and per row; so two commits that are measured in turn are
 comparable even if others use the machine. The kernel's part (sockets, timers, wakes) is not included.
 
-With `--scheduled` each slot has a `Scheduler` that decides when each subtask has its turn, and the time in which
+With `--scheduled` each slot has a `Scheduler` that decides when each subtask has a turn, and the time in which
 both slots rest is skipped. Reported are cores per slot at that rate, of the runtime alone, with warmer caches than
 in a job.
 """
@@ -110,7 +110,7 @@ class _Skipping:
         return self._timers[-1]
 
     def turn(self) -> None:
-        """One call, or a rest."""
+        """A call, or an idle time."""
         if self.soon:
             self.soon.popleft()()
             return
@@ -149,7 +149,7 @@ class _Framed:
 
 
 class _Channel(InputChannel):
-    """Wakes its reader if there is a reader."""
+    """Wakes the reader, if any."""
 
     def __init__(self, index: int, port: int) -> None:
         self.wake: Callable[[], None] = lambda: None

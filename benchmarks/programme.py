@@ -22,7 +22,7 @@ SEARCHED = ("keyed-count", "python-count")
 class TableSizes:
     """Size of each part of the table.
 
-    The defaults take an hour and a half on two cores; one round takes half an hour."""
+    The defaults take an hour and a half on two cores; a single round takes half an hour."""
 
     seconds: float = 12.0
     warm_up_s: float = 7.0

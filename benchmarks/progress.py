@@ -1,4 +1,4 @@
-"""A progress bar: one line on standard error with the current step."""
+"""A progress bar: a line on standard error with the current step."""
 
 from types import TracebackType
 

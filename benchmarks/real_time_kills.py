@@ -1,4 +1,4 @@
-"""The engines of `real-time` under one schedule of kills: SIGKILL of the whole program, then a new start.
+"""The engines of `real-time` under the same schedule of kills: SIGKILL of the whole program, then a new start.
 
 A feeder sends records at a steady rate all the time. Afterwards the keys of the input topic are compared with the keys
 of the output topic, as a `read_committed` reader sees the topics: rows lost, rows doubled. Only workloads with a row

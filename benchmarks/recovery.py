@@ -1,8 +1,8 @@
 """SIGKILL of a slot, an executor or the coordinator under load: time until output and until caught up.
 
 Times count from the kill: to the first row that any sink gets from the new generation (a replayed row), to the first
-row that was *due* after the kill, to the return of latency to its earlier value, and to the next completed checkpoint.
-The coordinator's death stops no rows, so its figure is the last of these.
+row that was *due* after the kill, to the return of latency to the earlier value, and to the next completed checkpoint.
+The coordinator's death stops no rows, so the coordinator has only the last figure.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ def recoveries(
 
 @contextlib.contextmanager
 def _job(victim: Victim, rate: float, keys: int, folder: Path) -> Iterator[JobHandle]:
-    """A running job; it has separate executors only if an executor is to die."""
+    """A running job, with separate executors only if an executor is to die."""
     flow, result = KEYED_COUNT.flow(lambda flow: flow.source("events", PacedSource(rate, keys), event_time="at"))
     result.sink("measured", MeasuringSink(str((folder / "rows").resolve()), column="emitted", keep_s=0.05))
     with _spark_home(folder) if victim == "executor" else contextlib.nullcontext():

@@ -5,14 +5,14 @@
     python -m benchmarks.rescaling --wide --keys 1000000 --rescales 0 --savepoints 10
 
 The job goes 2 -> 4 -> 3 -> 2 slots again and again, is replaced by another program, or is copied to savepoints. With
-`--wide` a key and its state are 100 bytes in RocksDB, all keys exist from the start (the job begins with a savepoint
-that has them), and each row changes the bytes of one key; otherwise the job is a count per key, in columns.
+`--wide` a key with state has 100 bytes in RocksDB, all keys exist from the start (the job begins with a savepoint of
+all keys), and each row changes the bytes of a single key; otherwise the job is a count per key, in columns.
 
-Figures of a rescale: the longest time between two rows at the sinks from the request until a second after its end
-(*gap*), and the pause from the coordinator, in parts: until the last checkpoint is decided, until all of it is visible,
-until the new slots run. A row that is read twice comes to a sink twice. Figures of a savepoint: the gap while it is
-taken, the gap of as long a time before its request, and its bytes compared with the whole state. Results:
-build/bench/rescaling.json.
+Figures of a rescale: the longest time between two rows at the sinks from the request until a second after the rescale
+(*gap*), and the pause from the coordinator, in parts: until the last checkpoint is decided, until the checkpoint is
+visible, until the new slots run. A row that is read twice comes to a sink twice. Figures of a savepoint: the gap while
+it is taken, the gap of as long a time before the request, and the savepoint's bytes compared with the whole state.
+Results: build/bench/rescaling.json.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def rescales(
     done: list[tuple[RescaleStatus, float]] = []
     copied: list[tuple[float, float, SavepointTaken, int, float]] = []
     with _flow(rate, keys, wide).start(
-        master="local[6]",  # a program that takes over has its own slots besides the old slots
+        master="local[6]",  # a program that takes over has slots besides the old slots
         parallelism=2,
         checkpoints=str((_FOLDER / "checkpoints").resolve()),
         checkpoint_interval=1.0,
@@ -126,7 +126,7 @@ def _flow(rate: float, keys: int, wide: bool) -> Dataflow:
 
 
 def filled(keys: int) -> pa.RecordBatchReader:
-    """Each key with as many bytes of noise as in the workload; the first eight are its count."""
+    """Each key with as many bytes of noise as in the workload; the first eight bytes are the key's count."""
     width = WIDE_BYTES - 8
     schema = pa.schema([("key", pa.int64()), ("value", pa.binary())])
     random = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""One run of one engine: starts, feeds, watches and stops its process, and computes the results.
+"""A run of an engine: starts, feeds, watches and stops the engine's process, and computes the results.
 
 The measured interval begins a warm-up after the first output. Rows are chosen by their *due* time, so late rows of a
 stalled engine are included. After the interval the engine continues for some seconds, so that these rows can come
@@ -40,7 +40,7 @@ class EngineFailed(RuntimeError):
 
 
 class Engine:
-    """The process of an engine, and its words so far."""
+    """The process of an engine, and the words from the process so far."""
 
     def __init__(self, spec: RunSpec, environment: Mapping[str, str]) -> None:
         self.folder = Path(spec.folder)
@@ -62,7 +62,7 @@ class Engine:
         self._reader.start()
 
     def wait_for(self, word: str, patience_s: float) -> int:
-        """Waits for the word; returns when the engine said it (ns)."""
+        """Waits for the word; returns when the engine sent the word (ns)."""
         with self._changed:
             self._changed.wait_for(lambda: word in self.said or "end" in self.said, patience_s)
         if word not in self.said:
@@ -70,7 +70,7 @@ class Engine:
         return self.said[word]
 
     def stop(self) -> None:
-        """Closes its standard input and waits for its end. Raises `EngineFailed` on a bad exit."""
+        """Closes the process's standard input and waits for the end. Raises `EngineFailed` on a bad exit."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -155,7 +155,7 @@ def _run(spec: RunSpec, store: CountedS3 | None) -> RunResult:
 
 
 def prepared(spec: RunSpec, kafka: LoadedKafka | None) -> RunSpec:
-    """The run with an empty folder and, for Kafka, with new topics, unless its topic is filled already."""
+    """The run with an empty folder and, for Kafka, with new topics, unless the topic is filled already."""
     folder = Path(spec.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -209,7 +209,7 @@ def _go_on(engine: Engine, until_ns: int) -> None:
 
 
 def _wait_for_output(spec: RunSpec, engine: Engine, watcher: Watcher | None) -> None:
-    """Waits for the first output row, with which the warm-up begins, however late it is."""
+    """Waits for the first output row, however late: the warm-up begins with this row."""
     deadline = time.monotonic() + _START_S
     folder = Path(spec.folder)
     while time.monotonic() < deadline:

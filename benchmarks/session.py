@@ -31,7 +31,7 @@ _LOWEST, _HIGHEST = 1_000.0, 5_000_000.0
 
 
 class Store:
-    """results.json, written after every run, so that an interrupted benchmark keeps its results."""
+    """results.json, written after every run, so that an interrupted benchmark keeps the results so far."""
 
     def __init__(self, folder: Path, fresh: bool) -> None:
         self._folder = folder
@@ -205,7 +205,7 @@ class _Backlogs:
         self._topics: dict[tuple[int, bool], str] = {}
 
     def of(self, spec: RunSpec) -> RunSpec:
-        """`spec` with its topic or folder."""
+        """`spec` with the topic or folder of the run's input."""
         if spec.source != "kafka":
             return msgspec.structs.replace(spec, input=str(folder_of(spec.source, spec.rows, self._inputs)))
         return msgspec.structs.replace(spec, topic_in=self._topic(spec.rows, is_wide(spec.workload)))

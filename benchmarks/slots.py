@@ -6,9 +6,9 @@
 
 Each slot is a process. This process replaces Spark, as in `barrier-runtime demo`; coordinator, control links, data
 connections, RocksDB and checkpoints are as in any job. Reported are processor time (user and system) of each process
-and its busiest threads from /proc, wake-ups of threads, and latencies of the measuring sink. With --nice the measured
-processes go before the others, so that two commits can be compared in turn; but latencies still include waits for other
-processes that want a core at that moment.
+and the slot's busiest threads from /proc, wake-ups of threads, and latencies of the measuring sink. With --nice the
+measured processes have priority over others, so that two commits can be compared in turn; but latencies still include
+waits for other processes.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def measure(order: _Order, warm_up_s: float, seconds: float, attach: str) -> Non
 
 
 def _sample(pids: Sequence[int]) -> dict[int, tuple[Thread, float]]:
-    """Threads, each with its seconds in the kernel."""
+    """Threads, each with the thread's seconds in the kernel."""
     found = {}
     for pid in pids:
         for tid, thread in threads_of(pid).items():
@@ -177,7 +177,7 @@ def _tell_latencies(folder: Path, began_ns: int, ended_ns: int, took: float) -> 
 
 
 def _go_before_others(nice: int) -> None:
-    """Linux shares cores between sessions first, and within each between its processes."""
+    """Linux shares cores between sessions first, and within a session between processes."""
     if os.getsid(0) != os.getpid():
         os.execvp("setsid", ["setsid", "--wait", sys.executable, "-m", "benchmarks.slots", *sys.argv[1:]])
     os.nice(nice)

@@ -3,7 +3,7 @@
     python -m benchmarks.snapshots --keys 1000000 --changed 0.01 --checkpoints 60
     python -m benchmarks.snapshots --keys 1000000 --changed 1 --columns
 
-One subtask of two (so half of the keys) has values of 100 bytes in a state table over RocksDB, or with `--columns` one
+One subtask of two (so half of the keys) has values of 100 bytes in a state table over RocksDB, or with `--columns` a
 count per key in columns. `--changed` of the keys change per second, with a checkpoint per second. Changes are made in
 small steps over the second, as batches would. A *gap* is the longest time without a step of the loop, minus the time
 that its thread waited for a processor (as Linux counts it).
@@ -72,7 +72,7 @@ class Columns:
 
 
 class Round:
-    """One second and its checkpoint."""
+    """A second, with a checkpoint."""
 
     def __init__(self, backend: KeyedBackend, state: Values | Columns, number: int, every_s: float) -> None:
         self._backend = backend

@@ -1,8 +1,8 @@
 """Specification and result of a run: `RunSpec` goes to the engine's process as a file.
 
 `RunResult` goes into results.json. Times ending in `_ns` are wall-clock nanoseconds since the epoch; all processes of a
-run are on one machine and share its clock. Percentiles are milliseconds. A figure that a run does not measure is None,
-never 0.
+run are on the same machine and share a clock. Percentiles are milliseconds. A figure that a run does not measure is
+None, never 0.
 """
 
 from typing import Literal
@@ -17,7 +17,7 @@ Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of one engine. Its empty `folder` gets the engine's stamps and `facts.json`."""
+    """A run of an engine. The empty `folder` gets the engine's stamps and `facts.json`."""
 
     engine: str
     workload: str
@@ -34,7 +34,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     folder: str = ""
     preload: int = 0  # number of keys with a row each before the schedule begins (this runtime's generator only)
-    latency_target_ms: float | None = None  # of this runtime; None: its default
+    latency_target_ms: float | None = None  # of this runtime; None: the default
     storage: Storage = "file"  # of this runtime's checkpoints
     storage_url: str = ""
     input: str = ""  # folder of files
@@ -63,7 +63,7 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One completed checkpoint (of another engine: from its own log). Durations in ms."""
+    """A completed checkpoint (of another engine: from the engine's log). Durations in ms."""
 
     at_ns: int  # triggered
     duration_ms: float
@@ -88,7 +88,7 @@ class CheckpointFigures(msgspec.Struct, frozen=True, kw_only=True):
 class Moment(msgspec.Struct, frozen=True, array_like=True):
     """A tenth of a second of the measured interval.
 
-    Seconds from its beginning; median and worst latency in ms of the rows that were due then."""
+    Seconds from the beginning of the checkpoint; median and worst latency in ms of the rows that were due then."""
 
     at_s: float
     p50: float
@@ -96,7 +96,7 @@ class Moment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of an engine's process at its end."""
+    """Report of an engine's process at the end of a run."""
 
     version: str
     settings: dict[str, str] = {}
@@ -104,7 +104,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoundedRun(msgspec.Struct, frozen=True, array_like=True):
-    """One query over a bounded input: from its start, in an existing session, to its end."""
+    """A query over a bounded input, from start to end in an existing session."""
 
     rows: int
     seconds: float
@@ -112,7 +112,7 @@ class BoundedRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One object of `runs` in results.json."""
+    """An object of `runs` in results.json."""
 
     engine: str
     version: str
@@ -138,7 +138,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     held: bool | None = None  # the backlog did not grow
     bounded: list[BoundedRun] = []  # over the small and the large input
     rows_per_s: float | None = None  # whole query over the large input
-    rows_per_s_steady: float | None = None  # additional rows of the large run, divided by its additional seconds
+    rows_per_s_steady: float | None = None  # additional rows of the large run per additional second
     core_us_per_row: float | None = None  # also steady: additional core-seconds divided by additional rows
     cpu_s_per_million: float | None = None
     cpu_s: float | None = None
@@ -153,20 +153,20 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """One SIGKILL under load. Milliseconds from the kill; `timeline`: (seconds from it, output rows)."""
+    """A SIGKILL under load. Milliseconds from the kill; `timeline`: (seconds from the kill, output rows)."""
 
     victim: str  # slot, executor, coordinator
     rate: float
     keys: int
     first_output_ms: float
     first_due_ms: float  # first output row that was due after the kill
-    caught_up_ms: float | None  # latency is back at its earlier value; None: not within the observed time
+    caught_up_ms: float | None  # latency is back at the earlier value; None: not within the observed time
     next_checkpoint_ms: float | None  # the next completed checkpoint
     timeline: list[tuple[float, int]]
 
 
 class KillCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one engine under a schedule of kills, and the time without output after each kill."""
+    """Rows of an engine under a schedule of kills, and the time without output after each kill."""
 
     engine: str
     workload: str
@@ -181,7 +181,7 @@ class KillCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell of the grid (interval, keys, parallelism): keyed count at full speed, steady rate.
+    """A cell of the grid (interval, keys, parallelism): keyed count at full speed, steady rate.
 
     Interval 0: only the last checkpoint."""
 
@@ -194,11 +194,11 @@ class CheckpointCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointSize(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a checkpoint for `keys` of 100 incompressible bytes; `changed` rows/s change one key each."""
+    """Cost of a checkpoint for `keys` of 100 incompressible bytes; `changed` rows/s change a key each."""
 
     keys: int
     changed: float
-    changed_bytes: float  # from one checkpoint to the next
+    changed_bytes: float  # between two checkpoints
     interval_ms: int
     storage: Storage
     round: int
@@ -250,7 +250,7 @@ class Results(msgspec.Struct, kw_only=True):
     kill_counts: list[KillCount] = []  # of `real-time --kills`
     backlogs: list[RunResult] = []
     answers: list[Answer] = []
-    left_out: dict[str, str] = {}  # engine, or what else did not run -> why
+    left_out: dict[str, str] = {}  # engine, or another part that did not run -> reason
 
 
 def encoded(results: Results) -> bytes:

@@ -1,4 +1,4 @@
-"""The arithmetic of `benchmarks.events` for one row at a time, in plain Python. Pure.
+"""The arithmetic of `benchmarks.events` for a single row, in plain Python. Pure.
 
 Side environments have no numpy.
 """

@@ -1,8 +1,9 @@
 """Stamps of measuring sinks, and figures from them: percentiles, gaps, a timeline, rates held.
 
-A stamp is a pair (intended emission, arrival) of wall-clock nanoseconds, one per output row. Latency counts from the
-*intended* emission: a row that a stalled engine read late has waited since it was due (no coordinated omission). Pure
-except for `read_stamps`. Files: `rows-*.npy` (ours: two rows of int64), `rows-*.bin` (others: little-endian pairs).
+A stamp is a pair (intended emission, arrival) of wall-clock nanoseconds; each output row has a stamp. Latency counts
+from the *intended* emission: a row that a stalled engine read late has waited since the row was due (no coordinated
+omission). Pure except for `read_stamps`. Files: `rows-*.npy` (ours: two rows of int64), `rows-*.bin` (others:
+little-endian pairs).
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,12 +20,12 @@ Ints = npt.NDArray[np.int64]
 _LOWEST_US, _HIGHEST_US, _DIGITS = 1, 3_600_000_000, 3
 _MAY_GROW = 0.05  # seconds of latency per second that count as noise and not as a growing backlog
 _MAY_LAG_S = 5.0
-_AROUND_NS = 500_000_000  # a gap this close to a checkpoint is attributed to it
+_AROUND_NS = 500_000_000  # a gap this close to a checkpoint is attributed to the checkpoint
 
 
 @dataclass(frozen=True)
 class Stamps:
-    """One entry per row, in order of arrival."""
+    """An entry per row, in order of arrival."""
 
     intended: Ints
     arrived: Ints

@@ -1,8 +1,8 @@
-"""Cost of one call on keyed state in a row-wise function, by kind, on RocksDB and in one core.
+"""Cost of a call on keyed state in a row-wise function, by kind, on RocksDB and a single core.
 
     python -m benchmarks.state [--calls 200000] [--keys 10000] [--many 500000] [--rounds 5] [--kind WORDS]
 
-Neither Spark nor an event loop runs. Each kind has a separate backend with one or two timer tables, like a function's
+Neither Spark nor an event loop runs. Each kind has a separate backend with a timer table or two, like a function's
 step. Keys come in turn, in a mixed order. With `--keys` all state fits into the caches, as in a usual program; with
 `--many` keys it does not, so a call reads from RocksDB and causes deferred writes. List elements and timers are new
 with each call, so the cost of a call includes the write of this element or timer, or of an earlier one. A checkpoint

@@ -3,8 +3,8 @@
     python -m benchmarks.stored_state --keys 10000000
 
 `write_savepoint` of a `ValueState(int)` per key from incoming batches; then reads of these entries from RocksDB, of
-`--rows` rows of a running aggregate from segments, and of one key. Each part is a separate process, so that its memory
-(peak RSS) is its own. Results: build/bench/stored_state.json.
+`--rows` rows of a running aggregate from segments, and of a single key. Each part is a separate process, so that the
+peak RSS is the memory of this part alone. Results: build/bench/stored_state.json.
 """
 
 import argparse

@@ -24,7 +24,7 @@ class _InlineExecutor:
 
 
 class Surroundings:
-    """Surroundings of one slot, with a run's default settings."""
+    """Surroundings of a slot, with a run's default settings."""
 
     def __init__(self, folder: Path, subtask: int, parallelism: int) -> None:
         self._folder = folder / f"slot-{subtask}"

@@ -1,7 +1,7 @@
 """Rows per second of a bounded input, measured alike for all engines.
 
 Engines differ in the end of their start-up, so no start-up is cut off. Each figure is from two runs, over the first
-files of an input and over all of it. *Steady* is the additional rows of the second run divided by its additional
+files of an input and over all files. *Steady* is the additional rows of the second run divided by the additional
 seconds: start, planning, first batch, last checkpoint and end are in both runs and cancel out. The whole query's rate
 over the large input is reported too.
 """
@@ -14,14 +14,14 @@ from benchmarks.inputs import file_rows, with_input
 from benchmarks.runner import run
 from benchmarks.spec import BoundedRun, RunResult, RunSpec
 
-_FEW_FILES = 2  # one per subtask, and one micro-batch
+_FEW_FILES = 2  # a file per subtask, and a single micro-batch
 _LONGEST_S = 40.0
 _SHORTEST_S = 0.2  # a smaller difference is noise
 _ENOUGH_S = 3.0  # a difference from this on is used; below, a larger input is tried
 
 
 def throughput(spec: RunSpec, inputs: Path) -> RunResult:
-    """Both runs as one result; a slow engine gets a smaller large input, `spec.rows` at most."""
+    """Both runs as a single result; a slow engine gets a smaller large input, `spec.rows` at most."""
     small = _one(spec, _FEW_FILES * file_rows(spec), inputs)
     if not small.bounded:
         return small
@@ -63,7 +63,7 @@ def steady(small: BoundedRun, large: BoundedRun) -> float | None:
 
 
 def core_us_per_row(small: BoundedRun, large: BoundedRun) -> float | None:
-    """Microseconds of one core per additional row of the large input.
+    """Microseconds of a core per additional row of the large input.
 
     None if no processor time was stored, or the large input's is not more."""
     if small.cpu_s is None or large.cpu_s is None or large.cpu_s <= small.cpu_s or large.rows <= small.rows:

@@ -1,10 +1,10 @@
-"""Timers of one subtask in RocksDB: cost, memory of very many, time until a restored timer fires.
+"""Timers of a subtask in RocksDB: cost, memory of very many, time until a restored timer fires.
 
     python -m benchmarks.timers [--timers 10000000] [--memory-mb 256] [--folder DIR]
 
 Registers timers by key at times far apart, with a checkpoint every million and at the end. A separate process
-restores the last checkpoint, so that its memory is that of the restored timers alone. Times are of the processor
-where stated.
+restores the last checkpoint, so that the process's memory is that of the restored timers alone. Times are of the
+processor where stated.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def checkpoint(backend: KeyedBackend, number: int) -> KeyedSnapshot:
 
 
 def rss_mb() -> float:
-    """Peak until now, of this process alone; getrusage would include the peak of its parent."""
+    """Peak until now, of this process alone; getrusage would include the peak of the parent."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1_024
 

@@ -1,9 +1,9 @@
 """Processor time and memory of a process and all processes below it, sampled by a thread.
 
-Every process that was ever seen below the root counts until it ends, even if its parent has ended and the system has
-given it another parent. Processes come and go (Spark's workers): the last seen usage of a process stays in the sum;
-usage after that, at most of half a second, is not counted. Pure except for `Usage`: `parsed` and `Tally` take the text
-of /proc/<pid>/stat and the processes of a sample as data.
+Every process that was ever seen below the root counts until the process ends, even if the parent has ended and the
+system has given the process another parent. Processes come and go (Spark's workers): the last seen usage of a process
+stays in the sum; usage after that, at most of half a second, is not counted. Pure except for `Usage`: `parsed` and
+`Tally` take the text of /proc/<pid>/stat and the processes of a sample as data.
 """
 
 import os
@@ -24,12 +24,12 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Process:
-    """One process at one moment. `began` tells it from a later process with the same pid."""
+    """A process at a moment. `began` distinguishes the process from a later process with the same pid."""
 
     pid: int
     parent: int
     began: float
-    cpu_s: float  # user and system, of all its threads
+    cpu_s: float  # user and system, of all threads
     rss_bytes: int
 
 
@@ -134,7 +134,7 @@ def _by_proc() -> list[Process]:
         if name.isdigit():
             try:
                 found.append(parsed((_PROC / name / "stat").read_text(errors="replace")))
-            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            except (FileNotFoundError, ProcessLookupError):  # the process has ended meanwhile
                 continue
     return found
 

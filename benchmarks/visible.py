@@ -1,8 +1,9 @@
 """Time at which a reader of committed rows could see each row of a topic.
 
 While an engine runs, the watcher asks every few milliseconds for the end of committed rows (the last stable offset),
-which costs the broker almost nothing. Afterwards it reads the topic once; each row gets the time when the end had first
-passed it. So no reader needs processor time for 100,000 rows per second beside the measured engine.
+which costs the broker almost nothing. Afterwards the program reads the topic once; each row gets the time of the first
+answer whose end was past the row. So no reader needs processor time for 100,000 rows per second beside the measured
+engine.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """Waits in a keyed function: wall-clock timers, a barrier behind a million timers, rows of a lookup.
 
     python -m benchmarks.waiting wall-timers   how late wall-clock timers fire, 10,000 of them a second
-    python -m benchmarks.waiting barrier       how late checkpoints begin while a million timers fire at one watermark
+    python -m benchmarks.waiting barrier       how late checkpoints begin while a million timers fire at a watermark
     python -m benchmarks.waiting rules         how soon rows by key see a broadcast rule
     python -m benchmarks.waiting lookup        rows per second of a lookup whose service takes 5 ms
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.wide_jobs 2 16 64 256
 
-A fake slot registers, sends a heartbeat every second, and acknowledges and commits each checkpoint at once. Each of
-its two subtasks has a snapshot; the second one's keyed state has `--files` files. Processor time is the daemon's, with
-the heartbeats.
+A fake slot registers, sends a heartbeat every second, and acknowledges and commits each checkpoint at once. Both
+subtasks have a snapshot; the keyed state of the second subtask has `--files` files. Processor time is the daemon's,
+with the heartbeats.
 """
 
 import argparse
@@ -54,7 +54,7 @@ _SOURCE, _SINK = "numbers", "out"
 
 @contextlib.contextmanager
 def daemon(folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", str, str]]:
-    """(process, URL, token) of a coordinator with its store in `folder`."""
+    """(process, URL, token) of a coordinator with the store in `folder`."""
     token, file = secrets.token_hex(32), folder / "bench.token"
     file.touch(mode=0o600)
     file.write_text(token)
@@ -167,7 +167,7 @@ def description(parallelism: int, interval_s: float) -> JobSpec:
 
 
 async def measured(parallelism: int, arguments: argparse.Namespace) -> str:
-    """One line of the table."""
+    """A line of the table."""
     with tempfile.TemporaryDirectory() as folder, daemon(Path(folder)) as (process, url, token):
         client = CoordinatorClient(url, token)
         while True:

@@ -1,10 +1,10 @@
 """The measured workloads: each in SQL, which defines the answer, and in our own DSL.
 
-The SQL is for Spark and Flink; if Flink needs a different text for a window, `flink` has it. It reads the view `events`
-(`key`, `value`, `at`, `emitted`; and `ts`, the event time as a timestamp with a watermark). Every result has a column
-`emitted`, the intended emission (ns) from which its latency counts. For a row per event this is the event's. A
-micro-batch has one row per key for all events of a batch, with the emission of the *last* event, which flatters the
-engine. For a window it is the window's end: no event that is due earlier can close the window.
+The SQL is for Spark and Flink; if Flink needs a different text for a window, `flink` has Flink's text. The SQL reads
+the view `events` (`key`, `value`, `at`, `emitted`; and `ts`, the event time as a timestamp with a watermark). Every
+result has a column `emitted`, the intended emission (ns) from which latency counts. A row per event has the event's
+emission. A micro-batch has a row per key for all events of a batch, with the emission of the *last* event, which
+flatters the engine. A row of a window has the window's end: no event that is due earlier can close the window.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from benchmarks.sliding import sliding
 _SIZE, _SLIDE = timedelta(seconds=10), timedelta(seconds=2)
 _NEAR = timedelta(seconds=5)
 _NS_PER_MS = 1_000_000
-WIDE_BYTES = 100  # of a key and its state in "wide-state"
+WIDE_BYTES = 100  # of a key with state in "wide-state"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Workload:
     summed: str = ""  # the column whose values of a `group` are added: of windows that begin anywhere
     flink_answer: tuple[str, ...] = ()  # columns to compare of Flink's answer; () = as ours
     flink_key: tuple[str, ...] = ()  # key by which Flink's rows replace each other, without retractions
-    flink_ends: bool = True  # Flink outputs all of the input; if not, its sums are at most the answer's
+    flink_ends: bool = True  # Flink outputs all of the input; if not, Flink's sums are at most the answer's
     listed: tuple[str, str] | None = None  # (ours, Flink's): a list per group, the greatest first; Flink has rows
     per_key: float | None = None  # rows of a key in a second of a bounded input's event time; None: 100,000 of all keys
 
@@ -94,7 +94,7 @@ class WideState:
 def wide_value(key: int, n: int) -> bytes:
     """The count and noise, which depends on key and count alone.
 
-    So all of it changes with every row, and compression does not help."""
+    So the whole state changes with every row, and compression does not help."""
     return n.to_bytes(8, "little") + hashlib.shake_128(b"%d %d" % (key, n)).digest(WIDE_BYTES - 16)
 
 

@@ -1,1 +1,1 @@
-"""Example programs: the main job on real data, its data, and runs under kills."""
+"""Example programs: the main job on real data, the data, and runs under kills."""

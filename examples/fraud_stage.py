@@ -49,7 +49,7 @@ class Fraud(Stage):
         self._judged, self._bad = ParquetFolder(output / "judged"), ParquetFolder(output / "bad")
 
     def visible_rows(self) -> int:
-        """Number of visible rows. An alarm counts when all its rows are visible."""
+        """Number of visible rows. An alarm counts when all rows of the alarm are visible."""
         self._told.add(self._reader.read())
         return self._judged.count() + self._bad.count() + self._told.settled(self._answer)
 

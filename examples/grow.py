@@ -1,7 +1,7 @@
 """Counts readings of many meters: a job that grows while it runs.
 
-`make run EXAMPLE=grow` rescales the job, replaces its program by the second version, forks it from a savepoint and
-reads its state as a table.
+`make run EXAMPLE=grow` rescales the job, replaces the program by the second version, forks the job from a savepoint and
+reads the state as a table.
 
     first version     per meter: number of readings so far
     second version    … and the highest reading since that version runs

@@ -1,7 +1,7 @@
 """Source of the example `grow`: generated readings, whose rate doubles after a third of the rows.
 
-Row i is of meter i % METERS. Every reader notes its progress in memory that outlives its process, so that a reader
-which begins before the noted row counts the rows that are read again.
+Row i is of meter i % METERS. Every reader notes the number of read rows in memory that outlives the process, so that a
+reader which begins before the noted row counts the rows that are read again.
 """
 
 import mmap
@@ -26,7 +26,7 @@ _SCHEMA = pa.schema([("number", pa.int64()), ("meter", pa.int64()), ("reading", 
 _NOTE = struct.Struct("<QQ")  # read rows, and rows read again
 
 
-# A reader stops at each of these shares of its rows until the folder of notes has a file of that name: the job cannot
+# A reader stops at each of these shares of the rows until the folder of notes has a file of that name: the job cannot
 # end before all changes are made, however slow the machine.
 STOPS = {"replaced": 0.75, "saved": 0.9}
 _STOPPED_NS = 50_000_000  # between two looks for the file

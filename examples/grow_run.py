@@ -1,8 +1,9 @@
 """`make run EXAMPLE=grow`: changes the running job of `grow` in every way, and checks the result.
 
-While its stream doubles, the job is rescaled from 2 to 4 slots; then the second version of the program takes over; a
-savepoint is forked into a job of another name; at the end the state is read as a Spark DataFrame and compared with the
-output. Writes build/run/summary.json. Exits 0 only if no row was lost, doubled, wrong or read twice, in either job.
+While the rate of the stream doubles, the job is rescaled from 2 to 4 slots; then the second version of the program
+takes over; a savepoint is forked into a job of another name; at the end the state is read as a Spark DataFrame and
+compared with the output. Writes build/run/summary.json. Exits 0 only if no row was lost, doubled, wrong or read twice,
+in either job.
 """
 
 import dataclasses
@@ -122,7 +123,7 @@ def _by_meter(rows: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
 
 
 def _compare(summary: GrowSummary, rows: list[dict[str, Any]], records: int) -> None:
-    """Row n of a meter is its nth reading; from some row on, each row has the highest reading since then."""
+    """Row n of a meter is the meter's nth reading; from some row on, each row has the highest reading since then."""
     times = Counter(row["number"] for row in rows)
     summary.lost += records - len(times)
     summary.doubled += len(rows) - len(times)

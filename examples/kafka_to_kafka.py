@@ -1,4 +1,4 @@
-"""Departed flights from one Kafka topic to another, with counts per airline. Exactly once.
+"""Departed flights from a Kafka topic to another topic, with counts per airline. Exactly once.
 
 KAFKA=localhost:9092 barrier-runtime run examples/kafka_to_kafka.py:flow --master 'local[4,16]' --checkpoints build/c
 """

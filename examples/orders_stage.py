@@ -28,7 +28,7 @@ create table orders (id int primary key, customer int not null, cents int not nu
 create table versions (step int, customer int, city text, primary key (step, customer));  -- null: deleted
 create table fed (step int primary key);
 """
-# Orders from before the job have the time of the job's first look at the tables, and so have the first versions.
+# Orders from before the job have the time of the job's first read of the tables, and so have the first versions.
 TRUTH = """
 select o.id, o.customer, o.cents, v.city
 from orders o left join lateral (
@@ -120,7 +120,7 @@ def fill_shop(database: str) -> None:
 
 
 class ShopFeed(Feed):
-    """Feed of the shop: each step is one transaction.
+    """Feed of the shop: each step is a transaction.
 
     Customers move, leave and return; orders are placed, some by customers who do not exist. At the end a customer
     without orders is added, so that event time advances beyond the last order."""
@@ -146,7 +146,7 @@ class ShopFeed(Feed):
         self._commit(step + 1, 0, 0)
 
     def _wait_for_reader(self) -> None:
-        """Waits until the job reads: the job has no history of changes before its first look at the tables."""
+        """Waits until the job reads: the job has no history of changes before the first read of the tables."""
         import psycopg
 
         with psycopg.connect(self._database, autocommit=True) as connection:
@@ -154,7 +154,7 @@ class ShopFeed(Feed):
                 time.sleep(0.1)
 
     def _commit(self, step: int, first: int, end: int) -> None:
-        """Commits a step exactly once, and retries until the database has it."""
+        """Commits a step exactly once: retries until the database has the step."""
         import psycopg
 
         while True:
@@ -191,7 +191,7 @@ def _change(connection: Any, step: int, first: int, end: int) -> None:
 
 
 def _table(catalog: dict[str, str]) -> Any:
-    """The table, or None if it does not exist yet."""
+    """The table, or None before the table exists."""
     from pyiceberg.catalog import load_catalog
     from pyiceberg.exceptions import NoSuchTableError
 

@@ -2,9 +2,9 @@
 
     barrier-runtime run examples/orders_to_iceberg.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
 
-Both tables are read through one slot: the existing rows, then every change in commit order. The time of a commit is the
-event time, so each order is joined with the customers of that moment, however late the job reads the order, and SQL on
-the source computes the same (`orders_stage`). Exactly once.
+Both tables are read through a single slot: the existing rows, then every change in commit order. The time of a commit
+is the event time, so each order is joined with the customers of that moment, however late the job reads the order, and
+SQL on the source computes the same (`orders_stage`). Exactly once.
 """
 
 import os

@@ -1,9 +1,8 @@
-"""`make pictures`: takes pictures of the coordinator's page for the documents.
+"""`make pictures`: takes pictures of the coordinator's page for the documents, into docs/images.
 
-The run has a killed slot and a killed coordinator.
-
-The job of `make run` on Spark, in Debian's Chromium: the page of the job and of its slowest checkpoint, `top` on a
-terminal, and the report after the job's end, light and dark, 1280 and 390 pixels wide, into docs/images.
+The job of `make run` runs on Spark, and a slot and the coordinator are killed. Debian's Chromium shows the page of the
+job, the page of the slowest checkpoint, `top` on a terminal, and the report after the job's end, light and dark, 1280
+and 390 pixels wide.
 """
 
 import io
@@ -89,7 +88,7 @@ def _take(browser: Browser, handle: JobHandle) -> None:
 
 
 def _take_top(browser: Browser, handle: JobHandle) -> None:
-    """Takes pictures of `barrier-runtime top` on a dark and a light terminal, wide and narrow."""
+    """Takes pictures of `barrier-runtime top` on dark and light terminals, wide and narrow."""
     status = handle.status()
     for scheme, theme in (("light", DEFAULT_TERMINAL_THEME), ("dark", DIMMED_MONOKAI)):
         for width, columns in ((1280, 150), (390, 48)):

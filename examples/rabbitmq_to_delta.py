@@ -1,4 +1,4 @@
-"""Flights from a RabbitMQ queue with repeats into a Delta table without. Exactly once.
+"""Flights from a RabbitMQ queue with repeated messages into a Delta table without repeats. Exactly once.
 
 barrier-runtime run examples/rabbitmq_to_delta.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
 """

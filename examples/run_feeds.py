@@ -1,7 +1,7 @@
 """Feeds of flights, at an even pace: into a Kafka topic or a RabbitMQ queue.
 
 After an outage of the broker both resend unconfirmed messages, as producers do. Kafka drops such repeated messages;
-RabbitMQ does not, so its consumers get some messages more than once.
+RabbitMQ does not, so consumers get some messages more than once.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ class KafkaFeed(Feed):
 
 
 class RabbitFeed(Feed):
-    """Durable messages, one broker transaction per step; the id of a message is its number."""
+    """Durable messages, a broker transaction per step; the id of a message is the message's number."""
 
     def __init__(self, url: str, queue: str, bodies: Sequence[bytes], seconds: float) -> None:
         super().__init__(bodies, seconds)

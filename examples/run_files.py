@@ -1,4 +1,4 @@
-"""A folder of Parquet files that a job writes, as its readers see the folder."""
+"""A folder of Parquet files that a job writes, as readers see the folder."""
 
 from pathlib import Path
 from typing import Any

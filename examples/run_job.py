@@ -1,4 +1,4 @@
-"""One job of `make run` on Spark, with killed processes and servers, and its report."""
+"""A job of `make run` on Spark, with killed processes and servers, and a report."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def run_job(
     complete: Callable[[], bool] | None = None,
     known: Callable[[], str] = str,
 ) -> tuple[JobStatus, Observer]:
-    """Runs the job to its end, with a killed slot, killed servers and a killed coordinator.
+    """Runs the job to the end, with a killed slot, killed servers and a killed coordinator.
 
     `begin` is called when the job runs. `complete` returns whether all rows are visible; an endless job then stops.
     Without `complete` the job ends by itself. `known` returns text for the error of a job that does not end.

@@ -1,4 +1,4 @@
-"""`make run`: runs the main job on real data, kills two of its processes, and checks every row.
+"""`make run`: runs the main job on real data, kills a slot and the coordinator, and checks every row.
 
 Kills a slot's Python process after a third of the records and the coordinator after two thirds, both with SIGKILL.
 Writes build/run/summary.json; exits 0 only if nothing is lost, doubled or different from Spark SQL's batch answer.

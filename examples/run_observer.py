@@ -22,7 +22,7 @@ class Observer:
         self._show = show
         self.recovery_ms: list[float] = []
         self.checkpoint_ms: dict[int, float] = {}
-        self.latency: dict[str, LatencyStatus] = {}  # the fullest: a new coordinator lacks departed slots
+        self.latency: dict[str, LatencyStatus] = {}  # with most rows: a new coordinator lacks departed slots
         self.slot_kills = 0
         self.coordinator_kills = 0
         self.server_kills = 0
@@ -45,7 +45,7 @@ class Observer:
         patience_s: float = _PATIENCE_S,
         known: Callable[[], str] = str,
     ) -> JobStatus:
-        """Looks until `reached`; exits if the job ends before or the wait is too long.
+        """Polls until `reached`; exits if the job ends before or the wait is too long.
 
         The message includes `known()`."""
         deadline = time.monotonic() + patience_s
@@ -63,7 +63,7 @@ class Observer:
             time.sleep(_LOOK_S)
 
     def kill_slot(self) -> None:
-        """Sends SIGKILL to one slot's Python process; returns when a new generation runs with the replacement."""
+        """Sends SIGKILL to the Python process of a slot; returns when a new generation runs with the replacement."""
         before = self.look()
         victim = before.slots[-1]
         self._show.say(f"SIGKILL to slot {victim.slot}, process {victim.pid}")
@@ -102,7 +102,7 @@ class Observer:
         )
 
     def kill_server(self, server: Server, away_s: float) -> None:
-        """Kills a server and starts it again; returns when a checkpoint begun since then is complete."""
+        """Kills and restarts a server; returns when a checkpoint that began after the restart is complete."""
         self._show.say(f"SIGKILL to {server.name}, processes {', '.join(map(str, server.pids))}")
         killed = time.monotonic()
         server.kill()

@@ -35,9 +35,9 @@ def display(total_records: int) -> Iterator[Display]:
 
 
 class _Rate:
-    """Records per second over the last looks.
+    """Records per second over the last polls of the status.
 
-    Measuring starts again after a rollback of the job or a restart of its coordinator."""
+    Measuring starts again after a rollback of the job or a restart of the coordinator."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []

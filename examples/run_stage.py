@@ -1,4 +1,4 @@
-"""Surroundings of an example of `make run`: its servers, flow, feed, and verdict."""
+"""Surroundings of an example of `make run`: servers, flow, feed, and verdict."""
 
 import contextlib
 from pathlib import Path
@@ -11,7 +11,7 @@ from examples.servers import Server
 
 
 class Stage:
-    """Surroundings of one example.
+    """Surroundings of an example.
 
     `flow` is endless; `complete` is true when the rows of all fed records are visible."""
 
@@ -20,7 +20,7 @@ class Stage:
     flow: Dataflow
     feed: Feed
     records: int  # number of fed records
-    _seen: int | None = None  # visible rows at the last look
+    _seen: int | None = None  # visible rows at the last check
 
     def __init__(self, stack: contextlib.ExitStack, folder: Path, seconds: float) -> None:
         """`stack` closes the started servers; `folder` is for lasting data; `seconds`: time of feeding."""
@@ -35,7 +35,7 @@ class Stage:
         return self._seen >= self.expected_rows()
 
     def known(self) -> str:
-        """Text for a caller that waits for `complete` in vain."""
+        """State of the target, for the error of a caller whose wait for `complete` takes too long."""
         feeding = "goes on" if self.feed.is_alive() else "has ended"
         visible = "not looked at yet" if self._seen is None else f"{self._seen:,}"
         return (
@@ -44,7 +44,7 @@ class Stage:
         )
 
     def committed(self) -> str:
-        """The target's own description of its state, if there is more than rows."""
+        """The target's own description of the stored data, if there is more than rows."""
         return ""
 
     def visible_rows(self) -> int:

@@ -145,7 +145,7 @@ class RabbitToDelta(Stage):
         return self.records - self._flights["dep_time"].null_count
 
     def check(self) -> Verdict:
-        """Each departed flight must occur once, as it was sent."""
+        """Each departed flight must occur once, with the sent values."""
         truth = {
             str(number): row for number, row in enumerate(self._flights.to_pylist()) if row["dep_time"] is not None
         }

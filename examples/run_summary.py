@@ -39,14 +39,14 @@ class Summary(msgspec.Struct):
 
 
 def decisions(checkpoints: str, job: str) -> tuple[int, int]:
-    """(completed checkpoints, generations) of a job, from its log."""
+    """(completed checkpoints, generations) of a job, from the decision log."""
     store, paths = open_store(checkpoints), Paths(job)
     records = [decode_record(info.key, store.get(info.key)) for info in store.list(paths.log_prefix)]
     return sum(isinstance(r, Complete) for r in records), sum(isinstance(r, Fence) for r in records)
 
 
 def worst_latency(latencies: Mapping[str, LatencyStatus], kind: str) -> Percentiles:
-    """Highest value of each figure over the sinks' latencies of one kind ("processed" or "visible")."""
+    """Highest value of each figure over the sinks' latencies of a kind ("processed" or "visible")."""
     of_kind = [latency for name, latency in latencies.items() if name.endswith(f":{kind}")]
     if not of_kind:
         return Percentiles(0.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""A Kafka topic as its users read it: only committed records."""
+"""Committed records of a Kafka topic, as users of the topic read them."""
 
 import time
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from examples.servers.kafka_ends import TopicEnds
 
 _PATIENCE_S = 240.0
-_STILL_S = 5.0  # time without messages, although there are some, after which another client continues
+_STILL_S = 5.0  # without a message, although the topic has more: then another client continues
 
 
 class TopicReader:
-    """Reads a topic on from its position, in the order of each partition.
+    """Reads a topic from the reader's position, in the order of each partition.
 
     Clients without progress are replaced, as after a restart of the broker."""
 
@@ -50,7 +50,7 @@ class TopicReader:
         self._consumer.close()
 
     def _take(self, message: Any, values: list[bytes]) -> bool:
-        """Takes one message; true if the position advanced."""
+        """Takes a message; true if the position advanced."""
         from confluent_kafka import KafkaError
 
         before = self.reached[message.partition()] if message.topic() is not None else 0

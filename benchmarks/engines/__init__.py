@@ -24,7 +24,7 @@ class Known:
     title: str  # for people
     column: str | None  # heading in the table; None: no column
     colour: str  # in all pictures
-    workloads: Sequence[str] | None = None  # workloads it can run; None: all that are written in SQL
+    workloads: Sequence[str] | None = None  # workloads of this engine; None: all that are written in SQL
     guarantees: Sequence[Guarantee] = ("exactly_once",)  # of the real-time workloads
     latency_only: bool = False  # only processed latency, from the engine's own generator
     setup: str | None = None  # module with `missing()`: why the engine cannot run here, or None

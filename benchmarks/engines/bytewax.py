@@ -1,8 +1,8 @@
-"""Bytewax: the running count per key in one worker, with recovery to SQLite files every `interval_ms`.
+"""Bytewax: the running count per key in a single worker, with recovery to SQLite files every `interval_ms`.
 
-pip installs it once, into a side environment below build/, whose Python runs `bytewax_job.py`. Several workers would
-share an interpreter, so there is only one; `parallelism` is the number of partitions of the source. Sinks are at least
-once.
+pip installs Bytewax once, into a side environment below build/, whose Python runs `bytewax_job.py`. There is a single
+worker, because several would share an interpreter; `parallelism` is the number of partitions of the source. Sinks are
+at least once.
 """
 
 import os
@@ -31,7 +31,7 @@ def settings(spec: RunSpec) -> dict[str, str]:
 
 
 def missing() -> str | None:
-    """Why Bytewax cannot run here; None if it can. Creates the side environment if missing."""
+    """Reason why Bytewax cannot run here, or None. Creates the side environment if missing."""
     try:
         _set_up(_HOME)
     except ServerError as error:

@@ -26,7 +26,7 @@ def leave_facts(spec: RunSpec, facts: Facts) -> None:
 def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Runs the command; returns its exit code.
 
-    Its output goes to this process's standard output. The order to stop is passed on to it."""
+    The command's output goes to this process's standard output. The command also gets the order to stop."""
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdin is not None
     assert child.stdout is not None

@@ -1,4 +1,4 @@
-"""Flink in a MiniCluster of one JVM ("flink", "flink-sql"), or PyFlink's DataStream ("pyflink").
+"""Flink in a MiniCluster of a single JVM ("flink", "flink-sql"), or PyFlink's DataStream ("pyflink").
 
 "flink" is Java's DataStream for the workloads of `_DATA_STREAM`, and SQL for the others. RocksDB, incremental
 checkpoints; buffers are flushed after 1 ms if latency is measured, otherwise after the default 100 ms. This process
@@ -59,7 +59,7 @@ _NEXMARK = {
 
 
 def settings(spec: RunSpec) -> dict[str, str]:
-    """Flink's settings; Nexmark's queries and backlogs run tuned. A killed job continues from its last checkpoint."""
+    """Flink's settings; Nexmark's queries and backlogs run tuned. A killed job continues from the last checkpoint."""
     tuned = _NEXMARK if workload(spec.workload).input in ("nexmark", "backlog") else {}
     if workload(spec.workload).input == "records":
         tuned = {

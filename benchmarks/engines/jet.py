@@ -1,4 +1,4 @@
-"""Hazelcast Jet: the running count per key in one embedded member of one JVM, exactly once.
+"""Hazelcast Jet: the running count per key in an embedded member of a single JVM, exactly once.
 
 Settings are the defaults, except for `parallelism` cooperative threads and processors per vertex, and a snapshot every
 `interval_ms`. State is on the heap and snapshots are in the member's own maps (the open source edition offers nothing
@@ -41,7 +41,7 @@ def settings(spec: RunSpec) -> dict[str, str]:
 
 
 def missing() -> str | None:
-    """Why Jet cannot run here; None if it can. Fetches the jar and compiles our classes if missing."""
+    """Reason why Jet cannot run here, or None. Fetches the jar and compiles our classes if missing."""
     try:
         connectors("jet")
         classes("jet")
@@ -98,7 +98,7 @@ java.util.logging.SimpleFormatter.format = %1$tF %1$tT.%1$tL %5$s%6$s%n
 
 
 def snapshots(lines: Iterable[str]) -> list[Checkpoint]:
-    """Snapshots from Hazelcast's log, where each has a line with the stored size, then a line for its end."""
+    """Snapshots from Hazelcast's log, where each snapshot has a line with the stored size, then a line for the end."""
     found, stored = [], dict[str, tuple[float, int]]()
     for line in lines:
         if match := _STORED.search(line):

@@ -1,6 +1,6 @@
-"""Kafka Streams: a real-time workload in one JVM, with RocksDB and a changelog topic.
+"""Kafka Streams: a real-time workload in a single JVM, with RocksDB and a changelog topic.
 
-Exactly once (v2) with its default commit interval of 100 ms, or at least once with the run's interval. Records are not
+Exactly once (v2) with the default commit interval of 100 ms, or at least once with the run's interval. Records are not
 held back by the cache of the state store. Maven fetches the jars once. This process starts the JVM and passes on the
 order to stop.
 """
@@ -34,7 +34,7 @@ def settings(spec: RunSpec) -> dict[str, str]:
 
 
 def missing() -> str | None:
-    """Why Kafka Streams cannot run here; None if it can. Fetches the jars and compiles our class if missing."""
+    """Reason why Kafka Streams cannot run here, or None. Fetches the jars and compiles our class if missing."""
     try:
         connectors(_FAMILY)
         classes(_FAMILY)

@@ -1,4 +1,4 @@
-"""This runtime: a flow of its DSL on Spark ("ours"), or in this process alone ("ours-in-process").
+"""This runtime: a flow on Spark ("ours"), or in this process alone ("ours-in-process").
 
 State is in RocksDB, checkpoints go to a local folder.
 """

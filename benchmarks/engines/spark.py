@@ -98,7 +98,7 @@ def session(spec: RunSpec) -> Any:
 
 
 def events(spark: Any, spec: RunSpec) -> Any:
-    """Rows of the view: the events, `ts` and its watermark."""
+    """Rows of the view: the events, and `ts` with a watermark."""
     if spec.source == "generator":
         reader = spark.readStream.format("bench.spark.PacedSource")
         rows = reader.options(rate=spec.rate, keys=spec.keys, splits=spec.parallelism).load()
@@ -126,7 +126,7 @@ def backlog(raw: Any, spec: RunSpec) -> Any:
 
 
 def start(spark: Any, spec: RunSpec, known: Workload, result: Any) -> Any:
-    """Starts the query. If Spark refuses the query, it does so here."""
+    """Starts the query, and raises Spark's error if Spark refuses the query."""
     if spec.sink == "kafka" and known.input != "records":
         result = result.selectExpr("to_json(struct(emitted)) AS value")
     writer = result.writeStream.outputMode("update" if spec.engine == "spark-real-time" else known.mode)
@@ -152,7 +152,7 @@ def _progress(query: Any) -> Any:
 
 
 def _checkpoint(progress: dict[str, Any]) -> Checkpoint:
-    """A micro-batch as a checkpoint: it begins with the batch and ends when the offsets are committed."""
+    """A micro-batch as a checkpoint, from the begin of the batch until the offsets are committed."""
     import datetime
 
     began = datetime.datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))

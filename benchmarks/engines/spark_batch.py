@@ -1,4 +1,4 @@
-"""Spark without streaming ("spark-batch"): the records of a backlog in Kafka in one query."""
+"""Spark without streaming ("spark-batch"): the records of a backlog in Kafka in a single query."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""DuckDB ("duckdb") and Polars ("polars"): the files of a backlog in one query, with `parallelism` threads.
+"""DuckDB ("duckdb") and Polars ("polars"): the files of a backlog in a single query, with `parallelism` threads.
 
 Rows of the answer are made in memory, as Arrow or as a DataFrame. Nothing is stored for a restart.
 """
@@ -18,7 +18,7 @@ from benchmarks.workloads import workload
 
 
 def missing() -> str | None:
-    """Why one of the two cannot run here; None if both can."""
+    """Reason why DuckDB or Polars cannot run here, or None."""
     absent = [name for name in ("duckdb", "polars") if find_spec(name) is None]
     return f"{', '.join(absent)}: not installed; pip install -e '.[dev]'" if absent else None
 

@@ -13,7 +13,7 @@ PREFIX = "bench: "
 
 
 def say(word: str) -> None:
-    """Says "began", "running" or "finished"."""
+    """Prints "began", "running" or "finished"."""
     print(f"{PREFIX}{word} {time.time_ns()}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The report: one HTML file with everything in it; PNG pictures and a table for the README."""
+"""The report: an HTML file with everything; PNG pictures and a table for the README."""
 
 from pathlib import Path
 

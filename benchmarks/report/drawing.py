@@ -25,7 +25,7 @@ def headed(axes: Axes, title: str, detail: str) -> None:
     text = axes.annotate(
         detail, (0, 1), (0, 5), "axes fraction", textcoords="offset points", va="bottom", color=GREY, fontsize=9
     )
-    text.set_in_layout(False)  # the title has made room for it
+    text.set_in_layout(False)  # the title has made room for the text
 
 
 def legend_below(axes: Axes) -> None:

@@ -26,7 +26,7 @@ _EDGE = 0.12  # share of the axis beyond the drawing
 
 @dataclass(frozen=True)
 class Curve:
-    """Cells in which one size grows, from small to large, and everything else is the same."""
+    """Cells in which a single size grows, from small to large, and everything else is the same."""
 
     grows: str  # field of its cells
     cells: Mapping[Cell, Sequence[Row]]
@@ -46,7 +46,7 @@ class Curve:
 def curves(results: Results) -> list[Curve]:
     """Curves of `growth`: for rate, keys and parallelism the most cells that differ in nothing else.
 
-    A size with only one value is no curve."""
+    A size with a single value is no curve."""
     found = cells(Results(runs=results.growth))
     drawn = []
     for grows in _TITLES:
@@ -64,7 +64,7 @@ def curves(results: Results) -> list[Curve]:
 def growth_by_cores(results: Results) -> Canvas | None:
     """A panel per curve, with cores to the right and latency up; None without a curve.
 
-    A line joins the values; the smallest and the largest value are written below it."""
+    A line joins the values; the smallest and the largest value are written below the line."""
     drawn = [curve for curve in curves(results) if any(_known(row) for rows in curve.cells.values() for row in rows)]
     if not drawn:
         return None

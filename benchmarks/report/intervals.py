@@ -1,9 +1,9 @@
 """95 % intervals of a median over few rounds. Pure.
 
-From six values on, order statistics give the interval; it holds for any distribution. With three to five values no such
+From six values on, order statistics give the interval, for any distribution. With three to five values no such
 interval exists (the lowest and the highest of five hold the median in 94 % of cases, of three in 75 %). There Student's
-t over the logarithms gives the interval, on the assumption that rounds differ by factors with a normal distribution; if
-a value is not positive, it is over the values themselves.
+t over the logarithms gives the interval, on the assumption that rounds differ by log-normal factors; if a value is not
+positive, t over the values themselves.
 
 Differences of pairs measured in turn (`of_differences`) are as often too high as too low by the same amount, whatever
 else their distribution is. So averages of any two differences can be ordered too (Wilcoxon's signed ranks, Hodges and
@@ -41,7 +41,7 @@ def of_differences(values: Sequence[float]) -> tuple[float, tuple[float, float] 
 
 
 def told(values: Iterable[float | None], text: Callable[[float], str] = number) -> str | None:
-    """`1.23 [1.1, 1.4]`: the median and, from three values on, its interval. None without values."""
+    """`1.23 [1.1, 1.4]`: the median and, from three values on, the interval. None without values."""
     known = [value for value in values if value is not None]
     if not known:
         return None

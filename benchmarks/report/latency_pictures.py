@@ -99,7 +99,7 @@ def _cdf(
 
 
 def mark(axes: Axes, curves: Mapping[str, tuple[Any, Any]]) -> None:
-    """Writes the leftmost curve's values on its left, the others' on their right.
+    """Writes the values of the leftmost curve to the left of that curve, the others' to the right of theirs.
 
     Values that would meet go below one another; values that the next curve's dots would cover go below the line of
     dots."""
@@ -170,7 +170,7 @@ def _described(cell: Cell) -> str:
 
 
 def _name(row: Row) -> str:
-    """The engine with its cores, because latency alone is half of the result."""
+    """The engine with the used cores, because latency alone is half of the result."""
     cores = row.figure(cores_of)
     return NAMES[row.engine] if cores is None else f"{NAMES[row.engine]}, {in_cores(cores.median)} cores"
 

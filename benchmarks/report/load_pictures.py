@@ -44,7 +44,7 @@ def latency_by_rate(results: Results) -> Canvas | None:
 
 
 def latency_by_cores(results: Results) -> Canvas | None:
-    """A panel per rate, cores to the right, latency up, from each engine's median to its 99th percentile.
+    """A panel per rate, cores to the right, latency up: a line per engine from the median to the 99th percentile.
 
     Lower and further left is better. None if no run has the cores."""
     found = {

@@ -1,4 +1,4 @@
-"""All pictures: drawn in one style, written as PNG files."""
+"""All pictures: drawn in the same style, written as PNG files."""
 
 from collections.abc import Callable
 from pathlib import Path

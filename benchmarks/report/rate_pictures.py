@@ -45,7 +45,7 @@ def _panel(cell: Cell) -> str:
 
 
 def _panels(bars: Bars, title: str, detail: str) -> Canvas | None:
-    """Draws the panels; each has its own scale from zero."""
+    """Draws the panels; each has a separate scale from zero."""
     bars = {panel: engines for panel, engines in bars.items() if engines}
     if not bars:
         return None

@@ -38,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One engine in one cell."""
+    """An engine in a cell."""
 
     engine: str
     runs: Sequence[RunResult]  # that did not fail
@@ -46,7 +46,7 @@ class Row:
     error: str
 
     def figure(self, of: Callable[[RunResult], float | None]) -> Figure | None:
-        """None if no run has it."""
+        """Summary of a figure; None if no run has the figure."""
         return figure(of(run) for run in self.runs)
 
 

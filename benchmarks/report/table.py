@@ -1,4 +1,4 @@
-"""The figures of all engines as one Markdown table, ready for the README. Pure.
+"""The figures of all engines as a Markdown table, ready for the README. Pure.
 
 A row per measured figure, "-" for an engine without it. Medians over the rounds, and from three rounds on their 95 %
 intervals in brackets (`intervals`). A row of latencies ends with the used cores. Flink's column is Java's DataStream
@@ -24,7 +24,7 @@ Line = tuple[str, Mapping[str, str]]  # the figure, and its text per engine
 
 
 def markdown(results: Results) -> str:
-    """The table of one machine and date; both are in the last line."""
+    """The table of a machine and date; both are in the last line."""
     lines = [*_latency(results), *_throughput(results), *_rates(results), *_recovery(results)]
     lines += [*_sizes(results), *_overhead(results)]
     head = ["figure", *_COLUMNS.values()]

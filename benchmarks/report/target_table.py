@@ -10,7 +10,7 @@ _FAILED, _NONE = "failed", "-"
 
 
 def targets_markdown(results: Results) -> str:
-    """Tables of `latency-targets`, one per keys, parallelism and checkpoints; empty without runs."""
+    """Tables of `latency-targets`, each for the same keys, parallelism and checkpoints; empty without runs."""
     groups: dict[str, list[RunResult]] = {}
     for run in results.targets:
         groups.setdefault(_named(run), []).append(run)

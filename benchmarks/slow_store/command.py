@@ -108,7 +108,7 @@ def _cells(chosen: argparse.Namespace, settings: Settings, folder: Path) -> int:
 
 
 def measured(name: str, cell: Cell, settings: Settings) -> CellResult:
-    """Result of one cell; a failure is in the result as error, so that the other cells run."""
+    """Result of a cell; a failure is in the result as error, so that the other cells run."""
     began = time.monotonic()
     try:
         result = cell(settings)

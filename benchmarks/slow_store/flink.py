@@ -1,6 +1,6 @@
 """Flink on the slow store: the keyed count into files, and checkpoints, on the same S3 through Hadoop.
 
-Rows are visible when the upload of their file is completed, according to the proxy's log; each row has its due time. A
+Rows are visible when the upload of their file is completed, according to the proxy's log; each row has the due time. A
 checkpoint's duration is Flink's own figure; there are no phases.
 """
 

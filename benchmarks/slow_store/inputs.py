@@ -38,7 +38,7 @@ def jsonl_input(folder: Path, rows: int) -> Input:
 
 
 def parquet_input(folder: Path, rows: int) -> Input:
-    """One file of four times as many rows, which do not compress well, in 40 row groups."""
+    """A file of four times as many rows, which do not compress well, in 40 row groups."""
     made, many = folder / f"parquet-{rows}", 4 * rows
     if not made.exists():
         source = np.random.default_rng(1)

@@ -84,9 +84,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """The job at one moment; checkpoints and latency are of the time before it.
-
-    Latency is of a minute at most."""
+    """The job at a moment; checkpoints and latency (of a minute at most) are of the time before that moment."""
 
     checkpoints: list[Checkpoint] = []
     completed: int = 0

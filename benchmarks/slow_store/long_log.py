@@ -1,11 +1,11 @@
-"""The store of a job that ran for long: decision log, commit log of its file sink, and their hints.
+"""The store of a job that ran for long: decision log, commit log of the file sink, and the hints of both.
 
     python -m benchmarks.slow_store.long_log FOLDER RECORDS OUT
 
 A job of this kind has run for a few checkpoints in FOLDER (`ck` and `out`). OUT gets the objects of its log as
-MessagePack: RECORDS COMPLETE records behind its first FENCE, each with its predecessor's hash as the runtime writes
-them. There are no snapshots: the next run begins with `restore="none"` and `allow_replay`, behind all of these records.
-The runtime on the import path writes them, in its format.
+MessagePack: RECORDS COMPLETE records behind the first FENCE, each with the predecessor's hash as the runtime writes
+records. There are no snapshots: the next run begins with `restore="none"` and `allow_replay`, behind all of these
+records. The runtime on the import path writes the records, in that runtime's format.
 """
 
 import re

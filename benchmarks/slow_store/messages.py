@@ -7,7 +7,7 @@ _NO_BODY = (b" 204", b" 304")
 
 
 class Message:
-    """One HTTP/1.1 message, fed as its bytes arrive.
+    """An HTTP/1.1 message, fed as bytes arrive.
 
     `head` is empty until the head is complete; `done` is true after the last byte of the body. `answers` is the method
     of the request that a response answers, and empty for a request."""
@@ -24,7 +24,7 @@ class Message:
 
     @property
     def interim(self) -> bool:
-        """Whether it is a response 1xx, before the response itself."""
+        """Whether the message is a response 1xx, before the response itself."""
         return self.head[8:10] == b" 1"
 
     @property
@@ -108,7 +108,7 @@ def without(head: bytes, *names: bytes) -> bytes:
 
 
 def operation(head: bytes) -> tuple[str, str]:
-    """(S3 operation, key) of a path-style request. A listing's key is its prefix."""
+    """(S3 operation, key) of a path-style request. The key of a listing is the prefix."""
     method, target = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")[:2]
     path, _, query = target.partition("?")
     key = unquote(path.lstrip("/").partition("/")[2])

@@ -3,11 +3,11 @@
     python -m benchmarks.slow_store.proxy http 9001 9000 --delay 30       before an S3 endpoint at port 9000
     python -m benchmarks.slow_store.proxy tcp 5433 5432 --delay 5         before a database
 
-`http`: an answer is sent no sooner than its delay after the request is complete, so the emulator's time is part of the
-delay. Client connections are kept alive even if the emulator closes its own, as moto's server does. Bodies are streamed
-in both directions. `tcp`: each byte of the server is late by the delay, as on a longer route; a delay is drawn for each
-answer, which begins with the first bytes after the client's bytes. Requests, or waits for answers, go to a log that
-`benchmarks.slow_store.requests` reads. If either side ends a connection, the proxy ends the other.
+`http`: an answer is sent no sooner than the delay after the request is complete, so the emulator's time is part of the
+delay. Client connections are kept alive even if the emulator closes the other connection, as moto's server does. Bodies
+are streamed in both directions. `tcp`: each byte of the server is late by the delay, as on a longer route; a delay is
+drawn for each answer, which begins with the first bytes after the client's bytes. Requests, or waits for answers, go to
+a log that `benchmarks.slow_store.requests` reads. If either side ends a connection, the proxy ends the other.
 """
 
 import argparse
@@ -30,7 +30,7 @@ Note = Callable[[Request], None]
 
 
 class _Side(asyncio.Protocol):
-    """One end of a connection; if its buffer is full, the other end is not read."""
+    """An end of a connection; if the buffer of this end is full, the other end is not read."""
 
     other: "_Side | None" = None
 
@@ -91,7 +91,7 @@ class HttpClient(_Side):
 
 
 class Exchange(_Side):
-    """One request and its answer, over a connection to the emulator."""
+    """A request and the answer, over a connection to the emulator."""
 
     def __init__(self, client: HttpClient, head: bytes) -> None:
         self.other = self._client = client
@@ -104,7 +104,7 @@ class Exchange(_Side):
         self._asked = time.monotonic()  # not the loop's time, which counts milliseconds and stands still within a turn
         self._complete = False
         self._delay = client.draw()
-        self._held: list[bytes] | None = None  # None: before the answer's head, or after its delay
+        self._held: list[bytes] | None = None  # None: before the answer's head, or after the delay
         self._ended = False
         self._sent = self._received = 0
         self._connecting = self._loop.create_task(self._connect())
@@ -257,7 +257,7 @@ class TcpClient(_Side):
 
 
 class TcpServer(_Side):
-    """The database's end of the same connection: its bytes arrive late, in order."""
+    """The database's end of the same connection: the database's bytes arrive late, in order."""
 
     def __init__(self, client: TcpClient) -> None:
         self.other = self._client = client

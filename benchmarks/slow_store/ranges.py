@@ -64,7 +64,7 @@ class MappedFiles:
         return _answer(206, [*fields, f"Content-Range: bytes {begin}-{end - 1}/{len(data)}"], data[begin:end])
 
     def _listing(self, prefix: str) -> bytes:
-        """All files in one page."""
+        """All files in a single page."""
         found = [
             f"<Contents><Key>{name}</Key><LastModified>{self._iso}</LastModified><ETag>&quot;{_etag(name)}&quot;</ETag>"
             f"<Size>{len(data)}</Size><StorageClass>STANDARD</StorageClass></Contents>"

@@ -1,4 +1,4 @@
-"""The proxy's log of requests, and the purpose of a request by its key in the runtime's store."""
+"""The proxy's log of requests, and the purpose of a request by the key in the runtime's store."""
 
 import re
 from collections import Counter
@@ -25,9 +25,9 @@ _KINDS = (
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One request, or a connection's wait for a database's answer (operation ANSWER, no key)."""
+    """A request, or a connection's wait for a database's answer (operation ANSWER, no key)."""
 
-    at: float  # arrival of its last byte, seconds since the epoch
+    at: float  # arrival of the last byte, seconds since the epoch
     operation: str
     key: str
     status: int  # 0: cut off before the answer

@@ -1,4 +1,4 @@
-"""A job's program from outside: its events, the usage of its processes, and its end."""
+"""A job's program from outside: events, usage of the processes, and the end."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ _BENCHMARKS = Path(__file__).parents[2]
 
 
 class JobFailed(RuntimeError):
-    """The job or its program did not reach the wanted state. The message has the reason."""
+    """The job or the job's program did not reach the wanted state. The message has the reason."""
 
 
 class RunningJob:
@@ -64,15 +64,15 @@ class RunningJob:
         return next(event.at for event in self.events if event.kind == kind)
 
     def cpu_s(self) -> float:
-        """Processor time of its live processes until now."""
+        """Processor time of the program's live processes until now."""
         return cpu_of(below(self._process.pid))
 
     def resident_mb(self) -> float:
-        """Memory of its processes together."""
+        """Memory of the program's processes together."""
         return sum(_process(pid)[1] for pid in below(self._process.pid)) / 1e6
 
     def kill(self) -> None:
-        """Sends SIGKILL to all of its processes."""
+        """Sends SIGKILL to all processes of the program."""
         for pid in below(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -70,7 +70,7 @@ class RangeServer(LateServer):
 
 
 class SlowProxy(LateServer):
-    """The proxy's process, usable like its server: `endpoint` and `url` have the proxy's port."""
+    """The proxy's process, usable like the server behind the proxy: `endpoint` and `url` have the proxy's port."""
 
     name = "proxy"
     bucket = S3Server.bucket
@@ -110,7 +110,7 @@ def slow(kind: str, server: Server, delay: Delay) -> Iterator[SlowProxy]:
 
 @contextlib.contextmanager
 def slow_s3(delay: Delay = REGION, server: S3Server | None = None) -> Iterator[SlowProxy]:
-    """An S3 endpoint that answers late, with one bucket; in this process's environment with credentials.
+    """An S3 endpoint that answers late, with a single bucket; in this process's environment with credentials.
 
     `server`: a running server, for a second delay."""
     with contextlib.ExitStack() as kept:
@@ -125,6 +125,6 @@ def slow_s3(delay: Delay = REGION, server: S3Server | None = None) -> Iterator[S
 
 @contextlib.contextmanager
 def slow_postgres(delay: Delay = REGION) -> Iterator[tuple[str, SlowProxy]]:
-    """(URL of a database that answers late, its proxy)."""
+    """(URL of a database that answers late, the proxy)."""
     with postgres_server() as server, slow("tcp", server, delay) as proxy:
         yield server.url.replace(f":{server.port}", f":{proxy.port}"), proxy

@@ -19,7 +19,7 @@ from benchmarks.slow_store.place import Settings, place
 from benchmarks.slow_store.running import running
 
 INTERVAL_S = 0.1
-_LATE = 120.0  # seconds after its length within which a soak must end
+_LATE = 120.0  # seconds within which a soak must end, once the length is over
 
 
 class Minute(msgspec.Struct, frozen=True):

@@ -48,7 +48,7 @@ def _stream(cell: str) -> Callable[[Found], str]:
 
 
 def _cpu_share(found: Found) -> str:
-    """Share of one core: requests of one checkpoint per second, times processor time of each kind."""
+    """Share of a core: requests of a checkpoint per second, times processor time of each kind."""
     known = found["CPU of requests"].figures
     total_ms = 0.0
     for name, many in found["files, 1 s"].requests.items():
@@ -237,7 +237,7 @@ def _chosen(kept: Kept, trees: Sequence[str]) -> str:
 
 
 def _requests(kept: Kept, trees: Sequence[str]) -> str:
-    """Requests of one checkpoint of the files."""
+    """Requests of a checkpoint of the files."""
     found = {tree: cell for tree in trees if (cell := kept.find("files, 1 s", tree)) is not None and cell.requests}
     names = sorted({name for cell in found.values() for name in cell.requests})
     rows = [[name, *(f"{found[tree].requests.get(name, 0.0):.1f}" for tree in found)] for name in names]

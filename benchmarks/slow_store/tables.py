@@ -18,8 +18,8 @@ from benchmarks.slow_store.running import running
 _TABLE = "db.counts"
 _KEPT = 100  # snapshots
 _OWNER = "slow-store/out/"  # job and sink of the cells, which the table's snapshots name
-_FILES = 2  # of a commit, one per slot
-_AT_ONCE = 5_000  # files in one commit of the preparation
+_FILES = 2  # of a commit, a file per slot
+_AT_ONCE = 5_000  # files in a commit of the preparation
 
 
 def iceberg(settings: Settings, commits: int) -> CellResult:
@@ -56,7 +56,7 @@ def iceberg(settings: Settings, commits: int) -> CellResult:
 class Commit(NamedTuple):
     ended_s: float
     wall_ms: float
-    cpu_ms: float  # of its own thread
+    cpu_ms: float  # of the commit's own thread
 
 
 def noted_commits(file: Path) -> list[Commit]:
@@ -151,7 +151,7 @@ def iceberg_on_store(settings: Settings, commits: int) -> CellResult:
 def _prepared(properties: Mapping[str, str], commits: int) -> None:
     """A table as `commits` commits of two files leave it, with the last hundred snapshots.
 
-    Files are entries of manifests; only one of them exists. Most entries come in few large commits; the last commits,
+    Files are entries of manifests; a single file exists. Most entries come in few large commits; the last commits,
     and the merges of their manifests, are as from the sink."""
     from barrier_runtime.connectors.iceberg.data_files import data_files
     from barrier_runtime.connectors.iceberg.expiry import APPLICATION

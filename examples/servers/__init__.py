@@ -3,8 +3,7 @@
     with kafka_server(transaction_max_timeout_ms=5000) as kafka:
         kafka.bootstrap, kafka.kill(), kafka.start(), …
 
-A server that is not installed raises `ServerError`, which names the command that installs it (`.ci/servers` installs
-all).
+A missing server raises `ServerError`, which names the command that installs the server (`.ci/servers` installs all).
 """
 
 from examples.servers.base import Server, ServerError

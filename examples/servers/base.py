@@ -1,8 +1,7 @@
 """Base of all servers of tests and examples: a directory and a port, start, stop, kill, start again.
 
-A server runs below a keeper (keeper.py), so none of its processes outlives `kill`, `close` or the process that started
-it. Data and port stay from one start to the next, as on a machine that was switched off and on.
-"""
+A server runs below a keeper (keeper.py), so no process of the server outlives `kill`, `close` or the process that
+called `start`. A restarted server keeps data and port, like a machine that was switched off and on."""
 
 import contextlib
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from signal import SIGTERM
 
 _KEEPER = Path(__file__).with_name("keeper.py")
-_PORTS = range(15_000, 32_000)  # below the systems' ports for outgoing connections: a stopped server keeps its port
+_PORTS = range(15_000, 32_000)  # below the systems' ports for outgoing connections: a stopped server keeps the port
 _LOOK_S = 0.05
 _LOG_LINES = 20
 _LONGEST_PARENT = 30  # characters: paths of sockets are limited to about a hundred
@@ -57,7 +56,7 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """True if the server has served since its start and is alive; false while it starts."""
+        """True if the server has served since the last start and is alive; false during the start."""
         return self._serving and self.alive
 
     @property
@@ -93,7 +92,7 @@ class Server:
         self._serving = True
 
     def stop(self, patience_s: float = 30.0) -> None:
-        """Asks the server to end, as an administrator would; kills it after `patience_s`."""
+        """Asks the server to end, as an administrator would; sends SIGKILL after `patience_s`."""
         self._order(f"stop {int(self.stop_signal)} {patience_s}")
 
     def kill(self) -> None:
@@ -101,7 +100,7 @@ class Server:
         self._order("kill")
 
     def close(self) -> None:
-        """Sends SIGKILL to all processes of the server, and removes its data."""
+        """Sends SIGKILL to all processes of the server, and removes the data."""
         self._order("kill")
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -153,7 +152,7 @@ def free_port() -> int:
 
 
 def find_program(name: str, package: str, *places: str) -> str:
-    """Path of a program on PATH or in one of `places` (glob patterns below /).
+    """Path of a program on PATH or in `places` (glob patterns below /).
 
     Raises ServerError with the remedy."""
     found = shutil.which(name)
@@ -164,7 +163,7 @@ def find_program(name: str, package: str, *places: str) -> str:
 
 
 def ordinary_user(name: str) -> str:
-    """User under whom a server has to run: `name` for root, whom it refuses, else "" for this user."""
+    """User for a server that refuses root: `name` if this process is root's, else "" for this user."""
     if os.getuid() != 0:
         return ""
     try:
@@ -175,7 +174,7 @@ def ordinary_user(name: str) -> str:
 
 
 def run_as(user: str, command: list[str], directory: Path, environment: dict[str, str] | None = None) -> None:
-    """Runs a command to its end. Raises ServerError with the command's output."""
+    """Runs a command and waits for the end. Raises ServerError with the command's output."""
     as_user = {"user": user, "group": user, "extra_groups": []} if user else {}
     done = subprocess.run(
         command,

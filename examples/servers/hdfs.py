@@ -1,4 +1,4 @@
-"""A temporary HDFS: name node and data node of Hadoop in one process, from Maven Central."""
+"""A temporary HDFS: name node and data node of Hadoop in a single process, from Maven Central."""
 
 import contextlib
 import json

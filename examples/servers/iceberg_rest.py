@@ -1,7 +1,7 @@
 """A temporary Iceberg REST catalog: the test server of the Iceberg project, from Maven Central.
 
-The catalog keeps its tables in SQLite, so committed tables survive a kill. It uses one connection: with two
-connections, one may find the database locked, and then does not release its own lock.
+The catalog keeps its tables in SQLite, so committed tables survive a kill. The catalog uses a single connection: a
+second connection might find the database locked, and then not release locks.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ from examples.servers.maven import java_program, maven_jars
 _POM = Path(__file__).with_name("pom.xml")
 _QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 _JVM = ["-Xmx256m", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", _QUIET]
-_SETTINGS = {  # short waits and small internal topics: one broker on a shared machine
+_SETTINGS = {  # short waits and small internal topics: a single broker on a shared machine
     "group_initial_rebalance_delay_ms": 0,
     "offsets_topic_replication_factor": 1,
     "offsets_topic_num_partitions": 4,
@@ -99,7 +99,7 @@ class KafkaServer(Server):
         return len(admin.list_topics(timeout=2).brokers) > 0
 
     def create_topic(self, topic: str, partitions: int = 1, **config: object) -> None:
-        """Creates a topic, and returns when it is usable. `retention_ms=1000` stands for `retention.ms`."""
+        """Creates a topic, and returns when the topic is usable. `retention_ms=1000` stands for `retention.ms`."""
         from confluent_kafka import KafkaError
         from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -112,7 +112,7 @@ class KafkaServer(Server):
             if time.monotonic() > deadline:
                 raise ServerError(f"topic {topic} has no leaders after {self.start_s:.0f} s")
             time.sleep(0.02)
-        TopicEnds(self.bootstrap, topic, partitions).committed()  # a leader may not know of the topic yet
+        TopicEnds(self.bootstrap, topic, partitions).committed()  # a leader may not know the topic yet
 
     def _java(self, main: str) -> list[str]:
         java = java_program()

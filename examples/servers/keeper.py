@@ -1,4 +1,4 @@
-"""Keeper of one server: starts the server, and ends all its processes.
+"""Keeper of a server: starts the server, and ends all processes of the server.
 
 The end comes on order, or when the ordering process is gone.
 

@@ -52,7 +52,7 @@ class MariaServer(Server):
 
     @property
     def url(self) -> str:
-        """URL, with the password if the server requires one."""
+        """URL, with the password if the server has a password."""
         login = f"{USER}:{self._password}" if self._password else USER
         return f"mysql://{login}@127.0.0.1:{self.port}/{DATABASE}"
 

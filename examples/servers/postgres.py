@@ -49,7 +49,7 @@ class PostgresServer(Server):
 
     @property
     def url(self) -> str:
-        """URL for psycopg and libpq, with the password if the server requires one."""
+        """URL for psycopg and libpq, with the password if the server has a password."""
         login = f"{USER}:{quote(self._password, safe='')}" if self._password else USER
         return f"postgresql://{login}@127.0.0.1:{self.port}/postgres"
 
@@ -86,7 +86,7 @@ class PostgresServer(Server):
         return self.directory / "data"
 
     def _forget_shared_memory(self) -> None:
-        """Removes a killed server's System V segment; its number is in line 7 of the pid file."""
+        """Removes a killed server's System V segment, whose number is in line 7 of the pid file."""
         with contextlib.suppress(FileNotFoundError):
             lines = (self._data / "postmaster.pid").read_text().splitlines()
             if len(lines) >= 7 and lines[6].split():

@@ -11,7 +11,7 @@ class RabbitServer(Server):
     name = "rabbitmq"
 
     def __init__(self) -> None:
-        # Debian's /usr/sbin/rabbitmq-server changes user and directories by its own rules: start the wrapped program.
+        # Debian's /usr/sbin/rabbitmq-server changes user and directories: start the wrapped program instead.
         self._program = find_program("rabbitmq-server", "rabbitmq-server", "usr/lib/rabbitmq/bin/rabbitmq-server")
         super().__init__(ordinary_user("rabbitmq"))
         self._between_nodes, self._mapper = free_port(), free_port()

@@ -3,10 +3,10 @@
     python -m examples.servers.s3 9000
 
 moto checks the condition of a put and stores the object in two steps, without excluding other requests in between: two
-creators of one key can both get success. S3 never does that, and the protocol relies on it, so requests are answered
-one at a time here.
+creators of one key can both get success. S3 never does that, and the protocol relies on S3's promise, so this server
+answers a single request at a time.
 
-moto keeps its objects in memory, whereas S3 keeps them in any case. So `stop` and `kill` end the service, not the
+moto keeps objects in memory, whereas objects of S3 survive. So `stop` and `kill` end the service, not the
 process: nobody listens, and every connection is cut, also of running requests, whose outcome no client learns.
 """
 
@@ -96,7 +96,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @contextlib.contextmanager
 def known_to_clients(server: S3Server) -> Iterator[None]:
-    """Sets the environment of `s3_server` for a running server, and makes its bucket."""
+    """Sets the environment of `s3_server` for a running server, and makes the bucket."""
     mine = {
         "AWS_ENDPOINT_URL": server.endpoint,
         "AWS_ACCESS_KEY_ID": "test",
@@ -119,7 +119,7 @@ def known_to_clients(server: S3Server) -> Iterator[None]:
 
 
 class OneAtATime:
-    """WSGI application that handles one request after the other."""
+    """WSGI application that handles requests in turn, never two at a time."""
 
     def __init__(self, application: Callable[..., Iterable[bytes]]) -> None:
         self._application = application

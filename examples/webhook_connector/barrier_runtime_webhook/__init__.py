@@ -1,6 +1,6 @@
-"""A connector in a package of its own: the registry row that pyproject.toml's entry point names.
+"""A connector in a separate package: the registry row that pyproject.toml's entry point names.
 
-This module has data only, because every command that lists sinks imports it.
+This module has data only, because every command that lists sinks imports the module.
 """
 
 from barrier_runtime.connectors.registry import Connector, PublicClass, Sinks

@@ -16,7 +16,7 @@ from barrier_runtime import InvalidJob, Unavailable, WriteAheadSink
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import DeliveryToken
 
 _ANSWER_S = 30
-_TRY_AGAIN = (408, 425, 429)  # and every server error
+_TRY_AGAIN = (408, 425, 429)  # retried, as is every server error (5xx)
 
 
 class WebhookSink(WriteAheadSink):
