@@ -82,7 +82,7 @@ _HOME = {
     "JsonlSource": "barrier_runtime.connectors.files.source.jsonl",
     "CsvSource": "barrier_runtime.connectors.files.source.csv",
     "BinarySource": "barrier_runtime.connectors.files.source.binary",
-    "TextSource": "barrier_runtime.connectors.files.source.plain_text",
+    "TextSource": "barrier_runtime.connectors.files.source.lines",
     "KafkaSource": "barrier_runtime.connectors.kafka.source.source",
     "KinesisSource": "barrier_runtime.connectors.kinesis.source",
     "RabbitMQSource": "barrier_runtime.connectors.rabbitmq.source",
@@ -108,9 +108,9 @@ _HOME = {
     "ClickHouseSink": "barrier_runtime.connectors.clickhouse.sink",
     "UpsertSink": "barrier_runtime.connectors.sink_bases.upsert",
     "WriteAheadSink": "barrier_runtime.connectors.sink_bases.write_ahead",
-    "BatchFunctionSink": "barrier_runtime.connectors.batch_function.sink",
-    "BatchCheckpoint": "barrier_runtime.connectors.batch_function.caller",
-    "BatchFunctionFailed": "barrier_runtime.connectors.batch_function.caller",
+    "BatchFunctionSink": "barrier_runtime.connectors.memory.batch_function",
+    "BatchCheckpoint": "barrier_runtime.connectors.memory.batch_function",
+    "BatchFunctionFailed": "barrier_runtime.connectors.memory.batch_function",
     "CollectSink": "barrier_runtime.connectors.memory.collect",
     "CallableSink": "barrier_runtime.connectors.memory.callable",
     "committed_files": "barrier_runtime.connectors.files.sink.commit_log",
@@ -139,9 +139,6 @@ if TYPE_CHECKING:
     from barrier_runtime.api.stream import KeyedStream as KeyedStream
     from barrier_runtime.api.stream import Stream as Stream
     from barrier_runtime.bootstrap.writing import write_savepoint as write_savepoint
-    from barrier_runtime.connectors.batch_function.caller import BatchCheckpoint as BatchCheckpoint
-    from barrier_runtime.connectors.batch_function.caller import BatchFunctionFailed as BatchFunctionFailed
-    from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink as BatchFunctionSink
     from barrier_runtime.connectors.clickhouse.sink import ClickHouseSink as ClickHouseSink
     from barrier_runtime.connectors.delta.sink import DeltaSink as DeltaSink
     from barrier_runtime.connectors.delta.source import DeltaSource as DeltaSource
@@ -154,14 +151,17 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.files.source.binary import BinarySource as BinarySource
     from barrier_runtime.connectors.files.source.csv import CsvSource as CsvSource
     from barrier_runtime.connectors.files.source.jsonl import JsonlSource as JsonlSource
+    from barrier_runtime.connectors.files.source.lines import TextSource as TextSource
     from barrier_runtime.connectors.files.source.parquet import ParquetSource as ParquetSource
-    from barrier_runtime.connectors.files.source.plain_text import TextSource as TextSource
     from barrier_runtime.connectors.iceberg.sink import IcebergSink as IcebergSink
     from barrier_runtime.connectors.iceberg.source import IcebergSource as IcebergSource
     from barrier_runtime.connectors.kafka.brokers import KafkaBrokers as KafkaBrokers
     from barrier_runtime.connectors.kafka.sink.sink import KafkaSink as KafkaSink
     from barrier_runtime.connectors.kafka.source.source import KafkaSource as KafkaSource
     from barrier_runtime.connectors.kinesis.source import KinesisSource as KinesisSource
+    from barrier_runtime.connectors.memory.batch_function import BatchCheckpoint as BatchCheckpoint
+    from barrier_runtime.connectors.memory.batch_function import BatchFunctionFailed as BatchFunctionFailed
+    from barrier_runtime.connectors.memory.batch_function import BatchFunctionSink as BatchFunctionSink
     from barrier_runtime.connectors.memory.callable import CallableSink as CallableSink
     from barrier_runtime.connectors.memory.collect import CollectSink as CollectSink
     from barrier_runtime.connectors.memory.iterator import IteratorSource as IteratorSource

@@ -323,11 +323,10 @@ LIBRARY_ERRORS = {
             *(clickhouse.ServerException("memory", 241), clickhouse.ServerException("keeper", 999)),
         ),
     ),
-    "batch_function": LibraryErrors(
-        None, (pa.ArrowInvalid("x"), ModuleNotFoundError("pandas")), (ConnectionError("x"),)
-    ),
     "memory": LibraryErrors(
-        None, (pa.ArrowInvalid("x"), TypeError("x"), KeyError("x")), (ConnectionError("x"), RuntimeError())
+        None,
+        (pa.ArrowInvalid("x"), TypeError("x"), KeyError("x"), ModuleNotFoundError("pandas")),
+        (ConnectionError("x"), RuntimeError()),
     ),
 }
 

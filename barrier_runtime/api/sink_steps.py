@@ -18,7 +18,7 @@ from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
-    from barrier_runtime.connectors.batch_function.caller import BatchCall, BatchCheckpoint
+    from barrier_runtime.connectors.memory.batch_function import BatchCall, BatchCheckpoint
 
 AnySink: TypeAlias = TwoPhaseCommitSink | Callable[[], TwoPhaseCommitSink] | Callable[..., None]
 
@@ -98,8 +98,7 @@ class SinkSteps(UnkeyedSteps[S]):
 
         >>> orders.for_each_batch(write_orders, name="orders_out")
         """
-        from barrier_runtime.connectors.batch_function.caller import BatchCall
-        from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
+        from barrier_runtime.connectors.memory.batch_function import BatchCall, BatchFunctionSink
 
         where = f"for_each_batch {name!r}"
         check_callable(function, where)

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.files.source.binary import BinarySource as BinarySource
     from barrier_runtime.connectors.files.source.csv import CsvSource as CsvSource
     from barrier_runtime.connectors.files.source.jsonl import JsonlSource as JsonlSource
+    from barrier_runtime.connectors.files.source.lines import TextSource as TextSource
     from barrier_runtime.connectors.files.source.parquet import ParquetSource as ParquetSource
-    from barrier_runtime.connectors.files.source.plain_text import TextSource as TextSource
     from barrier_runtime.connectors.iceberg.source import IcebergSource as IcebergSource
     from barrier_runtime.connectors.kafka.source.source import KafkaSource as KafkaSource
     from barrier_runtime.connectors.kinesis.source import KinesisSource as KinesisSource
@@ -33,7 +33,7 @@ _HOME = {
     "PostgresChangesSource": "postgres.changes.source",
     "RabbitMQSource": "rabbitmq.source",
     "RateSource": "memory.rate",
-    "TextSource": "files.source.plain_text",
+    "TextSource": "files.source.lines",
 }
 
 

@@ -78,7 +78,7 @@ CONNECTORS = (
                     PublicClass("files.source.parquet", "ParquetSource"),
                     PublicClass("files.source.csv", "CsvSource"),
                     PublicClass("files.source.jsonl", "JsonlSource"),
-                    PublicClass("files.source.plain_text", "TextSource"),
+                    PublicClass("files.source.lines", "TextSource"),
                     PublicClass("files.source.binary", "BinarySource"),
                 ),
                 ("read_parquet", "read_csv", "read_jsonl", "read_text", "read_binary"),
@@ -256,18 +256,6 @@ CONNECTORS = (
         ),
     ),
     Connector(
-        "batch_function",
-        sinks=(
-            Sinks(
-                (PublicClass("batch_function.sink", "BatchFunctionSink"),),
-                "exactly once, if the target keeps the checkpoint's number",
-                "`stream.for_each_batch(fn)`: rows wait in the job's storage; after the decision `fn(dataframe, "
-                "checkpoint)` runs in the driver's Spark session and is repeated with the same rows until it succeeds: "
-                "for everything that Spark can write",
-            ),
-        ),
-    ),
-    Connector(
         "memory",
         sources=(
             Sources(
@@ -283,6 +271,13 @@ CONNECTORS = (
             ),
         ),
         sinks=(
+            Sinks(
+                (PublicClass("memory.batch_function", "BatchFunctionSink"),),
+                "exactly once, if the target keeps the checkpoint's number",
+                "`stream.for_each_batch(fn)`: rows wait in the job's storage; after the decision `fn(dataframe, "
+                "checkpoint)` runs in the driver's Spark session and is repeated with the same rows until it succeeds: "
+                "for everything that Spark can write",
+            ),
             Sinks(
                 (PublicClass("memory.collect", "CollectSink"),),
                 "exactly once",

@@ -16,7 +16,7 @@ from barrier_runtime.state.ids import check_job_id, check_operator_name
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
 if TYPE_CHECKING:
-    from barrier_runtime.connectors.batch_function.caller import BatchCall
+    from barrier_runtime.connectors.memory.batch_function import BatchCall
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Threads of this process that call the functions of `for_each_batch`: one per function.
 
-The threads read requests from the job's storage (`connectors/batch_function/queue`). So neither the requesting slot,
+The threads read requests from the job's storage (`connectors/memory/batch_function`). So neither the requesting slot,
 nor the number of its deaths, nor an earlier program that ran the job makes a difference.
 """
 
@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from barrier_runtime.connectors.batch_function.caller import BatchCaller, MakeFrame
-from barrier_runtime.connectors.batch_function.queue import BatchQueue
+from barrier_runtime.connectors.memory.batch_function import BatchCaller, BatchQueue, MakeFrame
 from barrier_runtime.graph.logical import Plan, StepNode
 from barrier_runtime.state.errors import PERMANENT
 from barrier_runtime.state.store.object_store import ObjectStore

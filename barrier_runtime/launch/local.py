@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.batch_function.caller import arrow_table
+from barrier_runtime.connectors.memory.batch_function import arrow_table
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec, Shutdown

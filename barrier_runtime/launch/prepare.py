@@ -21,7 +21,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
 
-from barrier_runtime.connectors.batch_function.caller import MakeFrame
+from barrier_runtime.connectors.memory.batch_function import MakeFrame
 from barrier_runtime.connectors.source import MeasuringSource, Source, Split, StagedSource
 from barrier_runtime.coordinator.checkpoints.failures import RestartPolicy
 from barrier_runtime.coordinator.log.decided import load_manifest

@@ -15,9 +15,10 @@ from pathlib import Path
 import msgspec
 
 from barrier_runtime.connectors.files.sink.commit_log import commits_prefix
-from barrier_runtime.connectors.files.sink.commit_log_summary import RECORDS, Summaries
 from barrier_runtime.connectors.files.sink.commit_record import (
+    RECORDS,
     CommitRecord,
+    Summaries,
     decode_commit_record,
     encode_commit_record,
 )

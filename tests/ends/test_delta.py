@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 
-from barrier_runtime.connectors.delta import files as delta_files
+from barrier_runtime.connectors.delta import data_files
 from barrier_runtime.connectors.delta import table as delta_table
 from barrier_runtime.connectors.delta.committable import decode_delta_committable
 from barrier_runtime.connectors.delta.sink import DeltaSink
@@ -678,7 +678,7 @@ def test_statistics_leave_out_what_would_mislead() -> None:
             "at": pa.array([1, None], pa.timestamp("us")), "s": ["b", "a"],
         }
     )  # fmt: skip
-    said = json.loads(delta_files.statistics(rows))
+    said = json.loads(data_files.statistics(rows))
     assert said["minValues"] == {"at": "1970-01-01T00:00:00.000001", "s": "a"}
     assert said["maxValues"] == {"at": "1970-01-01T00:00:00.000001", "s": "b"}
     assert said["nullCount"] == {"nan": 0, "inf": 0, "long": 0, "none": 2, "at": 1, "s": 0}

@@ -8,9 +8,8 @@ from tests.parsed import nodes
 ROOT = Path(__file__).resolve().parents[2]
 READS = {"ParquetFile", "read_table", "read_pandas", "ParquetDataset", "ParquetFileFormat", "dataset"}
 OWN = {  # modules that read files which this package has written
-    "barrier_runtime/connectors/batch_function/queue.py",
+    "barrier_runtime/connectors/memory/batch_function.py",
     "barrier_runtime/connectors/delta/compaction.py",
-    "barrier_runtime/connectors/delta/joined_files.py",
     "barrier_runtime/connectors/files/sink/compaction.py",
     "barrier_runtime/connectors/files/sink/sink.py",
     "barrier_runtime/connectors/postgres/changes/snapshot.py",

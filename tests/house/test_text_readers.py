@@ -7,7 +7,7 @@ from tests.parsed import nodes
 
 IMPORTERS = {
     "pyarrow.csv": {
-        "barrier_runtime/connectors/files/csv_text/rows.py",
+        "barrier_runtime/connectors/files/source/csv_rows.py",
         "barrier_runtime/connectors/postgres/changes/snapshot.py",  # `copy … to stdout (format csv)`
         "barrier_runtime/connectors/postgres/columns.py",  # writes for `copy … from stdin`
         "barrier_runtime/connectors/sink_bases/encoders.py",

@@ -301,7 +301,7 @@ MUTANTS = (
     Mutant(
         "copied-finished-files-are-changes",
         "a file that was copied or touched after it was read to its end is no change",
-        "barrier_runtime/connectors/files/source/comparing.py",
+        "barrier_runtime/connectors/files/source/reader.py",
         "if _content(now) != _content(mark):",
         "if now != mark:",
         ("tests/barrier_runtime/connectors/files/test_changed_files.py",),
@@ -325,7 +325,7 @@ MUTANTS = (
     Mutant(
         "spellings-are-null-in-texts",
         "a text column of CSV has null for an empty field alone",
-        "barrier_runtime/connectors/files/csv_text/rows.py",
+        "barrier_runtime/connectors/files/source/csv_rows.py",
         'null_values=[""],',
         'null_values=["", "NA"],',
         ("tests/field/local/test_csv.py",),
@@ -333,7 +333,7 @@ MUTANTS = (
     Mutant(
         "blocks-end-within-quotes",
         "a block of CSV ends with a row, whatever line breaks its values have",
-        "barrier_runtime/connectors/files/csv_text/rows.py",
+        "barrier_runtime/connectors/files/source/csv_rows.py",
         "return is_whole and bool(rows.num_rows == count_of_lines(data))",
         "return bool(rows.num_rows == count_of_lines(data))",
         ("tests/barrier_runtime/connectors/files/test_quoted_lines.py",),
@@ -341,7 +341,7 @@ MUTANTS = (
     Mutant(
         "later-zeros-are-cut",
         "a later value that a guessed type does not write back is refused",
-        "barrier_runtime/connectors/files/csv_text/guesses.py",
+        "barrier_runtime/connectors/files/source/csv_guesses.py",
         "odd[ends[with_point]] = True",
         "odd[ends[with_point]] = False",
         ("tests/field/local/test_csv.py",),
@@ -381,7 +381,7 @@ MUTANTS = (
     Mutant(
         "damaged-summaries-are-read",
         "a summary of a commit log that is damaged is as good as none",
-        "barrier_runtime/connectors/files/sink/commit_log_summary.py",
+        "barrier_runtime/connectors/files/sink/commit_record.py",
         "return summary if summary.check == stamp_of(data, summary.check) else None",
         "return summary",
         ("tests/barrier_runtime/connectors/files/test_commit_log.py",),
@@ -389,7 +389,7 @@ MUTANTS = (
     Mutant(
         "summaries-of-other-records-are-read",
         "a summary counts only for the records that are there",
-        "barrier_runtime/connectors/files/sink/commit_log_summary.py",
+        "barrier_runtime/connectors/files/sink/commit_record.py",
         "return summary if summary.records[-1] == self._record_at(number * RECORDS) else None",
         "return summary",
         ("tests/barrier_runtime/connectors/files/test_commit_log.py",),
@@ -397,7 +397,7 @@ MUTANTS = (
     Mutant(
         "summaries-forget-what-was-before",
         "a summary knows of the files that all records before it name",
-        "barrier_runtime/connectors/files/sink/commit_log_summary.py",
+        "barrier_runtime/connectors/files/sink/commit_record.py",
         "highest = dict(before)",
         "highest: Origins = {}",
         ("tests/barrier_runtime/connectors/files/test_commit_log.py",),

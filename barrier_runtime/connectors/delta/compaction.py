@@ -1,10 +1,19 @@
-"""Compaction of files of a Delta sink: a version joins small files without a change of data.
+"""Joining of a Delta sink's small files: at a commit with `commit_every`, or later without a change of data.
 
-docs/design/compaction.md has the states and moves. Blocking; shares no state with commits. The commit is a
-put-if-absent of the version after the newest version, after reading each version since the look.
+`DeltaCompaction` makes the moves of docs/design/compaction.md; its commit puts the version after the newest if absent,
+after reading each version since the look. `JoinedFiles` works before the commit. Staged files stay until the table has
+the commit, so a joined file is never the only copy of decided rows:
+
+| the process dies                       | its successor                                                               |
+|----------------------------------------|-----------------------------------------------------------------------------|
+| before the table's commit              | joins again; files already written are orphans, which a vacuum deletes      |
+| in the commit, with an unknown result  | asks the table for its transaction, and joins again if the table has none   |
+| after it, before deleting staged files | the same; its sweep deletes the staged files, which no checkpoint lists now |
 """
 
+import hashlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,18 +21,95 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from barrier_runtime.connectors.delta import files as delta_files
+from barrier_runtime.connectors.delta import data_files
+from barrier_runtime.connectors.delta.committable import DeltaCommittable, DeltaFile
 from barrier_runtime.connectors.delta.history import Action, actions_of
 from barrier_runtime.connectors.delta.log_records import TableFile, compaction_record, log_key
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.file_committable import FileNames, origin_of_name
+from barrier_runtime.connectors.sink_bases.lake.commit_every import groups
 from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, to_compact
+from barrier_runtime.connectors.sink_bases.staging import Staging
 from barrier_runtime.state.errors import Corrupt, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
+
+_FIRST_JOINED = 100_000  # of names: above the numbers of a transaction's own files
+_MADE_AT_ONCE = 2  # files that are made at a time, with all rows in memory
+
+
+class JoinedFiles:
+    def __init__(self, store: ObjectStore, staging: Staging, names: FileNames) -> None:
+        self._store = store
+        self._staging = staging
+        self._names = names
+        self._parts = itertools.count(_FIRST_JOINED)
+        self._numbering = threading.Lock()
+        self._made: dict[tuple[str, ...], list[DeltaFile]] = {}  # staged keys -> files, for a repeated attempt
+
+    def shown(self, new: Sequence[DeltaCommittable]) -> list[DeltaFile]:
+        """Returns files under final names, with the rows of all `new` committables.
+
+        Raises `Corrupt` if staged rows are gone.
+        """
+        listed = [
+            (file, (tuple(each.fields.items()), tuple(file.partition.items())), each.checkpoint)
+            for each in new
+            for file in each.files
+        ]
+        grouped = groups(listed, lambda entry: entry[0].file.size, lambda entry: entry[1])
+        with ThreadPoolExecutor(max_workers=_MADE_AT_ONCE) as making:
+            made = list(making.map(lambda group: self._file_of([file for file, _, _ in group], group[-1][2]), grouped))
+        return [file for files in made for file in files]
+
+    def forget(self) -> int:
+        """Forgets files that the table has now; returns the number of files shown since the last call."""
+        many = sum(map(len, self._made.values()))
+        self._made.clear()
+        return many
+
+    def _file_of(self, files: Sequence[DeltaFile], checkpoint: int) -> list[DeltaFile]:
+        key = tuple(each.file.staged for each in files)
+        known = self._made.get(key)
+        if known is None:
+            known = self._made[key] = self._joined(files, checkpoint) if len(files) > 1 else self._each_shown(files)
+        return known
+
+    def _each_shown(self, files: Sequence[DeltaFile]) -> list[DeltaFile]:
+        for each in files:
+            self._staging.show(each.file)
+        return list(files)
+
+    def _joined(self, files: Sequence[DeltaFile], checkpoint: int) -> list[DeltaFile]:
+        try:
+            with ThreadPoolExecutor(max_workers=8) as reading:
+                parts = list(reading.map(self._rows_of, files))
+        except ObjectNotFound:
+            return self._each_shown(files)  # shown earlier, with another `commit_every`, or gone
+        rows = pa.concat_tables(parts)
+        first = files[0]
+        with self._numbering:
+            part = next(self._parts)
+        folder = first.file.final.rpartition("/")[0]
+        final = self._names.final(checkpoint, part, f"{folder}/" if folder else "")
+        data = encoders.parquet(rows.to_batches())
+        self._store.put(final, data)
+        file = msgspec.structs.replace(first.file, staged="", final=final, rows=rows.num_rows, size=len(data))
+        return [DeltaFile(file, first.partition, data_files.statistics(rows), time.time_ns() // 1_000_000)]
+
+    def _rows_of(self, each: DeltaFile) -> pa.Table:
+        data = self._store.get(each.file.staged)
+        if hashlib.sha256(data).hexdigest() != each.file.sha256:
+            raise Corrupt(
+                f"the staged file {self._store.url}/{each.file.staged} of a decided checkpoint is damaged: it should "
+                f"have sha256 {each.file.sha256}: restore it from a backup; the commit is tried again"
+            )
+        return pq.read_table(pa.BufferReader(data))
+
 
 _FIRST_PART = 200_000  # of names: above the numbers of transactions and of joined files
 _ATTEMPTS = 100  # versions that others write at the moment of the commit
@@ -78,7 +164,7 @@ class DeltaCompaction:
             origin = origin_of_name(name)
             if origin is None or origin[0] != self._names.owner or row["num_records"] is None:
                 continue
-            partition = {each: delta_files.partition_value(row[f"partition.{each}"]) for each in partition_by}
+            partition = {each: data_files.partition_value(row[f"partition.{each}"]) for each in partition_by}
             found.append((origin[1], TableFile(name, partition, row["size_bytes"], row["num_records"])))
         return [file for _, file in sorted(found, key=lambda entry: (entry[0], entry[1].name))]
 
@@ -108,7 +194,7 @@ class DeltaCompaction:
         name = self._names.final(origin[1][1], next(self._parts), f"{folder}/" if folder else "")
         data = encoders.parquet(rows.to_batches())
         self._store.put(name, data)
-        return TableFile(name, group[0].partition, len(data), rows.num_rows, delta_files.statistics(rows))
+        return TableFile(name, group[0].partition, len(data), rows.num_rows, data_files.statistics(rows))
 
     def _rows_of(self, file: TableFile) -> pa.Table:
         rows = pq.read_table(pa.BufferReader(self._store.get(file.name)))

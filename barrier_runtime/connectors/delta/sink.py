@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.delta import files as delta_files
+from barrier_runtime.connectors.delta import data_files
 from barrier_runtime.connectors.delta.committable import (
     DELTA_COMMITTABLE_VERSION,
     DeltaCommittable,
@@ -29,8 +29,7 @@ from barrier_runtime.connectors.delta.committable import (
     decode_delta_committable,
     encode_delta_committable,
 )
-from barrier_runtime.connectors.delta.compaction import DeltaCompaction, DeltaPlan
-from barrier_runtime.connectors.delta.joined_files import JoinedFiles
+from barrier_runtime.connectors.delta.compaction import DeltaCompaction, DeltaPlan, JoinedFiles
 from barrier_runtime.connectors.delta.log_records import TableFile
 from barrier_runtime.connectors.delta.schema import check_partition_columns, delta_fields, stored_schema
 from barrier_runtime.connectors.delta.table import DeltaLog
@@ -218,14 +217,14 @@ class DeltaSink(TwoPhaseCommitSink):
         required = self._table.required if self._table is not None else ()
         return tuple(
             self._stage_file(values, rows)
-            for values, rows in delta_files.partitions(batches, self._stored, self._partition_by, required, self._where)
+            for values, rows in data_files.partitions(batches, self._stored, self._partition_by, required, self._where)
         )
 
     def _stage_file(self, values: dict[str, str | None], rows: pa.Table) -> DeltaFile:
         folder = "".join(f"{folder_name(name, text)}/" for name, text in values.items())
         check_folder(folder, self._store, self._names, self._where)
         file = self._staging.stage(encoders.parquet(rows.to_batches()), rows.num_rows, earliest=0, folder=folder)
-        return DeltaFile(file, values, delta_files.statistics(rows), time.time_ns() // 1_000_000)
+        return DeltaFile(file, values, data_files.statistics(rows), time.time_ns() // 1_000_000)
 
     # ------------------------------------------------------------ deciding
 

@@ -5,8 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.delta.changes import DeltaChanges
-from barrier_runtime.connectors.delta.history import DeltaHistory
+from barrier_runtime.connectors.delta.history import DeltaChanges, DeltaHistory
 from barrier_runtime.connectors.source import SourceSettings
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key

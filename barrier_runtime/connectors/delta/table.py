@@ -32,8 +32,7 @@ from barrier_runtime.connectors.delta.library import (
     trouble,
 )
 from barrier_runtime.connectors.delta.log_records import append_record, create_record, log_key
-from barrier_runtime.connectors.delta.schema import DeltaType
-from barrier_runtime.connectors.delta.table_facts import DeltaTableFacts
+from barrier_runtime.connectors.delta.schema import DeltaTableFacts, DeltaType
 from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
 

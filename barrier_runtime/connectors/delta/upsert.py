@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.delta import files as delta_files
+from barrier_runtime.connectors.delta import data_files
 from barrier_runtime.connectors.delta.schema import DeltaType, check_partition_columns, delta_fields, stored_schema
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext
@@ -156,7 +156,7 @@ class DeltaUpsertSink(BatchingSink):
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
         assert self._stored is not None, "rows are staged that were not written"
-        rows = delta_files.stored_rows(batches, self._stored, self._where)
+        rows = data_files.stored_rows(batches, self._stored, self._where)
         for name in self.key:
             nulls = rows.column(name).is_null()
             if (row := pc.index(nulls, True).as_py()) >= 0:
@@ -165,9 +165,9 @@ class DeltaUpsertSink(BatchingSink):
                     f"rows: {preview(rows.slice(row, 1).combine_chunks().to_batches()[0], 0)}"
                 )
         for name in self._partition_by:
-            delta_files.check_written_by_library(rows.column(name), name, self._where)
+            data_files.check_written_by_library(rows.column(name), name, self._where)
         kept = rows if self.deletes is None else rows.filter(pc.invert(pc.fill_null(rows.column(self.deletes), False)))
-        delta_files.check_required(kept, self._table.required if self._table else (), self._where)
+        data_files.check_required(kept, self._table.required if self._table else (), self._where)
         return list(rows.to_batches())
 
     # ------------------------------------------------------------ delivering

@@ -1,12 +1,20 @@
-"""An Iceberg table at a snapshot, and the rows that each later snapshot adds.
+"""An Iceberg table at a snapshot, and the rows that each later snapshot adds, or changes as upserts by key. Blocking.
 
-Blocking; uses the client library.
+Without a key (`IcebergHistory`):
 
 | the operation of a later snapshot | then                                                       |
 |-----------------------------------|------------------------------------------------------------|
 | append                            | its new files are read                                     |
 | replace                           | nothing: other files hold the same rows (a compaction)     |
 | overwrite, delete                 | the job ends: rows that were read have changed             |
+
+With a key (`IcebergChanges`):
+
+| data files of a later snapshot                               | have rows from    |
+|--------------------------------------------------------------|-------------------|
+| gone since its parent, or in the parent with other deletes   | before            |
+| new since its parent, or now with other deletes              | after             |
+| of `replace` (a compaction)                                  | neither           |
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +32,7 @@ from barrier_runtime.connectors.iceberg.columns import table_schema
 from barrier_runtime.connectors.iceberg.table import opened_catalog, trouble
 from barrier_runtime.connectors.parquet_format import refuse_far_int96
 from barrier_runtime.connectors.source_bases.kept_columns import check_kept
+from barrier_runtime.connectors.source_bases.upserts import Part, Upserts
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob
 
@@ -201,3 +210,38 @@ class _translated:
             found = trouble(error, self._failure)
             if found is not error:
                 raise found from error
+
+
+class IcebergChanges(IcebergHistory):
+    def __init__(self, name: str, catalog: str, properties: Mapping[str, str], key: Sequence[str], where: str) -> None:
+        super().__init__(name, catalog, properties, where)
+        self._upserts = Upserts(key, lambda task, schema, _: self._rows_of(task, schema), f"the table {name}", where)
+
+    def schema(self) -> pa.Schema:
+        return self._upserts.schema(super().schema())
+
+    def files(self, snapshot: int, *, whole: bool) -> Sequence[Part]:
+        told = self._snapshot(snapshot)
+        if whole:
+            return self._upserts.whole(self._planned(snapshot), told.timestamp_ms)
+        if told.summary is not None and told.summary.operation == Operation.REPLACE:
+            return []
+        before = [] if told.parent_snapshot_id is None else self._planned(told.parent_snapshot_id)
+        after = self._planned(snapshot)
+        there, then = {_content(task) for task in before}, {_content(task) for task in after}
+        return self._upserts.changes(
+            [task for task in before if _content(task) not in then],
+            [task for task in after if _content(task) not in there],
+            told.timestamp_ms,
+        )
+
+    def size(self, file: Part) -> int:
+        return super().size(file.file)
+
+    def rows(self, file: Part, schema: pa.Schema) -> list[pa.RecordBatch]:
+        return self._upserts.rows(file, schema)
+
+
+def _content(task: FileScanTask) -> tuple[str, frozenset[str]]:
+    """Data file and delete files, which together determine the rows."""
+    return task.file.file_path, frozenset(each.file_path for each in task.delete_files)

@@ -64,8 +64,7 @@ class IcebergSource(SourceSettings):
 
 def _history(given: IcebergSource, key: tuple[str, ...], where: str) -> "IcebergHistory":
     need_pyiceberg(where, "IcebergSource")
-    from barrier_runtime.connectors.iceberg.changes import IcebergChanges
-    from barrier_runtime.connectors.iceberg.history import IcebergHistory
+    from barrier_runtime.connectors.iceberg.history import IcebergChanges, IcebergHistory
 
     table = given.table, given.catalog, dict(given.properties or {})
     return IcebergChanges(*table, key, where) if key else IcebergHistory(*table, where)

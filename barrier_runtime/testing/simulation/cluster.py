@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from barrier_runtime.connectors.files.sink import commit_log, commit_log_summary
+from barrier_runtime.connectors.files.sink import commit_log, commit_record
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.savepoints import files as savepoint_files
 from barrier_runtime.coordinator.server.control import ControlServer
@@ -516,7 +516,7 @@ def in_one_thread() -> Iterator[None]:
     """Makes concurrent requests sequential (jobs are greenlets of one thread), and the memory constant."""
     with (
         patch.object(commit_log, "READS_AT_ONCE", 1),
-        patch.object(commit_log_summary, "READS_AT_ONCE", 1),
+        patch.object(commit_record, "READS_AT_ONCE", 1),
         patch.object(savepoint_files, "COPIES_AT_ONCE", 1),
         patch.object(process, "_rss_bytes", lambda: 1 << 26),
     ):

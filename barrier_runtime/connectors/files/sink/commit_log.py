@@ -6,7 +6,7 @@ of whole checkpoints only: record k is an object, written by put-if-absent after
 
     <url>/_commits/<job>/<sink>/<sequence, 20 digits>.json        1, 2, 3, … without gaps; immutable
 
-A summary covers 250 records, see `commit_log_summary`.
+A summary covers 250 records, see `commit_record`.
 
 Exactly one record names a file, whoever writes the record and however often a commit is repeated: `CommitLog.append`
 omits files that the log names, and loses the put if another process (a zombie of an older generation, or the successor)
@@ -24,13 +24,17 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from barrier_runtime.connectors.files.sink.commit_log_summary import READS_AT_ONCE, RECORDS, Summaries, Summary, log_of
 from barrier_runtime.connectors.files.sink.commit_record import (
     COMMIT_RECORD_VERSION,
     PLAIN_VERSION,
+    READS_AT_ONCE,
+    RECORDS,
+    Summaries,
+    Summary,
     decode_commit_record,
     encode_commit_record,
     live_files,
+    log_of,
 )
 from barrier_runtime.connectors.files.sink.commit_record import CommitRecord as CommitRecord
 from barrier_runtime.connectors.files.sink.commit_record import CommittedFile as CommittedFile

@@ -32,7 +32,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from barrier_runtime.connectors.files.csv_text.quoting import end_of_first_row
+from barrier_runtime.connectors.files.csv_quoting import end_of_first_row
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, jobs_and_sinks, read_commit_log
 from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, live_files
 from barrier_runtime.state.errors import Corrupt, InvalidJob

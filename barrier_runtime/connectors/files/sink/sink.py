@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.files.csv_text.quoting import row_begins
+from barrier_runtime.connectors.files.csv_quoting import row_begins
 from barrier_runtime.connectors.files.hive import by_folder, check_partitions
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, read_commit_log
 from barrier_runtime.connectors.files.sink.open_files import OpenFiles, Rolling, restored

@@ -8,10 +8,10 @@ from functools import partial
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.files.csv_text.guesses import guessed_type
-from barrier_runtime.connectors.files.csv_text.quoting import end_of_rows
-from barrier_runtime.connectors.files.csv_text.rows import CsvForm, CsvReader, CsvRows, read_header, texts_of
+from barrier_runtime.connectors.files.csv_quoting import end_of_rows
 from barrier_runtime.connectors.files.hive import values_of
+from barrier_runtime.connectors.files.source.csv_guesses import guessed_type
+from barrier_runtime.connectors.files.source.csv_rows import CsvForm, CsvReader, CsvRows, read_header, texts_of
 from barrier_runtime.connectors.files.source.files import Files, OnChange
 from barrier_runtime.connectors.files.source.lines import BLOCK_BYTES, read_lines
 from barrier_runtime.connectors.files.source.listing import FoundFile

@@ -7,10 +7,9 @@ from typing import Literal
 import pyarrow as pa
 
 from barrier_runtime.connectors.files.hive import check_guessed, guess_columns, values_of
-from barrier_runtime.connectors.files.paths.folders import PassedOver
-from barrier_runtime.connectors.files.source import comparing
+from barrier_runtime.connectors.files.paths import PassedOver
 from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals, find_files, would_find
-from barrier_runtime.connectors.files.source.reader import FileReader, position_of
+from barrier_runtime.connectors.files.source.reader import FileReader, position_of, renewed_marks
 from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.files.source.text import is_compressed
 from barrier_runtime.connectors.source import Remaining, Split, SplitReader
@@ -175,11 +174,7 @@ class Files:
         return Remaining(bytes=sum(sizes.values()) - read)
 
     def renewed_marks(self, finished: Sequence[tuple[Split, int]]) -> Sequence[tuple[Split, int]]:
-        changed = ((split, FoundFile.of(split), mark) for split, mark in finished)
-        looked_into = [each for each in changed if comparing.may_have_changed(each[2], each[1])]
-        looked_into = looked_into[: comparing.COMPARED_AT_START]
-        marks = comparing.renewed_marks([(file, mark) for _, file, mark in looked_into], self.where)
-        return [(split, now) for (split, _, mark), now in zip(looked_into, marks, strict=True) if now != mark]
+        return renewed_marks(finished, self.where)
 
     def _check_growing(self) -> None:
         if not self.may_grow:

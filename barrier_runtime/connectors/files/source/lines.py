@@ -1,23 +1,27 @@
-"""Reader of text files with a record per line. Blocks end at line ends and are parsed as a whole.
+"""Reader of text files with a record per line, and the source whose rows are the lines.
 
-A position is the byte offset of a block and the number of rows already returned, so a seek reads from that offset (of a
-compressed file, everything before the block is uncompressed again and discarded). Blocks are cut the same way from any
-offset; another block size only changes how many rows are skipped.
+Blocks of about 256 kB end at line ends and are parsed as a whole. A position is the byte offset of a block and the
+number of rows already returned, so a seek reads from that offset (a compressed file is uncompressed up to there).
+Blocks are cut the same way from any offset; another block size only changes how many rows are skipped.
 
 A growing file is read up to the listed size, and only whole records: the rest is the beginning of a later record.
 """
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FilePosition, FileReader
-from barrier_runtime.connectors.files.source.text import Text, is_compressed, open_text
+from barrier_runtime.connectors.files.source.source import FileSource
+from barrier_runtime.connectors.files.source.text import Text, is_compressed, open_text, or_compressed
 from barrier_runtime.connectors.source_bases.ranges import RangesFile
-from barrier_runtime.data.values.text_columns import LineError
+from barrier_runtime.data.values.text_columns import LineError, not_utf8_at
 from barrier_runtime.state.errors import InvalidJob
 
 BLOCK_BYTES = 256 << 10  # takes some milliseconds of the loop to parse
@@ -185,3 +189,58 @@ def read_lines(text: Text, offset: int, block: int, where: str, end_of_records: 
                 f"line{quotes}"
             )
         length *= 2
+
+
+LINE = pa.schema([("line", pa.string())])
+
+
+@kinds_checked
+@dataclass(frozen=True)
+class TextSource(FileSource):
+    """Text files (`.txt`, `.log`), also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
+
+    Each line is a row of the column `line`, without the line end; empty lines are rows. `schema` may name the column:
+    `{"message": str}`; with type `bytes` the column also holds text that is not UTF-8. `on_change` as in `CsvSource`.
+    """
+
+    def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:
+        if schema is not None and (len(schema) != 1 or schema.types[0] not in (pa.string(), pa.binary())):
+            raise InvalidJob(
+                f"source {name!r}: a text file has one column, of text or bytes: leave schema= out, or give the column "
+                'a name, as {"message": str}'
+            )
+        return TextFiles(name, self.paths, schema or LINE, self.pace, watched=watched, on_change=self.on_change)
+
+
+class TextFiles(Files):
+    kind = "text"
+    in_folders = False
+    may_grow = True
+    suffixes = or_compressed((".txt", ".log"))
+
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
+        schema = self.schema
+
+        def parser(header: bytes, where: str) -> Parse:
+            return lambda data: _rows(data, schema)
+
+        return LinesReader(self.where, file, schema, rows_per_second, parser, grows=self.grows)
+
+    def guess(self, file: FoundFile) -> pa.Schema:
+        return LINE
+
+    def check(self) -> None:
+        """Every text is valid."""
+
+
+def _rows(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    column = pa.array([line.removesuffix(b"\r") for line in lines], pa.binary())
+    try:
+        return pa.RecordBatch.from_arrays([column.cast(schema.types[0])], schema=schema)
+    except pa.ArrowInvalid:
+        at = not_utf8_at(data) or 0
+        remedy = f'convert the file, or take bytes by schema={{"{schema.names[0]}": bytes}}'
+        raise LineError(at, f"0x{data[at]:02x} is not UTF-8: {remedy}") from None

@@ -10,8 +10,14 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.files.hive import folders_of
-from barrier_runtime.connectors.files.paths.folders import PassedOver, local_files, takes
-from barrier_runtime.connectors.files.paths.patterns import PathPattern, has_magic, is_hidden_file
+from barrier_runtime.connectors.files.paths import (
+    PassedOver,
+    PathPattern,
+    has_magic,
+    is_hidden_file,
+    local_files,
+    takes,
+)
 from barrier_runtime.connectors.files.source.remote import (
     StoredFile,
     is_known,

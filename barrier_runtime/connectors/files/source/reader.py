@@ -1,11 +1,15 @@
-"""Base of readers of files: decodes chunk by chunk and returns slices, possibly at a pace.
+"""Base of readers of files: decodes chunk by chunk, returns slices, possibly at a pace, and detects changed files.
 
-A position contains the number of rows returned, the schedule's start, facts that identify the file, and the format's
-fast path to the place. A changed file is refused: another size, or another time of change as well as other first or
-last 64 kB, because copied files have another time. Changes in the middle alone are not detected.
+A position holds the number of rows returned, the schedule's start, facts that identify the file, and the format's fast
+path to the place. A file of another size is refused. So is a file with another time of change, if the first or last
+64 kB differ (a copy has another time); a change in the middle alone is not detected.
+
+Of a completely read file, a mark of 24 bits remains beside the size: half of the time, half of those 128 kB
+(docs/design/splits-and-discovery.md). A change in about 2,000 keeps half of the mark and is missed.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -13,16 +17,15 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.files.hive import with_values
-from barrier_runtime.connectors.files.source.comparing import mark_of
 from barrier_runtime.connectors.files.source.listing import FoundFile, fingerprint, open_file
 from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.name_set import UNMARKED
 from barrier_runtime.connectors.pacing import Schedule
-from barrier_runtime.connectors.source import Polled
+from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
 from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES, NotThere, RangesFile
 from barrier_runtime.coordinator.metric_table import FILES_WITH_MORE_COLUMNS, Counter
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 ROWS_PER_CHUNK = 32_768  # takes some milliseconds of the loop to decode
 
@@ -224,3 +227,72 @@ class FileReader:
                 "was: restore the old file and put new rows into a file of another name, or start without state "
                 "(restore='none')"
             )
+
+
+COMPARED_AT_START = 1_000  # changed times that are checked per start; the others are checked at the next start
+
+
+_AT_ONCE = 16
+
+
+_HALF_BITS = 12
+
+
+_HALVES = 4_093  # values of half a mark, from 1; a prime
+
+
+def mark_of(modified_ns: int, ends: str) -> int:
+    """Returns the mark of a file. `ends`: `fingerprint` of the whole file."""
+    return _half(modified_ns) << _HALF_BITS | _half(int(ends, 16))
+
+
+def may_have_changed(mark: int, file: FoundFile) -> bool:
+    return mark != UNMARKED and mark >> _HALF_BITS != _half(file.modified_ns)
+
+
+def renewed_mark(mark: int, file: FoundFile, where: str) -> int:
+    """Returns the new mark of an unchanged file; the old mark if the file cannot be read now.
+
+    Raises `InvalidJob` for changed content.
+    """
+    now = content_mark(file, where)
+    if now is None:
+        return mark
+    if _content(now) != _content(mark):
+        raise InvalidJob(
+            f"{where}: the file {file.url} was rewritten after it was read to its end (as many bytes, but other ones), "
+            "and its rows would not be read again: bring the old file back and put new rows into a file of another "
+            "name, or start without state (restore='none')"
+        )
+    return now
+
+
+def renewed_marks(finished: Sequence[tuple[Split, int]], where: str) -> list[tuple[Split, int]]:
+    """Returns completely read files with new marks, several in parallel. Raises `InvalidJob` for changed content."""
+    files = ((split, FoundFile.of(split), mark) for split, mark in finished)
+    looked_into = [each for each in files if may_have_changed(each[2], each[1])][:COMPARED_AT_START]
+    if not looked_into:
+        return []
+    with ThreadPoolExecutor(min(_AT_ONCE, len(looked_into)), thread_name_prefix="compare") as pool:
+        marks = pool.map(lambda each: renewed_mark(each[2], each[1], where), looked_into)
+        return [(split, now) for (split, _, mark), now in zip(looked_into, marks, strict=True) if now != mark]
+
+
+def content_mark(file: FoundFile, where: str) -> int | None:
+    """Returns the mark of the current content; None if the file is gone or is being written.
+
+    That is no error, because a completely read file is not needed.
+    """
+    try:
+        with closing(open_file(file, where)) as opened:
+            return mark_of(file.modified_ns, fingerprint(opened, file.size, where))
+    except (InvalidJob, Unavailable):
+        return None
+
+
+def _half(value: int) -> int:
+    return 1 + value % _HALVES
+
+
+def _content(mark: int) -> int:
+    return mark & ((1 << _HALF_BITS) - 1)

@@ -1,16 +1,33 @@
-"""Base of users' descriptions of file sources: paths, and the handling of new and changed files."""
+"""Users' descriptions of file sources, and the source of folders in which files appear.
 
+A watched file must be complete when it appears: write it under a name that begins with `.` or `_` (or elsewhere on the
+file system) and rename it into place. The job fails if a seen file changes its size, or a completely read file its
+content; with `on_change="append"` files may grow and are read on. Files are read roughly by time of change and name.
+With event times, rows of a file that are older than rows read earlier by more than `max_out_of_orderness` are late.
+
+Every subtask lists the folder and reads the files whose names fall to its share. Against a second reading, 19 bytes per
+file (`name_set`) stay for ever in every subtask's memory and once in the job's storage, also of removed files. A
+checkpoint writes only new records.
+"""
+
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
+import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.files.source.files import Files, OnChange
-from barrier_runtime.connectors.files.source.watch import WatchedFiles
-from barrier_runtime.connectors.source import Source, SourceSettings
+from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals
+from barrier_runtime.connectors.files.source.reader import COMPARED_AT_START, may_have_changed, renewed_mark
+from barrier_runtime.connectors.name_set import UNKNOWN_SIZE, NameSet
+from barrier_runtime.connectors.source import Discovery, Remaining, Source, SourceSettings, Split, SplitReader
 from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
+
+_SIZES_PER_POLL = 10_000  # known local files that a listing checks for changes, in turn
 
 
 @dataclass(frozen=True)
@@ -62,3 +79,97 @@ def _period_s(watch: Duration, name: str) -> float:
     if period_ms < 1:
         raise InvalidJob(f"source {name!r}: watch={watch!r}: give the time between two looks, at least a millisecond")
     return period_ms / 1000
+
+
+class WatchedFiles:
+    """Watching source. `inner`: reads the files, made with `watched=True`.
+    `period_s`: time between two listings."""
+
+    exactly_once = True
+    finds_again = True
+    endless = True
+
+    def __init__(self, inner: Files, period_s: float) -> None:
+        self._inner = inner
+        self._period_s = period_s
+
+    def __repr__(self) -> str:
+        return f"{self._inner!r}, and new ones every {self._period_s:g} s"
+
+    @property
+    def positions_in(self) -> str:
+        return self._inner.positions_in
+
+    @property
+    def grows(self) -> bool:
+        return self._inner.grows
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._inner.schema
+
+    def reading(self, columns: Collection[str]) -> "WatchedFiles":
+        return WatchedFiles(self._inner.reading(columns), self._period_s)
+
+    def reads_from(self, place: str) -> bool:
+        return self._inner.reads_from(place)
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        return self._inner.splits(parallelism)
+
+    def reader(self, split: Split) -> SplitReader:
+        return self._inner.reader(split)
+
+    def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
+        return self._inner.left(splits, positions)
+
+    def owner(self, split_id: str, parallelism: int) -> int:
+        return zlib.crc32(split_id.encode()) % parallelism
+
+    def discovery(self, known: NameSet) -> Discovery | None:
+        arrivals = _Arrivals(self._inner, known)
+        return ListingThread(arrivals.list, known, self._period_s, self._inner.where, again=self.grows)
+
+
+class _Arrivals:
+    """Lists new files, and grown files if they may grow. The listing thread adds them to `seen`."""
+
+    def __init__(self, source: Files, seen: NameSet) -> None:
+        self._source = source
+        self._seen = seen
+        self._looks = 0
+        self._compared = 0  # in the current listing
+
+    def list(self) -> list[Split]:
+        self._looks += 1
+        self._compared = 0
+        every = 1 + len(self._seen) // _SIZES_PER_POLL
+
+        def passed_over(id: str) -> bool:
+            return (zlib.crc32(id.encode()) + self._looks) % every != 0 and id in self._seen
+
+        files = find_arrivals(self._source.paths, self._source.suffixes, self._source.where, passed_over)
+        return [file.split() for file in files if self._is_new(file)]
+
+    def _is_new(self, file: FoundFile) -> bool:
+        known = self._seen.find(file.id)
+        if known is None and file.former and file.former in self._seen:
+            file = msgspec.structs.replace(file, id=file.former)
+            known = self._seen.find(file.id)
+        if known is None:
+            return True
+        size, mark = known
+        if self._source.grows and (size == UNKNOWN_SIZE or size < file.size):
+            return True
+        if size == UNKNOWN_SIZE:
+            self._seen.add(file.id, file.size)
+        elif size != file.size:
+            raise InvalidJob(
+                f"{self._source.where}: the file {file.url} had {size} bytes when it was first seen and has "
+                f"{file.size} now: files must be complete when they appear; write under a name that begins with '_' "
+                "and rename into place. To go on, bring the old file back; put new rows into a file of another name"
+            )
+        elif may_have_changed(mark, file) and self._compared < COMPARED_AT_START:
+            self._compared += 1
+            self._seen.add(file.id, size, renewed_mark(mark, file, self._source.where))
+        return False

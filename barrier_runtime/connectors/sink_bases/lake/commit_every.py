@@ -1,10 +1,17 @@
-"""Option `commit_every=` of sinks that commit the checkpoints of a period together."""
+"""Option `commit_every=`: a sink commits the checkpoints of a period together, and joins their small files."""
 
 import datetime
 import math
+from collections.abc import Callable, Hashable, Iterable
 from numbers import Real
+from typing import TypeVar
 
 from barrier_runtime.state.errors import InvalidJob
+
+TARGET_BYTES = 32 << 20  # least size of a file if there are enough rows; files of half the size stay
+
+T = TypeVar("T")
+
 
 _DAY_MS = 24 * 60 * 60 * 1000
 
@@ -28,3 +35,33 @@ def commit_every_ms(commit_every: datetime.timedelta | float, who: str) -> int:
 def described(commit_every_ms: int) -> str:
     """End of a sink's description in `explain`."""
     return f", a commit every {commit_every_ms / 1000:g} s" if commit_every_ms else ""
+
+
+def groups(
+    files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int = TARGET_BYTES
+) -> list[list[T]]:
+    """Returns `files` in groups, each group in order; the files of a group become a single file.
+
+    A group has files of a single `kind` and ends with the file that reaches the target size. A small rest joins the
+    previous group.
+    """
+    found: list[list[T]] = []
+    full: dict[Hashable, list[T]] = {}  # the last full group of each kind
+    open_groups: dict[Hashable, tuple[list[T], int]] = {}
+    for file in files:
+        if size(file) >= target // 2:
+            found.append([file])
+            continue
+        group, filled = open_groups.get(kind(file)) or ([], 0)
+        if not group:
+            found.append(group)
+        group.append(file)
+        filled += size(file)
+        if filled >= target:
+            full[kind(file)] = group
+        open_groups[kind(file)] = ([], 0) if filled >= target else (group, filled)
+    for each, (rest, filled) in open_groups.items():
+        if rest and each in full and filled < target // 2:
+            full[each] += rest
+            rest.clear()
+    return [group for group in found if group]

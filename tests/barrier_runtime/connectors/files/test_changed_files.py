@@ -18,12 +18,12 @@ from operator_harness import World
 from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime import Dataflow, JsonlSink
-from barrier_runtime.connectors.files.source import comparing
+from barrier_runtime.connectors.files.source import reader as reader_module
 from barrier_runtime.connectors.files.source.csv import CsvFiles
 from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
 from barrier_runtime.connectors.files.source.listing import FoundFile, fingerprint
 from barrier_runtime.connectors.files.source.parquet import ParquetFiles
-from barrier_runtime.connectors.files.source.watch import WatchedFiles
+from barrier_runtime.connectors.files.source.source import WatchedFiles
 from barrier_runtime.connectors.source import Source
 from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.runtime.sources.driver import SourceDriver
@@ -193,14 +193,14 @@ def test_copied_files_read_to_their_end_are_checked_once_and_a_few_per_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
-    look = comparing.content_mark
+    look = reader_module.content_mark
 
     def counted(file: FoundFile, where: str) -> int | None:
         looked.append(file.id)
         return look(file, where)
 
-    monkeypatch.setattr(comparing, "content_mark", counted)
-    monkeypatch.setattr(comparing, "COMPARED_AT_START", 3)
+    monkeypatch.setattr(reader_module, "content_mark", counted)
+    monkeypatch.setattr(reader_module, "COMPARED_AT_START", 3)
     world, ids = World(), [f"{n}.jsonl" for n in range(5)]
     for n, id in enumerate(ids):
         write(tmp_path / id, range(n, n + 1))

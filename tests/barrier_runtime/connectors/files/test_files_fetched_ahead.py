@@ -19,10 +19,10 @@ from barrier_runtime.connectors.files.source import remote
 from barrier_runtime.connectors.files.source.binary import BinaryFiles, BinarySource
 from barrier_runtime.connectors.files.source.csv import CsvFiles
 from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
+from barrier_runtime.connectors.files.source.lines import LINE, TextFiles
 from barrier_runtime.connectors.files.source.parquet import ParquetFiles
-from barrier_runtime.connectors.files.source.plain_text import LINE, TextFiles
 from barrier_runtime.connectors.files.source.small_table import small_table
-from barrier_runtime.connectors.files.source.watch import WatchedFiles
+from barrier_runtime.connectors.files.source.source import WatchedFiles
 from barrier_runtime.connectors.source_bases import part_fetcher
 from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES
 from barrier_runtime.coordinator.log.reader import read_log

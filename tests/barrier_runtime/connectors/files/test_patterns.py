@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from operator_harness import World
 from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
-from barrier_runtime.connectors.files.paths.patterns import PathPattern
+from barrier_runtime.connectors.files.paths import PathPattern
 from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
 from barrier_runtime.connectors.files.source.listing import find_files, would_find
 from barrier_runtime.graph.job_graph import SourceSpec

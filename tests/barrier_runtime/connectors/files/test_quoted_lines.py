@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from barrier_runtime import InvalidJob
-from barrier_runtime.connectors.files.csv_text.quoting import count_of_lines, end_of_rows, quoted, row_begins
+from barrier_runtime.connectors.files.csv_quoting import count_of_lines, end_of_rows, quoted, row_begins
 from barrier_runtime.connectors.files.source import lines as line_blocks
 from barrier_runtime.connectors.files.source.csv import CsvFiles
 from barrier_runtime.connectors.sink_bases import encoders

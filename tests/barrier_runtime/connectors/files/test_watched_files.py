@@ -19,7 +19,7 @@ from operator_harness import World
 from source_harness import names, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime import Dataflow, JsonlSink
-from barrier_runtime.connectors.files.source import watch as watched_files
+from barrier_runtime.connectors.files.source import source as watched_files
 from barrier_runtime.connectors.files.source.listing import find_arrivals
 from barrier_runtime.connectors.source import Source
 from barrier_runtime.graph.compiler import compile_plan

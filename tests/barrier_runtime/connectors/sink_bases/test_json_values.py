@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime import InvalidJob
-from barrier_runtime.connectors.files.csv_text.quoting import row_begins
+from barrier_runtime.connectors.files.csv_quoting import row_begins
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.json_values import json_values
 

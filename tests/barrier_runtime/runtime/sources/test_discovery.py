@@ -18,7 +18,7 @@ from source_harness import drained, names, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.connectors.discovery import ListingThread
-from barrier_runtime.connectors.memory import rows_ahead
+from barrier_runtime.connectors.memory import iterator
 from barrier_runtime.connectors.memory.collect import CollectSink
 from barrier_runtime.connectors.memory.iterator import IteratedRows
 from barrier_runtime.connectors.name_set import NameSet
@@ -328,7 +328,7 @@ def test_a_source_that_discovers_no_more_remembers_what_was_read() -> None:
 
 
 def test_a_split_that_neither_is_listed_nor_can_be_made_again_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_ahead, "_TIMEOUT_S", 30.0)
+    monkeypatch.setattr(iterator, "_TIMEOUT_S", 30.0)
     world = World()
     driver = opened(spec_of(IteratedRows("src", lambda i, n: iter([{"n": 1}] * 5), SCHEMA, True, 1)), world)
     driver.poll(0, 2)

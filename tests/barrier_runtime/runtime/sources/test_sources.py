@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from operator_harness import World
 from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
-from barrier_runtime.connectors.memory import rows_ahead
+from barrier_runtime.connectors.memory import iterator
 from barrier_runtime.connectors.memory.iterator import IteratedRows
 from barrier_runtime.connectors.memory.rate import GeneratedRows
 from barrier_runtime.connectors.pacing import Schedule
@@ -23,7 +23,7 @@ from tests.drawn import examples
 @pytest.fixture(autouse=True)
 def full_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Iterators fill a batch before they return rows, on a machine of any speed."""
-    monkeypatch.setattr(rows_ahead, "_TIMEOUT_S", 30.0)
+    monkeypatch.setattr(iterator, "_TIMEOUT_S", 30.0)
 
 
 SECOND_NS = 1_000_000_000

@@ -8,10 +8,8 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import BatchCheckpoint, BatchFunctionFailed, Dataflow, InvalidJob
-from barrier_runtime.connectors.batch_function import sink
-from barrier_runtime.connectors.batch_function.caller import BatchCaller, arrow_table
-from barrier_runtime.connectors.batch_function.queue import BatchQueue
-from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
+from barrier_runtime.connectors.memory import batch_function
+from barrier_runtime.connectors.memory.batch_function import BatchCaller, BatchFunctionSink, BatchQueue, arrow_table
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import DecidedBatch
 from barrier_runtime.state.errors import Corrupt
@@ -107,7 +105,7 @@ def test_a_call_that_raises_is_repeated_with_the_same_rows_and_number(tmp_path: 
 def test_function_that_always_raises_stops_the_job_and_next_run_retries_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink, "_TELL_AFTER_S", 1.0)  # a commit that waits while its job stops is awaited
+    monkeypatch.setattr(batch_function, "_TELL_AFTER_S", 1.0)  # a commit that waits while its job stops is awaited
     target = Target(tmp_path / "target.db")
     numbers_seen = []
 

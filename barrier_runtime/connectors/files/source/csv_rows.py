@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.types as types
 
-from barrier_runtime.connectors.files.csv_text.guesses import is_checked, refuse_unwritable
-from barrier_runtime.connectors.files.csv_text.quoting import (
+from barrier_runtime.connectors.files.csv_quoting import (
     behind_quotes,
     count_of_lines,
     end_of_first_row,
@@ -29,6 +28,7 @@ from barrier_runtime.connectors.files.csv_text.quoting import (
     quoted,
     row_begins,
 )
+from barrier_runtime.connectors.files.source.csv_guesses import is_checked, refuse_unwritable
 from barrier_runtime.connectors.files.source.lines import LinesReader, begin_of_text, read_lines
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FilePosition

@@ -1,1 +1,0 @@
-"""A user's function of the rows of a checkpoint, called by the program that started the job."""

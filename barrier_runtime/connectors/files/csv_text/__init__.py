@@ -1,1 +1,0 @@
-"""CSV text: row boundaries, guessed column types, and checks of values."""

@@ -1,0 +1,241 @@
+"""Patterns of paths, and the local files that a path or pattern names.
+
+| in a segment | matches                                                              |
+|--------------|----------------------------------------------------------------------|
+| `*`          | any characters of the segment                                        |
+| `?`          | one character                                                        |
+| `[ab]`, `[!ab]`, `[a-z]` | one of these characters, or none of them; `[*]` is a star |
+| `**`, alone  | no folder, one, or several                                           |
+
+Wildcards never match a slash, nor a hidden name (which begins with `.` or `_`; a column's folder `_k=v` is not hidden)
+unless the segment begins with the same character. Keys of stores follow the same rules.
+
+Links to folders are followed if the path, or a segment other than `**`, names them. Others are passed over: they may
+lead to known files or in a circle.
+"""
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+_MAGIC = re.compile(r"[*?[]")
+ANY_DEPTH = "**"
+
+
+def has_magic(path: str) -> bool:
+    return _MAGIC.search(path) is not None
+
+
+def is_hidden(segment: str) -> bool:
+    """True for names that sinks and other writers give to incomplete files and to files without data."""
+    return segment.startswith(".") or (segment.startswith("_") and "=" not in segment)
+
+
+def is_hidden_file(path: str) -> bool:
+    """True if the file or a folder in `path`, a path below the listed folder, is hidden."""
+    *folders, name = path.split("/")
+    return name.startswith((".", "_")) or any(map(is_hidden, folders))
+
+
+@lru_cache(1_024)
+def _compiled(segment: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(segment))
+
+
+def segment_matches(pattern: str, name: str) -> bool:
+    """True if `pattern`, a segment other than `**`, matches `name`."""
+    if not has_magic(pattern):
+        return pattern == name
+    return not (is_hidden(name) and pattern[0] != name[0]) and _compiled(pattern).match(name) is not None
+
+
+@dataclass(frozen=True)
+class PathPattern:
+    """Pattern of paths: the folder `base`, and `segments` from the first wildcard on."""
+
+    base: str
+    segments: tuple[str, ...]
+
+    @staticmethod
+    def of(pattern: str) -> "PathPattern":
+        parts = pattern.split("/")
+        first = next(number for number, part in enumerate(parts) if has_magic(part))
+        return PathPattern("/".join(parts[:first]), tuple(part for part in parts[first:] if part))
+
+    @cached_property
+    def deep(self) -> bool:
+        """Returns whether files of any depth may match."""
+        return ANY_DEPTH in self.segments
+
+    def matched(self, path: Sequence[str]) -> int:
+        """Returns how many leading segments of a path below `base` the pattern matches.
+
+        All segments for a named file, fewer for a file in a named folder, 0 for others.
+        """
+        for length in range(len(path), 0, -1):
+            if _match(self.segments, tuple(path[:length])):
+                return length
+        return 0
+
+    def leads_to(self, folder: Sequence[str]) -> bool:
+        """True if a file below a folder may match."""
+        return bool(_reached(self.segments, folder) - {len(self.segments)})
+
+    def names_folder(self, folder: Sequence[str]) -> bool:
+        """True if a segment other than `**` matches the folder's own name."""
+        before = _through(self.segments, _reached(self.segments, folder[:-1]))
+        kept = {number for number in before if number < len(self.segments) and self.segments[number] != ANY_DEPTH}
+        return any(segment_matches(self.segments[number], folder[-1]) for number in kept)
+
+
+def _match(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    return len(pattern) in _through(pattern, _reached(pattern, path))
+
+
+def _reached(pattern: tuple[str, ...], path: Sequence[str]) -> set[int]:
+    """Returns the numbers of pattern segments up to which the path may match."""
+    reached = {0}
+    for name in path:
+        reached = _after(pattern, reached, name)
+    return reached
+
+
+def _through(pattern: tuple[str, ...], reached: set[int]) -> set[int]:
+    """Adds the segments after each `**`, which may match no folder."""
+    found = set(reached)
+    for number in range(len(pattern)):
+        if number in found and pattern[number] == ANY_DEPTH:
+            found.add(number + 1)
+    return found
+
+
+def _after(pattern: tuple[str, ...], reached: set[int], name: str) -> set[int]:
+    found = set()
+    for number in _through(pattern, reached):
+        if number == len(pattern):
+            continue
+        if pattern[number] == ANY_DEPTH:
+            if not is_hidden(name):
+                found.add(number)
+        elif segment_matches(pattern[number], name):
+            found.add(number + 1)
+    return found
+
+
+HIDDEN, OTHER_ENDINGS, LINKS = "hidden names", "other endings", "links to folders"
+
+
+class PassedOver:
+    """Counts of names that were found and not read, by kind, each with an example."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._examples: dict[str, str] = {}
+
+    def add(self, kind: str, path: str) -> None:
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        self._examples.setdefault(kind, path)
+
+    @property
+    def unexpected(self) -> bool:
+        """Returns True for other kinds than hidden names, which most folders have."""
+        return bool(self._counts.keys() - {HIDDEN})
+
+    def __bool__(self) -> bool:
+        return bool(self._counts)
+
+    def __str__(self) -> str:
+        """Text for messages; empty if nothing was passed over."""
+        told = [f"{kind}: {count} (such as {self._examples[kind]})" for kind, count in self._counts.items()]
+        return f" (passed over: {', '.join(told)})" if told else ""
+
+
+def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], passed: PassedOver) -> bool:
+    """True if the file is read; counts the file otherwise.
+
+    `name`: path below the listed folder, or below the base of `pattern`.
+    """
+    below = name
+    if pattern is not None:
+        parts = name.split("/")
+        matched = pattern.matched(parts)
+        if matched in (0, len(parts)):
+            return matched > 0
+        below = "/".join(parts[matched:])
+    if is_hidden_file(below):
+        passed.add(HIDDEN, name)
+    elif not below.endswith(suffixes):
+        passed.add(OTHER_ENDINGS, name)
+    else:
+        return True
+    return False
+
+
+def local_files(
+    path: str, suffixes: tuple[str, ...], where: str, passed: PassedOver
+) -> tuple[Iterable[tuple[str, str]], bool]:
+    """Returns ids and paths of the files of an absolute path, and whether a folder is read whole.
+
+    Raises `Unavailable` if the path does not exist or a folder cannot be listed.
+    """
+    if os.path.isdir(path):
+        root = os.path.join(path, "")
+        names = (file[len(root) :] for file in _below(path, where, passed))
+        return ((name, root + name) for name in names if takes(name, None, suffixes, passed)), True
+    if os.path.isfile(path):
+        return [(os.path.basename(path), path)], False
+    if has_magic(path):
+        return _matching(PathPattern.of(path), suffixes, where, passed), False
+    raise Unavailable(f"{where}: there is no file or folder {path}: check the path")
+
+
+def _matching(
+    pattern: PathPattern, suffixes: tuple[str, ...], where: str, passed: PassedOver
+) -> Iterator[tuple[str, str]]:
+    base = pattern.base or "/"
+    if not os.path.isdir(base):
+        return
+    prefix = os.path.join(base, "")
+    for file in _below(base, where, passed, pattern):
+        name = file[len(prefix) :]
+        if takes(name, pattern, suffixes, passed):
+            # `**` matches no folder: earlier releases gave such files no id
+            yield f"./{name}" if pattern.deep and "/" not in name else name, file
+
+
+def _below(
+    folder: str, where: str, passed: PassedOver, pattern: PathPattern | None = None, above: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """Yields all files below a folder, except files that `pattern`, whose base is above, cannot name."""
+    for entry in _entries(folder, where):
+        path = (*above, entry.name)
+        if not entry.is_dir():
+            yield entry.path
+            continue
+        matched = 0 if pattern is None else pattern.matched(path)
+        whole = pattern is None or 0 < matched < len(path)  # below a folder that is read whole
+        if whole and is_hidden(entry.name):
+            passed.add(HIDDEN, entry.path)
+        elif pattern is not None and not matched and not pattern.leads_to(path):
+            continue
+        elif entry.is_symlink() and (pattern is None or whole or not pattern.names_folder(path)):
+            passed.add(LINKS, entry.path)
+        else:
+            yield from _below(entry.path, where, passed, pattern, path)
+
+
+def _entries(folder: str, where: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except (FileNotFoundError, NotADirectoryError):  # removed since the listing
+        return []
+    except PermissionError as error:
+        raise InvalidJob(f"{where}: the folder {folder} may not be listed ({error}): grant access to it") from error
+    except OSError as error:
+        raise Unavailable(f"{where}: the folder {folder} cannot be listed now: {error}") from error

@@ -1,1 +1,0 @@
-"""Patterns of paths, and walks through folders."""
