@@ -184,16 +184,19 @@ def typed(given: Mapping[str, object]) -> dict[str, Any]:
     return {name: _typed(OPTIONS[name], value) for name, value in given.items()}
 
 
-def refuse_for_spark(given: Mapping[str, str], remedy: str, *, apart: bool = False) -> None:
+def refuse_for_spark(
+    given: Mapping[str, str], remedy: str, *, processes: str = "processes=", apart: bool = False
+) -> None:
     """Raises `InvalidJob` for options that a local run would ignore.
 
-    `given`: option -> the user's name of the option. `apart`: the slots run in processes of their own."""
+    `given`: option -> the user's name of the option. `processes`: the user's name of that option. `apart`: the slots
+    run in processes of their own."""
     idle = {name: said for name, said in given.items() if not is_usable_locally(name, apart=apart)}
     if idle:
-        processes = ", or let slots run in processes (processes=)" if any(map(_needs_processes, idle)) else ""
+        with_processes = f", or let slots run in processes ({processes})" if any(map(_needs_processes, idle)) else ""
         raise InvalidJob(
             f"{', '.join(idle.values())} {'has' if len(idle) == 1 else 'have'} no meaning in a local run, which has "
-            f"neither Spark nor a daemon: leave it out, or {remedy}{processes}"
+            f"neither Spark nor a daemon: leave it out, or {remedy}{with_processes}"
         )
 
 

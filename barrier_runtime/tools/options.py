@@ -35,7 +35,8 @@ class Given:
             return self.variables | self.flags
         from barrier_runtime.launch.options import refuse_for_spark, usable_locally  # a slow import, not for --help
 
-        refuse_for_spark({name: self.sources[name] for name in self.flags}, "run without --local", apart=apart)
+        flags = {name: self.sources[name] for name in self.flags}
+        refuse_for_spark(flags, "run without --local", processes="--processes", apart=apart)
         return usable_locally(self.variables, apart=apart) | self.flags
 
 

@@ -8,8 +8,6 @@ import os
 import time
 from pathlib import Path
 
-from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
-from barrier_runtime.coordinator.client.rest_token import read_token_file
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.page import render
 from barrier_runtime.coordinator.status.history import decode_history
@@ -20,18 +18,17 @@ from barrier_runtime.state.store.object_store import get_or_none
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.urls import shown
+from barrier_runtime.tools.coordinators import client_of
 
 
 def report(job: str, to: Path, coordinator: str | None, token_file: Path | None, checkpoints: str | None) -> int:
     """Writes the report of `job` to `to`; returns its size in bytes. Raises `InvalidJob` or `Unavailable`."""
-    if (coordinator is None) == (checkpoints is None):
-        raise InvalidJob("give either --coordinator with --token-file, or --checkpoints for a job that has ended")
+    if coordinator is not None and checkpoints is not None:
+        raise InvalidJob("--coordinator is for a running job, --checkpoints for an ended job: leave one of them out")
     if checkpoints is not None:
         data = _from_store(check_job_id(job), checkpoints)
-    elif coordinator is not None and token_file is not None:
-        data = FailoverClient(addresses(coordinator), read_token_file(token_file)).report(job)
     else:
-        raise InvalidJob("--coordinator needs --token-file: the file with the daemon's bearer token")
+        data = client_of(job, coordinator, token_file).report(job)
     write(to, data)
     return len(data)
 

@@ -3,69 +3,31 @@
 The driver owns the two listening sockets and passes them on: a restarted child has the same address at once, slots that
 connect in between wait in the backlog, and no other process can take the port. The child ends with the driver, which
 closes the child's standard input. The root key is in a file of mode 0600 in a directory of mode 0700.
-
-`PrivateDirectory` is the driver's temporary directory for the coordinator's secrets. The driver holds a lock inside
-while alive, and removes the directory at the end. If only the driver was killed, the coordinator removes the directory;
-if both were killed at once, the next driver of this user on this host finds the lock free. A directory without a lock
-file is just being made, and stays.
 """
 
 import contextlib
 import errno
-import fcntl
 import importlib.util
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.coordinator.client.private_directory import PrivateDirectory, write_private
 from barrier_runtime.coordinator.client.rest_types import SubmitReply
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.hosts import shown
 from barrier_runtime.state.ports import ANY_PORT, PortRange
 from barrier_runtime.state.sockets import listening_on
-
-_LIFE = "life.lock"
-
-
-class PrivateDirectory:
-    """Temporary directory with a lock, made at once; `remove()` may be repeated. `prefix` marks a kind."""
-
-    def __init__(self, prefix: str, parent: Path | None = None) -> None:
-        parent = parent or Path(tempfile.gettempdir())
-        remove_what_the_killed_left(prefix, parent)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        self._life = (self.path / _LIFE).open("w")
-        fcntl.flock(self._life, fcntl.LOCK_EX)
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._life.close()
-
-
-def remove_what_the_killed_left(prefix: str, parent: Path) -> None:
-    """Removes real directories of this user only: in a shared folder a name proves nothing."""
-    for entry in parent.glob(f"{prefix}*"):
-        try:
-            if entry.is_symlink() or entry.lstat().st_uid != os.getuid():
-                continue
-            with (entry / _LIFE).open() as life:
-                fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(entry, ignore_errors=True)
-        except OSError:  # the driver lives, or is making the directory, or another process removes it
-            continue
-
 
 log = logging.getLogger("coordinator.embedded")
 
@@ -95,7 +57,7 @@ class EmbeddedCoordinator:
         self._storage_url = storage_url
         self._advertise = advertise
         self._ui = ui
-        self._private = PrivateDirectory("barrier-runtime-coordinator-")
+        self._private = PrivateDirectory()
         self._directory = self._private.path
         self._token = secrets.token_hex(32)
         self._token_file = self._directory / "driver.token"
@@ -114,6 +76,7 @@ class EmbeddedCoordinator:
             self._control_address = _address(self._control)
             self._log_file = self._log_path.open("ab")
             self.client = CoordinatorClient(f"http://127.0.0.1:{self._web.getsockname()[1]}", self._token)
+            self._private.announce(self.client.url, self._token_file)
             self._process = self._spawn()
         except BaseException:
             self._private.remove()
@@ -332,12 +295,6 @@ def _listen(host: str, ports: PortRange) -> socket.socket:
 def _address(listening: socket.socket) -> tuple[str, int]:
     host, port = listening.getsockname()[:2]
     return str(host), int(port)
-
-
-def write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
 
 
 def _environment() -> dict[str, str]:

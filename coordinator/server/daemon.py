@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from barrier_runtime.coordinator.client.private_directory import PrivateDirectory
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key, read_token_file
 from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.option_table import DAEMON, Option, shown_value, wanted
@@ -251,8 +253,10 @@ async def _run(settings: Settings) -> None:
     page = None if settings.no_ui else (f"http://{for_rest}", settings.token_file)
     request_s = 2 * settings.handshake_timeout
     serving = loop.create_task(_serve_rest(directory, for_slots, web, token, page, stopping, request_s))
+    announced = contextlib.nullcontext() if settings.exit_with_parent else _announced(web, Path(settings.token_file))
     try:
-        await stopping.wait()
+        with announced:
+            await stopping.wait()
     finally:
         told = telling.end()
         await server.close()
@@ -261,6 +265,25 @@ async def _run(settings: Settings) -> None:
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving
+
+
+@contextlib.contextmanager
+def _announced(web: socket.socket, token_file: Path) -> Iterator[None]:
+    """Lets commands of this user find the daemon, if this machine has a folder for temporary files."""
+    host, port = web.getsockname()[:2]
+    try:
+        private = PrivateDirectory()
+    except OSError as error:
+        log.info("commands need --coordinator to find this daemon: no temporary folder can be made (%s)", error)
+        yield
+        return
+    try:
+        private.announce(
+            f"http://{shown('127.0.0.1' if is_every_interface(str(host)) else str(host), port)}", token_file
+        )
+        yield
+    finally:
+        private.remove()
 
 
 @dataclass(frozen=True)

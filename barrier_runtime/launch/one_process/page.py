@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
-from barrier_runtime.coordinator.client.embedded import PrivateDirectory, write_private
+from barrier_runtime.coordinator.client.private_directory import PrivateDirectory, write_private
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.runner import JobRunner
@@ -62,7 +62,7 @@ async def page_of(runner: JobRunner, store: ObjectStore) -> AsyncIterator[Coordi
         from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress
     except ImportError as error:
         raise missing_extra("the page", "coordinator", error) from None
-    private = PrivateDirectory("barrier-runtime-coordinator-")
+    private = PrivateDirectory()
     web = listening_on(_LOOPBACK, 0)
     try:
         token, file = secrets.token_hex(32), private.path / "driver.token"
@@ -83,6 +83,7 @@ async def page_of(runner: JobRunner, store: ObjectStore) -> AsyncIterator[Coordi
         server.capture_signals = contextlib.nullcontext  # type: ignore[assignment]  # signals are the program's
         web.setblocking(False)
         serving = asyncio.create_task(server.serve(sockets=[web]))
+        private.announce(url, file)
         try:
             yield CoordinatorClient(url, token)
         finally:

@@ -9,17 +9,16 @@ import typer
 
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.tools.commands.app import Target, app, load_flow
+from barrier_runtime.tools.coordinators import Coordinator, TokenFile, client_of, clients
 
-Coordinator = Annotated[str, typer.Option(help="REST address of the daemon, http://host:port; of several with commas")]
-TokenFile = Annotated[Path, typer.Option(help="file with the daemon's bearer token")]
 Json = Annotated[bool, typer.Option("--json", help="for programs")]
 
 
 @app.command()
 def status(
-    coordinator: Coordinator,
-    token_file: TokenFile,
-    job: Annotated[str | None, typer.Argument(help="one job")] = None,
+    job: Annotated[str | None, typer.Argument(help="one job; default: all jobs")] = None,
+    coordinator: Coordinator = None,
+    token_file: TokenFile = None,
     json: Json = False,
 ) -> None:
     """Print the state of one job, or the list of jobs, as tables.
@@ -27,8 +26,11 @@ def status(
     `--json` prints everything, for programs, and on stderr a line for each job that says whether the job makes
     progress.
     """
-    client = _client(coordinator, token_file)
-    answer = client.status(job) if job else client.jobs()
+    if job is not None:
+        client = client_of(job, coordinator, token_file)
+        answer = client.status(job)
+    else:
+        answer = [each for client in clients(coordinator, token_file) for each in client.jobs()]
     if json:
         _print_json(answer)
         for each in [answer] if job else answer:
@@ -43,37 +45,37 @@ def status(
 
 @app.command()
 def top(
-    coordinator: Coordinator,
-    token_file: TokenFile,
     job: str,
     every: Annotated[float, typer.Option(help="seconds between two looks")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="look once and leave")] = False,
+    coordinator: Coordinator = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Watch a job: rates, busy shares, latencies, checkpoints, slots and the bottleneck, until it ends or Ctrl-C."""
     from barrier_runtime.tools.views import watch
 
     if not 0.2 <= every <= 3600:
         raise InvalidJob(f"--every {every:g}: give 0.2 to 3600 seconds")
-    client = _client(coordinator, token_file)
+    client = client_of(job, coordinator, token_file)
     watch(lambda: _with_subtasks(client, client.status(job)), every, once=once)
 
 
 @app.command()
-def page(coordinator: Coordinator, token_file: TokenFile, job: str) -> None:
+def page(job: str, coordinator: Coordinator = None, token_file: TokenFile = None) -> None:
     """Print the address of a job's page as a link that logs in by itself, once, within an hour."""
-    print(_client(coordinator, token_file).page_link(job))
+    print(client_of(job, coordinator, token_file).page_link(job))
 
 
 @app.command()
 def why(
-    coordinator: Coordinator,
-    token_file: TokenFile,
     job: str,
     checkpoint: Annotated[int | None, typer.Argument(help="number of a checkpoint; without it, of the job")] = None,
     json: Json = False,
+    coordinator: Coordinator = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Say why a checkpoint was slow or failed, or why the job does not start, shows nothing or got slow."""
-    answer = _client(coordinator, token_file).why(job, checkpoint)
+    answer = client_of(job, coordinator, token_file).why(job, checkpoint)
     if json:
         _print_json(answer)
     else:
@@ -81,27 +83,27 @@ def why(
 
 
 @app.command()
-def checkpoint(coordinator: Coordinator, token_file: TokenFile, job: str) -> None:
+def checkpoint(job: str, coordinator: Coordinator = None, token_file: TokenFile = None) -> None:
     """Trigger a checkpoint now. Exits with 1 when the job cannot take one."""
-    _print_reply(_client(coordinator, token_file).trigger(job))
+    _print_reply(client_of(job, coordinator, token_file).trigger(job))
 
 
 @app.command()
 def stop(
-    coordinator: Coordinator,
-    token_file: TokenFile,
     job: str,
     now: Annotated[bool, typer.Option("--now", help="without a last checkpoint")] = False,
     savepoint: Annotated[
         str | None, typer.Option(help="folder or URL: the job ends with a savepoint there, which is waited for")
     ] = None,
     drain: Annotated[bool, typer.Option("--drain", help="end the input first: windows and timers fire")] = False,
+    coordinator: Coordinator = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Take a last checkpoint, commit it and stop the job.
 
     Exits with 1 if the job has ended already, and if the savepoint failed: the job continues, but a drained job ends.
     """
-    client = _client(coordinator, token_file)
+    client = client_of(job, coordinator, token_file)
     if drain and now:
         raise InvalidJob("--now does not wait for what --drain emits: leave one of them out")
     if savepoint is None:
@@ -116,16 +118,16 @@ def stop(
 
 @app.command("savepoint")
 def take_savepoint(
-    coordinator: Coordinator,
-    token_file: TokenFile,
     job: str,
     to: Annotated[str, typer.Option(help="folder or URL of its own, seen by the coordinator")],
     timeout: Annotated[float | None, typer.Option(help="seconds to wait for it; default: as long as it takes")] = None,
+    coordinator: Coordinator = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Copy a running job's state to a folder that needs nothing else; start a job with it by --restore."""
     from barrier_runtime.tools.savepoints import take
 
-    client = _client(coordinator, token_file)
+    client = client_of(job, coordinator, token_file)
     _print_savepoint(lambda: take(client, job, to, timeout))
 
 
@@ -142,18 +144,18 @@ def _print_savepoint(take: Callable[[], Any]) -> None:
 
 @app.command()
 def rescale(
-    coordinator: Coordinator,
-    token_file: TokenFile,
     job: str,
     parallelism: Annotated[int, typer.Option(help="slots to go on with, at most the job's max_parallelism")],
     timeout: Annotated[float, typer.Option(help="seconds for the new slots to come")] = 60.0,
+    coordinator: Coordinator = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Change a running job's number of slots. Exits with 1 if that failed: the job continues unchanged."""
     from barrier_runtime.launch.requests import RescaleFailed
     from barrier_runtime.tools.rescaling import rescale as rescaled
 
     try:
-        done = rescaled(_client(coordinator, token_file), job, parallelism, timeout)
+        done = rescaled(client_of(job, coordinator, token_file), job, parallelism, timeout)
     except RescaleFailed as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -168,13 +170,13 @@ def rescale(
 @app.command()
 def replace(
     target: Target,
-    coordinator: Coordinator,
-    token_file: TokenFile,
     job: Annotated[str, typer.Option(help="default: the one that is called as the flow is")] = "",
     timeout: Annotated[float, typer.Option(help="seconds for the new slots to come")] = 60.0,
     allow_non_restored: Annotated[
         bool, typer.Option("--allow-non-restored", help="drop state that the new program does not have")
     ] = False,
+    coordinator: Coordinator = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Replace the program of a running job by the program that is now in app.py.
 
@@ -186,7 +188,9 @@ def replace(
 
     try:
         job = job or load_flow(target).name
-        done = replaced(_client(coordinator, token_file), job, target, timeout, allow_non_restored=allow_non_restored)
+        done = replaced(
+            client_of(job, coordinator, token_file), job, target, timeout, allow_non_restored=allow_non_restored
+        )
     except ReplaceFailed as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
@@ -197,21 +201,14 @@ def replace(
 def report(
     job: str,
     to: Annotated[Path, typer.Option(help="HTML file to write; one that exists is replaced")],
-    coordinator: Annotated[str | None, typer.Option(help="as of `status`, for a job that runs")] = None,
-    token_file: Annotated[Path | None, typer.Option(help="file with the daemon's bearer token")] = None,
+    coordinator: Coordinator = None,
+    token_file: TokenFile = None,
     checkpoints: Annotated[str | None, typer.Option(help="folder or URL, for a job that has ended")] = None,
 ) -> None:
     """Write the page of a job to one HTML file, for a bug report: no script, nothing fetched, secrets masked."""
     from barrier_runtime.tools.report import report as write_report
 
     print(f"{to}: {write_report(job, to, coordinator, token_file, checkpoints):,} bytes")
-
-
-def _client(address: str, token_file: Path) -> Any:
-    from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
-    from barrier_runtime.coordinator.client.rest_token import read_token_file
-
-    return FailoverClient(addresses(address), read_token_file(token_file))
 
 
 def _with_subtasks(client: Any, status: Any) -> Any:

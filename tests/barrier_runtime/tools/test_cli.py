@@ -157,13 +157,19 @@ def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(t
     assert list((tmp_path / "tmp").glob("barrier-runtime-*")) == []
 
 
-@pytest.mark.parametrize("option", [["--conf", "a=b"], ["--coordinator-lease", "5"]])
-def test_a_local_run_refuses_options_of_spark(app: str, option: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("option", "more"),
+    [
+        (["--conf", "a=b"], ""),
+        (["--coordinator-lease", "5"], ", or let slots run in processes (--processes)"),
+    ],
+)
+def test_a_local_run_refuses_options_of_spark(app: str, option: list[str], more: str) -> None:
     done = run_here("run", f"{app}:flow", "--local", *option)
     assert (done.returncode, done.stderr) == (
         2,
         f"error: {option[0]} has no meaning in a local run, which has neither Spark nor a daemon: leave it out, or run "
-        "without --local\n",
+        f"without --local{more}\n",
     )
 
 

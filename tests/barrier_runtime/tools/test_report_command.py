@@ -54,9 +54,8 @@ def test_a_report_of_a_running_job_and_of_the_same_job_when_it_has_ended(tmp_pat
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((None, None, None), "give either --coordinator with --token-file, or --checkpoints"),
-        (("http://127.0.0.1:1", None, "x"), "give either --coordinator"),
-        (("http://127.0.0.1:1", None, None), "--coordinator needs --token-file"),
+        (("http://127.0.0.1:1", None, "x"), "leave one of them out"),
+        (("http://127.0.0.1:1", None, None), "--coordinator http://127.0.0.1:1: add --token-file"),
     ],
 )
 def test_what_is_given_wrongly_is_refused_with_the_remedy(tmp_path: Path, given: tuple, said: str) -> None:

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 
-from barrier_runtime.coordinator.client.embedded import PrivateDirectory, remove_what_the_killed_left
+from barrier_runtime.coordinator.client.private_directory import PrivateDirectory, remove_what_the_killed_left
 
 PREFIX = "barrier-runtime-test-"
 DRIVER = f"""
 import sys
 from pathlib import Path
-from barrier_runtime.coordinator.client.embedded import PrivateDirectory
+from barrier_runtime.coordinator.client.private_directory import PrivateDirectory
 mine = PrivateDirectory({PREFIX!r}, Path(sys.argv[1]))
 print(mine.path, flush=True)
 sys.stdin.read()

@@ -1,0 +1,103 @@
+"""Coordinators of a command: the given ones, or those that this user runs on this machine."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from barrier_runtime.state.errors import InvalidJob
+
+_HERE = "default: that of a job of this user on this machine"
+Coordinator = Annotated[
+    str | None,
+    typer.Option(
+        help=f"REST address, http://host:port; of several daemons with commas; {_HERE}",
+        envvar="BARRIER_RUNTIME_COORDINATOR",
+        show_envvar=False,
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"file with the coordinator's bearer token; {_HERE}",
+        envvar="BARRIER_RUNTIME_TOKEN_FILE",
+        show_envvar=False,
+    ),
+]
+
+
+def client_of(job: str, address: str | None, token_file: Path | None) -> Any:
+    """Client of the given coordinators, or of the only coordinator here that knows `job`.
+
+    Raises `InvalidJob` if no coordinator here knows the job, or several do.
+    """
+    if address is not None:
+        return _given(address, token_file)
+    asked = [(client, {each.job for each in client.jobs()}) for client in answering(token_file)]
+    having = [client for client, jobs in asked if job in jobs]
+    if len(having) == 1:
+        return having[0]
+    if having:
+        raise InvalidJob(
+            f"{len(having)} coordinators of this machine know job {job}: add --coordinator with one of "
+            f"{', '.join(client.url for client in having)}"
+        )
+    known = sorted(name for _, jobs in asked for name in jobs)
+    raise InvalidJob(
+        f"no coordinator of this user on this machine knows job {job}; known: {', '.join(known) or 'no job'}. "
+        "For another machine or user give --coordinator URL and --token-file FILE"
+    )
+
+
+def clients(address: str | None, token_file: Path | None) -> Sequence[Any]:
+    """Clients of the given coordinators as one, or of all coordinators here."""
+    return [_given(address, token_file)] if address is not None else answering(token_file)
+
+
+def answering(token_file: Path | None) -> Sequence[Any]:
+    """Clients of the coordinators here that answer; daemons with the same token stand by for each other and share one.
+
+    Raises `InvalidJob` if there are none.
+    """
+    from barrier_runtime.coordinator.client.private_directory import coordinators_here
+    from barrier_runtime.state.errors import Unavailable
+
+    urls: dict[Path, list[str]] = {}
+    for each in coordinators_here():
+        urls.setdefault(token_file or each.token_file, []).append(each.url)
+    found, silent = [], []
+    for file, of_file in urls.items():
+        client = _client(of_file, file)
+        try:
+            client.jobs()
+        except Unavailable as error:
+            silent.append(str(error))
+        else:
+            found.append(client)
+    if not found:
+        raise InvalidJob(
+            "no coordinator of this user runs on this machine"
+            + "".join(f"; {error}" for error in silent)
+            + ": give --coordinator URL and --token-file FILE (a local run has one with ui=True, or --ui)"
+        )
+    return found
+
+
+def _given(address: str, token_file: Path | None) -> Any:
+    from barrier_runtime.coordinator.client.failover import addresses
+    from barrier_runtime.coordinator.client.private_directory import coordinators_here
+
+    urls = addresses(address)
+    known = {each.url: each.token_file for each in coordinators_here()}
+    file = token_file or next((known[url] for url in urls if url in known), None)
+    if file is None:
+        raise InvalidJob(f"--coordinator {address}: add --token-file, the file with its bearer token")
+    return _client(urls, file)
+
+
+def _client(urls: Iterable[str], token_file: Path) -> Any:
+    from barrier_runtime.coordinator.client.failover import FailoverClient
+    from barrier_runtime.coordinator.client.rest_token import read_token_file
+
+    return FailoverClient(urls, read_token_file(token_file))
