@@ -10,7 +10,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from barrier_runtime.connectors.batch_function.caller import MakeFrame
+from barrier_runtime.connectors.memory.batch_function import MakeFrame
 from barrier_runtime.coordinator.status.status import Room
 from barrier_runtime.spark.task import SlotSettings
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from barrier_runtime.carriers.slot_process import SlotOrder, encoded
-from barrier_runtime.connectors.batch_function.caller import MakeFrame, arrow_table
+from barrier_runtime.connectors.memory.batch_function import MakeFrame, arrow_table
 from barrier_runtime.coordinator.client.embedded import how_it_ended
 from barrier_runtime.spark.closure import pickled
 from barrier_runtime.spark.task import SlotSettings

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from barrier_runtime.connectors.batch_function.caller import MakeFrame
+from barrier_runtime.connectors.memory.batch_function import MakeFrame
 from barrier_runtime.coordinator.status.status import Room
 from barrier_runtime.spark.session import (
     DataFrames,
