@@ -134,7 +134,7 @@ def _beside(settings: Settings, tree: Path) -> Settings:
 def _record(table: str) -> str:
     return (
         "# A store that answers late\n"
-        "What `python -m benchmarks slow-store` printed last; [README.md](README.md) says how it is measured. Figures "
-        "of a commit named in a column\nand of this one (`now`) were taken in turn. The emulator and the proxy run on "
-        "the same two cores, and their share is told apart.\n\n" + table
+        "Last output of `python -m benchmarks slow-store`; [README.md](README.md#the-slow-store) describes the method. "
+        "The columns are\na named commit and this commit (`now`), measured in turn. Emulator and proxy run on the same two "
+        "cores as the job; the last table has their shares.\n\n" + table
     )
