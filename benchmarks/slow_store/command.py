@@ -135,6 +135,6 @@ def _record(table: str) -> str:
     return (
         "# A store that answers late\n"
         "Last output of `python -m benchmarks slow-store`; [README.md](README.md#the-slow-store) describes the method. "
-        "The columns are\na named commit and this commit (`now`), measured in turn. Emulator and proxy run on the same two "
-        "cores as the job; the last table has their shares.\n\n" + table
+        "The columns are\na named commit and this commit (`now`), measured in turn. Emulator and proxy run on the same "
+        "two cores as the job; the last table has their shares.\n\n" + table
     )
