@@ -1,7 +1,6 @@
 """Committable of a Delta sink: data files and their log entries, enough for any process to commit.
 
-The table remembers the origin of a commit (lineage and checkpoint), so the origin decides whether the commit was made.
-Names of files hold job, sink, token and subtask; see `file_committable`.
+The table remembers lineage and checkpoint of a commit, which therefore decide whether the commit was made.
 """
 
 import msgspec
@@ -48,7 +47,7 @@ def encode_delta_committable(committable: DeltaCommittable) -> bytes:
 def decode_delta_committable(data: bytes, job: str, sink: str, where: str) -> DeltaCommittable:
     """Decodes the committable of a sink of a job.
 
-    Raises `InvalidJob` for another version, and `Corrupt` for anything that this sink cannot have written.
+    Raises `InvalidJob` for another version, `Corrupt` for anything that this sink cannot have written.
     """
     committable = _DECODER.decode(data, where)
     strange = [each.file.final for each in committable.files if not is_name_of(each.file, job, sink)]

@@ -15,9 +15,9 @@ import hashlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -43,6 +43,8 @@ _MADE_AT_ONCE = 2  # files that are made at a time, with all rows in memory
 
 
 class JoinedFiles:
+    """Files that replace small staged files, kept for a repeated attempt. Blocking."""
+
     def __init__(self, store: ObjectStore, staging: Staging, names: FileNames) -> None:
         self._store = store
         self._staging = staging
@@ -52,9 +54,8 @@ class JoinedFiles:
         self._made: dict[tuple[str, ...], list[DeltaFile]] = {}  # staged keys -> files, for a repeated attempt
 
     def shown(self, new: Sequence[DeltaCommittable]) -> list[DeltaFile]:
-        """Returns files under final names, with the rows of all `new` committables.
-
-        Raises `Corrupt` if staged rows are gone.
+        """Files under final names, with the rows of all `new` committables. Raises `Corrupt` if staged
+        rows are gone.
         """
         listed = [
             (file, (tuple(each.fields.items()), tuple(file.partition.items())), each.checkpoint)
@@ -128,16 +129,16 @@ class DeltaPlan:
         return [file for group in self.groups for file in group]
 
 
+@dataclass
 class DeltaCompaction:
-    """Compaction of the files named by `names`, below `store`, the table's folder."""
+    """Compaction of the files named by `names`, below `store`, the table's folder. Shares no state with commits."""
 
-    def __init__(self, log: DeltaLog, store: ObjectStore, names: FileNames, target: int, where: str) -> None:
-        self._log = log
-        self._store = store
-        self._names = names
-        self._target = target
-        self._where = where
-        self._parts = itertools.count(_FIRST_PART)
+    _log: DeltaLog
+    _store: ObjectStore
+    _names: FileNames
+    _target: int
+    _where: str
+    _parts: Iterator[int] = field(default_factory=lambda: itertools.count(_FIRST_PART))
 
     def look(self) -> DeltaPlan | None:
         began = time.monotonic()

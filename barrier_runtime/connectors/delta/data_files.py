@@ -1,6 +1,5 @@
-"""Conversion of rows to the Parquet files of a Delta table: a file per partition, with the log entry.
-
-Runs off the event loop.
+"""Conversion of rows to the Parquet files of a Delta table: a file per partition, with the log entry. Off the event
+loop.
 """
 
 import datetime
@@ -20,7 +19,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.lengths import FILE_NAME_BYTES
 
 _STATISTICS_COLUMNS = 32  # the default of Delta's own writers
-_LONGEST_TEXT = 32  # characters; a longer bound would need a careful cut, and is omitted
+_LONGEST_TEXT = 32  # characters; a longer bound is omitted
 
 
 def partitions(
@@ -94,7 +93,7 @@ def partition_value(value: Any) -> str | None:
 
 
 def statistics(rows: pa.Table) -> str:
-    """Returns statistics by which readers skip files: rows, nulls per column, least and greatest value."""
+    """Statistics by which readers skip files: rows, nulls per column, least and greatest value."""
     nulls: dict[str, int] = {}
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
@@ -115,10 +114,10 @@ def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | Non
     if pa.types.is_boolean(kind) or pa.types.is_binary(kind) or column.null_count == len(column):
         return None
     if pa.types.is_floating(kind) and pc.any(pc.is_nan(column)).as_py():
-        return None  # some readers order NaN above all values, others ignore NaN
+        return None  # readers order NaN differently
     try:
         ends = pc.min_max(column).as_py()
-    except (OverflowError, ValueError):  # a time outside Python's range: without bounds readers never skip the file
+    except (OverflowError, ValueError):  # a time outside Python's range
         return None
     bounds = _plain(ends["min"]), _plain(ends["max"])
     return None if None in bounds else bounds

@@ -40,7 +40,7 @@ _BEFORE = pa.array(["delete", "update_preimage"])
 _AFTER = pa.array(["insert", "update_postimage"])
 
 
-LARGE_BYTES = 1 << 30  # of a file without a size in the log: the file is read alone
+LARGE_BYTES = 1 << 30  # of a file without a size: read alone
 ANEW = "start the job without state (restore='none'), which reads the table as it is"
 
 
@@ -160,7 +160,7 @@ class DeltaHistory:
             ) from error
 
     def _added(self, version: int) -> set[str]:
-        """Returns paths of files with new rows. Raises `InvalidJob` for a version that changes other rows."""
+        """Paths of files with new rows. Raises `InvalidJob` for a version that changes other rows."""
         actions = self._actions(version)
         changed = [each.remove.path for each in actions if each.remove is not None and each.remove.dataChange]
         changed += [each.add.path for each in actions if each.add is not None and each.add.deletionVector is not None]
@@ -198,10 +198,7 @@ class DeltaHistory:
             ) from error
 
     def _moved_to(self, version: int) -> Any:
-        """Returns the table at `version`.
-
-        A later version is read from the log after the loaded version, not from the beginning.
-        """
+        """Table at `version`. A later version is read from the log after the loaded version, not from the beginning."""
         table, self._table = self._table, None  # dropped if the move fails
         if table is None or table.version() > version:
             table = self._at(version)
@@ -229,7 +226,7 @@ def paths_of(files: Iterable[_Add | _Remove | None]) -> set[str]:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Returns the type without dictionaries: batches must not depend on the encoding of a file."""
+    """Type without dictionaries: batches must not depend on the encoding of a file."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
@@ -271,7 +268,7 @@ class DeltaChanges(DeltaHistory):
             ) from error
         stored = pa.schema([field for field in schema if field.name not in file.partitionValues] + [_KIND])
         check_kept(read_schema(data), stored, f"the table {self._store.url}", self._where)
-        changes = read_parquet(data, stored)  # in these types: files may have views of text
+        changes = read_parquet(data, stored)  # files may have views of text
         rows = changes.filter(pc.is_in(changes[_KIND.name], _BEFORE if before else _AFTER)).combine_chunks()
         columns = [
             rows[field.name].combine_chunks()
@@ -283,9 +280,7 @@ class DeltaChanges(DeltaHistory):
 
 
 def partition_column(text: str | None, field: pa.Field, count: int, where: str) -> pa.Array:
-    """Column of `count` equal values, parsed from the text in the log.
-
-    Empty text is null, times are in UTC.
+    """Column of `count` equal values, parsed from the text in the log: empty text is null, times are in UTC.
 
     Raises `InvalidJob` for unreadable text.
     """

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, quote
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.outside_errors import must_be_mended, says_refused
 from barrier_runtime.state.store.object_store import ObjectStore
-from barrier_runtime.state.store.urls import split_settings
+from barrier_runtime.state.store.urls import shown, split_settings, without_credentials
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -23,6 +23,14 @@ def load_deltalake(where: str, who: str) -> Any:
     return deltalake
 
 
+def checked_url(url: object, location: str, refusal: str) -> str:
+    """URL of a table without credentials. Raises `InvalidJob`; `location` and `refusal` begin the messages."""
+    found = without_credentials(str(url), location)
+    if "://" in found and not found.startswith(("file://", "s3://", "s3a://")):
+        raise InvalidJob(f"{refusal} {shown(found)}: use a folder, file:// or s3://")
+    return found
+
+
 def library_url(store: ObjectStore) -> str:
     """Location of the table for delta-rs, which decodes percent signs, unlike keys of stores."""
     scheme, _, place = store.url.partition("://")
@@ -30,10 +38,7 @@ def library_url(store: ObjectStore) -> str:
 
 
 def storage_options(url: str) -> dict[str, str] | None:
-    """Returns delta-rs' options for S3. Credentials and region are in the environment, profile or role.
-
-    Commits must be conditional puts, whatever the environment allows.
-    """
+    """delta-rs' options for S3: conditional puts always; credentials and region from environment, profile or role."""
     if not url.startswith(("s3://", "s3a://")):
         return None
     query = parse_qs(split_settings(url)[1])

@@ -1,6 +1,6 @@
 """Records for a Delta table's log: creation of an empty table, appends of whole files, compactions.
 
-In the format each action is a line of JSON, and the first writer to create the object of a version owns the version.
+An action is a line of JSON; the first writer to create the object of a version owns the version.
 """
 
 import uuid
@@ -24,12 +24,8 @@ def create_record(fields: Mapping[str, DeltaType], partition_by: Sequence[str], 
     protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
     if has_zoneless_times(fields):
         features = ["timestampNtz"]
-        protocol = {
-            "minReaderVersion": 3,
-            "minWriterVersion": 7,
-            "readerFeatures": features,
-            "writerFeatures": features,
-        }
+        protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
+        protocol |= {"readerFeatures": features, "writerFeatures": features}
     metadata = {
         "id": str(uuid.uuid4()),
         "format": {"provider": "parquet", "options": {}},
@@ -107,15 +103,16 @@ def compaction_record(
 def _add(
     name: str, partition: Mapping[str, str | None], size: int, written_ms: int, statistics: str, *, changes: bool
 ) -> dict[str, Any]:
-    action = {
-        "path": quote(name, safe=_AS_THEY_ARE),
-        "partitionValues": partition,
-        "size": size,
-        "modificationTime": written_ms,
-        "dataChange": changes,
-        "stats": statistics,
+    return {
+        "add": {
+            "path": quote(name, safe=_AS_THEY_ARE),
+            "partitionValues": partition,
+            "size": size,
+            "modificationTime": written_ms,
+            "dataChange": changes,
+            "stats": statistics,
+        }
     }
-    return {"add": action}
 
 
 def _lines(actions: Sequence[dict[str, Any]]) -> bytes:

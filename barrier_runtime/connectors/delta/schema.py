@@ -5,6 +5,7 @@ unsupported types are refused when the flow is written, unsupported values befor
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -146,22 +147,15 @@ def _text(delta: DeltaType) -> str:
     return delta if isinstance(delta, str) else msgspec.json.encode(delta).decode()
 
 
+@dataclass(frozen=True)
 class DeltaTableFacts:
     """Columns, partitions and settings of a table that written rows must fit. `fields`: as in the log."""
 
-    def __init__(
-        self,
-        url: str,
-        partition_by: tuple[str, ...],
-        fields: Sequence[Mapping[str, Any]],
-        settings: Mapping[str, str],
-        features: Collection[str] = (),
-    ) -> None:
-        self.url = url
-        self.partition_by = partition_by
-        self.fields = fields
-        self._settings = settings
-        self._features = features
+    url: str
+    partition_by: tuple[str, ...]
+    fields: Sequence[Mapping[str, Any]]
+    _settings: Mapping[str, str]
+    _features: Collection[str] = ()
 
     def check_replacing(self, where: str) -> None:
         """Raises `InvalidJob` for a table whose rows must not, or cannot, be replaced."""

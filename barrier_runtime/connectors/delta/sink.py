@@ -1,16 +1,15 @@
 """Exactly-once rows in a Delta table: a single commit for everything decided since the last commit.
 
 Pre-commit stages whole, hidden Parquet files, which never expire and which a vacuum does not see. The commit gives each
-file the final name in the table's folder, still outside the table. With `commit_every` the global committer does this,
-and joins small files (`delta/joined_files`). The global committer then adds all files to the table's log in one commit,
-with the highest checkpoint as the format's own application transaction. The table itself therefore shows whether the
-commit was made, whoever made it. See `delta/table`.
+file its final name in the table's folder, still outside the table; with `commit_every` the global committer does so,
+and joins small files (`delta/compaction`). The global committer then adds all files to the table's log in one commit,
+with the highest checkpoint as the format's own application transaction: the table shows whether the commit was made
+(`delta/table`).
 
-Readers that list the folder see files that are not yet in the table. Short checkpoint intervals make many small files,
-which `compact=` joins after the commits (`delta/compaction`). Users run VACUUM. A vacuum deletes files that are not in
-the log and older than its retention (a week by default). A file has its final name outside the log only between the
-commit of its subtask and the commit of the table, so only an outage of this length in between is a risk; the commit
-then names the missing files.
+Readers that list the folder see files that are not yet in the table. A vacuum, which users run, deletes files that are
+not in the log and older than its retention (a week by default). Files have this state only between the commits of their
+subtask and of the table, so only an outage of this length in between is a risk; the commit then names the missing
+files.
 """
 
 import datetime
@@ -30,6 +29,7 @@ from barrier_runtime.connectors.delta.committable import (
     encode_delta_committable,
 )
 from barrier_runtime.connectors.delta.compaction import DeltaCompaction, DeltaPlan, JoinedFiles
+from barrier_runtime.connectors.delta.library import checked_url
 from barrier_runtime.connectors.delta.log_records import TableFile
 from barrier_runtime.connectors.delta.schema import check_partition_columns, delta_fields, stored_schema
 from barrier_runtime.connectors.delta.table import DeltaLog
@@ -48,7 +48,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
 from barrier_runtime.state.store.open import within
-from barrier_runtime.state.store.urls import last_part, shown, without_credentials
+from barrier_runtime.state.store.urls import last_part, shown
 
 _SHOWN_AT_ONCE = 8  # files of a transaction
 
@@ -64,10 +64,13 @@ class DeltaSink(TwoPhaseCommitSink):
 
     `partition_by`: columns of text, integers, booleans or dates; default: those of the table, or none. Empty text there
     reads as null, because the format has no empty text.
-    `commit_every`: a duration, or seconds. Checkpoints decide rows as always, and the table gets one commit for all
-    checkpoints of that time. 0: a commit per checkpoint.
+
+    `commit_every`: a duration, or seconds. The table gets one commit for all checkpoints of that time. 0: a commit per
+    checkpoint.
+
     `compact`: target size of files, such as "128 MB", or bytes. Smaller files of this sink are joined to that size in
     the background, in versions without a change of data. None: no compaction.
+
     `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before rows are staged early.
 
     >>> DeltaSink("s3://lake/events", commit_every=30, compact="128 MB")
@@ -89,9 +92,7 @@ class DeltaSink(TwoPhaseCommitSink):
         self.commit_every_ms = commit_every_ms(commit_every, "DeltaSink")
         self.commits_only_globally = self.commit_every_ms > 0
         self.compact = compact_bytes(compact, "DeltaSink")
-        self.url = without_credentials(str(url), "the location of DeltaSink")
-        if "://" in self.url and not self.url.startswith(("file://", "s3://", "s3a://")):
-            raise InvalidJob(f"DeltaSink cannot write to {shown(self.url)}: use a folder, file:// or s3://")
+        self.url = checked_url(url, "the location of DeltaSink", "DeltaSink cannot write to")
         self.partition_by = None if partition_by is None else column_names(partition_by, "DeltaSink: partition_by")
         self.max_bytes_in_memory = max_bytes_in_memory
 
@@ -134,10 +135,8 @@ class DeltaSink(TwoPhaseCommitSink):
                 self._table.check_compacted(self._where)
             work = DeltaCompaction(self._log, store, self._names, self.compact, self._where)
             self._compactor = Compactor(work, self._where)
-        if self.partition_by is None:
-            self._partition_by = self._table.partition_by if self._table else ()
-        else:
-            self._partition_by = self.partition_by
+        default = self._table.partition_by if self._table else ()
+        self._partition_by = default if self.partition_by is None else self.partition_by
         self._stored: pa.Schema | None = None  # of the data files; None: before the first row
 
     def _checked_store(self, context: SinkContext) -> ObjectStore:
@@ -235,7 +234,7 @@ class DeltaSink(TwoPhaseCommitSink):
         try:
             in_parallel(lambda each: self._staging.show(each.file, keep=True), decoded.files, _SHOWN_AT_ONCE)
         except Corrupt:
-            if not self._log.has(decoded):  # after a compaction a vacuum may delete files that the table had
+            if not self._log.has(decoded):  # compacted, and a vacuum deleted the file
                 raise
         self._later(lambda: self._staging.drop_shown([each.file for each in decoded.files]))
 

@@ -6,13 +6,13 @@ from functools import partial
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.delta.history import DeltaChanges, DeltaHistory
+from barrier_runtime.connectors.delta.library import checked_url
 from barrier_runtime.connectors.source import SourceSettings
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
 from barrier_runtime.data.schemas import Duration
-from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store, within
-from barrier_runtime.state.store.urls import last_part, shown, without_credentials
+from barrier_runtime.state.store.urls import last_part, shown
 
 
 @kinds_checked
@@ -40,14 +40,9 @@ class DeltaSource(SourceSettings):
     key: Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:
-        """Reads the table.
-
-        Raises `InvalidJob` if the table is missing, `Unavailable` if the store does not answer.
-        """
+        """Reads the table. Raises `InvalidJob` if the table is missing, `Unavailable` if the store does not answer."""
         where = f"source {name!r}"
-        url = without_credentials(str(self.url), f"the location of {where}")
-        if "://" in url and not url.startswith(("file://", "s3://", "s3a://")):
-            raise InvalidJob(f"{where}: cannot read {shown(url)}: use a folder, file:// or s3://")
+        url = checked_url(self.url, f"the location of {where}", f"{where}: cannot read")
         key = checked_key(self.key, where)
         period_s, history = period_of(self.every, where), partial(_history, url, key, where)
         then = "what is changed in it" if key else "what is appended to it"

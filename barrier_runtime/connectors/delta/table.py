@@ -1,12 +1,12 @@
 """Log of a Delta table, for the only writer of a job: reads, creates and appends. Blocking.
 
-Every commit carries the format's own application transaction (`txn`: lineage and checkpoint), so the table itself knows
-what was committed. A commit reads the table's version of this transaction, and succeeds only if nobody has written the
-transaction since: delta-rs refuses a conflict. After any failure the table is read again.
+Every commit carries the format's own application transaction (`txn`: lineage and checkpoint), so the table itself shows
+the committed checkpoints. A commit reads the table's version of this transaction, and succeeds only if nobody has
+written the transaction since: delta-rs refuses a conflict. After any failure the table is read again.
 
 delta-rs lets two writers *create* a table with rows at once and keeps the rows of both. This module therefore creates
-an empty table, by a put-if-absent of the first log record, and rows are always appends. The markers have no time, and
-markers without time never expire (`delta.setTransactionRetentionDuration` removes only markers with a time).
+an empty table, by a put-if-absent of the first log record; rows are always appends. The markers have no time and never
+expire (`delta.setTransactionRetentionDuration` removes only markers with a time).
 """
 
 import contextlib
@@ -36,16 +36,16 @@ from barrier_runtime.connectors.delta.schema import DeltaTableFacts, DeltaType
 from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
 
-_ATTEMPTS = 6  # at one version of the table; more only while other writers commit
-_RACES = 200  # attempts, however many versions other writers have written meanwhile
+_ATTEMPTS = 6  # at one version of the table
+_RACES = 200  # attempts at all versions
 _CHECKPOINT_EVERY = 100  # versions, as in delta-rs
-_AGE_TO_CHECK_MS = 10 * 60 * 1000  # since a file was written: a vacuum may have deleted older files
-_UNSYNCED = 200  # commits that a predecessor may have left unsynced: more than lie between two checkpoints of the log
-_APPENDABLE = {  # features that whole new files cannot violate, or whose use is checked
+_AGE_TO_CHECK_MS = 10 * 60 * 1000  # a vacuum may have deleted older files
+_UNSYNCED = 200  # commits, perhaps unsynced: more than lie between two checkpoints of the log
+_APPENDABLE = {  # features that new files cannot violate, or whose use is checked
     *("appendOnly", "invariants", "timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck"),
     *("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns"),
 }
-Change: TypeAlias = tuple[dict[str, int], Callable[[], None]]  # checkpoints by application; function to commit
+Change: TypeAlias = tuple[dict[str, int], Callable[[], None]]  # checkpoints by application; commit
 _NOTHING_KNOWN: tuple[int, dict[str, int]] = (-1, {})
 
 
@@ -59,17 +59,17 @@ class DeltaLog:
         self._is_local = store.url.startswith("file://")
         self._options = storage_options(url)
         self._table: Any = None  # the newest known; None: load it
-        self._synced = -1  # newest version whose log surely survives a power cut
+        self._synced = -1  # newest version that survives a power cut
         self._known = _NOTHING_KNOWN  # version, and the highest checkpoints of applications in it
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delta-log")
         self._reading: Future[None] | None = None  # running checkpoint of the log
-        self._head: _OwnCommit | None = None  # own last commit, if no other commit is known to follow
+        self._head: _OwnCommit | None = None  # own last commit, if none is known to follow
         self._last_own = -1  # version of our last commit
-        self._compacted: set[int] = set()  # versions of this process's compactions after our last commit
-        self._seen: DeltaTableFacts | None = None  # the facts that the running commit had to fit
+        self._compacted: set[int] = set()  # versions of own compactions after it
+        self._seen: DeltaTableFacts | None = None  # facts that the running commit had to fit
 
     def existing(self) -> DeltaTableFacts | None:
-        """Facts of the table, or None without a table. Raises `InvalidJob` if appends would break the table."""
+        """Facts of the table, or None. Raises `InvalidJob` if appends would break the table."""
         table = self._newest()
         return None if table is None else self.facts(table)
 
@@ -90,9 +90,7 @@ class DeltaLog:
         pending: Sequence[DeltaCommittable],
         shown: Callable[[Sequence[DeltaCommittable]], Sequence[DeltaFile]] | None = None,
     ) -> None:
-        """Adds the files of all committables to the table at once, except those that the table already has.
-
-        Idempotent.
+        """Adds the files of all committables to the table at once, except those that the table already has. Idempotent.
 
         `shown` gives rows of some committables final names and returns the files; None: the files have final names.
         """
@@ -192,7 +190,7 @@ class DeltaLog:
                 if is_refused(error):
                     said = f"{self._where}: nothing could be committed to the table {self._store.url}"
                     raise trouble(error, said) from error
-            else:  # if this is the next version, nobody committed in between
+            else:
                 self._known = (version + 1, {**self._known[1], **done})
                 if data and self._is_local:
                     continue  # the next turn syncs to the disk
@@ -230,7 +228,7 @@ class DeltaLog:
         return self._library.DeltaTable(library_url(self._store), storage_options=self._options)
 
     def loaded(self) -> Any:
-        """Library's table as of now, for other threads than that of commits; None: no table."""
+        """Library's table as of now, or None; for other threads than that of commits."""
         try:
             return self._load()
         except self._library.exceptions.TableNotFoundError:
@@ -239,7 +237,7 @@ class DeltaLog:
             raise self._unreadable(error) from error
 
     def compacted(self, version: int) -> None:
-        """Records a compaction by this process, which the next commit skips. Any thread may call."""
+        """Records a compaction by this process, which the next commit skips. Any thread."""
         self._compacted.add(version)
 
     def _behind(self, version: int) -> int:
@@ -256,7 +254,7 @@ class DeltaLog:
         for behind in [each for each in tuple(self._compacted) if each < version]:
             self._compacted.discard(behind)
         last, self._last_own = self._last_own, version
-        passed = version // _CHECKPOINT_EVERY > last // _CHECKPOINT_EVERY >= 0  # versions of others may lie in between
+        passed = version // _CHECKPOINT_EVERY > last // _CHECKPOINT_EVERY >= 0
         due = version % _CHECKPOINT_EVERY == 0 or passed
         if due and (self._reading is None or self._reading.done()):
             with contextlib.suppress(RuntimeError):  # a commit may outlive the closed sink
@@ -279,9 +277,8 @@ class DeltaLog:
         self._table, self._known = None, _NOTHING_KNOWN
 
     def _committed(self, table: Any, application: str) -> int:
-        """Highest checkpoint of this application in the table, or 0.
-
-        delta-rs reads the whole log for every answer, so answers are kept while the table stays at its version.
+        """Like `committed`. Answers are kept while the table stays at its version: delta-rs reads the whole log for
+        each.
         """
         version: int = table.version()
         if self._known[0] != version:
@@ -299,7 +296,7 @@ class DeltaLog:
         return trouble(error, f"{self._where}: the table {self._store.url} could not be read")
 
     def facts(self, table: Any) -> DeltaTableFacts:
-        """Facts of the table. Raises `InvalidJob` for rules that this sink cannot keep. Any thread may call."""
+        """Facts of the table. Raises `InvalidJob` for rules that this sink cannot keep. Any thread."""
         metadata = table.metadata()
         fields = msgspec.json.decode(table.schema().to_json())["fields"]
         features = set(table.protocol().writer_features or ())
@@ -341,10 +338,7 @@ class DeltaLog:
     # ------------------------------------------------------------ before and after
 
     def _check_there(self, files: Sequence[DeltaFile]) -> None:
-        """Raises `Corrupt` if files are gone.
-
-        Skips files written so recently that no vacuum can have deleted them.
-        """
+        """Raises `Corrupt` if files are gone. Skips files too young for a vacuum."""
         young_ms = time.time_ns() // 1_000_000 - _AGE_TO_CHECK_MS
         names = [each.file.final for each in files if each.written_ms < young_ms]
         with ThreadPoolExecutor(max_workers=8) as asking:
@@ -363,9 +357,8 @@ class DeltaLog:
             return False
 
     def _sync(self, version: int, data: bool) -> None:
-        """Syncs records of the log and, with `data`, the data files of delta-rs, which does not sync.
-
-        Rows reported as visible must survive a power cut.
+        """Syncs records of the log and, with `data`, the data files: visible rows must survive a power cut; delta-rs
+        does not sync.
         """
         if not self._is_local or version <= self._synced:
             return
@@ -386,7 +379,7 @@ def _added(record: Path) -> list[str]:
     """Names of the data files that a version added."""
     try:
         lines = record.read_bytes().splitlines()
-    except FileNotFoundError:  # cleaned up: a checkpoint of the log has the version
+    except FileNotFoundError:  # cleaned up
         return []
     actions = [msgspec.json.decode(line) for line in lines if line]
     return [unquote(action["add"]["path"]) for action in actions if "add" in action]
@@ -414,10 +407,7 @@ class _OwnCommit:
 
 
 class Merging(Protocol):
-    """Change of the table by one checkpoint.
-
-    `fields` and `partition_by` serve the creation of a missing table.
-    """
+    """Change of the table by one checkpoint. `fields` and `partition_by` serve the creation of a missing table."""
 
     @property
     def application(self) -> str: ...
@@ -437,7 +427,6 @@ class Merging(Protocol):
 
 
 def _highest(committables: Sequence[DeltaCommittable]) -> dict[str, int]:
-    """Last checkpoint of each application among these."""
     highest: dict[str, int] = {}
     for each in committables:
         highest[each.application] = max(each.checkpoint, highest.get(each.application, 0))

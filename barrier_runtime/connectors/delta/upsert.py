@@ -1,9 +1,8 @@
 """Exactly-once upserts into a Delta Lake table: a MERGE for everything decided since the last commit.
 
 Rows wait in the job's storage until their checkpoint is decided (`sink_bases/write_ahead`). Subtask 0 then takes the
-rows of all subtasks, in checkpoint order, keeps the last row of each key, and merges them into the table in a single
-commit. The commit carries the highest checkpoint as the format's own application transaction, so the table itself shows
-whether the commit was made, whoever made it.
+rows of all subtasks, in checkpoint order, and merges the last row of each key into the table in a single commit. Its
+application transaction (the highest checkpoint) shows in the table whether the commit was made.
 
 | the process dies or stalls …       | its successor                                                                |
 |------------------------------------|------------------------------------------------------------------------------|
@@ -13,8 +12,8 @@ whether the commit was made, whoever made it.
 | after it, before deleting the rows | the same; then deletes the rows                                              |
 | and commits later, as a zombie     | keeps its commit: the zombie's version lacks that transaction, a conflict    |
 
-A MERGE rewrites every file that contains a key, so its cost grows with the table, not with the checkpoint alone. Longer
-checkpoint intervals mean fewer MERGEs; if the key includes the partition columns, a MERGE reads only those partitions.
+A MERGE rewrites every file that contains a key, so its cost grows with the table. Longer checkpoint intervals mean
+fewer MERGEs; if the key includes the partition columns, a MERGE reads only those partitions.
 """
 
 import datetime
@@ -28,6 +27,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.delta import data_files
+from barrier_runtime.connectors.delta.library import checked_url
 from barrier_runtime.connectors.delta.schema import DeltaType, check_partition_columns, delta_fields, stored_schema
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext
@@ -39,7 +39,7 @@ from barrier_runtime.data.schemas import column_names, require_columns
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.open import within
-from barrier_runtime.state.store.urls import last_part, shown, without_credentials
+from barrier_runtime.state.store.urls import last_part, shown
 
 _ORDER = "barrier_runtime_order"
 _KEY_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "date", "timestamp", "timestamp_ntz")
@@ -74,9 +74,7 @@ class DeltaUpsertSink(BatchingSink):
     ) -> None:
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)
         self.commit_every_ms = commit_every_ms(commit_every, "DeltaUpsertSink")
-        self.url = without_credentials(str(url), "the location of DeltaUpsertSink")
-        if "://" in self.url and not self.url.startswith(("file://", "s3://", "s3a://")):
-            raise InvalidJob(f"DeltaUpsertSink cannot write to {shown(self.url)}: use a folder, file:// or s3://")
+        self.url = checked_url(url, "the location of DeltaUpsertSink", "DeltaUpsertSink cannot write to")
         self.key = () if isinstance(key, str) else column_names(key, "DeltaUpsertSink: key")
         if not self.key or deletes in self.key:
             raise InvalidJob(
@@ -229,18 +227,14 @@ class _Merge:
         values = {f"`{name}`": f"source.`{name}`" for name in self.fields}
         rows, gone = _last_of_each(pa.concat_tables(new, promote_options="default"), self.key), None
         if self.deletes is not None:
-            rows = rows.set_column(
-                rows.schema.get_field_index(self.deletes),
-                self.deletes,
-                pc.fill_null(rows.column(self.deletes), False),
-            )
-            gone = f"source.`{self.deletes}`"
+            place, deleted = rows.schema.get_field_index(self.deletes), pc.fill_null(rows.column(self.deletes), False)
+            rows, gone = rows.set_column(place, self.deletes, deleted), f"source.`{self.deletes}`"
         merger = table.merge(
             rows,
             same_key,
             source_alias="source",
             target_alias="target",
-            streamed_exec=False,  # delta-rs then skips files that cannot have these keys
+            streamed_exec=False,  # delta-rs then skips files without these keys
             commit_properties=properties,
         )
         if gone is not None:

@@ -1,8 +1,8 @@
 """Row boundaries of CSV text whose quoted values may contain line breaks. Pure.
 
-A field is quoted if the first byte is a quote. Two quotes in a quoted value stand for a quote. Text after a closing
-quote is refused (`behind_quotes`), because the writer uses other rules, such as backslashes before quotes. All
-functions expect data from the beginning of a row.
+A field is quoted if its first byte is a quote; two quotes in it stand for a quote. Text after a closing quote is
+refused (`behind_quotes`): its writer uses other rules, such as backslashes. All functions expect data from the
+beginning of a row.
 """
 
 import re
@@ -17,20 +17,20 @@ _LF, _CR, _QUOTE = b'\n\r"'
 
 @dataclass(frozen=True)
 class Quoted:
-    """Quoted parts of a text in order: from the opening quote (included) to the closing quote (excluded)."""
+    """Quoted parts of a text in order, from the opening quote (included) to the closing quote (excluded)."""
 
     begins: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
-    open_at: int | None  # offset of the last opening quote if the text ends before the closing quote
+    open_at: int | None  # offset of the last opening quote if nothing closes it
 
     def covers(self, at: int) -> int | None:
-        """Returns the beginning of the quoted part that contains `at`; None if `at` is outside."""
+        """Beginning of the quoted part that contains `at`, or None."""
         number = bisect_right(self.begins, at) - 1
         return int(self.begins[number]) if number >= 0 and at < self.ends[number] else None
 
 
 def behind_quotes(data: bytes, delimiter: str) -> int | None:
-    """Returns the beginning of the first quoted value with text after the closing quote; None without."""
+    """Beginning of the first quoted value with text after the closing quote, or None."""
     parts = quoted(data, delimiter)
     text = np.frombuffer(data + b"\n", np.uint8)
     behind = text[np.minimum(parts.ends + 1, len(data))]
@@ -42,7 +42,7 @@ def quoted(data: bytes, delimiter: str) -> Quoted:
     text = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(text == _QUOTE)
     opening = quotes[::2]
-    before = text[opening - 1]  # index -1 for an opening at 0, which the next line handles
+    before = text[opening - 1]  # index -1 for an opening at 0: see the next line
     at_field = (before == ord(delimiter)) | (before == _LF) | (before == _CR) | (opening == 0)
     doubled = np.zeros(len(opening), bool)
     doubled[1:] = opening[1:] == quotes[1 : 2 * len(opening) - 1 : 2] + 1
@@ -73,7 +73,7 @@ def _one_by_one(data: bytes, delimiter: str) -> Quoted:
 
 
 def end_of_rows(data: bytes, delimiter: str) -> int:
-    """Returns the end of the last row that ends with a line feed; 0 if there is no such row."""
+    """End of the last row that ends with a line feed, or 0."""
     parts = quoted(data, delimiter)
     end = len(data)
     while (end := data.rfind(b"\n", 0, end)) >= 0:
@@ -85,12 +85,12 @@ def end_of_rows(data: bytes, delimiter: str) -> int:
 
 
 def end_of_first_row(data: bytes, delimiter: str) -> int:
-    """Returns the end of the first row, including the line end; without such a row the end of `data`."""
+    """End of the first row, including the line end."""
     return next(iter(_row_ends(data, delimiter)))
 
 
 def row_begins(data: bytes, delimiter: str, *, blank_rows: bool) -> list[int]:
-    """Returns the beginning of each row. `blank_rows`: empty lines are rows."""
+    """Beginning of each row. `blank_rows`: empty lines are rows."""
     begins, begin = [], 0
     for end in _row_ends(data, delimiter):
         if blank_rows or data[begin:end].strip(b"\r\n"):
@@ -106,7 +106,6 @@ def _row_ends(data: bytes, delimiter: str) -> list[int]:
 
 
 def count_of_lines(data: bytes) -> int:
-    """Number of lines of `data`, including lines in quotes."""
     text = np.frombuffer(data, np.uint8)
     count = int(np.count_nonzero(text == _LF))
     if b"\r" in data:

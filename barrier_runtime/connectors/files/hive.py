@@ -1,8 +1,6 @@
-"""Folders as in Hive, `day=2026-01-01/country=DE/…`: the path contains the values of some columns.
+"""Folders as in Hive, `day=2026-01-01/country=DE/…`: the path holds the values of some columns, which files lack.
 
-Sinks map rows to folders, sources map paths to values. Names are escaped as in Spark and Hive. A folder stands for one
-value, except that empty text shares the folder of null: Spark refuses a folder without a value. Files lack the columns
-of their path.
+Names are escaped as in Spark and Hive. Empty text shares the folder of null, because Spark refuses empty names.
 """
 
 import datetime
@@ -51,21 +49,21 @@ def check_partitions(schema: pa.Schema, columns: Sequence[str], where: str) -> N
 
 
 def by_folder(rows: pa.Table, columns: Sequence[str], where: str = "rows") -> dict[str, pa.Table]:
-    """Returns the rows by folder (`""`, or with a slash at the end), in their order, without `columns`.
+    """Rows by folder (`""`, or with a slash at the end), in their order, without `columns`.
 
     Raises `InvalidJob` for a date that has no text.
     """
     if not columns or not rows.num_rows:
         return {"": rows} if rows.num_rows else {}
     codes = np.zeros(rows.num_rows, np.int64)
-    names: list[tuple[np.ndarray, list[str]]] = []  # per column: index of each row's folder name, and the names
+    names: list[tuple[np.ndarray, list[str]]] = []  # per column: index of each row's name; names
     for name in columns:
         each = _encoded(rows.column(name).combine_chunks(), name, where)
         indices = each.indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         names.append((indices, [folder_name(name, text) for text in _texts(each.dictionary, name, where)]))
         codes *= len(each.dictionary)
         codes += indices
-        codes = np.unique(codes, return_inverse=True)[1].astype(np.int64, copy=False)  # small again: no overflow
+        codes = np.unique(codes, return_inverse=True)[1].astype(np.int64, copy=False)  # no overflow
     _, firsts, inverse = np.unique(codes, return_index=True, return_inverse=True)
     folders = ["".join(f"{texts[indices[row]]}/" for indices, texts in names) for row in firsts.tolist()]
     rest = rows.drop_columns(list(columns))
@@ -85,7 +83,6 @@ def by_folder(rows: pa.Table, columns: Sequence[str], where: str = "rows") -> di
 
 
 def _encoded(column: pa.Array, name: str, where: str) -> pa.DictionaryArray:
-    """Returns the column as a dictionary, with null for empty text."""
     encoded = column.dictionary_encode(null_encoding="encode")
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if not is_text or encoded.dictionary.index("").as_py() < 0:
@@ -96,7 +93,6 @@ def _encoded(column: pa.Array, name: str, where: str) -> pa.DictionaryArray:
 
 
 def _texts(values: pa.Array, column: str, where: str) -> list[str | None]:
-    """Returns the texts of values; different values have different texts."""
     kind = values.type
     if pa.types.is_date(kind):
         days = values.cast(pa.date32())
@@ -115,7 +111,7 @@ def _texts(values: pa.Array, column: str, where: str) -> list[str | None]:
 
 
 def folders_of(path: str) -> str:
-    """Returns the folders directly above a file that name columns, `day=2026-01-01/country=DE`."""
+    """Folders directly above a file that name columns, `day=2026-01-01/country=DE`."""
     found: list[str] = []
     for segment in reversed(path.split("/")[:-1]):
         if not _PART.fullmatch(segment):
@@ -125,7 +121,7 @@ def folders_of(path: str) -> str:
 
 
 def values_of(folders: str) -> dict[str, str | None]:
-    """Returns the columns that folders name, in order, with their texts; None is null."""
+    """Columns that folders name, in order, with their texts; None is null."""
     found: dict[str, str | None] = {}
     for segment in folders.split("/") if folders else ():
         encoded, _, text = segment.partition("=")
@@ -144,8 +140,7 @@ def _decoded(text: str) -> str:
 
 
 def guess_columns(folders: Iterable[str], where: str) -> pa.Schema:
-    """Guesses the columns that the folders of all files name.
-    Raises `InvalidJob` if they name different columns."""
+    """Columns that the folders of all files name. Raises `InvalidJob` if files differ."""
     texts: dict[str, set[str]] = {}
     first: str | None = None
     for each in folders:
@@ -164,7 +159,7 @@ def guess_columns(folders: Iterable[str], where: str) -> pa.Schema:
 
 
 def _guess(texts: set[str]) -> pa.DataType:
-    """Guesses whole numbers (also of two digits, as in `month=01`), dates, or text."""
+    """Whole numbers (also of two digits, as in `month=01`), dates, or text."""
     for pattern in (_INTEGER, _TWO_DIGITS):
         if texts and all(pattern.fullmatch(text) for text in texts):
             return pa.int64()
@@ -184,7 +179,7 @@ def _is_date(text: str) -> bool:
 
 
 def check_guessed(values: Mapping[str, str | None], schema: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` for a later folder whose text the guessed type would not reproduce."""
+    """Raises `InvalidJob` for the text of a later folder that the guessed type would not reproduce."""
     for name, text in values.items():
         kind = schema.field(name).type if name in schema.names else pa.string()
         if text is not None and not pa.types.is_string(kind) and _guess({text}) != kind:
@@ -197,9 +192,8 @@ def check_guessed(values: Mapping[str, str | None], schema: pa.Schema, where: st
 def with_values(
     rows: pa.RecordBatch, schema: pa.Schema, values: Mapping[str, str | None], where: str
 ) -> pa.RecordBatch:
-    """Returns `rows` with the columns of `schema` that `values` has, in the order of `schema`.
-
-    Raises `InvalidJob` for a value that does not fit the column.
+    """Returns `rows` with the columns of `schema`; those in `values` repeat a text. Raises `InvalidJob` if it does not
+    fit.
     """
     columns = [
         _repeated(values[field.name], field, rows.num_rows, where)

@@ -32,12 +32,12 @@ def has_magic(path: str) -> bool:
 
 
 def is_hidden(segment: str) -> bool:
-    """True for names that sinks and other writers give to incomplete files and to files without data."""
+    """True for names that writers give to incomplete files and to files without data."""
     return segment.startswith(".") or (segment.startswith("_") and "=" not in segment)
 
 
 def is_hidden_file(path: str) -> bool:
-    """True if the file or a folder in `path`, a path below the listed folder, is hidden."""
+    """True if the file, or a folder in the path below the listed folder, is hidden."""
     *folders, name = path.split("/")
     return name.startswith((".", "_")) or any(map(is_hidden, folders))
 
@@ -48,7 +48,6 @@ def _compiled(segment: str) -> re.Pattern[str]:
 
 
 def segment_matches(pattern: str, name: str) -> bool:
-    """True if `pattern`, a segment other than `**`, matches `name`."""
     if not has_magic(pattern):
         return pattern == name
     return not (is_hidden(name) and pattern[0] != name[0]) and _compiled(pattern).match(name) is not None
@@ -69,11 +68,10 @@ class PathPattern:
 
     @cached_property
     def deep(self) -> bool:
-        """Returns whether files of any depth may match."""
         return ANY_DEPTH in self.segments
 
     def matched(self, path: Sequence[str]) -> int:
-        """Returns how many leading segments of a path below `base` the pattern matches.
+        """Number of leading segments of a path below `base` that the pattern matches.
 
         All segments for a named file, fewer for a file in a named folder, 0 for others.
         """
@@ -98,7 +96,7 @@ def _match(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
 
 
 def _reached(pattern: tuple[str, ...], path: Sequence[str]) -> set[int]:
-    """Returns the numbers of pattern segments up to which the path may match."""
+    """Numbers of pattern segments up to which the path may match."""
     reached = {0}
     for name in path:
         reached = _after(pattern, reached, name)
@@ -150,16 +148,12 @@ class PassedOver:
         return bool(self._counts)
 
     def __str__(self) -> str:
-        """Text for messages; empty if nothing was passed over."""
         told = [f"{kind}: {count} (such as {self._examples[kind]})" for kind, count in self._counts.items()]
         return f" (passed over: {', '.join(told)})" if told else ""
 
 
 def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], passed: PassedOver) -> bool:
-    """True if the file is read; counts the file otherwise.
-
-    `name`: path below the listed folder, or below the base of `pattern`.
-    """
+    """True if the file is read; counts others. `name`: path below the listed folder, or below the base of `pattern`."""
     below = name
     if pattern is not None:
         parts = name.split("/")
@@ -179,7 +173,7 @@ def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], pas
 def local_files(
     path: str, suffixes: tuple[str, ...], where: str, passed: PassedOver
 ) -> tuple[Iterable[tuple[str, str]], bool]:
-    """Returns ids and paths of the files of an absolute path, and whether a folder is read whole.
+    """Ids and paths of the files of an absolute path, and whether a folder is read whole.
 
     Raises `Unavailable` if the path does not exist or a folder cannot be listed.
     """
@@ -204,14 +198,14 @@ def _matching(
     for file in _below(base, where, passed, pattern):
         name = file[len(prefix) :]
         if takes(name, pattern, suffixes, passed):
-            # `**` matches no folder: earlier releases gave such files no id
+            # `**` matches no folder; keeps the ids of earlier releases
             yield f"./{name}" if pattern.deep and "/" not in name else name, file
 
 
 def _below(
     folder: str, where: str, passed: PassedOver, pattern: PathPattern | None = None, above: tuple[str, ...] = ()
 ) -> Iterator[str]:
-    """Yields all files below a folder, except files that `pattern`, whose base is above, cannot name."""
+    """Yields all files below a folder, except files that `pattern` cannot name."""
     for entry in _entries(folder, where):
         path = (*above, entry.name)
         if not entry.is_dir():

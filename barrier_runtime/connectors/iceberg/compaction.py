@@ -1,8 +1,8 @@
-"""Compaction of files of an Iceberg sink: a snapshot of the operation `replace` joins small files.
+"""Compaction of files of an Iceberg sink: a snapshot of the operation `replace` joins small files. Blocking.
 
-docs/design/compaction.md has the states and moves. Blocking. Manifests are immutable and a removed file leaves its
-manifest. The chosen files are therefore live as long as their manifests belong to the table: the commit reads no other
-manifests, and its cost does not grow with the table.
+docs/design/compaction.md has the states and moves. Manifests are immutable and a removed file leaves its manifest, so
+the chosen files are live as long as their manifests belong to the table. The commit reads no other manifests: its cost
+does not grow with the table.
 """
 
 import time
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Operation, Summary
@@ -20,20 +20,19 @@ from pyiceberg.table.update.snapshot import _SnapshotProducer
 
 from barrier_runtime.connectors.iceberg.data_files import is_name_of, joined
 from barrier_runtime.connectors.iceberg.expiry import APPLICATION
-from barrier_runtime.connectors.iceberg.table import LIBRARY_RETRIES, deleted, trouble
+from barrier_runtime.connectors.iceberg.table import LIBRARY_RETRIES, deleted, loaded, trouble
 from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, to_compact
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
-_ATTEMPTS = 10  # at one state of the table; more only while other writers commit
-_LONGEST_S = 3600.0  # from the look to the commit: files in no snapshot must not become old
+_ATTEMPTS = 10  # at one state of the table
+_LONGEST_S = 3600.0  # from the look to the commit: orphans must stay young
 _LAST_FORMAT = 2  # of tables whose rows have no ids
 
 
 @dataclass(frozen=True)
 class IcebergPlan:
-    """Plan of a compaction.
-
-    `entries` has all live entries of the manifests that contain chosen files, `deletes` the manifests of deletes.
+    """Plan of a compaction. `entries`: live entries of the manifests with chosen files; `deletes`: the manifests of
+    deletes.
     """
 
     looked_s: float  # monotonic
@@ -56,28 +55,20 @@ class IcebergPlan:
         return self.entries.keys() <= {each.manifest_path for each in manifests} and self.deletes == _deletes(manifests)
 
 
+@dataclass
 class IcebergCompaction:
     """Compaction of the data files named by `owner`.
 
     `opened` opens a catalog for this thread; `committed` runs after a commit.
     """
 
-    def __init__(
-        self,
-        name: str,
-        opened: Callable[[], Catalog],
-        owner: str,
-        target: int,
-        where: str,
-        committed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._name = name
-        self._opened = opened
-        self._owner = owner
-        self._target = target
-        self._where = where
-        self._committed = committed
-        self._catalog: Catalog | None = None
+    _name: str
+    _opened: Callable[[], Catalog]
+    _owner: str
+    _target: int
+    _where: str
+    _committed: Callable[[], None] = lambda: None
+    _catalog: Catalog | None = None
 
     def look(self) -> IcebergPlan | None:
         began = time.monotonic()
@@ -132,7 +123,7 @@ class IcebergCompaction:
                 files = joined(table, group, self._owner)
                 made += files
                 self._check_rows(group, files)
-        except FileNotFoundError:  # another writer has replaced a file, and the snapshot has expired
+        except FileNotFoundError:  # replaced by another writer, and expired
             self._dropped(table, made)
             return None
         except Exception as error:
@@ -184,12 +175,7 @@ class IcebergCompaction:
 
     def _now(self) -> Table | None:
         self._catalog = self._catalog or self._opened()
-        try:
-            return self._catalog.load_table(self._name)
-        except NoSuchTableError:
-            return None
-        except Exception as error:
-            raise trouble(error, f"{self._where}: the catalog does not tell of the table {self._name}") from error
+        return loaded(self._catalog, self._name, self._where)
 
 
 class _Replacing(_SnapshotProducer["_Replacing"]):  # type: ignore[misc]  # the library is not typed

@@ -1,8 +1,8 @@
 """Data files of an Iceberg table in no snapshot yet, and their description for a later append.
 
-A slot writes files where the table's own writers would, and describes them by an Iceberg *manifest*, as bytes. A
-manifest has everything for a commit (paths, partitions, counts, bounds), in a format that stays readable. Until the
-append the files are orphans to the table's maintenance, which spares young orphans (three days by default).
+A slot writes files where the table's own writers would, and describes them by an Iceberg *manifest*, as bytes: it has
+everything for a commit (paths, partitions, counts, bounds), in a format that stays readable. Until the append the files
+are orphans to the table's maintenance, which spares young orphans (three days by default).
 """
 
 import hashlib
@@ -30,9 +30,9 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table import FileScanTask, Table
 
-_VERSION = 2  # of manifests; manifests of any version can hold files of any table version
+_VERSION = 2  # of manifests, for tables of any version
 _NO_SNAPSHOT = -1
-_TAG_BYTES = 6  # of a UUID in a file's name; the other ten are random
+_TAG_BYTES = 6  # of a UUID in a file's name; ten are random
 _UUID = re.compile(r"-([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\.[^/]*$")
 _COLUMNS = pa.schema(
     [("manifest", pa.binary()), ("spec", pa.int32()), ("files", pa.int64()), ("rows", pa.int64())],
@@ -77,7 +77,7 @@ def name_of(owner: str) -> uuid.UUID:
 
 
 def is_name_of(owner: str, path: str) -> bool:
-    """Returns whether the data file at `path` has a name that `name_of` made for this owner."""
+    """Returns whether `name_of` made the name of the data file at `path` for this owner."""
     found = _UUID.search(path)
     return found is not None and uuid.UUID(found[1]).bytes.startswith(_tag(owner))
 
@@ -87,10 +87,7 @@ def _tag(owner: str) -> bytes:
 
 
 def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Schema, owner: str) -> WrittenFiles:
-    """Writes rows to one or more files per partition, with names of `owner`.
-
-    Raises `OSError` of the storage.
-    """
+    """Writes rows to one or more files per partition, with names of `owner`. Raises `OSError` of the storage."""
     rows = pa.Table.from_batches(batches, schema=schema)
     files = list(_dataframe_to_data_files(table.metadata, rows, table.io, name_of(owner)))
     spec = table.metadata.spec()
@@ -103,10 +100,7 @@ def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Sche
 
 
 def joined(table: Table, files: Sequence[DataFile], owner: str) -> list[DataFile]:
-    """Writes the rows of these files of one partition, in order, to a new file with a name of `owner`.
-
-    Raises `FileNotFoundError`.
-    """
+    """Writes the rows of these files of one partition, in order, to a new file. Raises `FileNotFoundError`."""
     scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
     rows = scan.to_table([FileScanTask(file) for file in files])
     return list(_dataframe_to_data_files(table.metadata, rows, table.io, name_of(owner)))

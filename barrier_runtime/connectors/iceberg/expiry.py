@@ -1,7 +1,7 @@
 """Expiry of this sink's old snapshots in an Iceberg table, and of files that nobody needs afterwards.
 
-Snapshots expire in the commit that appends newer rows, so the table's metadata never grows and needs no extra commit.
-Files used only by expired snapshots are deleted afterwards, outside the commit.
+Snapshots expire in the commit that appends newer rows, so the table's metadata never grows. Files used only by expired
+snapshots are deleted afterwards, outside the commit.
 
 | a snapshot                                                          | expires                     |
 |---------------------------------------------------------------------|-----------------------------|
@@ -9,11 +9,10 @@ Files used only by expired snapshots are deleted afterwards, outside the commit.
 | current, or an ancestor of the head of another branch or a tag      | no                          |
 | of another writer                                                   | no                          |
 
-For an expired snapshot these files are deleted: the manifest list, and the manifests that neither the next kept
-snapshot, nor an older kept snapshot, nor a snapshot outside the main branch contains. This suffices, because along a
-branch a removed manifest does not come back. For an expired compaction of this sink the replaced data files are
-deleted, unless a kept snapshot is older or outside the main branch. A process that dies earlier leaves orphans for the
-table's maintenance. No other data file is deleted here.
+Deleted for an expired snapshot: the manifest list, and manifests that neither the next kept snapshot contains, nor an
+older one, nor one outside the main branch (along a branch a removed manifest does not come back); for an expired
+compaction also the replaced data files, unless a kept snapshot is older or outside the main branch. A process that dies
+earlier leaves orphans for the table's maintenance.
 """
 
 from collections.abc import Iterable
@@ -32,8 +31,7 @@ APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
 class Expired:
     """Expired snapshot.
 
-    `next` is the following kept snapshot of the main branch; `others` are kept snapshots that are older or outside the
-    main branch.
+    `next` is the following kept snapshot of the main branch; `others` are kept snapshots that are older or outside it.
     """
 
     snapshot: Snapshot
@@ -42,9 +40,8 @@ class Expired:
 
 
 def to_expire(metadata: TableMetadata, owner: str, keep: int) -> list[Expired]:
-    """Snapshots to expire of applications that begin with `owner`.
-
-    The snapshot appended next is the newest of the `keep` kept snapshots.
+    """Snapshots to expire of applications that begin with `owner`. The next append makes the newest of `keep`
+    snapshots.
     """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     main = metadata.refs.get(MAIN_BRANCH)
@@ -71,7 +68,7 @@ def to_expire(metadata: TableMetadata, owner: str, keep: int) -> list[Expired]:
 
 
 def unneeded_files(expired: Iterable[Expired], io: FileIO) -> list[str]:
-    """Returns manifest lists of expired snapshots, and unreferenced manifests and replaced data files."""
+    """Manifest lists of expired snapshots, and unreferenced manifests and replaced data files."""
     lists: dict[int, set[str]] = {}
 
     def manifests(snapshot: Snapshot) -> set[str]:

@@ -18,10 +18,10 @@ With a key (`IcebergChanges`):
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import FileFormat, ManifestContent, ManifestEntryStatus
@@ -29,7 +29,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from barrier_runtime.connectors.iceberg.columns import table_schema
-from barrier_runtime.connectors.iceberg.table import opened_catalog, trouble
+from barrier_runtime.connectors.iceberg.table import loaded, opened_catalog, translated
 from barrier_runtime.connectors.parquet_format import refuse_far_int96
 from barrier_runtime.connectors.source_bases.kept_columns import check_kept
 from barrier_runtime.connectors.source_bases.upserts import Part, Upserts
@@ -59,7 +59,7 @@ class IcebergHistory:
         self._table = self._loaded()
 
     def current(self) -> int | None:
-        """Number of the newest snapshot, or None for a table without snapshots."""
+        """Number of the newest snapshot, or None."""
         snapshot = self._table.current_snapshot()
         return None if snapshot is None else int(snapshot.snapshot_id)
 
@@ -101,7 +101,7 @@ class IcebergHistory:
         return told
 
     def _planned(self, snapshot: int) -> list[FileScanTask]:
-        """Returns all files of the table at the snapshot, with their deletes."""
+        """All files of the table at the snapshot, with their deletes."""
         self._snapshot(snapshot)
         try:
             with self._listing():
@@ -116,7 +116,7 @@ class IcebergHistory:
                 f"map('delete-file-threshold', '1', 'remove-dangling-deletes', 'true')), then {_ANEW}"
             ) from error
 
-    def _listing(self) -> "_translated":
+    def _listing(self) -> AbstractContextManager[None]:
         return _translated(f"{self._where}: the files of the table {self._name} cannot be listed")
 
     def _added(self, snapshot: Snapshot) -> Iterator[FileScanTask]:
@@ -148,7 +148,7 @@ class IcebergHistory:
         return self._rows_of(file, schema)
 
     def _rows_of(self, task: FileScanTask, schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Returns these columns of a file's rows without deleted rows, in file order."""
+        """These columns of a file's rows without deleted rows, in file order."""
         try:
             projected = self._table.schema().select(*schema.names)
         except ValueError as error:
@@ -180,36 +180,24 @@ class IcebergHistory:
             refuse_far_int96(file, schema.names, where)
 
     def _loaded(self) -> Table:
-        try:
-            return self._catalog.load_table(self._name)
-        except NoSuchTableError as error:
-            raise InvalidJob(f"{self._where}: there is no table {self._name}: correct the name, or make it") from error
-        except Exception as error:
-            raise trouble(error, f"{self._where}: the catalog does not tell of the table {self._name}") from error
+        table = loaded(self._catalog, self._name, self._where)
+        if table is None:
+            raise InvalidJob(f"{self._where}: there is no table {self._name}: correct the name, or make it")
+        return table
 
 
 def _path(task: FileScanTask) -> str:
     return str(task.file.file_path)
 
 
-class _translated:
-    """Context that translates errors of the storage by `trouble`; missing files raise `InvalidJob`."""
-
-    def __init__(self, failure: str) -> None:
-        self._failure = failure
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, FileNotFoundError):
-            raise InvalidJob(
-                f"{self._failure}: {error}. It was removed with its snapshot before it was read: {_ANEW}"
-            ) from error
-        if isinstance(error, Exception):
-            found = trouble(error, self._failure)
-            if found is not error:
-                raise found from error
+@contextmanager
+def _translated(failure: str) -> Iterator[None]:
+    """Translates errors of the storage by `trouble`; missing files raise `InvalidJob`."""
+    try:
+        with translated(failure, FileNotFoundError):
+            yield
+    except FileNotFoundError as error:
+        raise InvalidJob(f"{failure}: {error}. It was removed with its snapshot before it was read: {_ANEW}") from error
 
 
 class IcebergChanges(IcebergHistory):

@@ -1,7 +1,5 @@
-"""Checks that pyiceberg is installed.
-
-The public classes import without pyiceberg, because `from barrier_runtime import *` must work without it; modules that
-need pyiceberg are loaded after this check, when a table is opened.
+"""Checks that pyiceberg is installed, before the modules that need it are imported: the public classes import without
+it.
 """
 
 from importlib.util import find_spec

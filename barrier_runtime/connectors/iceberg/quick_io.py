@@ -1,8 +1,8 @@
 """FileIO with few requests for metadata files, used if the catalog names no other FileIO.
 
-pyiceberg's own FileIO requests existence, length and folder of a file, and writes each file to S3 in three consecutive
-requests. Files of a table are written once, under new names (with a UUID). For files of this process bytes and length
-are therefore known, and before the write, that the file is missing.
+pyiceberg's own FileIO requests existence, length and folder of a file, and writes to S3 in three consecutive requests.
+Files of a table are written once, under new names (with a UUID): of files of this process bytes and length are known,
+and before the write, that the file is missing.
 """
 
 import threading

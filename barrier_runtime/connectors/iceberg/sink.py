@@ -2,13 +2,12 @@
 
 Before the decision every subtask writes its rows as data files of the table, which are in no snapshot yet, and stages a
 description in the job's storage (`iceberg/data_files`). Subtask 0 then appends the files of all subtasks in one commit
-with the highest checkpoint (`iceberg/table`). The table itself therefore shows whether the commit was made, whoever
-made it. No slot holds more rows than its own.
+with the highest checkpoint (`iceberg/table`), so the table shows whether the commit was made. No slot holds more rows
+than its own.
 
 Files of an aborted checkpoint are deleted. A process that dies between writing and staging leaves orphans for the
-table's maintenance, which must spare files younger than the longest outage of the job. With `compact=` small files of
-this sink are joined after the commits (`iceberg/compaction`), with `keep_snapshots=` its old snapshots expire;
-otherwise users do both.
+table's maintenance, which must spare files younger than the longest outage of the job. Without `compact=`
+(`iceberg/compaction`) and `keep_snapshots=`, users join small files and expire snapshots.
 """
 
 import contextlib
@@ -50,13 +49,17 @@ class IcebergSink(BatchingSink):
 
     `catalog`: its name; `properties`: settings of the catalog for pyiceberg (`type`, `uri`, `warehouse`), which
     override those in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.
-    `commit_every`: a duration, or seconds. Checkpoints decide rows as always, and the table gets one snapshot for all
-    checkpoints of that time, because each commit rewrites the table's metadata. 0: a snapshot per checkpoint.
-    `keep_snapshots`: number of this sink's newest snapshots that stay; older snapshots expire with the next commit,
-    except those that branches and tags need. Readers that are further behind cannot continue. None: all stay, and you
-    expire them.
+
+    `commit_every`: a duration, or seconds. The table gets one snapshot for all checkpoints of that time, because each
+    commit rewrites the table's metadata. 0: a snapshot per checkpoint.
+
+    `keep_snapshots`: number of this sink's newest snapshots that stay; older ones expire with the next commit, except
+    those that branches and tags need. Readers that are further behind cannot continue. None: all stay, and you expire
+    them.
+
     `compact`: target size of files, such as "128 MB", or bytes. Smaller files of this sink are joined to that size in
     the background, in snapshots that replace files but no rows. None: no compaction.
+
     `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask before they are written early, as a separate
     data file.
     """
@@ -169,13 +172,10 @@ class IcebergSink(BatchingSink):
             except Unavailable:
                 if known is None and self._table.compactions == compactions:
                     raise
-                self._deliver(application, of_it, None)  # another writer or a compaction has changed the table
+                self._deliver(application, of_it, None)  # the table has changed
 
     def _deliver(self, application: str, batches: Sequence[DecidedBatch], known: "Table | None") -> None:
-        """Appends the batches that the table lacks as one snapshot.
-
-        `known`: the table, if no new look is needed.
-        """
+        """Appends the batches that the table lacks as one snapshot. `known`: the table, if no new look is needed."""
         from barrier_runtime.connectors.iceberg.table import has
 
         with ThreadPoolExecutor(max_workers=8) as reading:
@@ -205,7 +205,7 @@ class IcebergSink(BatchingSink):
             self._compactor.added(files)
 
     def _files_of(self, staged: StagedRows) -> "list[WrittenFiles]":
-        """Returns staged descriptions; rows staged by an earlier release are written now."""
+        """Staged descriptions; rows staged by an earlier release are written now."""
         from barrier_runtime.connectors.iceberg.data_files import from_rows
 
         rows = self._read(staged)

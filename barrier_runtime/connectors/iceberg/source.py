@@ -44,9 +44,8 @@ class IcebergSource(SourceSettings):
     key: Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:
-        """Reads the table.
-
-        Raises `InvalidJob` if the table is missing, `Unavailable` if the catalog does not answer.
+        """Reads the table. Raises `InvalidJob` if the table is missing, `Unavailable` if the catalog
+        does not answer.
         """
         where = f"source {name!r}"
         period_s = period_of(self.every, where)

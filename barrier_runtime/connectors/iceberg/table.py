@@ -1,8 +1,8 @@
 """An Iceberg table through pyiceberg: its memory of the sink's commits, and appends at most once.
 
-Every commit is a snapshot of all checkpoints that were decided and are not in the table. The summary of the snapshot
-names the application (job, sink, lineage) and the highest checkpoint. The same commit stores the checkpoint in the
-table property `barrier-runtime.<application>`, because expired snapshots take their summaries along.
+A commit is a snapshot of all decided checkpoints that are not in the table. Its summary names the application (job,
+sink, lineage) and the highest checkpoint, which the same commit stores in the table property
+`barrier-runtime.<application>`: expired snapshots take their summaries along.
 
 | the table shows for the application         | the checkpoint was | then                                        |
 |---------------------------------------------|--------------------|---------------------------------------------|
@@ -14,9 +14,8 @@ table property `barrier-runtime.<application>`, because expired snapshots take t
 | the condition failed                        | unknown            | read again: a zombie, or another writer     |
 | no answer                                   | unknown            | read again                                  |
 
-After a failed condition pyiceberg would append to the new snapshot without reading it, which would double rows that a
-zombie has just appended. pyiceberg takes the number of attempts from the table's properties, so the copy in memory says
-0; the stored property stays.
+After a failed condition pyiceberg would append to the new snapshot without reading it, and double rows that a zombie
+has just appended. pyiceberg takes the number of attempts from the table's properties, so the copy in memory says 0.
 """
 
 import contextlib
@@ -68,14 +67,14 @@ from barrier_runtime.state.outside_errors import described, must_be_mended
 
 log = logging.getLogger("barrier_runtime.sinks")
 CHECKPOINT = "barrier-runtime.checkpoint"
-_KNOWN_S = 60.0  # credentials that a catalog gives with a table are valid for longer
-_BOUNDED = {  # properties of new tables: the metadata must not grow with the number of commits
+_KNOWN_S = 60.0  # a catalog's credentials for a table are valid for longer
+_BOUNDED = {  # of new tables: metadata must not grow with commits
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.target-size-bytes": str(1 << 20),  # limit of a merge of manifests
 }
-_CLEAN_FROM = 16  # expired snapshots, whose files are deleted together
+_CLEAN_FROM = 16  # expired snapshots
 _FILE_IO = "py-io-impl"
 LIBRARY_RETRIES = "commit.retry.num-retries"
 _REFUSED = (
@@ -105,26 +104,23 @@ class IcebergTable:
         owner: str = "",
         keep_snapshots: int | None = None,
     ) -> None:
-        """Opens the catalog.
-
-        `keep_snapshots` is the number of kept snapshots of applications beginning with `owner`.
-        """
+        """Opens the catalog. `keep_snapshots`: number of kept snapshots of applications beginning with `owner`."""
         self._owner = owner
         self._keep = keep_snapshots
-        self._expired: list[Expired] = []  # snapshots whose files are still to be deleted
+        self._expired: list[Expired] = []  # their files are still to be deleted
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="iceberg-expiry")
         self._cleaning: Future[None] | None = None
-        self._made_of: dict[tuple[str, ...], list[DataFile]] = {}  # paths of small files -> files with their rows
-        self._appended: tuple[float, Table] | None = None  # time of our last append, and the table after it
+        self._made_of: dict[tuple[str, ...], list[DataFile]] = {}  # by paths of small files
+        self._appended: tuple[float, Table] | None = None  # time, table after our last append
         self.compactions = 0  # number of compactions through this process
         self._name = name
         self._where = where
-        self._last: tuple[float, Table] | None = None  # time of the last read for writing, and the table
+        self._last: tuple[float, Table] | None = None  # time, table of the last read for writing
         self.opened = partial(opened_catalog, catalog, properties, where, "IcebergSink")
         self._catalog = self.opened()
 
     def columns(self) -> pa.Schema | None:
-        """Returns the current columns; None: no table. Raises `Unavailable` if the catalog does not answer."""
+        """Current columns, or None. Raises `Unavailable` if the catalog does not answer."""
         table = self.now()
         return None if table is None else table.schema().as_arrow()
 
@@ -149,15 +145,14 @@ class IcebergTable:
             return write_files(table, batches, schema, self._owner)
 
     def as_appended(self) -> Table | None:
-        """Table after our last commit if recent; None: read the table.
-
-        The next commit fails if another writer has committed since.
+        """Table after our last commit if recent, or None. The next commit fails if another writer has
+        committed since.
         """
         appended = self._appended
         return None if appended is None or time.monotonic() - appended[0] > _KNOWN_S else appended[1]
 
     def compacted(self) -> None:
-        """Records a compaction, so that the next commit reads the table. Any thread may call."""
+        """Records a compaction, so that the next commit reads the table. Any thread."""
         self._appended = None
         self.compactions += 1
 
@@ -235,7 +230,7 @@ class IcebergTable:
             log.error("%s: work behind a commit failed: %s", self._where, error, exc_info=error)
 
     def _joined(self, table: Table, files: Sequence[DataFile]) -> tuple[list[DataFile], list[str]]:
-        """Returns fewer files with the same rows, and the paths of the files that they replace.
+        """Fewer files with the same rows, and the paths of the files that they replace.
 
         Joined files are kept for the next attempt; only one commit can contain them.
         """
@@ -271,10 +266,7 @@ class IcebergTable:
             )
 
     def drop(self, written: Sequence[WrittenFiles]) -> None:
-        """Deletes files that no snapshot will contain.
-
-        Files that remain are orphans for the table's maintenance.
-        """
+        """Deletes files that no snapshot will contain. Files that remain are orphans for the table's maintenance."""
         table = self.now()
         if table is None:
             return
@@ -290,17 +282,13 @@ class IcebergTable:
         return None if self._last is None else self._last[1]
 
     def now(self) -> Table | None:
-        """Returns the current table; None: no table. Raises `Unavailable` if the catalog does not answer."""
-        try:
-            with translated(f"{self._where}: the catalog does not tell of the table {self._name}", NoSuchTableError):
-                return self._catalog.load_table(self._name)
-        except NoSuchTableError:
-            return None
+        """Current table, or None. Raises `Unavailable` if the catalog does not answer."""
+        return loaded(self._catalog, self._name, self._where)
 
     def _created(self, schema: pa.Schema) -> Table:
-        """Creates the table, or loads the table that another process has just created.
+        """Creates the table, or loads it if another process was faster.
 
-        Two processes that create the namespace in an SQL catalog at once: the database refuses one, which tries again.
+        Tries twice: an SQL catalog may refuse one of two processes that create the namespace at once.
         """
         for last in (False, True):
             try:
@@ -332,7 +320,6 @@ def deleted(io: FileIO, paths: Sequence[str]) -> None:
 
 
 def _clean(expired: Sequence[Expired], io: FileIO) -> None:
-    """Deletes files of expired snapshots outside commits. Files that remain are orphans for maintenance."""
     with contextlib.suppress(*NO_ANSWER, *database_errors()):
         deleted(io, unneeded_files(expired, io))
 
@@ -351,10 +338,7 @@ def check_transforms(table: Table, name: str, where: str) -> None:
 
 
 def has(table: Table, application: str, checkpoint: int) -> bool:
-    """Returns whether this or a later checkpoint was appended.
-
-    Every commit sets the property, which suffices.
-    """
+    """Returns whether this or a later checkpoint was appended."""
     said = table.properties.get(_property(application))
     if said is not None:
         return int(said) >= checkpoint
@@ -369,7 +353,7 @@ def _is_of(summary: Any, application: str, checkpoint: int) -> bool:
 
 
 def database_errors() -> tuple[type[Exception], ...]:
-    """Returns errors of an SQL catalog without an answer. An SQL catalog has already imported sqlalchemy."""
+    """Errors of an SQL catalog without an answer. An SQL catalog has already imported sqlalchemy."""
     if "sqlalchemy" not in sys.modules:
         return ()
     from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
@@ -401,15 +385,21 @@ def translated(failure: str, *but: type[Exception]) -> Iterator[None]:
         raise trouble(error, failure) from error
 
 
+def loaded(catalog: Catalog, name: str, where: str) -> Table | None:
+    """Current table, or None. Raises `Unavailable` if the catalog does not answer."""
+    try:
+        with translated(f"{where}: the catalog does not tell of the table {name}", NoSuchTableError):
+            return catalog.load_table(name)
+    except NoSuchTableError:
+        return None
+
+
 def _property(application: str) -> str:
     return f"barrier-runtime.{application}"
 
 
 def opened_catalog(catalog: str, properties: Mapping[str, str], where: str, who: str) -> Catalog:
-    """Opens the catalog for `who`.
-
-    Raises `InvalidJob` if the catalog cannot be opened, `Unavailable` if it does not answer.
-    """
+    """Opens the catalog for `who`. Raises `InvalidJob` if that is impossible, `Unavailable` without an answer."""
     try:
         return _opened(catalog, properties)
     except (*NO_ANSWER, *database_errors()) as error:

@@ -15,9 +15,9 @@ Sink (`BatchFunctionSink`) and program (`BatchCaller`) exchange objects (`BatchQ
 | a new generation | it opens                  |             | asked of other lineages, or done; rows that older      |
 |                  |                           |             | generations staged and the restored checkpoint lacks   |
 
-A checkpoint becomes visible, and the job ends, only after the program has noted the function's success. Later batches
-wait in storage; if too many wait, the stream waits. A savepoint that ends the job is taken when no batch waits. A batch
-covers all subtasks, also those of an earlier parallelism. All writers of a request write the same content. A note is
+A checkpoint is visible, and the job may end, only after the program has noted the function's success. Later batches
+wait in storage, up to a number at which the stream waits. A savepoint that ends the job is taken when no batch waits. A
+batch covers all subtasks, also of an earlier parallelism. All writers of a request write the same content. A note is
 final: its name is the highest checkpoint, and checkpoints only rise within a lineage.
 
 | batch                     | event                                     | the program                                  |
@@ -55,10 +55,10 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
-_MOST_DECIDED = 16  # batches that wait for the function; at this number the stream waits
+_MOST_DECIDED = 16  # waiting batches at which the stream waits
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 1.0
-_TELL_AFTER_S = 10.0  # then the job's status reports the wait, and the commit is retried
+_TELL_AFTER_S = 10.0  # then the status reports the wait
 
 
 _READ_AT_ONCE = 8  # staged objects of a batch
@@ -104,8 +104,9 @@ class BatchQueue:
     # ------------------------------------------------------------ of the sink
 
     def ask(self, batch: DecidedBatch) -> None:
-        """Requests a batch.
-        Raises `Corrupt` if staged rows are missing, so that aborted rows do not block later batches."""
+        """Requests a batch. Raises `Corrupt` if staged rows are missing, so that aborted rows do not block later
+        batches.
+        """
         gone = [each.key for each in batch.objects if self._is_gone(each)]
         if gone:
             raise Corrupt(
@@ -121,11 +122,7 @@ class BatchQueue:
         self.store.delete([self._key(batch)])
 
     def clean_up(self, lineage: str) -> None:
-        """Deletes obsolete requests.
-
-        These are requests of an earlier start from which `lineage` does not continue, and requests that a sink repeated
-        after the batch was done.
-        """
+        """Deletes requests of starts that `lineage` does not continue, and repeated requests of done batches."""
         prefix = self._paths.asked_prefix(self._sink)
         ours = self._paths.asked_prefix(self._sink, lineage)
         self.store.delete([info.key for info in self.store.list(prefix) if not info.key.startswith(ours)])
@@ -136,7 +133,7 @@ class BatchQueue:
     # ------------------------------------------------------------ of the program
 
     def asked(self) -> list[DecidedBatch]:
-        """Returns the requested batches, oldest checkpoint first within a lineage."""
+        """Requested batches, oldest checkpoint first within a lineage."""
         keys = sorted(info.key for info in self.store.list(self._paths.asked_prefix(self._sink)))
         found = ((key, get_or_none(self.store, key)) for key in keys)
         return [DECIDED_BATCHES.decode(data, f"{self._where}: {key}") for key, data in found if data is not None]
@@ -158,8 +155,8 @@ class BatchQueue:
     # ------------------------------------------------------------ rows
 
     def read(self, batch: DecidedBatch) -> pa.Table:
-        """Returns all rows. Raises `ObjectNotFound`, and `Corrupt` for an object that was not staged so."""
-        import pyarrow.parquet as pq  # the import takes 20 ms; only users of Parquet pay
+        """All rows. Raises `ObjectNotFound`, and `Corrupt` for an object that was not staged so."""
+        import pyarrow.parquet as pq  # takes 20 ms
 
         def table(staged: StagedRows) -> pa.Table:
             return pq.read_table(pa.BufferReader(self._checked(staged)))
@@ -179,9 +176,9 @@ class BatchQueue:
     def _is_gone(self, staged: StagedRows) -> bool:
         try:
             self.store.get(staged.key, 0, 1)
+            return False
         except ObjectNotFound:
             return True
-        return False
 
     def _checked(self, staged: StagedRows) -> bytes:
         data = self.store.get(staged.key)
@@ -234,26 +231,25 @@ class BatchFunctionFailed(InvalidJob):
 
 
 def arrow_table(queue: BatchQueue, batch: DecidedBatch) -> Any:
-    """Returns the function's argument for a run without Spark."""
+    """Function's argument for a run without Spark."""
     return queue.read(batch)
 
 
+@dataclass
 class BatchCaller:
     """Calls the function for the decided batches of a queue.
 
-    `attempts`: number of failures of a batch that end the job. `failures`: number of failures of the next batch so far.
+    `attempts`: number of failures of a batch that end the job. `failures`: of the next batch so far.
     """
 
-    def __init__(self, queue: BatchQueue, function: BatchFunction, attempts: int, make_frame: MakeFrame) -> None:
-        self._queue = queue
-        self._function = function
-        self._attempts = attempts
-        self._make_frame = make_frame
-        self.failures = 0
+    _queue: BatchQueue
+    _function: BatchFunction
+    _attempts: int
+    _make_frame: MakeFrame
+    failures: int = 0
 
     def turn(self) -> bool:
-        """Calls the function for the waiting batches in order, until a call fails.
-        Returns True if there were any.
+        """Calls the function for the waiting batches in order, until a call fails. Returns True if there were any.
 
         Raises errors of the store, and `BatchFunctionFailed`.
         """

@@ -1,17 +1,10 @@
-"""Sink that collects committed rows in this process's memory, for `run_local`.
-Uncommitted rows are invisible.
-
-    sink = CollectSink()
-    flow.…sink("out", sink)
-    flow.run_local()
-    sink.rows()          # list of dicts
+"""Sink that collects committed rows in this process's memory, for `run_local`. Uncommitted rows are invisible.
 
 Copies share a ledger, because each subtask runs a copy. Pickling raises an error: the ledger cannot leave the process.
 
 With `checkpoints=` a job continues where an earlier run ended, and a sink collects the rows of one run. Rows that the
 earlier run decided but did not make visible go to the new sink if both runs are in this process, which keeps the staged
-rows of the last 256 sinks with staged rows, even if the program has dropped these sinks. Rows that another process
-collected are gone with that process.
+rows of the last 256 sinks, even if the program has dropped these sinks.
 """
 
 import importlib
@@ -34,7 +27,7 @@ from barrier_runtime.state.versioned import VersionedDecoder
 class _Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     number: int  # in the ledger
-    ledger: str = ""  # "" in version 1, which another process wrote in any case
+    ledger: str = ""  # "" in version 1, of another process
 
 
 _STAGED_VERSION = 2
@@ -86,7 +79,6 @@ _recent_lock = threading.Lock()
 
 
 def _keep(ledger: str, staged: dict[int, list[pa.RecordBatch]]) -> None:
-    """Keeps staged rows beyond the life of the sink, which a program may drop before the next run."""
     with _recent_lock:
         _recent[ledger] = staged
         _recent.move_to_end(ledger)
@@ -113,20 +105,20 @@ class CollectSink(TwoPhaseCommitSink):
         return "CollectSink()"
 
     def batches(self) -> list[pa.RecordBatch]:
-        """Returns the committed batches in the order of their commits."""
+        """Committed batches in the order of their commits."""
         return self._ledger.batches()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns the committed rows as dicts."""
+        """Committed rows as dicts."""
         return [row for batch in self.batches() for row in rows_of(batch)]
 
     def to_arrow(self) -> pa.Table:
-        """Returns the committed rows as one table; without rows the table has no columns."""
+        """Committed rows as one table; without rows the table has no columns."""
         batches = self.batches()
         return pa.Table.from_batches(batches) if batches else pa.table({})
 
     def to_pandas(self) -> Any:
-        """Returns the committed rows as a `pandas.DataFrame`."""
+        """Committed rows as a `pandas.DataFrame`."""
         try:
             importlib.import_module("pandas")
         except ImportError:
@@ -157,11 +149,9 @@ class CollectSink(TwoPhaseCommitSink):
         transaction.append(rows)
 
     def pre_commit(self, transaction: list[pa.RecordBatch], checkpoint: int) -> bytes | None:
-        return (
-            msgspec.json.encode(_Staged(_STAGED_VERSION, self._ledger.stage(transaction), self._ledger.id))
-            if transaction
-            else None
-        )
+        if not transaction:
+            return None
+        return msgspec.json.encode(_Staged(_STAGED_VERSION, self._ledger.stage(transaction), self._ledger.id))
 
     def commit(self, committable: bytes) -> None:
         staged = _STAGED.decode(committable, self._where)

@@ -26,15 +26,15 @@ _TIMEOUT_S = 0.005  # for an iterator that was quick so far
 _CHUNK_ROWS = 1_024
 _BATCH_CHUNKS = 4
 _BATCH_BYTES = 8 << 20
-_WEIGH_EVERY = 64  # of so many rows one is weighed, of large rows every row
-# These iterators run no user code that could change a row after it was yielded.
+_WEIGH_EVERY = 64  # rows per weighed row; large rows are all weighed
+# Iterators without user code, which could change a row after the yield.
 _NO_CODE: tuple[type, ...] = (type(iter([])), type(iter(())))
 
 
 MakeIterator = Callable[[int, int], Iterable[Row]]
 
 _POLL_NS = 1_000_000  # between polls of an iterator that waits …
-_GATHER_NS = 5_000_000  # … and after rows, because small batches cost more than they are worth
+_GATHER_NS = 5_000_000  # … and after rows: small batches are costly
 
 
 class SplitShare(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class IteratorSource(SourceSettings):
 
     The iterator runs in a thread, at most some thousand rows ahead, and may wait for a socket, an API or a clock. Rows
     are passed on as they are yielded. The thread is not interrupted: after a failure a new iterator may start while the
-    old iterator still waits. An exception of the iterator fails the job, after the rows before the exception.
+    old one still waits. An exception of the iterator fails the job, after the rows before the exception.
     """
 
     make_iterator: MakeIterator
@@ -86,17 +86,15 @@ class IteratorSource(SourceSettings):
         return IteratedRows(name, self.make_iterator, schema, self.replayable, self.splits)
 
 
+@dataclass(eq=False)
 class IteratedRows:
     positions_in = "rows of an iterator"
 
-    def __init__(
-        self, name: str, make_iterator: MakeIterator, schema: pa.Schema, replayable: bool, splits: int | None
-    ) -> None:
-        self._name = name
-        self._make_iterator = make_iterator
-        self.schema = schema
-        self.exactly_once = replayable
-        self._splits = splits
+    _name: str
+    _make_iterator: MakeIterator
+    schema: pa.Schema
+    exactly_once: bool
+    _splits: int | None
 
     def __repr__(self) -> str:
         return f"iterator {function_name(self._make_iterator)}"
@@ -115,9 +113,7 @@ class IteratorRaised(Exception):
 
 
 class RowsAhead:
-    """Pulls rows in a thread.
-
-    `begin` makes the iterator, also in the thread, and may take any time. The thread and the caller of `take` share
+    """Pulls rows of the iterator that `begin` makes, both in a thread. The thread and the caller of `take` share
     `writer`.
     """
 
@@ -135,7 +131,7 @@ class RowsAhead:
         self._rest: pa.RecordBatch | None = None  # the oldest rows, owned by the caller; then …
         self._chunks: list[pa.RecordBatch] = []
         self._chunks_bytes = 0
-        self._filling: list[Row] = []  # the newest rows, to which the thread appends while a caller reads
+        self._filling: list[Row] = []  # the newest rows: the thread appends, a caller reads
         self._taken = 0  # rows of `_filling` that were taken
         self._ended = False
         self._closed = False

@@ -1,7 +1,7 @@
 """Source of rows from a function that is called periodically, such as queries of an API or table.
 
-A position is the cursor of the current page and the number of emitted rows of the page, so a restored job requests the
-page again and continues inside the page. The function's thread is at most one page ahead and wakes the slot for pages.
+A position is the cursor of the current page and the number of its emitted rows: a restored job requests the page again
+and continues inside. The function's thread is at most one page ahead and wakes the slot for pages.
 """
 
 import logging
@@ -44,9 +44,9 @@ class PollSource(SourceSettings):
     `fetch` returns `(rows, next_cursor)`, or None at the end. The first cursor is None, each further cursor is the
     `next_cursor` of the last call. Checkpoints contain the cursor, which must be JSON.
 
-    After a failure `fetch` gets the cursor of the current page again, and rows that were already emitted are skipped.
-    The same cursor must therefore return the same rows first. If this is impossible, set `replayable=False`; the job
-    then cannot be exactly-once.
+    After a failure `fetch` gets the cursor of the current page again, and rows already emitted are skipped. The same
+    cursor must therefore return the same rows first. If this is impossible, set `replayable=False`; the job then cannot
+    be exactly-once.
 
     `fetch` runs in a thread, in a single subtask, and may wait. `retry`: exceptions after which `fetch` is called again
     with the same cursor, while other rows and checkpoints continue. Any other exception, and the last one, fails the
@@ -69,26 +69,18 @@ class PollSource(SourceSettings):
         return PolledRows(name, self.fetch, every_ms, as_schema(self.schema, where), self.replayable, self.retry)
 
 
+@dataclass(eq=False)
 class PolledRows:
     """Named `PollSource`."""
 
     positions_in = "rows of a function that is polled"
 
-    def __init__(
-        self,
-        name: str,
-        fetch: Fetch,
-        every_ms: int,
-        schema: pa.Schema,
-        replayable: bool,
-        retry: Retry | None = None,
-    ) -> None:
-        self._name = name
-        self._fetch = fetch
-        self._every_ms = every_ms
-        self.schema = schema
-        self.exactly_once = replayable
-        self._retry = retry
+    _name: str
+    _fetch: Fetch
+    _every_ms: int
+    schema: pa.Schema
+    exactly_once: bool
+    _retry: Retry | None = None
 
     def __repr__(self) -> str:
         return f"poll {function_name(self._fetch)}, every {self._every_ms / 1000:g} s"
@@ -176,7 +168,7 @@ class PollReader:
             self._page = None
 
     def _take(self) -> _Page | None:
-        """Returns the next page; None if there is none yet. Raises the exception that ended the thread."""
+        """Returns the next page, or None. Raises the exception that ended the thread."""
         with self._changed:
             page, self._waiting = self._waiting, None
             if page is not None:
@@ -228,7 +220,7 @@ class PollReader:
             if not isinstance(given, tuple) or len(given) != 2:
                 raise TypeError(f"it gave {type(given).__name__}: return (rows, next cursor), or None at the end")
             rows: list[Row] = []
-            self._writer.take(given[0], rows)  # a function may yield the same dict repeatedly
+            self._writer.take(given[0], rows)  # copies: a function may yield the same dict
             kept = _CURSOR.decode(msgspec.json.encode(given[1]))  # the value that a restored job gets
         except BarrierRuntimeError:
             raise

@@ -1,17 +1,14 @@
 """Commit log of a file sink: the files that readers may see, with a record per commit of all subtasks.
 
-A file system cannot rename many files at once, so the files of a checkpoint appear gradually. Readers that list the
-folder see each file whole, but may see rows of one subtask before rows of another. Readers of the commit log see rows
-of whole checkpoints only: record k is an object, written by put-if-absent after all files of the record are in place.
+A file system cannot rename many files at once. Readers that list the folder therefore see whole files, but may see rows
+of one subtask before rows of another. Readers of the commit log see whole checkpoints: a record is put, if absent, when
+all its files are in place.
 
     <url>/_commits/<job>/<sink>/<sequence, 20 digits>.json        1, 2, 3, … without gaps; immutable
 
-A summary covers 250 records, see `commit_record`.
-
-Exactly one record names a file, whoever writes the record and however often a commit is repeated: `CommitLog.append`
-omits files that the log names, and loses the put if another process (a zombie of an older generation, or the successor)
-was faster. File names never repeat (see `file_committable`), also in a target with files of another start of the same
-job.
+Exactly one record names a file, however often and by whomever a commit is repeated: `CommitLog.append` omits files that
+the log names, and loses the put if another process (a zombie, or the successor) was faster. File names never repeat
+(`file_committable`). A summary covers 250 records (`commit_record`).
 """
 
 import contextlib
@@ -19,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import takewhile
+from typing import TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -45,6 +42,8 @@ from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, folders_in, get_or_none, side_by_side
 from barrier_runtime.state.store.open import open_existing_store
 
+T = TypeVar("T")
+
 _ONE_BY_ONE = 16  # records read back singly, before parallel reads
 _MOST_SUMMARIES = 64  # of a parallel read
 
@@ -54,11 +53,10 @@ def commits_prefix(job: str, sink: str) -> str:
 
 
 def read_commit_log(store: ObjectStore, job: str, sink: str, after: int = 0) -> tuple[CommitRecord, ...]:
-    """Returns every record after the first `after` records, oldest first.
-    A reader that counts reads each record once.
+    """Returns the records after the first `after` records, oldest first.
 
-    Summaries replace whole blocks of records. Without summaries, records are read in parallel, in batches that double:
-    one by one, a long log would take hours on S3.
+    Reads summaries where there are any, and records in parallel batches that double: one by one, a long log would take
+    hours on S3.
     """
     log = CommitLog(store, job, sink)
     records: list[CommitRecord] = []
@@ -68,21 +66,24 @@ def read_commit_log(store: ObjectStore, job: str, sink: str, after: int = 0) -> 
             block, over = divmod(after + len(records), RECORDS)
             if not over:
                 wanted = range(block + 1, block + 1 + summaries)
-                found = [each for each in takewhile(_is_there, reading.map(log.summary, wanted)) if each]
+                found = list(_until_none(reading.map(log.summary, wanted)))
                 records += [record for summary in found for record in summary.records]
                 summaries = min(2 * summaries, _MOST_SUMMARIES) if found else 1
                 if found:
                     continue
             first, asked = after + len(records) + 1, min(count, RECORDS - over)
-            news = [each for each in takewhile(_is_there, reading.map(log.record, range(first, first + asked))) if each]
-            records += news
-            if len(news) < asked:
+            read = list(_until_none(reading.map(log.record, range(first, first + asked))))
+            records += read
+            if len(read) < asked:
                 return tuple(records)
             count = min(2 * count, RECORDS)
 
 
-def _is_there(found: CommitRecord | Summary | None) -> bool:
-    return found is not None
+def _until_none(found: Iterable[T | None]) -> Iterator[T]:
+    for each in found:
+        if each is None:
+            return
+        yield each
 
 
 class CommitLog:
@@ -103,17 +104,15 @@ class CommitLog:
         self._hint = HeadHint(store, f"{commits_prefix(job, sink)}hint.json")
         self._head: int | None = None  # highest record seen; None before the first search
         self._looking = threading.Lock()
-        self._read: dict[int, CommitRecord] = {}  # records read during the search for the head; then only the head
+        self._read: dict[int, CommitRecord] = {}  # during the search all records read; then the head
         self._read_head: int | None = None  # found by `look_ahead`
         self._kept = 0  # records up to this number are known to be durable
         self._highest = (0, 0)  # checkpoint and token of the head and all earlier records
-        self._named: dict[
-            str, int
-        ] = {}  # files that a later call may repeat, with the checkpoint of the record that names them
+        # Files that a later call may repeat, with the checkpoint of the record that names them.
+        self._named: dict[str, int] = {}
 
     def record(self, sequence: int) -> CommitRecord | None:
-        """Returns a record; None if there is none.
-        Raises `Corrupt` for an object that is no record of this log."""
+        """Returns a record, or None. Raises `Corrupt` for an object that is no record of this log."""
         key = self._key(sequence)
         data = get_or_none(self._store, key)
         if data is None:
@@ -124,10 +123,7 @@ class CommitLog:
         return self._summaries.read(number)
 
     def look_ahead(self) -> None:
-        """Searches the head before the first `append`, in any thread.
-
-        The put of `append` detects a later head, and `append` reports errors.
-        """
+        """Searches the head before the first `append`, in any thread. Errors, and a later head, show in `append`."""
         with self._looking:
             if self._head is None and self._read_head is None:
                 with contextlib.suppress(BarrierRuntimeError, OSError):
@@ -142,11 +138,9 @@ class CommitLog:
     ) -> None:
         """Makes `files` visible at once, except files that the log names already. Idempotent.
 
-        `origin_of`: returns the token under which a file was written and the checkpoint that closed the file; no record
-        below either can name the file.
-
-        Checkpoints of calls only rise. Files that only a later call passes were closed after this `checkpoint`: only a
-        record of a later checkpoint can name them, and a successor may have written that record already.
+        `origin_of`: the token under which a file was written and the checkpoint that closed the file; no record below
+        either can name the file. Checkpoints of calls only rise: files of later calls were closed after this
+        `checkpoint`, so only a record of a later checkpoint (perhaps of a successor) can name them.
         """
         if not files:
             return
@@ -169,10 +163,10 @@ class CommitLog:
         self._named = {name: of for name, of in self._named.items() if name in asked or of > checkpoint}
 
     def replace(self, known: list[CommitRecord], old: Sequence[str], new: CommittedFile, wall_ms: int) -> bool:
-        """Writes a record that replaces the files `old` by `new`.
+        """Writes a record that replaces the files `old` by `new`, for callers that write no rows.
 
-        Returns False if some of `old` are no longer visible because another compaction was faster. For callers that
-        write no rows. `known`: the records read so far, from the first; newer records are appended.
+        Returns False if another compaction has replaced some of `old`. `known`: all records read so far; newer ones are
+        appended.
         """
         while True:
             known += read_commit_log(self._store, self._job, self._sink, len(known))
@@ -198,10 +192,8 @@ class CommitLog:
         return outcome is PutOutcome.CREATED
 
     def _keep(self) -> None:
-        """Makes the head durable if it was only read.
-
-        A record that was only read may not be durable, if the writer (an earlier attempt, another process) died.
-        Putting the newest record again confirms that all records in the folder are durable.
+        """Puts a head again that was only read, and may not be durable if its writer died. This proves all records
+        durable.
         """
         assert self._head is not None
         if self._kept < self._head:
@@ -219,8 +211,7 @@ class CommitLog:
     def names(self, file: str, token: int, checkpoint: int) -> bool:
         """True if a record names this file, which was therefore visible once.
 
-        The file was written under `token` and closed by `checkpoint` or a later checkpoint. Reads records back to that
-        origin.
+        The file was written under `token` and closed by `checkpoint` or later; records are read back to there.
         """
         records = self._newest_first(self._find_head(), {log_of(file): (token, checkpoint)})
         return any(each.name == file for record in records for each in record.files)
@@ -281,7 +272,6 @@ class CommitLog:
             self._saw(record)
 
     def _saw(self, record: CommitRecord) -> None:
-        """Makes `record`, the successor of the head, the new head."""
         assert self._head is not None
         self._head += 1
         self._highest = record.highest_checkpoint, record.highest_token
@@ -294,7 +284,6 @@ class CommitLog:
 def _lowest(
     files: Sequence[CommittedFile], origin_of: Callable[[CommittedFile], tuple[int, int]]
 ) -> dict[str, tuple[int, int]]:
-    """Returns the lowest fencing token and the lowest checkpoint of the files, by decision log."""
     lowest: dict[str, tuple[int, int]] = {}
     for file in files:
         log, origin = log_of(file.name), origin_of(file)
@@ -304,17 +293,16 @@ def _lowest(
 
 
 def committed_files(url: str, job: str | None = None, sink: str | None = None) -> tuple[str, ...]:
-    """Returns the files of whole committed checkpoints below `url`, in commit order, for a reader:
-    `spark.read.json(list(committed_files(url)))`.
+    """Files of whole committed checkpoints below `url`, in commit order: `spark.read.json(list(committed_files(url)))`.
 
     `job`, `sink`: only their files; default: files of all jobs and sinks.
 
     Returns URLs with the scheme of `url`: Spark outside EMR and Databricks reads only `s3a://`, most others `s3://`. If
-    a folder's name has characters that a URL must quote, returns plain paths, which all readers understand; some
-    readers do not unquote URLs. (Spark alone takes `*`, `?`, `[…]` and `{…}` in either for patterns.)
+    a folder's name has characters that a URL must quote, returns plain paths: some readers do not unquote. (Spark alone
+    takes `*`, `?`, `[…]` and `{…}` in either for patterns.)
 
-    With unaligned checkpoints, a checkpoint shows the rows that the sinks had received: while the job runs, rows that a
-    barrier overtook may be missing although later rows of the same split are there. At the job's end no row is missing.
+    With unaligned checkpoints, rows that a barrier overtook may be missing while the job runs, although later rows of
+    the same split are there. At the job's end no row is missing.
     """
     store = open_existing_store(url)
     writers = jobs_and_sinks(store)
@@ -330,8 +318,7 @@ def committed_files(url: str, job: str | None = None, sink: str | None = None) -
 
 
 def _for_readers(url: str, asked: str, names: Iterable[str]) -> str:
-    """Returns a folder's URL for readers.
-    `asked`: the URL as the reader wrote it; `names`: files below the folder."""
+    """Folder's URL for readers. `asked`: the URL as the reader wrote it; `names`: files below the folder."""
     if asked.startswith("s3a://"):
         return "s3a://" + url.removeprefix("s3://")
     path = unquote(url.removeprefix("file://"))
@@ -340,6 +327,6 @@ def _for_readers(url: str, asked: str, names: Iterable[str]) -> str:
 
 
 def jobs_and_sinks(store: ObjectStore) -> tuple[tuple[str, str], ...]:
-    """Returns every (job, sink) with a commit log below this URL, preferably without listing records."""
+    """Every (job, sink) with a commit log below this URL, preferably without listing records."""
     jobs = folders_in(store, "_commits/")
     return tuple((job, sink) for job in jobs for sink in folders_in(store, f"_commits/{job}/"))

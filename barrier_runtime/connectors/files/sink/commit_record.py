@@ -11,6 +11,7 @@ order, at most one per commit.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -23,7 +24,7 @@ from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-COMMIT_RECORD_VERSION = 2  # version 1 has no compaction; records without compaction still use version 1
+COMMIT_RECORD_VERSION = 2  # version 1, still used without compaction, lacks it
 PLAIN_VERSION = 1
 
 
@@ -42,9 +43,8 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     highest_checkpoint: int  # of this record and all earlier records
     highest_token: int  # likewise
     files: tuple[CommittedFile, ...]  # in row order: by checkpoint, subtask and part
-    check: str = ""  # sha256 of the bytes without this field; a misread name would be named again
-    # Files that a compaction replaced by `files`, which contain the same rows.
-    replaces: tuple[str, ...] = ()
+    check: str = ""  # sha256 of the bytes without this field
+    replaces: tuple[str, ...] = ()  # files that a compaction replaced by `files`, which contain the same rows
     wall_ms: int = 0  # time of a compaction
 
 
@@ -52,7 +52,7 @@ _FORMAT = Format(
     "commit record {}",
     COMMIT_RECORD_VERSION,
     damaged="restore it from a backup",
-    refusal=Corrupt,  # like damage, an unknown version stops readers, but not summaries
+    refusal=Corrupt,  # an unknown version stops readers, but not summaries
 )
 _RECORD = VersionedDecoder(_FORMAT, msgspec.json.Decoder(CommitRecord))
 
@@ -70,9 +70,8 @@ def _encoded(record: CommitRecord, check: str) -> bytes:
 
 
 def live_files(records: Iterable[CommitRecord]) -> list[CommittedFile]:
-    """Returns the files that readers may see now, in row order.
-
-    Files of a compaction take the place of the first file that they replaced.
+    """Files that readers may see now, in row order. Compacted files take the place of the first file that they
+    replaced.
     """
     order: list[CommittedFile] = []
     into: dict[str, tuple[CommittedFile, ...]] = {}
@@ -94,8 +93,7 @@ def live_files(records: Iterable[CommitRecord]) -> list[CommittedFile]:
 
 
 def decode_commit_record(data: bytes, where: str, job: str, sink: str) -> CommitRecord:
-    """Decodes a record. `where`: URL of the object.
-    Raises `Corrupt` for an object that is no record of this log."""
+    """Decodes the object at `where`. Raises `Corrupt` if it is no record of this log."""
     record = _RECORD.decode(data, where)
     if (record.job, record.sink) != (job, sink):
         raise Corrupt(
@@ -123,7 +121,7 @@ READS_AT_ONCE = 32
 Origins: TypeAlias = dict[str, tuple[int, int]]  # decision log -> fencing token, checkpoint
 
 
-_UNKNOWN = ("", (1 << 62, 1 << 62))  # for foreign names, which no summary can exclude
+_UNKNOWN = ("", (1 << 62, 1 << 62))  # of foreign names: no summary excludes them
 
 
 class Summary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,18 +152,16 @@ def log_of(file: str) -> str:
     return (origin_of_name(file) or _UNKNOWN)[0]
 
 
+@dataclass
 class Summaries:
     """Summaries of a log. Blocks; for one thread. `record_at`: reads a record; None if there is none."""
 
-    def __init__(
-        self, store: ObjectStore, prefix: str, job: str, sink: str, record_at: Callable[[int], CommitRecord | None]
-    ) -> None:
-        self._store = store
-        self._prefix = prefix
-        self._job = job
-        self._sink = sink
-        self._record_at = record_at
-        self._through = -1  # summaries up to this number need no check; -1: unknown
+    _store: ObjectStore
+    _prefix: str
+    _job: str
+    _sink: str
+    _record_at: Callable[[int], CommitRecord | None]
+    _through: int = -1  # summaries up to this number need no check; -1: unknown
 
     def read(self, number: int) -> Summary | None:
         """Returns a summary; None unless it is intact and matches the records."""
@@ -173,12 +169,8 @@ class Summaries:
         summary = None if data is None else _decoded_summary(data)
         if summary is None or not summary.records:
             return None
-        if (summary.job, summary.sink, summary.number, len(summary.records)) != (
-            self._job,
-            self._sink,
-            number,
-            RECORDS,
-        ):
+        about = summary.job, summary.sink, summary.number, len(summary.records)
+        if about != (self._job, self._sink, number, RECORDS):
             return None
         return summary if summary.records[-1] == self._record_at(number * RECORDS) else None
 
@@ -195,8 +187,7 @@ class Summaries:
             self._through = self._through + 1 if written else wanted
 
     def _write(self, number: int) -> bool:
-        """Writes a summary.
-        Returns False if a record or the previous summary is missing or damaged; readers report that."""
+        """Writes a summary; False if a record or the previous summary is missing or damaged, which readers report."""
         before = self.read(number - 1) if number > 1 else None
         if number > 1 and before is None:
             return False

@@ -1,9 +1,8 @@
 """Compaction of small committed files into large files, while readers read and the job writes.
 
-A record of the commit log replaces many files by one in a single step, which a file system cannot do. Readers of the
-log (`committed_files`) therefore always see each row once, and files that they have listed stay for `keep` more.
-Readers that list the folder miss rows between the deletion of the small files and the appearance of the large file;
-they never see rows twice.
+A record of the commit log replaces many files by one in a single step. Readers of the log (`committed_files`) therefore
+always see each row once; files that they have listed stay for `keep` more. Readers that list the folder miss rows
+between the deletion of the small files and the appearance of the large file, and never see rows twice.
 
 | step                                        | readers of the log | folder's listing     | died here, run again     |
 |---------------------------------------------|--------------------|----------------------|--------------------------|
@@ -14,11 +13,9 @@ they never see rows twice.
 | a record names it in place of the hidden    | the visible one    | the large one        | goes on below            |
 | `keep` has passed: the hidden is deleted    | the visible one    | the large one        | deletes it               |
 
-Each run performs the steps that are due. Concurrent runs are safe: a record is not written if some of its files are no
-longer visible, and all other steps may be repeated. A restored job that commits a compacted file again finds the file
-in the log and skips it (`FileSink.commit`).
-
-Folders that a watching source reads must not be compacted: the source would read a large file as new rows.
+Each run performs the steps that are due. Concurrent runs are safe: a record is written only if all its files are still
+visible; all other steps may be repeated. A restored job that commits a compacted file again skips the file
+(`FileSink.commit`). Folders that a watching source reads must not be compacted: large files would be read as new rows.
 """
 
 import hashlib
@@ -40,7 +37,7 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
 
 _HIDDEN = "_compacted/"
-_LEFT_OVER_MS = 24 * 3_600_000  # an unnamed file of this age belongs to a run that died
+_LEFT_OVER_MS = 24 * 3_600_000  # age of an unnamed file whose run died
 _CHUNK = 1 << 20
 
 
@@ -49,7 +46,7 @@ class Compacted:
     """Result of a compaction run.
 
     `merged` small files became `made` large files, which readers of the log see from now on. `shown`: large files of
-    earlier runs that replaced their small files in the folder; `waiting`: large files that will do so after `keep`.
+    earlier runs that replaced their small files in the folder; `waiting`: those that will do so after `keep`.
     `skipped`: reasons why files were left unchanged.
     """
 
@@ -68,12 +65,11 @@ def compact_files(
     target_bytes: int = 128 << 20,
     keep_s: float = 3_600.0,
 ) -> dict[tuple[str, str], Compacted]:
-    """Merges small files that file sinks have committed below `url` into large files.
+    """Merges small files that file sinks have committed below `url` into large files. The job may run meanwhile.
 
-    `job`, `sink`: only their files. Neighbours in one folder, each below half of `target_bytes`, become one file of
-    about that size. `keep_s`: how long files that readers may have listed are kept. Run compaction repeatedly: each run
-    continues the previous run. The job may run meanwhile. Returns the results by (job, sink). Raises `InvalidJob` if
-    there is no such job or sink.
+    `job`, `sink`: only their files. Neighbours in a folder, each below half of `target_bytes`, become a file of about
+    that size. `keep_s`: time for which files stay that readers may have listed; each run continues the previous run, so
+    repeat runs. Returns the results by (job, sink). Raises `InvalidJob` if there is no such job or sink.
     """
     if target_bytes < 1 or keep_s < 0:
         raise InvalidJob(f"target_bytes={target_bytes}, keep_s={keep_s}: give bytes, above 0, and seconds, 0 or more")
@@ -117,7 +113,7 @@ class Compaction:
 
     def _small(self, records: Sequence[CommitRecord]) -> Iterator[list[CommittedFile]]:
         """Yields neighbours in a folder that are to become one file."""
-        sizes = {info.key: info.size for info in self.store.list("")}  # sizes only decide what is worth merging
+        sizes = {info.key: info.size for info in self.store.list("")}
         runs: dict[str, tuple[list[CommittedFile], int]] = {}
         for file in live_files(records):
             if file.name.startswith(_HIDDEN):
@@ -149,7 +145,7 @@ class Compaction:
         yield part
 
     def _form_of(self, file: CommittedFile) -> object:
-        """Returns the columns of a file, comparable with other files'; None if the file cannot be merged."""
+        """Columns of a file, comparable with other files'; None if the file cannot be merged."""
         suffix = file.name.rpartition(".")[2]
         try:
             if suffix == "jsonl":
@@ -158,11 +154,7 @@ class Compaction:
         except ObjectNotFound:
             self._skipped.append(f"{file.name} is not there any more")
             return None
-        if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise Corrupt(
-                f"{self.store.url}/{file.name} is not what was committed: expected sha256 {file.sha256}; nothing was "
-                "compacted of it: restore it from a backup"
-            )
+        self._check(file, hashlib.sha256(data).hexdigest())
         if suffix == "csv":
             return data[: end_of_first_row(data, ",")]
         if suffix == "parquet":
@@ -173,9 +165,7 @@ class Compaction:
     def _merge(self, files: Sequence[CommittedFile]) -> bool:
         first = files[0].name
         folder, suffix = first.rpartition("/")[0], first.rpartition(".")[2]
-        key = (
-            f"{self._hidden}{folder}/{self.new_id()}.{suffix}" if folder else f"{self._hidden}{self.new_id()}.{suffix}"
-        )
+        key = f"{self._hidden}{folder}{'/' if folder else ''}{self.new_id()}.{suffix}"
         with tempfile.TemporaryDirectory(prefix="barrier-compaction-") as place:
             path = Path(place) / "merged"
             try:
@@ -200,13 +190,16 @@ class Compaction:
         for file in files:
             path = place / "small"
             self.store.get_file(file.name, path)
-            if _sha256_of(path) != file.sha256:
-                raise Corrupt(
-                    f"{self.store.url}/{file.name} is not what was committed: expected sha256 {file.sha256}; nothing "
-                    "was compacted of it: restore it from a backup"
-                )
+            self._check(file, _sha256_of(path))
             yield path
             path.unlink()
+
+    def _check(self, file: CommittedFile, sha256: str) -> None:
+        if sha256 != file.sha256:
+            raise Corrupt(
+                f"{self.store.url}/{file.name} is not what was committed: expected sha256 {file.sha256}; nothing was "
+                "compacted of it: restore it from a backup"
+            )
 
     # ------------------------------------------------------------ the hidden file replaces the small files
 
@@ -244,10 +237,7 @@ class Compaction:
 
 
 def _worth_it(run: list[CommittedFile], sizes: Mapping[str, int]) -> list[CommittedFile]:
-    """Drops leading files that are larger than all later files together.
-
-    A merge thus at least doubles the first file, which earlier runs may have made: a row is rewritten only a few times.
-    """
+    """Drops leading files that are larger than all later files together: a row is rewritten only a few times."""
     total = sum(sizes[file.name] for file in run)
     start = 0
     while start < len(run) and 2 * sizes[run[start].name] > total:
@@ -262,7 +252,7 @@ def _visible_name(name: str) -> str:
 
 
 def _merged(files: Iterable[Path], into: Path, suffix: str) -> int | None:
-    """Merges files. Returns the number of rows; None if they were not counted."""
+    """Merges files. Returns the number of rows, or None if not counted."""
     if suffix == "parquet":
         return _merged_parquet(files, into)
     with into.open("xb") as target:

@@ -1,7 +1,7 @@
 """Rows of open files of a rolling file sink, which grow over several checkpoints. Pure.
 
-A rolling sink keeps rows in memory, a file per folder, and in snapshots. A rolled file leaves the open files, is
-staged, and becomes visible with the checkpoint that rolled the file.
+A rolling sink keeps rows in memory, a file per folder, and in snapshots. A rolled file is staged, and becomes visible
+with the checkpoint that rolled the file.
 
 | what is there | event                                        | next                                              |
 |---------------|----------------------------------------------|---------------------------------------------------|
@@ -16,9 +16,9 @@ staged, and becomes visible with the checkpoint that rolled the file.
 |               |                                              |   of the same snapshot, never in both             |
 
 Snapshots store *parts*: the rows of all folders from a checkpoint in a single value, so that a checkpoint writes new
-rows into one object. Eight parts of similar size are merged, and a part with mostly rolled files is rewritten: each row
-is written a few times, and parts stay few. A stored part is referenced, not written again, even after some files were
-rolled; the rows of these files are ignored.
+rows into one object. Eight parts of similar size are merged, and a part with mostly rolled files is rewritten, so each
+row is written a few times. A stored part is referenced even after some of its files were rolled; their rows are
+ignored.
 """
 
 import struct
@@ -33,8 +33,8 @@ from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-LIST = "files"  # the kept value that lists the parts; all other values are parts
-_MERGED = 8  # number of parts of similar size that are merged
+LIST = "files"  # the kept value that lists the parts, which are the other values
+_MERGED = 8  # parts of similar size
 _SMALLEST = 64 << 10  # bytes; smaller parts count as equal
 _LIST_VERSION = 1
 _MOST_FILES = 1_000
@@ -44,8 +44,9 @@ _Key: TypeAlias = tuple[str, pa.Schema]  # of an open file: folder, and columns 
 
 @dataclass(frozen=True)
 class Rolling:
-    """When a file is rolled: at `size` bytes of rows in memory, or `age_ms` after the first row.
-    `most_bytes`: of all files."""
+    """When a file is rolled: at `size` bytes of rows in memory, or `age_ms` after the first row. `most_bytes`: of all
+    files.
+    """
 
     size: int
     age_ms: int
@@ -60,7 +61,7 @@ class _StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
 
 class _StoredPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str  # of the kept value
-    files: tuple[_StoredFile | None, ...]  # the files of the part's tables; None: rolled, not to be restored
+    files: tuple[_StoredFile | None, ...]  # of the part's tables; None: rolled
 
 
 class _StoredList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,8 +74,9 @@ _LIST = VersionedDecoder(value_format("{}: open files of a sink", _LIST_VERSION)
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of checkpoints. `tables`: fixed order; None for a rolled file.
-    `bytes`: of all tables when the part was made."""
+    """Rows of checkpoints. `tables`: fixed order; None for a rolled file. `bytes`: of all tables when the part was
+    made.
+    """
 
     id: int
     tables: tuple[tuple[_Key, pa.Table | None], ...]
@@ -96,9 +98,8 @@ class _Part:
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """Open files of a sink subtask. Immutable: a failed attempt changes nothing.
-
-    `unique` distinguishes the names of this incarnation.
+    """Open files of a sink subtask. Immutable: a failed attempt changes nothing. `unique`: part of names, per
+    incarnation.
     """
 
     unique: str
@@ -196,9 +197,8 @@ class OpenFiles:
 
 
 def restored(unique: str, kept: Iterable[Mapping[str, bytes]], where: str) -> OpenFiles:
-    """Returns the open files of this incarnation from the kept values of several subtasks, in their order.
-
-    Raises `Corrupt` for invalid values.
+    """Open files of this incarnation from the kept values of several subtasks, in order. Raises `Corrupt` for invalid
+    values.
     """
     parts: list[_Part] = []
     since_ms: dict[_Key, int] = {}

@@ -1,9 +1,8 @@
 """Exactly-once sinks of files (Parquet, JSON lines, CSV) in a local folder or an object store.
 
-Pre-commit stages whole, durable, hidden objects that never expire. Commit publishes each object under the final name:
-atomic, idempotent, checked by hash. After all subtasks have published, the global committer adds the files to the
-sink's commit log in an atomic step. Readers of that log (`committed_files`) see whole checkpoints, readers that list
-the folder see whole files.
+Pre-commit stages whole, durable, hidden objects that never expire. Commit publishes each under its final name: atomic,
+idempotent, checked by hash. Then the global committer adds the files of all subtasks to the sink's commit log at once.
+Readers of that log (`committed_files`) see whole checkpoints, readers that list the folder see whole files.
 
 A file takes the rows of a subtask and checkpoint; a large transaction makes several files. With `roll_bytes` or
 `roll_age`, files grow over several checkpoints (`open_files`); with `partition_by`, there is a file per folder
@@ -61,21 +60,21 @@ _MOST_FOLDERS = 10_000  # of a part of a transaction
 
 @kinds_checked
 class FileSink(TwoPhaseCommitSink):
-    """Base of the file sinks.
-    `url`: a local folder or the URL of a store (docs/running.md), which several jobs may share.
+    """Base of the file sinks. `url`: a local folder or the URL of a store (docs/running.md), which several jobs may
+    share.
 
-    `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask, above which a part is staged early as a
-    separate file. The default is smaller for text, which is larger than the rows: rows are encoded as they arrive, and
-    text of four times this size is staged early as well.
+    `max_bytes_in_memory`: Arrow bytes of a subtask's open transaction, above which a part is staged early as a separate
+    file. The default is smaller for text, which is encoded as rows arrive and also staged at four times this size of
+    text.
 
     `partition_by`: columns (text, integers, booleans, dates) whose values are stored in the path instead of the file,
     as in Hive and Spark: `day=2026-01-01/part-….parquet`.
 
-    `roll_bytes`, `roll_age`: a file becomes visible when the rows take that many bytes in memory (three to ten times as
-    much as in a Parquet file) or when the first row has that age, whichever is first. If only one is given, the other
-    is 128 MiB or 10 minutes. Without both, every checkpoint shows its rows. Rows of open files wait in the job's
-    checkpoints, at most `max_bytes_in_memory` (or `roll_bytes`) per subtask: beyond that the largest files become
-    visible earlier. At the end of the input, and when the job is drained, all files become visible.
+    `roll_bytes`, `roll_age`: a file becomes visible when its rows take that many bytes in memory (three to ten times as
+    many as in a Parquet file) or the first row has that age. If only one is given, the other is 128 MiB or 10 minutes.
+    Without both, every checkpoint shows its rows. Rows of open files wait in the job's checkpoints, at most
+    `max_bytes_in_memory` (or `roll_bytes`) per subtask: beyond that the largest files become visible earlier. At the
+    end of the input, and when the job is drained, all files become visible.
     """
 
     global_committer = True
@@ -135,7 +134,7 @@ class FileSink(TwoPhaseCommitSink):
         self._last = False  # no more rows follow
         self._open_files = OpenFiles(self._names.incarnation)
         self._moved = False  # the open files are of another parallelism
-        self._last_checkpoint = 0  # highest checkpoint that closed a transaction, as far as this incarnation knows
+        self._last_checkpoint = 0  # highest that is known to have closed a transaction
         self._store = self._checked_store(context)
         self._staging = Staging(self._store, self._names, self._where)
         self._commit_log = CommitLog(self._store, context.job, context.sink, self._later)
@@ -235,9 +234,9 @@ class FileSink(TwoPhaseCommitSink):
     def _roll(self, transaction: RowBuffer[_Files], checkpoint: int) -> list[StagedFile]:
         """Stages the open files, and rows of this transaction, that are done; the rest stays open.
 
-        Rows of a subtask become visible in the order of their arrival. Rows that were staged early are younger than the
-        open files, so all of these are staged, too, and no later rows stay open. Rows from before a rescaling become
-        visible before newer rows, which another subtask may have: newer rows wait for the next checkpoint.
+        Rows of a subtask become visible in the order of their arrival. Rows staged early are younger than the open
+        files, so all of these are staged, too, and no later rows stay open. Rows from before a rescaling become visible
+        first, because another subtask may have newer rows, which wait for the next checkpoint.
         """
         full = self._stage(transaction, checkpoint)
         rest = transaction.rest()
@@ -249,7 +248,7 @@ class FileSink(TwoPhaseCommitSink):
             rolling = None if full else _KEEP
         files, done = files.grown(rows, now_ms, rolling, last=self._last)
         staged = [*self._staged(rolled, checkpoint), *full, *self._staged(done, checkpoint)]
-        self._open_files, self._moved = files, False  # at the end: a failed attempt must change nothing
+        self._open_files, self._moved = files, False  # last: a failed attempt changes nothing
         return staged
 
     def _stage(self, transaction: RowBuffer[_Files], earliest: int) -> list[StagedFile]:
@@ -338,7 +337,7 @@ class FileSink(TwoPhaseCommitSink):
         self._afterwards.close()
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        if decided and self._context.subtask == 0:  # subtask 0 then commits for all subtasks
+        if decided and self._context.subtask == 0:  # commits for all subtasks
             self._later(self._commit_log.look_ahead)
         files = self._shown(decided)  # the sweep deletes the staged objects of these files
         self._last_checkpoint = max([self._last_checkpoint, *(origin_of(file)[1] for file in files)])
@@ -382,8 +381,8 @@ class TextSink(FileSink):
         return self.head(batches[0].schema) + self.encode_rows(batches)
 
     def begin_transaction(self) -> RowBuffer[_Files]:
-        """Returns a buffer that encodes rows as they arrive.
-        Rows stay unencoded until staging if files may grow or depend on folders, or if a subclass has its own `encode`.
+        """Buffer that encodes rows as they arrive, unless files may grow or depend on folders, or a subclass has its
+        own `encode`.
         """
         waits = self._rolling is not None or self._open_files.parts or self.partition_by
         if waits or type(self).encode is not TextSink.encode:
@@ -409,8 +408,9 @@ class TextSink(FileSink):
 
 
 class JsonlSink(TextSink):
-    """JSON lines: times are RFC 3339, durations ISO 8601, binary is base64, a map is an object;
-    NaN and infinities are the texts `NaN`, `Infinity` and `-Infinity`."""
+    """JSON lines: times are RFC 3339, durations ISO 8601, binary is base64, a map is an object; NaN and infinities are
+    the texts `NaN`, `Infinity` and `-Infinity`.
+    """
 
     kind = "jsonl"
     suffix = "jsonl"

@@ -27,10 +27,10 @@ _MOST_BYTES = 256 << 20
 class BinarySource(FileSource):
     """Whole files, a row each: images, PDFs, messages; see `ParquetSource`.
 
-    Columns are `path`, `modified` (time of the last change), `length` in bytes and `content`. `schema` may name some of
-    them, and columns of the folders above; without `content` files are not read. `suffixes`: endings of names that are
-    read in folders, such as `(".png", ".jpg")`; default: all. A row is in memory as a whole, so a file above 256 MiB is
-    refused, unless `content` is not read; between slots a row may have 64 MiB.
+    Columns: `path`, `modified` (time of the last change), `length` in bytes, `content`. `schema` may name some of them,
+    and columns of the folders above; without `content` files are not read. `suffixes`: endings that are read in
+    folders, such as `(".png", ".jpg")`; default: all. A file above 256 MiB is refused if `content` is read; between
+    slots a row may have 64 MiB.
     """
 
     _: KW_ONLY
@@ -49,7 +49,7 @@ class BinaryFiles(Files):
 
     def __init__(self, about: BinarySource, name: str, schema: pa.Schema | None, *, watched: bool) -> None:
         self.suffixes = tuple(about.suffixes) or ANY_NAME
-        if schema is None and watched:  # no file may exist yet whose folders name more columns
+        if schema is None and watched:  # files with more columns in folders may come
             schema = BINARY
         super().__init__(name, about.paths, schema, about.pace, watched=watched, on_change=about.on_change)
         self._check_types()
@@ -111,10 +111,9 @@ class WholeFileReader(FileReader):
         return len(self._content) == self.file.size
 
     def next_chunk(self) -> pa.RecordBatch | None:
-        modified = _EPOCH + datetime.timedelta(microseconds=self.file.modified_ns // 1_000)
         values = {
             "path": self.file.path,
-            "modified": modified,
+            "modified": _EPOCH + datetime.timedelta(microseconds=self.file.modified_ns // 1_000),
             "length": self.file.size,
             "content": bytes(self._content),
         }

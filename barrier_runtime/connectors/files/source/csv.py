@@ -27,16 +27,16 @@ from barrier_runtime.state.errors import InvalidJob
 class CsvSource(GuessingSource):
     """CSV files with a header line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
-    An empty field is null, an empty field in quotes is the empty text. Without `schema`, types are guessed from the
-    beginning of the first file: a column has numbers or times if each value is written in the usual form, and text
-    otherwise (`01234`, `+1`, `1.10`, `12e3`). A later value that the guessed type would not reproduce ends the job.
-    `types`, such as `{"at": datetime}`, has types of some columns, which are then not guessed.
+    An empty field is null, an empty field in quotes the empty text. Without `schema`, types are guessed from the
+    beginning of the first file: numbers or times if each value has the usual form, else text (`01234`, `+1`, `1.10`,
+    `12e3`). A later value that the guessed type would not reproduce ends the job. `types`, such as `{"at": datetime}`,
+    declares some columns.
 
     `delimiter` and `decimal_point` are one ASCII character each (in Germany ";" and ","). `encoding` must leave ASCII
     unchanged, such as "latin-1" or "cp1252".
 
-    `on_change="append"`: added whole lines of a longer file are read; the file must not be compressed. Each file then
-    takes about 250 bytes in every checkpoint.
+    `on_change="append"`: added whole lines of a longer, uncompressed file are read. Each file then takes about 250
+    bytes in every checkpoint.
     """
 
     _: KW_ONLY

@@ -1,9 +1,8 @@
 """Guesses types of CSV columns and checks later values against the guess.
 
-A guess must reproduce the text: a column is guessed as numbers or times only if each text is the usual form of the
-value, so `007`, `+49301234567`, `1.10`, `12e3` and `12345678901234567890` stay text. Later values that violate the
-guess are refused. Times may vary in form (`T` or a blank before the hour, trailing zeros of a fraction, the zone's
-offset), because the moment is kept.
+A column is guessed as numbers or times only if each text is the usual form of its value: `007`, `+49301234567`, `1.10`,
+`12e3` and `12345678901234567890` stay text. Later values that the type would not reproduce are refused. The form of
+times may vary (`T` or a blank, trailing zeros, the zone's offset), because the moment is kept.
 """
 
 import re
@@ -23,13 +22,13 @@ _BOOLEANS = frozenset(("true", "false"))
 _WHOLE = re.compile(r"0|-?[1-9][0-9]*")
 _NO_NUMBERS = frozenset(("nan", "inf", "-inf"))
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
-_LONG = 18  # characters; shorter numbers have at most 17 digits, which a float keeps
+_LONG = 18  # characters; a float keeps the 17 digits of a shorter number
 _MANY = 64
 _0, _9, _MINUS, _E = b"09-e"
 
 
 def guessed_type(texts: pa.Array, decimal_point: str) -> pa.DataType | None:
-    """Returns the type of a column with these texts; None if all are null."""
+    """Type of a column with these texts; None if all are null."""
     values = {text for text in pc.unique(texts).to_pylist() if text is not None}
     if not values:
         return None
@@ -65,12 +64,11 @@ def is_float(text: str, decimal_point: str = ".") -> bool:
 
 
 def is_checked(kind: pa.DataType) -> bool:
-    """True if `refuse_unwritable` checks values of a guessed column of `kind`."""
     return bool(types.is_int64(kind) or types.is_float64(kind))
 
 
 def refuse_unwritable(texts: pa.Array, kind: pa.DataType, decimal_point: str) -> None:
-    """Raises `TextMisfit` for a text that differs from the usual form of the number or boolean of `kind`."""
+    """Raises `TextMisfit` for a text that is not the usual form of its number or boolean."""
     is_written: Callable[[str], bool]
     if types.is_boolean(kind):
         rows, is_written = list(range(len(texts))), _BOOLEANS.__contains__
@@ -93,7 +91,7 @@ def refuse_unwritable(texts: pa.Array, kind: pa.DataType, decimal_point: str) ->
 
 
 def _unequal(texts: pa.Array, rows: list[int]) -> list[int]:
-    """Returns those of many rows whose text differs from Arrow's form of the float."""
+    """Rows whose text differs from Arrow's form of the float, if there are many; else `rows`."""
     if len(rows) < _MANY:
         return rows
     chosen = texts.take(pa.array(rows))
@@ -105,9 +103,8 @@ def _unequal(texts: pa.Array, rows: list[int]) -> list[int]:
 
 
 def _suspects(texts: pa.Array, whole: bool, decimal_point: str) -> list[int]:
-    """Returns rows whose text may differ from the usual form of the number.
-
-    Checks only first and last characters and lengths. Texts that are no numbers are refused later.
+    """Rows whose text may differ from the usual form, by first and last characters and lengths. Others are refused
+    later.
     """
     valid = texts.drop_null() if texts.null_count else texts
     if not len(valid):

@@ -59,8 +59,6 @@ _ROW = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+)")
 
 @dataclass(frozen=True)
 class CsvForm:
-    """Format of the values of a CSV file."""
-
     delimiter: str = ","
     encoding: str = "utf-8"
     decimal_point: str = "."
@@ -76,9 +74,8 @@ class CsvForm:
             )
         try:
             as_ascii = _ASCII.encode(self.encoding) == _ASCII.encode()
-            as_ascii &= not codecs.lookup(self.encoding).name.startswith(
-                "iso2022"
-            )  # iso2022 letters may contain a quote's byte
+            # letters of iso2022 may contain a quote's byte
+            as_ascii &= not codecs.lookup(self.encoding).name.startswith("iso2022")
         except (LookupError, UnicodeError):
             as_ascii = False
         if not as_ascii:
@@ -92,10 +89,7 @@ class CsvForm:
         return codecs.lookup(self.encoding).name in ("utf-8", "ascii")
 
     def as_utf8(self, data: bytes) -> bytes:
-        """Returns the text in UTF-8. Raises `UnicodeDecodeError`."""
-        if self.is_utf8:
-            return data
-        return data.decode(self.encoding).encode()
+        return data if self.is_utf8 else data.decode(self.encoding).encode()
 
 
 def column_names(header: bytes, form: CsvForm, where: str) -> list[str]:
@@ -118,7 +112,6 @@ def column_names(header: bytes, form: CsvForm, where: str) -> list[str]:
 
 
 def read_header(text: Text, form: CsvForm, where: str) -> tuple[bytes, int]:
-    """Returns the header line and the offset after it."""
     start = begin_of_text(text)
     if start and not form.is_utf8:
         raise InvalidJob(
@@ -134,7 +127,7 @@ def read_header(text: Text, form: CsvForm, where: str) -> tuple[bytes, int]:
 
 
 def texts_of(data: bytes, header: bytes, form: CsvForm, where: str) -> dict[str, pa.Array]:
-    """Returns the columns of some rows as text. Raises `InvalidJob`."""
+    """Columns of some rows as text. Raises `InvalidJob`."""
     names = column_names(header, form, where)
     rows = CsvRows(header, where, pa.schema([(name, pa.string()) for name in names]), form)
     try:
@@ -146,10 +139,9 @@ def texts_of(data: bytes, header: bytes, form: CsvForm, where: str) -> dict[str,
 
 
 class CsvRows:
-    """Parses whole rows of a file into batches of `schema`.
+    """Parses whole rows of a file into batches of `schema`. `guessed`: columns whose values must reproduce the text.
 
-    Raises `InvalidJob` if the header lacks a column, `LineError` for an invalid row. `guessed`: columns whose types are
-    guesses, so that each value has to reproduce the text.
+    Raises `InvalidJob` if the header lacks a column, `LineError` for an invalid row.
     """
 
     def __init__(
@@ -167,7 +159,7 @@ class CsvRows:
         self._form = form
         self._guessed = frozenset(guessed)
         self._empty = no_rows(schema)
-        self._texts: set[str] = set()  # columns that are read as text and then converted
+        self._texts: set[str] = set()  # columns to convert from text
         for field in schema:
             guess = field.name in self._guessed
             # Arrow takes the same texts of true and false for all columns
@@ -232,10 +224,7 @@ class CsvRows:
             raise LineError(at, f"column {field.name!r} is {field.type}, and {misfit.why}") from misfit
 
     def _with_points(self, texts: pa.Array) -> pa.Array:
-        """Replaces the decimal point by a point.
-
-        Raises `TextMisfit` for a number with a point: 1.000 may be a thousand.
-        """
+        """Replaces the decimal point. Raises `TextMisfit` for a number with a point: 1.000 may be a thousand."""
         row = pc.index(pc.match_substring(texts, "."), True).as_py()
         if row >= 0:
             text = texts[row].as_py()
@@ -292,8 +281,8 @@ class CsvRows:
 class CsvReader(LinesReader):
     """Reader of CSV files whose blocks end with rows.
 
-    Blocks end at the last line end while each line is a row. From the first block with a line that is not a row, blocks
-    end at the last line end outside of quotes.
+    Blocks end at a line end while each line is a row; from the first block with a row of several lines, outside of
+    quotes.
     """
 
     def __init__(
@@ -310,7 +299,7 @@ class CsvReader(LinesReader):
         super().__init__(where, file, schema, rows_per_second, make_rows, grows=grows)
         self._form = form
         self._by_quotes = False
-        self._skips_blank = False  # positions of an earlier version do not count empty lines
+        self._skips_blank = False  # positions of earlier releases do not count empty lines
         self._parsed: tuple[bytes, pa.RecordBatch] | None = None
 
     def read_header(self, text: Text) -> tuple[bytes, int]:
@@ -335,9 +324,9 @@ class CsvReader(LinesReader):
         return data
 
     def _is_whole(self, data: bytes) -> bool:
-        """True if each line of `data` is a row and the last row is complete. Keeps the parsed rows.
+        """True if each line is a row and the last row is complete. Keeps the parsed rows.
 
-        With as many rows as lines, only the last line end can be in quotes, so only the last line is checked.
+        With as many rows as lines, only the last line end can be in quotes.
         """
         assert self._parse is not None
         try:
@@ -370,7 +359,7 @@ class CsvReader(LinesReader):
 
 
 def _may_be_wrong(column: pa.Array, data: bytes) -> bool:
-    """True if Arrow may have misread a text of `data` as a value of `column`."""
+    """True if Arrow may have misread a text as a value of `column`."""
     if types.is_floating(column.type):
         return may_be_inexact(column)
     if types.is_timestamp(column.type):
@@ -379,7 +368,7 @@ def _may_be_wrong(column: pa.Array, data: bytes) -> bool:
 
 
 def _may_be_wrapped(column: pa.Array, data: bytes) -> bool:
-    """True if a negative number of `column` may be hexadecimal in `data`, such as 0xFF with 8 bits."""
+    """True if a negative number may be hexadecimal in `data`, such as 0xFF with 8 bits."""
     least = pc.min(column).as_py()
     return least is not None and least < 0 and (b"x" in data or b"X" in data)
 
@@ -394,7 +383,6 @@ def _reads(kind: pa.DataType) -> bool:
 
 
 def _convert_options(schema: pa.Schema, *, guessed: bool) -> pacsv.ConvertOptions:
-    """Options that replace Arrow's default texts of null, true and false."""
     return pacsv.ConvertOptions(
         column_types=schema,
         include_columns=schema.names,
@@ -407,7 +395,7 @@ def _convert_options(schema: pa.Schema, *, guessed: bool) -> pacsv.ConvertOption
 
 
 def _parse(data: bytes, names: list[str], form: CsvForm, options: pacsv.ConvertOptions) -> pa.Table:
-    """Parses CSV. Empty lines are rows of a file with a single column, and are skipped otherwise."""
+    """Parses CSV. Empty lines are rows only of a file with a single column."""
     options.decimal_point = form.decimal_point
     return pacsv.read_csv(
         pa.BufferReader(data),

@@ -16,27 +16,26 @@ from barrier_runtime.connectors.source import Remaining, Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 log = logging.getLogger("barrier_runtime.files")
-_CHECKED_IN_DRIVER = 200  # local files that the driver checks; the other files are checked when they are opened
+_CHECKED_IN_DRIVER = 200  # local files; the others are checked when opened
 
 OnChange = Literal["fail", "append"]  # for files that were read
 
 
 def with_types(guessed: pa.Schema, types: pa.Schema) -> pa.Schema:
-    """`guessed` with the declared types of the columns that have one."""
     return pa.schema([types.field(field.name) if field.name in types.names else field for field in guessed])
 
 
 class Files:
     """Base class; subclasses know a format: `kind`, `suffixes`, `guess`, `check`, `file_reader`.
 
-    `watched`: the files may appear later (see `WatchedFiles`). `on_change`: how to treat a file that was read and is
-    longer now. `types`: columns that are not guessed although `schema` is None.
+    `watched`: files may appear later (`WatchedFiles`). `on_change`: treatment of a read file that is longer now.
+    `types`: columns that are not guessed without `schema`.
     """
 
     exactly_once = True
     endless = False
-    in_folders = True  # folders above a file, `day=2026-01-01/`, become columns
-    may_grow = False  # files that grow can be read on
+    in_folders = True  # folders `day=2026-01-01/` become columns
+    may_grow = False
     kind: str
     suffixes: tuple[str, ...]
 
@@ -85,7 +84,7 @@ class Files:
         return left is not None
 
     def tell_left_out(self, where: str, column: str) -> None:
-        """Logs that a column is not read, once per process: there may be as many files as columns."""
+        """Logs, once per process, that a column is not read."""
         if not self._told:
             self._told = True
             log.warning(
@@ -97,7 +96,7 @@ class Files:
 
     @property
     def checked_in_driver(self) -> Sequence[FoundFile]:
-        """The local files to check: each remote file takes a request, made in a slot."""
+        """Local files to check; each remote file takes a request, made in a slot."""
         return [file for file in self.files[:_CHECKED_IN_DRIVER] if not is_remote(file.url)]
 
     @property
@@ -113,7 +112,7 @@ class Files:
         return self
 
     def schema_in(self, file: FoundFile) -> pa.Schema:
-        """Returns the columns that the file itself contains; other columns come from the path."""
+        """Columns that the file itself contains; others come from the path."""
         return self._not_in_folders(self.schema, file)
 
     def _not_in_folders(self, whole: pa.Schema, file: FoundFile) -> pa.Schema:
@@ -136,7 +135,7 @@ class Files:
     # ------------------------------------------------------------ the format
 
     def guess(self, file: FoundFile) -> pa.Schema:
-        """Guesses the schema of a file, with the declared `types` of columns that have one."""
+        """Schema of a file, with the declared `types`."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -167,8 +166,7 @@ class Files:
         return reader
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Bytes of files.
-        Positions in text files subtract the bytes read; other unfinished files count as a whole."""
+        """Bytes left. Positions in text files subtract the bytes read; other unfinished files count as a whole."""
         sizes = {split.id: split.size or 0 for split in splits}
         read = sum(min(position_of(at).offset, sizes.get(id, 0)) for id, at in positions.items())
         return Remaining(bytes=sum(sizes.values()) - read)

@@ -32,8 +32,8 @@ class JsonlSource(GuessingSource):
     """Files with a JSON object per line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
     Fields that `schema` lacks are ignored, absent fields are null. Without `schema`, types are guessed from the
-    beginning of the first file, except those of the columns in `types`, `{"at": datetime}`, which may also be columns
-    that appear later. `on_change` as in `CsvSource`.
+    beginning of the first file, except those in `types`, `{"at": datetime}`, which may name columns that appear later.
+    `on_change` as in `CsvSource`.
     """
 
     def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:

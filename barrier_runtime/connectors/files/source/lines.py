@@ -26,7 +26,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 BLOCK_BYTES = 256 << 10  # takes some milliseconds of the loop to parse
 _LONGEST_LINE = 64 << 20
-_COUNTED_BYTES = 16 << 20  # of which the loop counts the lines for a warning, in some milliseconds
+_COUNTED_BYTES = 16 << 20  # whose lines the loop counts in milliseconds
 
 Parse = Callable[[bytes], pa.RecordBatch]
 EndOfRecords = Callable[[bytes], int]  # the end of the last whole record in some bytes; 0 if there is none
@@ -37,8 +37,9 @@ def end_of_lines(data: bytes) -> int:
 
 
 class LinesReader(FileReader):
-    """Reader of lines.
-    `make_parser(header, where)` returns a function from whole lines to a batch, which raises `LineError`."""
+    """Reader of lines. `make_parser(header, where)` returns a function from whole lines to a batch, which raises
+    `LineError`.
+    """
 
     def __init__(
         self,
@@ -64,7 +65,6 @@ class LinesReader(FileReader):
         self._half_line = False  # only half a line is left
 
     def read_header(self, text: Text) -> tuple[bytes, int]:
-        """Returns the header and the offset of the first record."""
         return b"", begin_of_text(text)
 
     def open(self) -> None:
@@ -102,7 +102,6 @@ class LinesReader(FileReader):
         return chunk
 
     def next_block(self) -> bytes:
-        """Returns the bytes of the next whole records."""
         assert self._text is not None
         if self.at_end():
             return b""
@@ -121,19 +120,19 @@ class LinesReader(FileReader):
             raise self.refused(data, error.at, error.problem) from error
 
     def refused(self, data: bytes, at: int, problem: str) -> InvalidJob:
-        """Returns the error about byte `at` of the block `data`."""
+        """Error about byte `at` of the block `data`."""
         line = 1 + self._lines_before(self._next) + data.count(b"\n", 0, at)
         return InvalidJob(f"{self.where}, line {line}: {problem}")
 
     def line_in_block(self, at: int) -> str:
-        """Returns the place of byte `at` of the block that is parsed: a line, or far from the beginning a byte."""
+        """Place of byte `at` of the parsed block: a line, or far from the beginning a byte."""
         if self._next > _COUNTED_BYTES:
             return f"byte {self._next + at}"
         lines = self._lines_before(self._next) + self._data.count(b"\n", 0, at)
         return f"line {1 + lines}"
 
     def _lines_before(self, offset: int) -> int:
-        """Returns the number of line ends before `offset`. Reads the file again: for errors only."""
+        """Number of line ends before `offset`. Reads the file again: for errors only."""
         lines = at = 0
         with closing(open_text(self.file, self.where, grows=self.grows)) as text:
             while at < offset and (data := text.read_at(at, min(BLOCK_BYTES, offset - at))):
@@ -168,7 +167,7 @@ class LinesReader(FileReader):
 
 
 def begin_of_text(text: Text) -> int:
-    """Returns the offset after a byte-order mark."""
+    """Offset after a byte-order mark."""
     return 3 if text.read_at(0, 3) == b"\xef\xbb\xbf" else 0
 
 
@@ -199,8 +198,8 @@ LINE = pa.schema([("line", pa.string())])
 class TextSource(FileSource):
     """Text files (`.txt`, `.log`), also `.gz`, `.zst` or `.bz2`; see `ParquetSource`.
 
-    Each line is a row of the column `line`, without the line end; empty lines are rows. `schema` may name the column:
-    `{"message": str}`; with type `bytes` the column also holds text that is not UTF-8. `on_change` as in `CsvSource`.
+    Each line, without the line end, is a row of the column `line`; empty lines are rows. `schema` may name the column,
+    `{"message": str}`; as `bytes` the column also holds text that is not UTF-8. `on_change` as in `CsvSource`.
     """
 
     def files(self, name: str, schema: pa.Schema | None, *, watched: bool) -> Files:

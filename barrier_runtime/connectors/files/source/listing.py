@@ -33,27 +33,24 @@ from barrier_runtime.state.store.urls import local_path, shown, without_credenti
 
 
 class FoundFile(msgspec.Struct, frozen=True):
-    """Input file.
-
-    `id`: stable if the folder moves. `size`: bytes; another size shows a changed file. `folders`: folders above the
-    file that name columns, `day=2026-01-01`, below the listed folder if there is one.
+    """Input file. `id`: stable if the folder moves. `folders`: folders above the file, below a listed folder, that name
+    columns.
     """
 
     id: str
     url: str
     size: int
-    modified_ns: int = 0  # wall clock of the store; a hint for the order
+    modified_ns: int = 0  # a hint for the order
     folders: str = ""
-    place: str = ""  # of a remote file: bucket and key, which precede the settings in `url`
-    former: str = ""  # id in earlier releases of a file that a pattern found in another folder
-    etag: str = ""  # of a remote file: the listed version; empty: the store names no versions
+    place: str = ""  # of a remote file: bucket and key
+    former: str = ""  # id in earlier releases
+    etag: str = ""  # version of a remote file; empty: unknown
 
     def split(self) -> Split:
         return Split(self.id, msgspec.json.encode(self), self.size, formerly=self.former)
 
     @property
     def path(self) -> str:
-        """URL without the settings."""
         if not is_remote(self.url):
             return self.url
         scheme = self.url.partition("://")[0]
@@ -72,7 +69,7 @@ _ENDS_BYTES = 64 << 10
 
 
 def fingerprint(opened: Any, size: int, where: str) -> str:
-    """Returns a hash of the first and the last 64 kB of the first `size` bytes of a file."""
+    """Hash of the first and the last 64 kB of the first `size` bytes of a file."""
     last = max(_ENDS_BYTES, size - _ENDS_BYTES)
     try:
         at = opened.tell()
@@ -88,10 +85,10 @@ def fingerprint(opened: Any, size: int, where: str) -> str:
 def find_files(
     paths: str | Sequence[str], suffixes: tuple[str, ...], where: str, passed: PassedOver | None = None
 ) -> list[FoundFile]:
-    """Returns all files of `paths`, sorted by id.
+    """All files of `paths`, sorted by id.
 
-    In folders, only names that end in one of `suffixes` and are not hidden (`patterns`) are read; `passed` counts the
-    others. Raises `InvalidJob` if a path is missing or has no such file.
+    In folders, only names that end in one of `suffixes` and are not hidden are read; `passed` counts the others. Raises
+    `InvalidJob` if a path is missing or has no such file.
     """
     found: list[FoundFile] = []
     passed = PassedOver() if passed is None else passed
@@ -122,11 +119,10 @@ def find_arrivals(
     passed_over: Callable[[str], bool] | None = None,
     passed: PassedOver | None = None,
 ) -> list[FoundFile]:
-    """Returns the files of folders in which files appear, oldest first; else like `find_files`.
+    """Files of folders in which files appear, oldest first; else like `find_files`.
 
-    Folders may be empty. Files whose name begins with `.` or `_` are incomplete and skipped, even if a pattern names
-    them. Raises `Unavailable` for a missing folder. Local files whose id is `passed_over` are skipped without a look at
-    the file.
+    Folders may be empty. Hidden names, of incomplete files, are skipped even if a pattern names them. Local files whose
+    id is `passed_over` are skipped without a look at the file. Raises `Unavailable` for a missing folder.
     """
     listed, passed = _listed(paths, where), PassedOver() if passed is None else passed
     found = [
@@ -175,17 +171,16 @@ def _distinct(files: Sequence[FoundFile], where: str) -> list[FoundFile]:
 
 
 def local_place(path: str) -> str:
-    """Returns the absolute path without `~` and `file://`."""
     return os.path.abspath(os.path.expanduser(local_path(path)))
 
 
 def _looked_at(
     named: Iterable[tuple[str, str]], whole: bool, alone: bool, where: str, passed: PassedOver
 ) -> list[FoundFile]:
-    """Returns the listed files with size and time.
+    """Listed files with size and time.
 
-    `whole`: ids are paths below the listed folder, and folders above it name no columns. `alone`: the only path is a
-    pattern, so former ids cannot collide with ids of other paths.
+    `whole`: ids are paths below the listed folder, and folders above it name no columns. `alone`: the only path, so
+    former ids cannot collide with ids of other paths.
     """
     files = []
     for id, path in named:
@@ -255,21 +250,21 @@ def _would_find(path: str, suffixes: tuple[str, ...], where: str, place: str) ->
 
 
 def _below_real(folder: str, file: str, remote: bool) -> str:
-    """Returns the path of `file` below the folder, with links resolved; empty if the file is elsewhere."""
+    """Path of `file` below the folder, with links resolved; empty if elsewhere."""
     root = f"{folder if remote else os.path.realpath(folder)}/"
     return file.removeprefix(root) if file.startswith(root) else ""
 
 
 def open_file(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Any:
-    """Opens the listed file for random access, as `pyarrow.NativeFile` or `RangesFile`.
+    """Opens the listed file for random access, as `pyarrow.NativeFile` or `RangesFile`. A file that `grows` may be
+    longer.
 
-    A file that `grows` may be longer. Opening a remote file requests nothing: the first read detects a missing or
-    changed file.
+    Opening a remote file requests nothing: the first read detects a missing or changed file.
     """
     if is_remote(file.url):
         stored = StoredFile(file.url, file.place, file.size, file.etag, where, grows=grows)
         if not file.size:
-            stored.compare()  # an empty file has no read that would detect a change
+            stored.compare()  # no read will detect a change
         return RangesFile(stored.read, file.size, fetcher)
     try:
         opened = pa.OSFile(file.url, "rb")

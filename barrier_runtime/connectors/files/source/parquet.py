@@ -1,7 +1,7 @@
 """Source of Parquet files: a split per file, read by row groups, only the wanted columns.
 
-The position is a row number; earlier row groups are skipped without reads. For a file of a store, the wanted columns of
-several row groups are fetched ahead together, and decoded when all have arrived.
+The position is a row number; earlier row groups are skipped unread. Of a file in a store, the wanted columns of several
+row groups are fetched ahead together, and decoded when all have arrived.
 """
 
 from collections import deque
@@ -25,27 +25,27 @@ from barrier_runtime.data import plain_rows
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-_READ_BYTES = 1 << 16  # of a read of a local file's column; a remote column chunk is a single request
-_CHUNK_BYTES = 8 << 20  # a chunk of wide rows is limited to this size instead of ROWS_PER_CHUNK
+_READ_BYTES = 1 << 16  # of a read of a local column; a remote chunk is one request
+_CHUNK_BYTES = 8 << 20  # limits a chunk of wide rows
 _LOOKED_AT = 8  # row groups that are sampled for the width of rows
-_WINDOW_BYTES = 4 << 20  # lower bound of the row groups that are fetched together
+_WINDOW_BYTES = 4 << 20  # least size of row groups fetched together
 _PART_BYTES = 4 << 20  # of a request
 _AHEAD_BYTES = 32 << 20  # requested beyond the row groups that are decoded
 _GAP_BYTES = 128 << 10  # largest gap between wanted columns that is fetched with them
-_BEHIND_BYTES = 128  # Arrow reads this far beyond a column chunk in files of old releases of parquet-mr
+_BEHIND_BYTES = 128  # Arrow reads beyond a column chunk of old parquet-mr
 
 
 @kinds_checked
 @dataclass(frozen=True)
 class ParquetSource(FileSource):
-    """Parquet files by paths, folders (read recursively) or patterns (docs/files.md); a split per file.
-    Local or in a cloud (`s3://`, `gs://`, `abfss://`, `webhdfs://`).
+    """Parquet files by paths, folders (read recursively) or patterns (docs/files.md); a split per file. Local or in a
+    cloud (`s3://`, `gs://`, `abfss://`, `webhdfs://`).
 
     `schema` names the columns to read (default: all columns of the first file). `pace`: rows per second over all files;
-    default: as fast as possible. `watch`: period of the search for new files, which never ends; existing files are read
-    first, and there may be none yet. Files must be complete when they appear, so rename them into place; names that
-    begin with `.` or `_` are ignored. The job's checkpoints keep the name of each file. A file that changes after
-    reading began ends the job (docs/guarantees.md).
+    default: as fast as possible. `watch`: period of the endless search for new files; existing files are read first,
+    and there may be none yet. Files must be complete when they appear: rename them into place; names that begin with
+    `.` or `_` are ignored. Checkpoints keep the name of each file. A file that changes after reading began ends the job
+    (docs/guarantees.md).
 
     >>> flow.source("orders", ParquetSource("s3://lake/orders", watch=timedelta(seconds=10)), event_time="at")
     """
@@ -92,8 +92,7 @@ class ParquetFiles(Files):
 
 @dataclass(frozen=True)
 class _Window:
-    """Row groups that are decoded together.
-    `ranges` (start, end): of their wanted columns in a remote file."""
+    """Row groups that are decoded together. `ranges` (start, end): of their wanted columns in a remote file."""
 
     groups: list[int]
     ranges: list[tuple[int, int]]
@@ -104,10 +103,9 @@ class _Window:
 
 
 class ParquetReader(FileReader):
-    """Reader of a Parquet file.
+    """Reader of a Parquet file. `wanted`: columns that the file must have, even unread; default: `schema`.
 
-    `found` is called with the name of the file and the names of its columns. `wanted`: columns that the file must have,
-    even if they are not read; default: `schema`.
+    `found` is called with the name of the file and the names of its columns.
     """
 
     def __init__(
@@ -199,8 +197,7 @@ class ParquetReader(FileReader):
             self._ranges.request(self._planned[0].ranges, needed=False, most=_PART_BYTES)
 
     def _begin_window(self) -> bool:
-        """Begins the next row groups. Returns False if there are none.
-        Raises `NotThere` until their bytes have arrived."""
+        """Begins the next row groups; False without any. Raises `NotThere` until their bytes have arrived."""
         if not self._plan():
             return False
         window = self._planned[0]
@@ -229,7 +226,6 @@ class ParquetReader(FileReader):
         return bool(self._planned)
 
     def _windows_of(self, groups: Sequence[int]) -> Iterator[_Window]:
-        """Yields windows of some megabytes or of single row groups."""
         assert self._opened is not None
         paths = [self._opened.schema.column(number).path for number in range(len(self._opened.schema.names))]
         wanted = [number for number, path in enumerate(paths) if self._is_wanted(path)]
@@ -274,7 +270,7 @@ class ParquetReader(FileReader):
 
 
 def _joined(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns column chunks (start, end) in order; near chunks are joined, up to a request of `_PART_BYTES`.
+    """Column chunks (start, end) in order; near chunks are joined, up to a request of `_PART_BYTES`.
 
     A request that ends inside a chunk makes Arrow's read of this chunk a copy.
     """
@@ -290,7 +286,6 @@ def _joined(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _place(column: Any, size: int, behind: int) -> tuple[int, int]:
-    """Returns start and end of a column chunk in a file of `size` bytes, with `behind` bytes after the chunk."""
     start = column.data_page_offset
     if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
         start = column.dictionary_page_offset
@@ -309,10 +304,7 @@ def _footer_schema(file: FoundFile, where: str) -> pa.Schema:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema without metadata, dictionary types and views of text.
-
-    Batches of a stream must not depend on how a file was written.
-    """
+    """Schema without metadata, dictionary types and views of text, which depend on how a file was written."""
     return plain_rows.plain_schema(pa.schema([(field.name, field.type) for field in schema]))
 
 
@@ -362,7 +354,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def corrupt(where: str, error: Exception) -> Exception:
-    """Returns `Unavailable` for an error of the storage, `InvalidJob` for invalid bytes."""
+    """`Unavailable` for an error of the storage, `InvalidJob` for invalid bytes."""
     if isinstance(error, OSError) and not isinstance(error, pa.ArrowException) and error.errno is not None:
         return Unavailable(f"{where}: it cannot be read now: {error}")
     said = str(error).rstrip(". \n")

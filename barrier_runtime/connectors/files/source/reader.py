@@ -72,17 +72,17 @@ class FileReader:
         self._counted = False
 
     def add_columns(self, schema: pa.Schema, values: Mapping[str, str | None]) -> None:
-        """Adds columns of `schema` that the file lacks; each has the same text of `values` in every row."""
+        """Adds columns of `schema` that the file lacks; each repeats its text of `values`."""
         self._whole = schema, values
 
     def leaves_out(self) -> None:
-        """Tells that the file has columns that are not read. Any thread; counted once, by the loop."""
+        """Records, in any thread, that the file has columns that are not read. The loop counts once."""
         self._leaves_out = True
 
     # ------------------------------------------------------------ the format
 
     def open(self) -> None:
-        """Opens the file if it is closed; waits for requests of a remote file."""
+        """Opens a closed file; waits for requests of a remote file."""
         raise NotImplementedError
 
     def request_first(self) -> None:
@@ -111,7 +111,7 @@ class FileReader:
         """Continues at `position`. The file may still be closed."""
 
     def raw(self) -> Any:
-        """Returns the open file; None while it is closed."""
+        """Returns the open file, or None."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class FileReader:
         self.open()
         if self.remote and not self._prepared:
             self._prepared = True
-            self._fingerprint()  # in this thread, because the loop takes positions
+            self._fingerprint()  # here: the loop takes positions
             if isinstance(raw := self.raw(), RangesFile):
                 raw.forget(FIRST_BYTES, raw.size())  # the end of the file
             self.request_first()
@@ -213,7 +213,6 @@ class FileReader:
         self.go_to(found)
 
     def _fingerprint(self) -> str:
-        """Returns the fingerprint; "" if not known."""
         if not self._ends and (raw := self.raw()) is not None:
             self._ends = fingerprint(raw, self.file.size, self.where)
         return self._ends
@@ -229,7 +228,7 @@ class FileReader:
             )
 
 
-COMPARED_AT_START = 1_000  # changed times that are checked per start; the others are checked at the next start
+COMPARED_AT_START = 1_000  # changed times that a start checks
 
 
 _AT_ONCE = 16
@@ -242,7 +241,7 @@ _HALVES = 4_093  # values of half a mark, from 1; a prime
 
 
 def mark_of(modified_ns: int, ends: str) -> int:
-    """Returns the mark of a file. `ends`: `fingerprint` of the whole file."""
+    """Mark of a file. `ends`: `fingerprint` of the whole file."""
     return _half(modified_ns) << _HALF_BITS | _half(int(ends, 16))
 
 
@@ -251,9 +250,8 @@ def may_have_changed(mark: int, file: FoundFile) -> bool:
 
 
 def renewed_mark(mark: int, file: FoundFile, where: str) -> int:
-    """Returns the new mark of an unchanged file; the old mark if the file cannot be read now.
-
-    Raises `InvalidJob` for changed content.
+    """New mark of an unchanged file; the old mark if the file cannot be read now. Raises `InvalidJob` for changed
+    content.
     """
     now = content_mark(file, where)
     if now is None:
@@ -268,7 +266,7 @@ def renewed_mark(mark: int, file: FoundFile, where: str) -> int:
 
 
 def renewed_marks(finished: Sequence[tuple[Split, int]], where: str) -> list[tuple[Split, int]]:
-    """Returns completely read files with new marks, several in parallel. Raises `InvalidJob` for changed content."""
+    """Files with new marks, several in parallel. Raises `InvalidJob` for changed content."""
     files = ((split, FoundFile.of(split), mark) for split, mark in finished)
     looked_into = [each for each in files if may_have_changed(each[2], each[1])][:COMPARED_AT_START]
     if not looked_into:
@@ -279,10 +277,7 @@ def renewed_marks(finished: Sequence[tuple[Split, int]], where: str) -> list[tup
 
 
 def content_mark(file: FoundFile, where: str) -> int | None:
-    """Returns the mark of the current content; None if the file is gone or is being written.
-
-    That is no error, because a completely read file is not needed.
-    """
+    """Mark of the current content; None if the file is gone or is being written, which does no harm."""
     try:
         with closing(open_file(file, where)) as opened:
             return mark_of(file.modified_ns, fingerprint(opened, file.size, where))

@@ -26,12 +26,12 @@ from barrier_runtime.state.store.urls import shown, split_settings
 
 _SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss", "hdfs": "hdfs", "webhdfs": "webhdfs"}
 _SETTINGS = {"s3": ("endpoint", "client"), "s3a": ("endpoint", "client"), "gs": ("endpoint",), "abfss": ("endpoint",)}
-_CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")  # prefixes of environment variables that contain credentials
+_CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")  # prefixes of environment variables
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """Listed file. `etag`: version of the file in the store; empty: the store names no versions."""
+    """Listed file. `etag`: version of the file; empty: the store names no versions."""
 
     place: str
     size: int
@@ -41,8 +41,6 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class RemoteUrl:
-    """URL of files. `query`: with the question mark, or empty."""
-
     scheme: str
     place: str
     query: str
@@ -60,7 +58,6 @@ def is_remote(url: str) -> bool:
 
 
 def is_known(url: str) -> bool:
-    """True if files of this scheme can be read."""
     return url.partition("://")[0] in _SCHEMES
 
 
@@ -95,10 +92,10 @@ def list_remote(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[Remot
 
 
 class StoredFile:
-    """Listed file of a store: reads ranges, and detects that the file was replaced or removed.
+    """Listed file of a store: reads ranges, and detects that the file was replaced or removed. Any thread may read.
 
-    `url`: of the file; `place`: bucket and key, which may look like a setting of the URL. A file that `grows` may be
-    longer and of another version than listed. Any thread may read.
+    `place`: bucket and key, which may look like a setting of the URL. A file that `grows` may be longer and of another
+    version than listed.
     """
 
     def __init__(self, url: str, place: str, size: int, etag: str, where: str, *, grows: bool) -> None:
@@ -111,7 +108,7 @@ class StoredFile:
         self._opened: ObjectStore | None = None
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Returns exactly these bytes, which the listed file had. Raises `InvalidJob` or `Unavailable`."""
+        """Returns exactly these bytes. Raises `InvalidJob` or `Unavailable`."""
         more = 1 if not self._etag and not self._grows and offset + length == self._size else 0
         try:
             data = self._asked(offset, length + more)
@@ -155,7 +152,7 @@ class StoredFile:
             return store.get_version(key, self._etag, offset, length)
         except ObjectChanged:
             self.compare()
-            self._etag = ""  # in this store, versions of listings and reads differ
+            self._etag = ""  # versions of listings and reads differ
             return store.get(key, offset, length)
 
     def _listed(self) -> RemoteFile | None:
@@ -205,7 +202,6 @@ def _list_hdfs(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[Remote
 
 
 def _path(place: str) -> str:
-    """Returns the path of a place whose first part is a host."""
     return "/" + place.partition("/")[2]
 
 
@@ -214,10 +210,7 @@ _CONNECTING = threading.Lock()
 
 @cache
 def _connected(host_and_port: str) -> Any:
-    """Connects for the life of the process. Raises `OSError`.
-
-    When pyarrow drops the object, libhdfs closes the process's only connection, and with it every file being read.
-    """
+    """Connects for the life of the process: a dropped object closes libhdfs's only connection. Raises `OSError`."""
     host, _, port = host_and_port.partition(":")
     return pafs.HadoopFileSystem(host or "default", int(port) if port.isdigit() else 8020)
 
@@ -225,7 +218,7 @@ def _connected(host_and_port: str) -> Any:
 def _hdfs(url: RemoteUrl, where: str) -> Any:
     """Connects through libhdfs, which is part of Hadoop and not of pyarrow."""
     try:
-        with _CONNECTING:  # two parallel calls would make two objects, and dropping either closes the connection
+        with _CONNECTING:  # one object, because dropping another closes the connection
             return _connected(url.bucket)
     except OSError as error:
         said = str(error).split("\n", 1)[0]
@@ -243,15 +236,11 @@ def _hdfs(url: RemoteUrl, where: str) -> Any:
 
 @lru_cache(maxsize=16)
 def _opened_store(bucket: str, environment: tuple[tuple[str, str], ...]) -> ObjectStore:
-    """Returns a store whose client keeps connections for thousands of files.
-
-    `environment`: variables from which the client takes credentials.
-    """
+    """Store whose client keeps connections. `environment`: variables from which the client takes credentials."""
     return open_store(bucket)
 
 
 def _store(bucket: str) -> ObjectStore:
-    """Returns the store of the URL `bucket`."""
     names = sorted(name for name in os.environ if name.startswith(_CREDENTIALS))  # per file: items() decodes all values
     return _opened_store(bucket, tuple((name, os.environ.get(name, "")) for name in names))
 

@@ -24,7 +24,7 @@ _BYTES_AHEAD = 16 << 20  # of each file
 
 
 def small_table(table: Any, where: str) -> pa.Table:
-    """Returns the table of a small side.
+    """Table of a small side.
 
     `table`: an Arrow table, a pandas or Polars frame (or another object with `__arrow_c_stream__`), a list of dicts, or
     the path of a Parquet, CSV or JSONL file (or of a folder of Parquet files).
@@ -76,7 +76,7 @@ def _without_views(table: pa.Table) -> pa.Table:
 
 
 def _read_whole(source: Source) -> pa.Table:
-    """Returns all rows in the order of the splits. Files are read in parallel, with ranges fetched ahead."""
+    """All rows in the order of the splits. Files are read in parallel, with ranges fetched ahead."""
     read = partial(_rows, source)
     batches: list[pa.RecordBatch] = []
     for rows in read_ahead(read, source.splits(1), lambda split: split.size or 0, _FILES_AT_ONCE, _BYTES_AT_ONCE):

@@ -46,8 +46,7 @@ class FileSource(SourceSettings, ABC):
         """Returns the existing files as a source of their format."""
 
     def named(self, name: str) -> Source:
-        """Returns the source after listing the files.
-        Raises `InvalidJob` for missing paths and damaged or unfitting files."""
+        """Source with the listed files. Raises `InvalidJob` for missing paths and damaged or unfitting files."""
         schema = as_schema(self.schema, f"source {name!r}") if self.schema is not None else None
         files = self.files(name, schema, watched=self.watch is not None)
         return files if self.watch is None else WatchedFiles(files, _period_s(self.watch, name))
@@ -55,14 +54,12 @@ class FileSource(SourceSettings, ABC):
 
 @dataclass(frozen=True)
 class GuessingSource(FileSource):
-    """Base of `CsvSource` and `JsonlSource`. `types`: types of some columns, written as `schema` is.
-
-    The types of the other columns are guessed from the beginning of the first file."""
+    """Base of `CsvSource` and `JsonlSource`. `types`: types of some columns, as in `schema`; the others are guessed."""
 
     types: SchemaLike | None = None
 
     def declared(self, name: str) -> pa.Schema | None:
-        """The schema of `types`. Raises `InvalidJob`."""
+        """Schema of `types`. Raises `InvalidJob`."""
         if self.types is None:
             return None
         where = f"source {name!r}"
@@ -82,8 +79,7 @@ def _period_s(watch: Duration, name: str) -> float:
 
 
 class WatchedFiles:
-    """Watching source. `inner`: reads the files, made with `watched=True`.
-    `period_s`: time between two listings."""
+    """Watching source. `inner`: reads the files, made with `watched=True`. `period_s`: time between two listings."""
 
     exactly_once = True
     finds_again = True

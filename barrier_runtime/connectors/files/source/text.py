@@ -1,10 +1,8 @@
 """Text of an input file by byte offset: random in plain files, forward in compressed files.
 
-Offsets count uncompressed bytes. In a compressed file, reaching an offset means reading all earlier bytes again, in
-steps, so that a large file does not block the loop.
-
-The bytes of a remote text are fetched ahead. While `waits` is False, reads raise `NotThere` until the bytes have
-arrived, and can then be repeated.
+Offsets count uncompressed bytes. A compressed file is read from the beginning to an offset, in steps, so that a large
+file does not block the loop. The bytes of a remote text are fetched ahead: while `waits` is False, reads raise
+`NotThere` until the bytes have arrived, and can be repeated.
 """
 
 from typing import Any, Protocol
@@ -18,9 +16,9 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _DAMAGED = ("inflate failed", "decompress failed", "Truncated compressed stream")  # Arrow's messages
-_STEP_BYTES = 1 << 20  # takes milliseconds of the loop to uncompress, tens of milliseconds for bz2
+_STEP_BYTES = 1 << 20  # uncompressed in milliseconds, bz2 in tens of them
 _CHUNK_BYTES = 256 << 10
-_PACKED_BYTES = 2 << 20  # enough compressed bytes for a chunk in general; otherwise a read waits for a request
+_PACKED_BYTES = 2 << 20  # enough for a chunk in general; else a read waits
 
 
 class Text(Protocol):
@@ -39,7 +37,7 @@ class Text(Protocol):
 
     @property
     def raw(self) -> Any:
-        """The open file."""
+        """Open file."""
         ...
 
     waits: bool  # True: reads wait for bytes of a store
@@ -65,10 +63,9 @@ def _ending(file: FoundFile) -> str:
 
 
 def open_text(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Text:
-    """Opens a text.
-    Raises `InvalidJob` or `Unavailable` if the file cannot be opened or is not the listed file.
+    """Opens a text; of a file that `grows`, only the listed size is read.
 
-    A file that `grows` may be longer, but only the listed size is read.
+    Raises `InvalidJob` or `Unavailable` if the file cannot be opened or is not the listed file.
     """
     if not is_compressed(file):
         return PlainText(file, where, grows=grows, fetcher=fetcher)
@@ -171,7 +168,6 @@ class CompressedText:
         self._start, self._data = 0, b""
 
     def _go_on(self) -> bool:
-        """Reads a little more. Returns False at the end."""
         at = self._start + len(self._data)
         if self.end is not None and at >= self.end:
             return False

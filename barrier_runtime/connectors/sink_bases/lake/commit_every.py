@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from barrier_runtime.state.errors import InvalidJob
 
-TARGET_BYTES = 32 << 20  # least size of a file if there are enough rows; files of half the size stay
+TARGET_BYTES = 32 << 20  # of enough rows; files of half the size stay
 
 T = TypeVar("T")
 
@@ -17,10 +17,7 @@ _DAY_MS = 24 * 60 * 60 * 1000
 
 
 def commit_every_ms(commit_every: datetime.timedelta | float, who: str) -> int:
-    """Returns the duration in milliseconds.
-
-    Raises `InvalidJob` for negative durations and for more than a day.
-    """
+    """Duration in milliseconds. Raises `InvalidJob` unless it is between 0 and a day."""
     seconds = commit_every.total_seconds() if isinstance(commit_every, datetime.timedelta) else commit_every
     if isinstance(seconds, Real) and not isinstance(seconds, bool) and math.isfinite(seconds):
         ms = round(float(seconds) * 1000)
@@ -40,10 +37,9 @@ def described(commit_every_ms: int) -> str:
 def groups(
     files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int = TARGET_BYTES
 ) -> list[list[T]]:
-    """Returns `files` in groups, each group in order; the files of a group become a single file.
+    """Returns `files` in groups, each in order and of a single `kind`; the files of a group become a single file.
 
-    A group has files of a single `kind` and ends with the file that reaches the target size. A small rest joins the
-    previous group.
+    A group ends with the file that reaches the target size. A small rest joins the previous group.
     """
     found: list[list[T]] = []
     full: dict[Hashable, list[T]] = {}  # the last full group of each kind

@@ -16,7 +16,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 
 log = logging.getLogger("barrier_runtime.sinks")
 
-LEAST_FILES = 16  # of a group below the target size, and between two looks at the table
+LEAST_FILES = 16  # of a group below the target, and between two looks
 MOST_GROUPS = 8  # of a commit
 _MOST_WAITING = 1024  # files between two looks, if looks find nothing to do
 _SHARE = 10  # pause after a turn, in lengths of that turn
@@ -55,9 +55,9 @@ def described(compact: int | None) -> str:
 def to_compact(
     files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int
 ) -> list[list[T]]:
-    """Returns groups of small files of equal `kind`; each group becomes a file.
+    """Groups of small files of equal `kind`; each group becomes a file.
 
-    A group is as large as the target, or has many files and at least twice the size of the largest file, so a row is
+    A group is as large as the target, or has many files and at least twice the size of the largest, so a row is
     rewritten a logarithmic number of times.
     """
     small: dict[Hashable, list[T]] = {}
@@ -83,10 +83,7 @@ def to_compact(
 
 
 class Pace:
-    """Decides when to look at the table, by the number of added files and the length of the last turn.
-
-    Pure.
-    """
+    """Decides when to look at the table, by the number of added files and the length of the last turn. Pure."""
 
     def __init__(self) -> None:
         self._waiting = 0
@@ -99,9 +96,8 @@ class Pace:
         return self._waiting >= self._enough and now >= self._not_before
 
     def ended(self, began: float, now: float, compacted: int) -> None:
-        """Records the end of a turn that replaced `compacted` files.
-
-        After a turn without work the next wait is longer.
+        """Records the end of a turn that replaced `compacted` files. After a turn without work the next
+        wait is longer.
         """
         self._waiting = 0
         self._enough = LEAST_FILES if compacted else min(2 * self._enough, _MOST_WAITING)
