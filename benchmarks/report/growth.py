@@ -44,7 +44,8 @@ class Curve:
 
 
 def curves(results: Results) -> list[Curve]:
-    """Curves of `growth`: for rate, keys and parallelism the most cells that differ in nothing else.
+    """Curves of `growth`: for each of rate, keys and parallelism the largest set of cells that differ only in this
+    size.
 
     A size with a single value is no curve."""
     found = cells(Results(runs=results.growth))

@@ -91,7 +91,7 @@ def phases(checkpoints: Sequence[Checkpoint]) -> dict[str, Value]:
 
 
 def waits(checkpoints: Sequence[Checkpoint], requests: Sequence[Request]) -> dict[str, Value]:
-    """Requests in a row, medians: from trigger to decision, and from there to the last commit.
+    """Medians of the longest chains of sequential requests: trigger to decision, and decision to last commit.
 
     Only checkpoints that do not overlap the checkpoint before count."""
     decided, committed = [], []
