@@ -2,7 +2,7 @@
 
 A hold is the processor time of the loop's thread in a `poll` of a reader, or in a call of an operator. With a
 waiting barrier, `position` or `snapshot` follows each call and counts too. The figure of a unit is the largest hold of
-all runs. A restore is no unit: operators are opened off the loop (`runtime/opening`).
+all runs. Restores are not measured, because operators are opened outside the loop (`runtime/opening`).
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from examples.servers.kafka import kafka_server
 from examples.servers.postgres import postgres_server
 
 _WAIT_S = 0.05
-_BEHIND_S = 2.0  # before the first poll, in which a thread of the reader may fill its buffer
+_BEHIND_S = 2.0  # pause before the first poll, in which a reader's thread may fill the buffer
 _LARGE = 8_000_000  # bytes of a large row
 
 

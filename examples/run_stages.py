@@ -52,7 +52,7 @@ class KafkaToKafka(Stage):
     def check(self) -> Verdict:
         """Each departed flight must occur once; an airline's counts are 1, 2, 3, … in the order of the topic."""
         rows_in = enumerate(self._flights.select(["carrier", "dep_time"]).to_pylist())
-        truth = {  # (partition, offset) -> airline, as the feed deals flights out
+        truth = {  # (partition, offset) -> airline, as dealt by the feed
             (number % _PARTITIONS, number // _PARTITIONS): row["carrier"]
             for number, row in rows_in
             if row["dep_time"] is not None

@@ -58,7 +58,7 @@ class TopicReader:
             values.append(message.value())
             self.reached[message.partition()] = message.offset() + 1
         elif message.error().code() == KafkaError._PARTITION_EOF:
-            self.reached[message.partition()] = message.offset()  # the next offset may be that of a transaction's marker
+            self.reached[message.partition()] = message.offset()  # end of the partition, past markers
         else:
             return False
         return self.reached[message.partition()] > before

@@ -112,7 +112,7 @@ def slow(kind: str, server: Server, delay: Delay) -> Iterator[SlowProxy]:
 def slow_s3(delay: Delay = REGION, server: S3Server | None = None) -> Iterator[SlowProxy]:
     """An S3 endpoint that answers late, with a single bucket; in this process's environment with credentials.
 
-    `server`: a running server, for a second delay."""
+    `server`: a running server to use instead of a new server, for example with a second delay."""
     with contextlib.ExitStack() as kept:
         if server is None:
             server = S3Server()
