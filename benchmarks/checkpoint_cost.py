@@ -21,8 +21,8 @@ def throughput_specs(
 ) -> Iterator[RunSpec]:
     """Runs for the cost by interval; interval 0: only the last checkpoint.
 
-    Intervals take turns, so each interval has a neighbour without checkpoints. Every other round has the reverse order,
-    because the machine differs between earlier and later runs."""
+    Intervals take turns, so each interval has a neighbour without checkpoints. Every second round has the reverse
+    order, because the machine's speed changes over time."""
     for number in range(rounds):
         for size in keys:
             for parallelism in parallelisms:

@@ -34,7 +34,7 @@ from benchmarks.machine import describe
 from benchmarks.surroundings import Surroundings
 
 _5_S = datetime.timedelta(seconds=5)
-_EVERY_MS = 10_000  # a row of a key, per side
+_EVERY_MS = 10_000  # between two rows of a key, per side
 _SNAPSHOT_EVERY = 64  # batches
 _LOOK_EVERY = 16  # batches
 _OF_FILES = "(deleted)"  # of mapped files, which have no name

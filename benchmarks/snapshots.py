@@ -5,8 +5,8 @@
 
 One subtask of two (so half of the keys) has values of 100 bytes in a state table over RocksDB, or with `--columns` a
 count per key in columns. `--changed` of the keys change per second, with a checkpoint per second. Changes are made in
-small steps over the second, as batches would. A *gap* is the longest time without a step of the loop, minus the time
-that its thread waited for a processor (as Linux counts it).
+small steps over the second, as by batches. A *gap* is the longest time without a step of the loop, minus the time in
+which the loop's thread waited for a processor (as counted by Linux).
 """
 
 import argparse
