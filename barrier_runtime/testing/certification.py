@@ -15,9 +15,9 @@ import inspect
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -28,25 +28,22 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.testing.environment import Environment
+from barrier_runtime.testing.crash_points import own_files
+from barrier_runtime.testing.environment import Environment, Target
 from barrier_runtime.testing.judge import Broken, Promise, Rule
-from barrier_runtime.testing.kill_lines import own_files
 from barrier_runtime.testing.scenarios import (
+    INSIDE,
     MOST_ROUNDS,
     PLANS,
     Scenario,
     by_name,
     crashes,
-    inside_recovery,
-    inside_write,
-    inside_write_of_recovery,
+    inside_call,
     single_scenarios,
     stalls,
     straight,
     walk,
 )
-from barrier_runtime.testing.scenarios import inside as inside_call
-from barrier_runtime.testing.target import Target
 
 SCHEMA = pa.schema([("id", pa.int64()), ("key", pa.string()), ("value", pa.int64())])
 
@@ -188,8 +185,6 @@ def _reader(read: Reader) -> Callable[[int], Iterable[Mapping[str, Any]]]:
 
 
 _MOST_WRITES = 60  # scenarios in which a process dies while it writes a file
-_WRITING: tuple[Callable[[int], Scenario], ...] = (partial(inside_write, "plain"), inside_write_of_recovery)
-_INSIDE: tuple[Callable[[int], Scenario], ...] = (partial(inside_call, "plain"), inside_recovery)
 
 
 def _drawn(every: list[Scenario], most: int | None) -> list[Scenario]:
@@ -216,12 +211,17 @@ class _Run:
         lived = {plan: self.play(straight(plan)) for plan in PLANS}
         between = [
             each
-            for plan, (crash_points, _, _) in lived.items()
-            for each in (*crashes(plan, crash_points), *stalls(plan, crash_points))
+            for plan, points in lived.items()
+            for each in (*crashes(plan, points["call"]), *stalls(plan, points["call"]))
         ]
-        _, lines, files = lived["plain"]
-        within = [line_of(number) for number in range(lines) for line_of in _INSIDE]
-        writes = [writing(number) for number in range(files) for writing in _WRITING]
+        within, writes = (
+            [
+                inside_call(word, plan, number)
+                for number in range(lived["plain"][kind])
+                for plan in ("plain", "recovery")
+            ]
+            for word, kind in INSIDE.items()
+        )
         drawn = _drawn(between, between_calls) + _drawn(within, inside_calls) + _drawn(writes, _MOST_WRITES)
         for each in (*single_scenarios(), *drawn, *(walk(seed) for seed in seeds)):
             self.play(each)
@@ -231,11 +231,8 @@ class _Run:
         seconds = time.monotonic() - self.began
         return Certificate(self.sink, guarantee, self.scenarios, self.crashes, self.observations, seconds)
 
-    def play(self, scenario: Scenario) -> tuple[int, int, int]:
-        """Plays a scenario; returns the first generation's numbers of crash points, lines and file writes.
-
-        Raises `NotCertified`.
-        """
+    def play(self, scenario: Scenario) -> Counter[str]:
+        """Plays a scenario; returns the numbers of the first generation's crash points. Raises `NotCertified`."""
         if self._reset is not None:
             self._reset()
         self.scenarios += 1

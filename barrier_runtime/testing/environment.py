@@ -2,29 +2,67 @@
 
 The environment acts as source and coordinator. Rows are written again from the position of the newest decided
 checkpoint; the next generation reuses ids of undecided checkpoints (as a coordinator may); and no checkpoint of a
-generation is decided after a newer generation exists. The reader runs after every step that may change the target.
+generation is decided after a newer generation exists. The reader runs after every step that may change the target. See
+docs/design/certify-and-check.md for why this is not the world of `testing/simulation`.
 """
 
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn, TypeVar
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
-from barrier_runtime.testing.judge import Broken, Judge, Rule, Written
-from barrier_runtime.testing.kill_lines import Crash, Lines
-from barrier_runtime.testing.sink_process import CrashPoints, Place, Process
-from barrier_runtime.testing.target import Decision, Round, Target
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.testing.crash_points import Crash, CrashPoints, Lines, Point
+from barrier_runtime.testing.judge import Broken, Judge, Promise, Rule, Written
+from barrier_runtime.testing.sink_process import Place, Process
 
 T = TypeVar("T")
 _ATTEMPTS = 6  # of an open or pre-commit that raises
 
 
+# commit: rows, a decided checkpoint, commits; late: the same, but commits wait for a later checkpoint; expire: the
+# checkpoint is aborted and the next checkpoint covers the rows; half: only subtask 0 has rows; empty: no rows.
+Round = Literal["commit", "late", "expire", "half", "empty"]
+
+
+@dataclass(frozen=True)
+class Target:
+    make_sink: Callable[[], TwoPhaseCommitSink]
+    read: Callable[[int], Iterable[Mapping[str, Any]]]  # rows with this id or a higher id; others do no harm
+    make_row: Callable[[int], dict[str, Any]]
+    schema: pa.Schema
+    promise: Promise
+    make_store: Callable[[str], ObjectStore]
+    job_store: ObjectStore
+    parallelism: int
+    rows: int  # of a subtask per checkpoint
+    files: frozenset[str]  # of the sink
+    every_line: bool  # processes also die between two lines of these files
+    kill: Callable[[TwoPhaseCommitSink], None] | None
+    leftovers: Callable[[], Collection[object]] | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    checkpoint: int
+    manifest: tuple[OperatorSnapshot, ...]
+    position: int  # rows before the checkpoint
+    rounds: int  # completed rounds of the plan
+
+
 class _Denied(Exception):
     """A zombie requested a decision."""
+
+
+def _die() -> NoReturn:
+    raise Crash
 
 
 class Environment:
@@ -51,14 +89,8 @@ class Environment:
 
     # ------------------------------------------------------------ generations
 
-    def start(
-        self,
-        parallelism: int = 0,
-        crash_points: CrashPoints | None = None,
-        inside: int | None = None,
-        writing: int | None = None,
-    ) -> Process:
-        """Starts a generation, still unopened, which dies at line `inside` or at write `writing`."""
+    def start(self, parallelism: int = 0, at: Point | None = None, at_call: Callable[[], None] = _die) -> Process:
+        """Starts a generation, still unopened, that dies at point `at`; at a "call", `at_call` runs instead."""
         self._token += 1
         place = Place(
             self.job,
@@ -70,10 +102,9 @@ class Environment:
             self.judge.transactions.append,
             self._committed,
         )
-        lines = Lines(self.target.files, inside, every_line=self.target.every_line, write_at=writing)
-        process = Process(
-            place, self._token, parallelism or self.target.parallelism, crash_points or CrashPoints(), lines
-        )
+        points = CrashPoints(at)
+        lines = Lines(points, self.target.files, every_line=self.target.every_line)
+        process = Process(place, self._token, parallelism or self.target.parallelism, points, lines, at_call)
         self.first = self.first or process
         return process
 
@@ -111,11 +142,9 @@ class Environment:
         return self.newest.rounds if self.newest else self._rounds_before
 
     @property
-    def lived(self) -> tuple[int, int, int]:
-        """Crash points, lines and writes that the first generation survived."""
-        if self.first is None:
-            return 0, 0, 0
-        return self.first.crash_points.passed, self.first.lines.passed, self.first.lines.writes
+    def lived(self) -> Counter[str]:
+        """Crash points of each kind that the first generation reached."""
+        return Counter() if self.first is None else self.first.crash_points.reached
 
     # ------------------------------------------------------------ life of a generation, step by step
 
@@ -281,18 +310,9 @@ class Environment:
         except Exception as error:
             self.steps.append(f"the zombie stops: {type(error).__name__}: {error}")
 
-    def run_to_crash(
-        self, parallelism: int, at: int | None, inside: int | None = None, writing: int | None = None
-    ) -> bool:
-        """Runs a generation that dies at moment `at`, line `inside` or write `writing`.
-
-        False: the generation ended.
-        """
-
-        def die() -> None:
-            raise Crash
-
-        process = self.start(parallelism, CrashPoints(at, die), inside, writing)
+    def run_to_crash(self, parallelism: int = 0, at: Point | None = None) -> bool:
+        """Runs a generation that dies at point `at`. False: the generation ended."""
+        process = self.start(parallelism, at)
         try:
             self.run(self.live(process))
         except Crash as crash:

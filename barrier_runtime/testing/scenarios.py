@@ -1,7 +1,7 @@
 """Scenarios of a certification. Each has a name, by which it can run alone, and is equal in every run.
 
-`crash <plan> i j`: the first generation dies at moment i, the second at its moment j, the third ends the plan. `stall
-<plan> i j`: the first generation stalls at moment i and its successor does j steps; then the first, now a zombie, does
+`crash <plan> i j`: the first generation dies at call i, the second at its call j, the third ends the plan. `stall
+<plan> i j`: the first generation stalls at call i and its successor does j steps; then the first, now a zombie, does
 all it can; then the successor ends the plan. `inside <plan> k`: the first generation dies inside a call, before the
 k-th line of the sink's own files; `inside recovery k`: the second generation does. `write <plan> k` and `write recovery
 k`: the same at the k-th step of file writes. `walk s`: random crashes and stalls, with rescaling.
@@ -15,10 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from barrier_runtime.testing.environment import Environment
+from barrier_runtime.testing.crash_points import Point
+from barrier_runtime.testing.environment import Environment, Round
 from barrier_runtime.testing.judge import Broken, Written
-from barrier_runtime.testing.sink_process import CrashPoints, Process
-from barrier_runtime.testing.target import Round
+from barrier_runtime.testing.sink_process import Process
+
+
+def _call(number: int) -> Point:
+    return Point("call", number)
 
 
 def _pre_committed(environment: Environment) -> Process:
@@ -35,6 +39,14 @@ def written_and_sealed(environment: Environment, process: Process) -> Iterator[b
     _, captures = environment.barrier(process)
     environment.sealed(process, captures)
     yield True
+
+
+def _leave_pending(environment: Environment, rounds: int, parallelism: int = 0) -> None:
+    """Runs a generation that dies with `rounds` decided transactions uncommitted and one undecided."""
+    process = environment.start(parallelism)
+    environment.run(environment.live(process, rounds, flush=False))
+    environment.run(written_and_sealed(environment, process))
+    environment.crash(process)
 
 
 def _closed_by(process: Process) -> list[tuple[Written, bytes]]:
@@ -96,7 +108,7 @@ def _abort(environment: Environment, *, by_another: bool) -> None:
             _must_refuse(by, written, committable, promise.global_committer)
         environment.look()
     environment.crash(by)
-    environment.run_to_crash(0, None)
+    environment.run_to_crash()
     environment.recover_once_more()
 
 
@@ -136,8 +148,8 @@ def _fresh_start(environment: Environment, *, token: int | None) -> None:
     environment.run(environment.live(first, 2))
     environment.crash(first)
     environment.begin_lineage(token=token)
-    assert environment.run_to_crash(0, 12), "a generation has more crash_points than that"
-    environment.run_to_crash(0, None)
+    assert environment.run_to_crash(at=_call(12)), "a generation has more crash points than that"
+    environment.run_to_crash()
     environment.recover_once_more(clean_up=False)
 
 
@@ -148,7 +160,7 @@ def _older_checkpoint(environment: Environment) -> None:
     kept = environment.decisions[0]
     environment.crash(first)
     environment.begin_lineage(keep=kept)
-    environment.run_to_crash(0, None)
+    environment.run_to_crash()
     environment.recover_once_more()
 
 
@@ -158,26 +170,17 @@ def _rescale(environment: Environment, *parallelisms: int) -> None:
     T8 of docs/behaviours.md.
     """
     for parallelism in parallelisms:
-        process = environment.start(parallelism)
         if environment.newest is not None and environment.newest.rounds >= len(environment.plan) - 1:
             break
-        environment.run(environment.live(process, 1, flush=False))
-        environment.run(written_and_sealed(environment, process))
-        environment.crash(process)
-    environment.run_to_crash(parallelisms[-1], None)
+        _leave_pending(environment, 1, parallelism)
+    environment.run_to_crash(parallelisms[-1])
     environment.recover_once_more(parallelisms[0])
 
 
 def _crash_in_recovery(environment: Environment) -> None:
-    first = environment.start()
-    environment.run(environment.live(first, 4, flush=False))
-    environment.run(written_and_sealed(environment, first))
-    environment.crash(first)
-    for at in range(1, 12):
-        if not environment.run_to_crash(0, at):
-            break
-    else:
-        environment.run_to_crash(0, None)
+    _leave_pending(environment, 4)
+    if all(environment.run_to_crash(at=_call(number)) for number in range(1, 12)):
+        environment.run_to_crash()
     environment.recover_once_more()
 
 
@@ -270,10 +273,11 @@ def stalls(plan: str, crash_points: int) -> Iterator[Scenario]:
 
 
 def crash(plan: str, first: int, second: int | None) -> Scenario:
+    numbers = (first,) if second is None else (first, second)
+
     def play(environment: Environment) -> None:
-        for at in (first, second, None) if second is not None else (first, None):
-            if not environment.run_to_crash(0, at):
-                return
+        if all(environment.run_to_crash(at=_call(number)) for number in numbers):
+            environment.run_to_crash()
 
     return Scenario(f"crash {plan} {first}" + ("" if second is None else f" {second}"), PLANS[plan], play)
 
@@ -282,48 +286,24 @@ def stall(plan: str, at: int, steps: int) -> Scenario:
     return Scenario(f"stall {plan} {at} {steps}", PLANS[plan], lambda environment: _stall(environment, at, steps))
 
 
-def inside(plan: str, line: int) -> Scenario:
+INSIDE = {"inside": "line", "write": "write"}  # kind of the crash point, by the first word of a scenario
+
+
+def inside_call(word: str, plan: str, number: int) -> Scenario:
+    """Scenario whose process dies inside a call: before a line, after opening a file, or after half of a write.
+
+    `word`: a key of `INSIDE`. `plan`: of `PLANS`; "recovery": the second generation dies, which has to recover.
+    """
+
     def play(environment: Environment) -> None:
-        if environment.run_to_crash(0, None, line):
-            environment.run_to_crash(0, None)
+        recovers = plan == "recovery"
+        if recovers:
+            _leave_pending(environment, 2)
+        if environment.run_to_crash(at=Point(INSIDE[word], number)) or recovers:
+            environment.run_to_crash()
             environment.recover_once_more()
 
-    return Scenario(f"inside {plan} {line}", PLANS[plan], play)
-
-
-def inside_write(plan: str, number: int) -> Scenario:
-    """Scenario whose process dies after opening a file, or after half of a write."""
-
-    def play(environment: Environment) -> None:
-        if environment.run_to_crash(0, None, writing=number):
-            environment.run_to_crash(0, None)
-            environment.recover_once_more()
-
-    return Scenario(f"write {plan} {number}", PLANS[plan], play)
-
-
-def inside_write_of_recovery(number: int) -> Scenario:
-    def play(environment: Environment) -> None:
-        _die_in_recovery(environment, writing=number)
-
-    return Scenario(f"write recovery {number}", ("late", "late", "commit"), play)
-
-
-def _die_in_recovery(environment: Environment, inside: int | None = None, writing: int | None = None) -> None:
-    first = environment.start()
-    environment.run(environment.live(first, 2, flush=False))
-    environment.run(written_and_sealed(environment, first))
-    environment.crash(first)
-    environment.run_to_crash(0, None, inside, writing)
-    environment.run_to_crash(0, None)
-    environment.recover_once_more()
-
-
-def inside_recovery(line: int) -> Scenario:
-    def play(environment: Environment) -> None:
-        _die_in_recovery(environment, inside=line)
-
-    return Scenario(f"inside recovery {line}", ("late", "late", "commit"), play)
+    return Scenario(f"{word} {plan} {number}", PLANS.get(plan, ("late", "late", "commit")), play)
 
 
 def walk(seed: int) -> Scenario:
@@ -337,21 +317,19 @@ def by_name(name: str) -> Scenario:
     """Scenario of this name. Raises `ValueError` for an unknown name."""
     if name in SINGLE_SCENARIOS:
         return single_scenario(name)
-    kind, *rest = name.split() or [""]
-    if kind == "walk" and len(rest) == 1:
-        return walk(int(rest[0]))
-    if kind == "inside" and len(rest) == 2 and rest[0] in (*PLANS, "recovery"):
-        return inside_recovery(int(rest[1])) if rest[0] == "recovery" else inside(rest[0], int(rest[1]))
-    if kind == "write" and len(rest) == 2 and rest[0] in (*PLANS, "recovery"):
-        return inside_write_of_recovery(int(rest[1])) if rest[0] == "recovery" else inside_write(rest[0], int(rest[1]))
-    if kind == "straight" and len(rest) == 1 and rest[0] in PLANS:
-        return straight(rest[0])
-    if kind in ("crash", "stall") and rest and rest[0] in PLANS:
-        numbers = [int(each) for each in rest[1:]]
-        if kind == "crash" and len(numbers) in (1, 2):
-            return crash(rest[0], numbers[0], numbers[1] if len(numbers) == 2 else None)
-        if kind == "stall" and len(numbers) == 2:
-            return stall(rest[0], *numbers)
+    match name.split():
+        case ["walk", seed]:
+            return walk(int(seed))
+        case ["straight", plan] if plan in PLANS:
+            return straight(plan)
+        case ["crash", plan, first] if plan in PLANS:
+            return crash(plan, int(first), None)
+        case ["crash", plan, first, second] if plan in PLANS:
+            return crash(plan, int(first), int(second))
+        case ["stall", plan, at, steps] if plan in PLANS:
+            return stall(plan, int(at), int(steps))
+        case [word, plan, number] if word in INSIDE and plan in (*PLANS, "recovery"):
+            return inside_call(word, plan, int(number))
     raise ValueError(f"there is no scenario {name!r}; take the name from a failure's message")
 
 
@@ -396,7 +374,7 @@ def _stalled(
         environment.run(successor[0][1], steps)
         environment.steps.append(f"generation {first.token} goes on as a zombie")
 
-    first = environment.start(parallelism, CrashPoints(at, held_up))
+    first = environment.start(parallelism, _call(at), held_up)
     environment.run_as_zombie(environment.live(first))
     return first, successor[0] if successor else None
 
@@ -409,10 +387,10 @@ def _walk(environment: Environment) -> None:
             if environment.newest is not None and environment.newest.rounds == len(environment.plan):
                 break
             _stall_once(environment, choose.randint(0, 30), choose.randint(0, 20), parallelism, choose.randint(1, 3))
-        elif not environment.run_to_crash(parallelism, choose.randint(0, 40)):
+        elif not environment.run_to_crash(parallelism, _call(choose.randint(0, 40))):
             break
     else:
-        environment.run_to_crash(choose.randint(1, 3), None)
+        environment.run_to_crash(choose.randint(1, 3))
     environment.recover_once_more(choose.randint(1, 3))
 
 

@@ -2,8 +2,8 @@
 
 A sink with `after_decision` is behind the real `StableOperator`, as in a flow.
 
-Work runs by hand in one thread. Every call into the sink is noted, and a *moment* before each call may end or stall the
-process. After a commit has returned, a reader must see its rows.
+Work runs by hand in one thread. Every call into the sink is noted and is a crash point: the process may die or stall
+before the call. After a commit has returned, a reader must see its rows.
 """
 
 import dataclasses
@@ -26,8 +26,9 @@ from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.testing.crash_points import CrashPoints, Lines
+from barrier_runtime.testing.forwarding_sink import ForwardingSink
 from barrier_runtime.testing.judge import Broken, Written
-from barrier_runtime.testing.kill_lines import Lines
 
 
 class Watcher(Protocol):
@@ -53,16 +54,11 @@ class _Open:
     written: Written
 
 
-class WatchedSink(TwoPhaseCommitSink):
-    """Passes on every call, after a moment and with a note."""
+class WatchedSink(ForwardingSink):
+    """Notes every call that can change the target, after a crash point."""
 
     def __init__(self, sink: TwoPhaseCommitSink, watcher: Watcher, subtask: int) -> None:
-        self.sink = sink
-        self.guarantee = sink.guarantee
-        self.global_committer = sink.global_committer
-        self.commits_together = sink.commits_together
-        self.keeps_rows = sink.keeps_rows
-        self.writes_at_once = sink.writes_at_once
+        super().__init__(sink)
         self._watcher = watcher
         self._subtask = subtask
 
@@ -72,7 +68,7 @@ class WatchedSink(TwoPhaseCommitSink):
     def open(self, context: SinkContext) -> None:
         self._call("open")
         with self._watcher.lines.watched():
-            self.sink.open(context)
+            super().open(context)
 
     def begin_transaction(self) -> _Open:
         written = Written(self._watcher.token, self._subtask, self._watcher.parallelism)
@@ -82,13 +78,13 @@ class WatchedSink(TwoPhaseCommitSink):
 
     def write(self, transaction: _Open, rows: pa.RecordBatch) -> None:
         self._call(f"write {rows.num_rows} rows")
-        self.sink.write(transaction.transaction, rows)
+        super().write(transaction.transaction, rows)
 
     def stage_early(self, transaction: _Open) -> Callable[[], Any] | None:
-        return self._watched(self.sink.stage_early(transaction.transaction))
+        return self._watched(super().stage_early(transaction.transaction))
 
     def stage_now(self, transaction: _Open) -> Callable[[], Any] | None:
-        return self._watched(self.sink.stage_now(transaction.transaction))
+        return self._watched(super().stage_now(transaction.transaction))
 
     def _watched(self, work: Callable[[], Any] | None) -> Callable[[], Any] | None:
         if work is None:
@@ -101,17 +97,17 @@ class WatchedSink(TwoPhaseCommitSink):
         return staged
 
     def encode_early(self, transaction: _Open) -> Callable[[], None] | None:
-        return self.sink.encode_early(transaction.transaction)
+        return super().encode_early(transaction.transaction)
 
     def pre_commit(self, transaction: _Open, checkpoint: int) -> bytes | None:
         self._call(f"pre_commit({checkpoint})")
         with self._watcher.lines.watched():
-            transaction.written.committable = self.sink.pre_commit(transaction.transaction, checkpoint)
+            transaction.written.committable = super().pre_commit(transaction.transaction, checkpoint)
         transaction.written.checkpoint = checkpoint
         return transaction.written.committable
 
     def kept(self, stored: Container[str]) -> Mapping[str, bytes]:
-        kept = self.sink.kept(stored)
+        kept = super().kept(stored)
         if kept:
             raise InvalidJob(
                 "certify judges sinks that show the rows of a checkpoint when it is decided, and this one keeps rows "
@@ -119,65 +115,42 @@ class WatchedSink(TwoPhaseCommitSink):
             )
         return kept
 
-    def kept_names(self) -> frozenset[str]:
-        return self.sink.kept_names()
-
-    def end_of_input(self) -> None:
-        self.sink.end_of_input()
-
     def commit(self, committable: bytes) -> None:
         self._call(f"commit of {self._watcher.named(committable)}")
         with self._watcher.lines.watched():
-            self.sink.commit(committable)
+            super().commit(committable)
         if not self.global_committer:
             self._watcher.committed([committable])
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
         self._call(f"commit of {' and '.join(map(self._watcher.named, committables))}")
         with self._watcher.lines.watched():
-            self.sink.commit_together(committables)
+            super().commit_together(committables)
         if not self.global_committer:
             self._watcher.committed(committables)
 
     def abort(self, committable: bytes) -> None:
         self._call(f"abort of {self._watcher.named(committable)}")
-        self.sink.abort(committable)
+        super().abort(committable)
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         self._call(f"commit_globally({checkpoint}) of {len(committables)} committables")
         with self._watcher.lines.watched():
-            self.sink.commit_globally(checkpoint, committables)
+            super().commit_globally(checkpoint, committables)
         self._watcher.committed(committables)
 
     def recover(self, decided: Sequence[bytes]) -> None:
         self._call(f"recover {len(decided)} committables")
         with self._watcher.lines.watched():
-            self.sink.recover(decided)
+            super().recover(decided)
         if not self.global_committer:
             self._watcher.committed(decided)
-
-    def close(self) -> None:
-        self.sink.close()
 
 
 SINK = "out"
 STABLE = "out-stable"
 _ATTEMPTS = 6  # of a call that raises, before the call counts as failed
 _LONGEST_WAIT_S = 0.5
-
-
-class CrashPoints:
-    """Counts the crash points of a process and runs `act` at number `at` (None: never)."""
-
-    def __init__(self, at: int | None = None, act: Callable[[], None] | None = None) -> None:
-        self.passed = 0
-        self._at = at
-        self._act = act
-
-    def next(self) -> None:
-        self.passed += 1
-        if self.passed - 1 == self._at and self._act is not None:
-            self._act()
 
 
 @dataclass(frozen=True)
@@ -288,12 +261,22 @@ def _no_keyed_state() -> Any:
 class Process:
     """All subtasks of a generation. Every method may raise `Crash` (at the chosen moment) or `Broken`."""
 
-    def __init__(self, place: Place, token: int, parallelism: int, crash_points: CrashPoints, lines: Lines) -> None:
+    def __init__(
+        self,
+        place: Place,
+        token: int,
+        parallelism: int,
+        crash_points: CrashPoints,
+        lines: Lines,
+        at_call: Callable[[], None],
+    ) -> None:
+        """Creates the process. `at_call` runs at the chosen crash point of kind "call"."""
         self.place = place
         self.token = token
         self.parallelism = parallelism
         self.crash_points = crash_points
         self.lines = lines
+        self._at_call = at_call
         self.hands: list[_Hand] = []
         self.sinks: list[WatchedSink] = []  # including sinks that failed to open
         self.last_checkpoint = 0
@@ -302,7 +285,8 @@ class Process:
         self.names: dict[bytes, str] = {}
 
     def moment(self, what: str) -> None:
-        self.crash_points.next()
+        if self.crash_points.reach("call"):
+            self._at_call()
         self.place.note(f"generation {self.token}, {what}")
 
     def named(self, committable: bytes) -> str:

@@ -413,8 +413,8 @@ MUTANTS = (
     Mutant(
         "writes-in-one-step",
         "certify lets a process die inside what a sink writes",
-        "barrier_runtime/testing/kill_lines.py",
-        "        if self.writes - 1 == self._write_at:",
+        "barrier_runtime/testing/crash_points.py",
+        '        if self._points.reach("write"):',
         "        if False:",
         ("tests/barrier_runtime/testing/test_certify_torn_files.py",),
     ),

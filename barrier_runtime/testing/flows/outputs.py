@@ -1,6 +1,6 @@
 """Sinks of a checked flow: a transactional memory or the user's sink, with crash points at each call."""
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.testing.forwarding_sink import ForwardingSink
 
 
 @dataclass(frozen=True)
@@ -96,36 +97,12 @@ class OutputSink(TwoPhaseCommitSink):
         self._memory.staged.pop(number, None)
 
 
-class CrashingSink(TwoPhaseCommitSink):
-    """Passes every call on to `sink`, and calls `at` with the phase before and after."""
+class CrashingSink(ForwardingSink):
+    """Calls `at` with the phase before and after the calls that change the target."""
 
     def __init__(self, sink: TwoPhaseCommitSink, at: SinkCalls) -> None:
-        self.sink = sink
-        self.guarantee = sink.guarantee
-        self.global_committer = sink.global_committer
-        self.commits_together = sink.commits_together
-        self.keeps_rows = sink.keeps_rows
-        self.writes_at_once = sink.writes_at_once
+        super().__init__(sink)
         self._at = at
-
-    def open(self, context: SinkContext) -> None:
-        self.sink.open(context)
-        self.most_decided = self.sink.most_decided
-
-    def begin_transaction(self) -> Any:
-        return self.sink.begin_transaction()
-
-    def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
-        self.sink.write(transaction, rows)
-
-    def stage_early(self, transaction: Any) -> Callable[[], Any] | None:
-        return self.sink.stage_early(transaction)
-
-    def stage_now(self, transaction: Any) -> Callable[[], Any] | None:
-        return self.sink.stage_now(transaction)
-
-    def encode_early(self, transaction: Any) -> Callable[[], None] | None:
-        return self.sink.encode_early(transaction)
 
     def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
         self._at("pre-commit")
@@ -143,30 +120,12 @@ class CrashingSink(TwoPhaseCommitSink):
         self.sink.commit_together(committables)
         self._at("committed")
 
-    def abort(self, committable: bytes) -> None:
-        self.sink.abort(committable)
-
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         self._at("commit")
         self.sink.commit_globally(checkpoint, committables)
         self._at("committed")
 
-    def kept(self, stored: Container[str]) -> Mapping[str, bytes]:
-        return self.sink.kept(stored)
-
-    def kept_names(self) -> frozenset[str]:
-        return self.sink.kept_names()
-
-    def restore_kept(self, kept: Sequence[Mapping[str, bytes]], *, moved: bool) -> None:
-        self.sink.restore_kept(kept, moved=moved)
-
-    def end_of_input(self) -> None:
-        self.sink.end_of_input()
-
     def recover(self, decided: Sequence[bytes]) -> None:
         self._at("recover")
         self.sink.recover(decided)
         self._at("committed")
-
-    def close(self) -> None:
-        self.sink.close()

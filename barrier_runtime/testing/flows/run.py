@@ -37,6 +37,7 @@ from barrier_runtime.runtime.network.control_link import ControlLink, TcpControl
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.runtime.slot import Slot
 from barrier_runtime.state.backend.restore import BACKENDS
+from barrier_runtime.testing.crash_points import CrashPoints, Point
 from barrier_runtime.testing.flows.given_rows import GivenRows
 from barrier_runtime.testing.flows.outputs import CheckedSink, CrashingSink, OutputMemory, OutputSink
 from barrier_runtime.testing.flows.phases import FlowScenario
@@ -118,7 +119,9 @@ class _FlowRun(SimCluster):
         self._scenario = scenario
         self._plan = flow.make().plan
         super().__init__(self._plan.name, Simulation(scenario.seed, max_steps=_MAX_STEPS), flow.cluster)
-        self._outcome = FlowOutcome()
+        crash = scenario.crash
+        self._points = CrashPoints(None if crash is None else Point(crash.phase, crash.nth - 1))
+        self._outcome = FlowOutcome(points=self._points.reached)
         self._by_name: dict[str, SimProcess] = {}
         drawn = random.Random(f"{scenario.seed} {scenario.parallelism}")
         self._batch_rows = drawn.choice((1, 3, 8, 64))
@@ -226,11 +229,10 @@ class _FlowRun(SimCluster):
         self._by_name[process.name] = process
 
     def _reached(self, phase: str, process: SimProcess) -> None:
-        outcome, crash = self._outcome, self._scenario.crash
-        outcome.points[phase] += 1
-        if crash is None or outcome.crashed or phase != crash.phase or outcome.points[phase] != crash.nth:
+        crash = self._scenario.crash
+        if not self._points.reach(phase) or crash is None:
             return
-        outcome.crashed = True
+        self._outcome.crashed = True
         self.sim.trace("crash point", phase, crash.nth, crash.victim)
         if crash.victim == "program":
             self._strike_program(process)

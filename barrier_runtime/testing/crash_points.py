@@ -1,12 +1,11 @@
-"""Death of a process inside a call: between two lines of a sink's own files, and during file writes.
+"""Points at which a tested process dies. `CrashPoints` counts them, for `certify` and for `check`.
 
-A sink must show rows and remember them in one step of its target. If the sink uses two steps, only a death between
-these lines shows the error; no point between calls would. Python's trace function counts the lines and raises `Crash`
-before one of them. Open connections are dropped with the sink.
+`Lines` adds the points inside a call of a certified sink. A sink must show rows and remember them in one step of its
+target; if a sink uses two steps, only a death between these lines shows the error. Python's trace function counts the
+lines of the sink's own files.
 
-A file is written in several steps, even by one line (`with open(...) as f: f.write(...)`, `write_text`, `shutil.copy`):
-the file exists first empty, then in part. A process therefore also dies after the opening of a file, and in the middle
-of a write.
+Even one line writes a file in several steps (`with open(...) as f: f.write(...)`, `write_text`, `shutil.copy`): the
+file is first empty, then partial. A process therefore also dies after opening a file, and in the middle of a write.
 """
 
 import builtins
@@ -15,15 +14,37 @@ import io
 import shutil
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 
 _LIBRARY = (sysconfig.get_paths()["stdlib"], "<frozen ")
+
+
+class Point(NamedTuple):
+    """Point `number` (from 0) of a kind: a "call", "line" or "write" of a certified sink, a phase of a checked flow."""
+
+    kind: str
+    number: int
+
+
+class CrashPoints:
+    """Counts the points of each kind that a process reaches. `at`: the chosen point."""
+
+    def __init__(self, at: Point | None = None) -> None:
+        self.reached: Counter[str] = Counter()
+        self._at = at
+
+    def reach(self, kind: str) -> bool:
+        """Counts a point; returns whether this is the chosen point."""
+        number = self.reached[kind]
+        self.reached[kind] = number + 1
+        return (kind, number) == self._at
 
 
 class Crash(BaseException):
@@ -45,26 +66,15 @@ def own_files(sink: TwoPhaseCommitSink) -> frozenset[str]:
 
 
 class Lines:
-    """Counts steps of a sink's own `files` while watched, and raises `Crash` at one of them.
+    """Counts "line" and "write" points of a sink's own `files` while watched; raises `Crash` at the chosen point.
 
-    `writes` counts opened files and half-written writes; with `every_line` also lines are counted. `Crash` comes before
-    line number `at` and at write number `write_at` (None: never).
+    A "write" is an opened file or a half-written write. Lines are counted only with `every_line`.
     """
 
-    def __init__(
-        self,
-        files: frozenset[str] = frozenset(),
-        at: int | None = None,
-        *,
-        every_line: bool = False,
-        write_at: int | None = None,
-    ) -> None:
-        self.passed = 0
-        self.writes = 0
+    def __init__(self, points: CrashPoints, files: frozenset[str] = frozenset(), *, every_line: bool = False) -> None:
+        self._points = points
         self._files = files
-        self._at = at
         self._every_line = every_line
-        self._write_at = write_at
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -79,17 +89,14 @@ class Lines:
                 sys.settrace(before)
 
     def written(self, what: str) -> None:
-        self.writes += 1
-        if self.writes - 1 == self._write_at:
+        if self._points.reach("write"):
             raise Crash(what)
 
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
         if frame.f_code.co_filename not in self._files:
             return None
-        if event == "line":
-            self.passed += 1
-            if self.passed - 1 == self._at:
-                raise Crash(f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}")
+        if event == "line" and self._points.reach("line"):
+            raise Crash(f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}")
         return self._trace
 
     @contextmanager
