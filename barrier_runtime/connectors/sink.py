@@ -17,6 +17,18 @@ from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.operators.base import SplitPosition
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.versioned import Format
+
+
+def committable_format(version: int, undone: str = "committed") -> Format:
+    """Returns the JSON format with a field `version` from 1 to `version`.
+    `undone`: the verb of the damage message."""
+    return Format(
+        "{}: a committable",
+        version,
+        damaged=f"nothing was {undone} or deleted; restore an intact copy of the checkpoint",
+    )
+
 
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 Acknowledgement: TypeAlias = Callable[[], None]  # waits until the target has all rows that were written before

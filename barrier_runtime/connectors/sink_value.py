@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from barrier_runtime.connectors.installed import sinks_by_kind
+from barrier_runtime.connectors.registry import sinks_by_kind
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import value_format

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from barrier_runtime.connectors.name_set import NameSet
-from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
+from barrier_runtime.connectors.source_bases.ranges import PartFetcher
 from barrier_runtime.coordinator.metric_table import Counter
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import Duration

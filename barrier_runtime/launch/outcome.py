@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar
 
-from barrier_runtime.connectors.declared_kinds import wrong_arguments_of
+from barrier_runtime.connectors.argument_types import wrong_arguments_of
 from barrier_runtime.coordinator.metric_table import SKIPPED_ROWS
 from barrier_runtime.coordinator.status.late_rows import late_rows, late_rows_in_words
 from barrier_runtime.coordinator.status.statistics import over_slots

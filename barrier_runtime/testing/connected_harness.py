@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.declared_kinds import arguments_checked, kinds_checked
+from barrier_runtime.connectors.argument_types import arguments_checked, kinds_checked
 from barrier_runtime.coordinator.checkpoints.checkpoint import disagreement
 from barrier_runtime.coordinator.status.latency import merged
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from barrier_runtime.connectors.kafka.asking import Asker
+from barrier_runtime.connectors.kafka.clients import Asker
 
 _ANSWER_S = 5.0
 _PATIENCE_S = 60.0

@@ -113,7 +113,7 @@ def test_subtasks_of_one_generation_have_one_fence(
 
 
 def fence_prefix(sink: ClickHouseSink) -> str:
-    from barrier_runtime.connectors.clickhouse.fence import Fences
+    from barrier_runtime.connectors.clickhouse.sink import Fences
 
     return Fences(sink._session, sink._context.job, sink._context.sink, "")._prefix
 

@@ -15,8 +15,7 @@ from confluent_kafka import TopicPartition
 from barrier_runtime import CollectSink, Dataflow, JsonlSink, KafkaBrokers, ParquetSink, Tumbling, count, min_
 from barrier_runtime.api.dataflow import preview_of_restore
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
-from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
-from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
+from barrier_runtime.connectors.kafka.source.fetcher import Fetcher, FetcherPool
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
 from examples.servers import KafkaServer
 from tests.ends.kafka_world import Topic

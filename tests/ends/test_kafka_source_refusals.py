@@ -57,7 +57,7 @@ def test_a_loss_is_warned_of_while_it_comes_near(
     kafka: KafkaServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retention catches up with a stalled reader, offset by offset."""
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._POLL_S", 0.02)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_checks._POLL_S", 0.02)
     topic = Topic(kafka)
     topic.write("x" * 1000 for _ in range(3_000))
     monkeypatch.setattr("barrier_runtime.connectors.kafka.source.source._HELD_BYTES", 20_000)
@@ -81,9 +81,9 @@ def test_a_topic_that_is_deleted_while_it_is_read_ends_the_job(
     kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not at once: brokers that have just started may not know their topics yet. Other topics are read on."""
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._POLL_S", 0.1)
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._POLL_SOON_S", 0.1)
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._MISSING_S", 1.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_checks._POLL_S", 0.1)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_checks._POLL_SOON_S", 0.1)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_checks._MISSING_S", 1.0)
     topics = sorted((Topic(kafka), Topic(kafka)), key=lambda topic: topic.name)
     for topic in topics:
         topic.write(["a"])

@@ -15,7 +15,7 @@ import pytest
 from barrier_runtime.connectors.kafka.source.client import KafkaClient, load_client
 from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaSplit, begin
-from barrier_runtime.connectors.kafka.source.topic_ids import TopicIds
+from barrier_runtime.connectors.kafka.source.topic_checks import TopicIds
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import KafkaServer
@@ -88,8 +88,8 @@ def test_rows_wait_until_the_brokers_say_which_topic_they_are_of(
             ask(self, *args)
 
     monkeypatch.setattr(TopicIds, "_ask", ask_or_not)
-    for name in ("_TRUSTED_S", "_AHEAD_S"):
-        monkeypatch.setattr(f"barrier_runtime.connectors.kafka.source.topic_ids.{name}", 0.0)
+    for name in ("_ID_TRUSTED_S", "_ID_AHEAD_S"):
+        monkeypatch.setattr(f"barrier_runtime.connectors.kafka.source.topic_checks.{name}", 0.0)
     topic = Topic(kafka, partitions=2)
     for partition in range(2):
         topic.write((str(number) for number in range(2_000)), partition)
@@ -130,20 +130,20 @@ def test_rows_wait_for_no_answer_while_the_last_one_is_good(
         asked.extend(topics)
         self._asked[feed.topic] = _Unanswered(), now_s
 
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._AHEAD_S", 0.0)
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._TRUSTED_S", 1_000.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_checks._ID_AHEAD_S", 0.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_checks._ID_TRUSTED_S", 1_000.0)
     monkeypatch.setattr(TopicIds, "_ask", ask)
     assert [ids.judge([feed]), ids.judge([feed])] == [[], []]
     assert asked == [feed.topic], "asked ahead, and once"
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._TRUSTED_S", 0.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_checks._ID_TRUSTED_S", 0.0)
     with pytest.raises(AssertionError, match="waited for"):
         ids.judge([feed])
 
 
 def test_an_answer_that_was_asked_for_ahead_is_heard(kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while the previous answer is still valid."""
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._AHEAD_S", 0.0)
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_ids._TRUSTED_S", 1_000.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_checks._ID_AHEAD_S", 0.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.topic_checks._ID_TRUSTED_S", 1_000.0)
     topic = Topic(kafka)
     ids, feed = judged(kafka, topic)
     topic.delete()
@@ -166,7 +166,7 @@ def test_a_client_that_does_not_say_how_a_question_ended_is_replaced(
     said: list[str] = []
     ids, feed = judged(kafka, Topic(kafka), said)
     first = ids._admin
-    for name in ("asking._OVERDUE_S", "source.topic_ids._ANSWER_S", "source.topic_ids._IN_VAIN_S"):
+    for name in ("clients._OVERDUE_S", "source.topic_checks._ID_ANSWER_S", "source.topic_checks._ID_IN_VAIN_S"):
         monkeypatch.setattr(f"barrier_runtime.connectors.kafka.{name}", 0.1)
     ids.forget(feed.topic)
     ids._asked[feed.topic] = Future(), time.monotonic()
@@ -184,8 +184,8 @@ def test_a_client_whose_questions_are_in_vain_for_long_is_replaced_and_that_is_s
     said: list[str] = []
     ids, feed = judged(kafka, Topic(kafka), said)
     first = ids._admin
-    for name, value in (("_ANSWER_S", 0.2), ("_IN_VAIN_S", 1.0)):
-        monkeypatch.setattr(f"barrier_runtime.connectors.kafka.source.topic_ids.{name}", value)
+    for name, value in (("_ID_ANSWER_S", 0.2), ("_ID_IN_VAIN_S", 1.0)):
+        monkeypatch.setattr(f"barrier_runtime.connectors.kafka.source.topic_checks.{name}", value)
     ids.forget(feed.topic)
     kafka.kill()
     try:

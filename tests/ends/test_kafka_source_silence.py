@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from barrier_runtime.connectors.kafka.source.client import KafkaClient
-from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
+from barrier_runtime.connectors.kafka.source.fetcher import FetcherPool
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition, KafkaSplit
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
 from barrier_runtime.connectors.kafka.source.records import RecordConverter

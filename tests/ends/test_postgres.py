@@ -12,7 +12,7 @@ import pytest
 from barrier_runtime.connectors.postgres.dialect import LAYOUT_LOCK, PostgresDialect
 from barrier_runtime.connectors.postgres.session import parameters_of
 from barrier_runtime.connectors.postgres.sink import PostgresSink
-from barrier_runtime.connectors.sink_bases.sql.session import SqlSession
+from barrier_runtime.connectors.sink_bases.sql.dialect import SqlSession
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import PostgresServer
 from tests.ends.postgres_tables import made_visible, new_job, new_table, opened, pre_committed, seen

@@ -169,7 +169,7 @@ MUTANTS = (
     Mutant(
         "the-identity-of-the-log-is-not-checked",
         "a first record that is read wrongly is not another log",
-        "barrier_runtime/connectors/decisions.py",
+        "barrier_runtime/connectors/job_log.py",
         "            decode_record(key, first)\n",
         "            pass\n",
         ("tests/barrier_runtime/connectors/test_decisions.py",),
@@ -193,7 +193,7 @@ MUTANTS = (
     Mutant(
         "a-leadership-error-sticks",
         "a Kafka client that does not know its leaders is replaced",
-        "barrier_runtime/connectors/kafka/asking.py",
+        "barrier_runtime/connectors/kafka/clients.py",
         "if kind_of(error.args[0]) is Kind.LEADERSHIP or",
         "if",
         ("tests/barrier_runtime/connectors/kafka/test_kafka_errors.py",),
@@ -269,7 +269,7 @@ MUTANTS = (
     Mutant(
         "an-expired-iterator-begins-anew",
         "an iterator that expired is looked up again behind the last record that was fetched",
-        "barrier_runtime/connectors/kinesis/fetcher.py",
+        "barrier_runtime/connectors/kinesis/reader.py",
         "            after = records[-1].sequence if records else after\n",
         "",
         ("tests/barrier_runtime/connectors/kinesis/test_kinesis_source.py",),

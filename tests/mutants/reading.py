@@ -34,7 +34,7 @@ MUTANTS = (
     Mutant(
         "last-in-a-pass-takes-the-room",
         "the split that is furthest behind gets the next bytes when there is little room",
-        "barrier_runtime/connectors/source_bases/part_fetcher.py",
+        "barrier_runtime/connectors/source_bases/ranges.py",
         "                self._refused |= needed\n",
         "",
         (_RANGES,),
@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant(
         "no-part-beyond-the-bound",
         "a part larger than the bound is read when nothing else is on its way",
-        "barrier_runtime/connectors/source_bases/part_fetcher.py",
+        "barrier_runtime/connectors/source_bases/ranges.py",
         " or (needed and not self._parts)",
         "",
         (_RANGES,),
@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         "released-bytes-stay-counted",
         "bytes that were read make room for others",
-        "barrier_runtime/connectors/source_bases/part_fetcher.py",
+        "barrier_runtime/connectors/source_bases/ranges.py",
         "            self.held_bytes -= size\n            self.came",
         "            self.came",
         (_RANGES,),

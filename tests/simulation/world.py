@@ -49,7 +49,7 @@ from zombie_checkers import ZOMBIE_CHECKERS
 from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
-from barrier_runtime.connectors.sink_bases import encoded_rows
+from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.phases import retaining
@@ -421,7 +421,7 @@ class World(SimCluster):
         if self.schedule.encoded_rows is None:
             yield
             return
-        with patch.object(encoded_rows, "_ROWS_AT_ONCE", self.schedule.encoded_rows):
+        with patch.object(encoders, "_ROWS_AT_ONCE", self.schedule.encoded_rows):
             yield
 
     @contextlib.contextmanager

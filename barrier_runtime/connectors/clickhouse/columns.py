@@ -22,7 +22,7 @@ import re
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.connectors.sink_bases.key_values import negative_zeros
+from barrier_runtime.connectors.sink_bases.sql.columns import negative_zeros
 
 _BITS = {"Int8": (8, True), "Int16": (16, True), "Int32": (32, True), "Int64": (64, True)}
 _BITS |= {"UInt8": (8, False), "UInt16": (16, False), "UInt32": (32, False), "UInt64": (64, False)}

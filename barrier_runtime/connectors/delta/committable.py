@@ -5,8 +5,8 @@ The table remembers lineage and checkpoint of a commit, which therefore decide w
 
 import msgspec
 
-from barrier_runtime.connectors.committable import committable_format
 from barrier_runtime.connectors.delta.schema import DeltaType
+from barrier_runtime.connectors.sink import committable_format
 from barrier_runtime.connectors.sink_bases.file_committable import StagedFile, is_name_of
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.versioned import VersionedDecoder

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from barrier_runtime.connectors.delta.library import brief, library_url, load_deltalake, storage_options, trouble
 from barrier_runtime.connectors.delta.log_records import log_key
 from barrier_runtime.connectors.parquet_format import read_options, read_parquet, read_schema
-from barrier_runtime.connectors.source_bases.kept_columns import check_kept
+from barrier_runtime.connectors.source_bases.table_reader import check_kept
 from barrier_runtime.connectors.source_bases.upserts import Part, Upserts
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.data.values.text_columns import UNFIT, column_of_texts

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.delta import data_files
 from barrier_runtime.connectors.delta.committable import (
     DELTA_COMMITTABLE_VERSION,

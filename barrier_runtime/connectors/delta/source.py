@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.delta.history import DeltaChanges, DeltaHistory
 from barrier_runtime.connectors.delta.library import checked_url
 from barrier_runtime.connectors.source import SourceSettings

@@ -31,7 +31,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from barrier_runtime.connectors.iceberg.columns import table_schema
 from barrier_runtime.connectors.iceberg.table import loaded, opened_catalog, translated
 from barrier_runtime.connectors.parquet_format import refuse_far_int96
-from barrier_runtime.connectors.source_bases.kept_columns import check_kept
+from barrier_runtime.connectors.source_bases.table_reader import check_kept
 from barrier_runtime.connectors.source_bases.upserts import Part, Upserts
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob

@@ -1,16 +1,216 @@
-"""Reader of a shard: a position, and the rows that the fetcher has ahead."""
+"""Reader of a shard, and the thread that fetches a bounded number of bytes ahead and wakes the slot.
 
+| state    | does                                    | goes on                                                      |
+|----------|-----------------------------------------|--------------------------------------------------------------|
+| locating | asks for a place behind the last record | fetching                                                     |
+| fetching | asks for records                        | full; nothing is left: resting; the shard's end: ended       |
+| full     | waits until less than the limit is held | fetching                                                     |
+| resting  | waits for `every`                       | fetching                                                     |
+| waiting  | backs off: throttled, or no answer      | what it did before; no answer for long: ended, with an error |
+| ended    | the reader takes what is held           |                                                              |
+
+An expired iterator, as after the job stood still, leads to locating again. Nothing is fetched twice, because the place
+is the last record in the queue. `close` ends every state, a running request when the request returns.
+"""
+
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic_ns
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.kinesis.client import KinesisClient, KinesisRecord
-from barrier_runtime.connectors.kinesis.fetcher import ShardFetcher, ShardRows
-from barrier_runtime.connectors.kinesis.position import POSITION, KinesisPosition, KinesisSplit
+from barrier_runtime.connectors.kinesis.client import (
+    IteratorExpired,
+    KinesisClient,
+    KinesisRecord,
+    ShardAnswer,
+    Throttled,
+)
+from barrier_runtime.connectors.kinesis.position import POSITION, KinesisPosition, KinesisSplit, shown_time
 from barrier_runtime.connectors.source import Polled
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+HELD_BYTES = 16 << 20  # an answer of up to 10 MB may exceed it
+GIVE_UP_S = 60.0  # without an answer; then the job's restart= decides
+_FIRST_WAIT_S = 0.2
+_LONGEST_WAIT_S = 5.0
+_SHORTEST_RETENTION_MS = 24 * 3_600_000
+_MINUTE_MS = 60_000
+
+T = TypeVar("T")
+
+
+@dataclass
+class ShardRows:
+    """Rows of an answer, and their records.
+
+    `at_ns`: arrival on the monotonic clock. `complete_ms`: of a `KinesisPosition` after all rows.
+    """
+
+    rows: pa.RecordBatch | None
+    records: Sequence[KinesisRecord]
+    at_ns: int
+    complete_ms: int
+
+
+class ShardFetcher:
+    """Fetches a shard.
+    `convert`: makes rows of records in the thread; raises `InvalidJob` for a bad record."""
+
+    def __init__(
+        self,
+        client: KinesisClient,
+        split: KinesisSplit,
+        begin: KinesisPosition,
+        convert: Callable[[str, Sequence[KinesisRecord]], pa.RecordBatch],
+        every_s: float,
+        wake: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._split = split
+        self._begin = begin
+        self._convert = convert
+        self._every_s = every_s
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._held: deque[ShardRows] = deque()
+        self._held_bytes = 0
+        self._error: BaseException | None = None
+        self._ended = False
+        self._closed = False
+        threading.Thread(target=self._run, name=f"kinesis-{split.shard}", daemon=True).start()
+
+    def take(self) -> ShardRows | None:
+        """Returns the next rows; None if there are none now, or no more.
+        Raises the error that ended the thread."""
+        with self._changed:
+            if self._held:
+                chunk = self._held.popleft()
+                self._held_bytes -= _size(chunk)
+                self._changed.notify_all()
+                return chunk
+            if self._error is not None:
+                raise self._error
+            return None
+
+    @property
+    def over(self) -> bool:
+        """Returns whether every row was taken and no more rows follow."""
+        with self._changed:
+            return self._ended and not self._held and self._error is None
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._check_retained()
+            self._fetch()
+        except BaseException as raised:  # `take` raises the exception again
+            error = raised
+        with self._changed:
+            self._error = error
+            self._ended = True
+        self._wake()
+
+    def _check_retained(self) -> None:
+        """Raises `InvalidJob` for a position older than the stream's retention: unread rows may be gone."""
+        complete_ms = self._begin.complete_ms
+        now_ms = time.time_ns() // 1_000_000
+        if complete_ms is None or now_ms - complete_ms < _SHORTEST_RETENTION_MS:
+            return
+        retention_ms = self._answered(self._client.retention_ms)
+        if retention_ms is not None and now_ms - complete_ms > retention_ms:
+            raise InvalidJob(
+                f"shard {self._split.shard!r} of stream {self._client.stream!r} was read to {shown_time(complete_ms)}, "
+                f"and the stream retains {retention_ms // 3_600_000} hours: records behind that may be gone. Bring "
+                "them back by another way, and start without state (restore='none')"
+            )
+
+    def _fetch(self) -> None:
+        after, iterator = self._begin.after, None
+        while not self._closed:
+            if iterator is None:
+                iterator = self._answered(partial(self._client.iterator, self._split, after))
+                if iterator is None:
+                    return
+            try:
+                fetched = self._answered(partial(self._client.records, iterator))
+            except IteratorExpired:
+                iterator = None
+                continue
+            if fetched is None:
+                return
+            records, last = self._wanted(fetched)
+            self._hand_over(records, fetched.behind_ms)
+            after = records[-1].sequence if records else after
+            iterator = fetched.iterator
+            if last or iterator is None:
+                return
+            if not self._may_go_on(rest=fetched.behind_ms == 0):
+                return
+
+    def _wanted(self, fetched: ShardAnswer) -> tuple[Sequence[KinesisRecord], bool]:
+        """Returns the records before the end of the split, and True if the end was reached."""
+        until = self._split.until_ms
+        if until is None:
+            return fetched.records, False
+        for index, record in enumerate(fetched.records):
+            if record.arrived_ms > until:
+                return fetched.records[:index], True
+        return fetched.records, fetched.behind_ms == 0
+
+    def _hand_over(self, records: Sequence[KinesisRecord], behind_ms: int) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        complete_ms = (now_ms - behind_ms) // _MINUTE_MS * _MINUTE_MS
+        rows = self._convert(self._split.shard, records) if records else None
+        chunk = ShardRows(rows, records, time.monotonic_ns(), complete_ms)
+        with self._changed:
+            if self._held and not records and self._held[-1].rows is None:
+                self._held[-1] = chunk
+            else:
+                self._held.append(chunk)
+            self._held_bytes += _size(chunk)
+        if records:
+            self._wake()
+
+    def _may_go_on(self, *, rest: bool) -> bool:
+        """Waits for room, and at the newest record also for `every`. Returns False after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._held_bytes < HELD_BYTES)
+            if rest:
+                self._changed.wait_for(lambda: self._closed, self._every_s)
+            return not self._closed
+
+    def _answered(self, ask: Callable[[], T]) -> T | None:
+        """Returns the answer after retries; None after `close`. Throttled requests are retried without limit."""
+        wait_s, trouble_since = _FIRST_WAIT_S, time.monotonic()
+        while True:
+            try:
+                return ask()
+            except Unavailable as error:
+                if not isinstance(error, Throttled) and time.monotonic() - trouble_since > GIVE_UP_S:
+                    raise
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed, wait_s):
+                    return None
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def _size(chunk: ShardRows) -> int:
+    return sum([len(record.data) for record in chunk.records])
+
 
 _LOOK_NS = 1_000_000_000  # between polls without a wake-up
 

@@ -16,9 +16,8 @@ from typing import Any, NoReturn
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.committable import committable_format
-from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.connectors.argument_types import kinds_checked
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, committable_format
 from barrier_runtime.data.rows import rows_of
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 from barrier_runtime.state.versioned import VersionedDecoder

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.source import Polled, SourceSettings, Split, SplitReader
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, milliseconds

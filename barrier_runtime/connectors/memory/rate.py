@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.memory.iterator import SHARE, SplitShare, shares
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, SourceSettings, Split, SplitReader

@@ -30,7 +30,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
 
-from barrier_runtime.connectors.sink_bases.key_values import negative_zeros, with_trailing_spaces
 from barrier_runtime.connectors.sink_bases.sql.columns import (
     TIMED_DIGITS,
     ColumnRules,
@@ -41,7 +40,9 @@ from barrier_runtime.connectors.sink_bases.sql.columns import (
     bits_of,
     casting,
     in_microseconds,
+    negative_zeros,
     outside,
+    with_trailing_spaces,
 )
 
 _INTEGER_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32, "bigint": 64}

@@ -35,7 +35,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
 
-from barrier_runtime.connectors.sink_bases.key_values import negative_zeros
 from barrier_runtime.connectors.sink_bases.sql.columns import (
     TIMED_DIGITS,
     ColumnRules,
@@ -48,6 +47,7 @@ from barrier_runtime.connectors.sink_bases.sql.columns import (
     casting,
     family_of,
     in_microseconds,
+    negative_zeros,
 )
 
 _INTEGER_BITS = {"int2": 16, "int4": 32, "int8": 64}

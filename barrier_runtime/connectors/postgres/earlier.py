@@ -20,12 +20,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from barrier_runtime.connectors.committable import committable_format
 from barrier_runtime.connectors.postgres.dialect import PostgresDialect, PostgresTarget
 from barrier_runtime.connectors.postgres.session import digest, load_psycopg
-from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.connectors.sink_bases.sql.dialect import DeliveryMark
-from barrier_runtime.connectors.sink_bases.sql.session import SqlSession
+from barrier_runtime.connectors.sink import SinkContext, committable_format
+from barrier_runtime.connectors.sink_bases.sql.dialect import DeliveryMark, SqlSession
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.versioned import VersionedDecoder
 

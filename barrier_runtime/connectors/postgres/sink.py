@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.postgres.columns import encode_csv
 from barrier_runtime.connectors.postgres.dialect import PostgresDialect, staged_csv
 from barrier_runtime.connectors.postgres.earlier import EarlierCommits
 from barrier_runtime.connectors.postgres.session import load_psycopg, parameters_of
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.connectors.sink_bases.sql.session import SqlSession
+from barrier_runtime.connectors.sink_bases.sql.dialect import SqlSession
 from barrier_runtime.connectors.sink_bases.sql.sink import Mode, SqlSink
 from barrier_runtime.state.errors import InvalidJob
 

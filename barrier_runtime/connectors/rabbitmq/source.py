@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.rabbitmq.broker import Broker, check_queue, imported
 from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, ReceivedMessage

@@ -25,8 +25,8 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.decisions import log_id
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
+from barrier_runtime.connectors.job_log import log_id
 from barrier_runtime.connectors.redis.text import check_key, exact_rows, json_of, keys_of, text_of
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink

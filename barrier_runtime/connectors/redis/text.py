@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.connectors.sink_bases.json_values import json_values
-from barrier_runtime.connectors.sink_bases.key_values import below_microseconds
+from barrier_runtime.connectors.sink_bases.sql.columns import below_microseconds
 from barrier_runtime.data.rows import each_row, rows_of, values_of
 from barrier_runtime.state.errors import InvalidJob
 

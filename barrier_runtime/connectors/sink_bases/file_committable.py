@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barrier_runtime.connectors.committable import committable_format
+from barrier_runtime.connectors.sink import committable_format
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.multipart import Upload
 from barrier_runtime.state.versioned import VersionedDecoder

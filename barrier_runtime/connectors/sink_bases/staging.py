@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from barrier_runtime.connectors.decisions import log_id
+from barrier_runtime.connectors.job_log import log_id
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.file_committable import (
     RANDOM_DIGITS,

@@ -1,30 +1,101 @@
-"""Idempotent upserts: rows are written by key as they arrive, and again after a restart.
+"""Sinks that write rows as they arrive: at least once, or upserts by key. Nothing is staged or undone.
 
-Nothing is staged or undone, so the target may show rows of a checkpoint that is never decided. This is harmless only if
-the replay writes *the same* values under *the same* keys: after the job has caught up, the target is as without a
-failure. Only the user can declare this (`deterministic=True`); `docs/upserts.md` shows the effect of a wrong
-declaration. With `after_decision=True` a `stable` step before the sink makes replays equal: docs/design/stable-rows.md.
+A restart writes all rows after the restored checkpoint again. No row is lost, because the target has every row before
+the barrier when the checkpoint is acknowledged. The operator calls `stage_now` and `stage_early`
+(`runtime/sinks/at_once`) in the order of the rows; `InOrder` keeps this order between the writing threads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.sink_bases.direct import DirectSink
+from barrier_runtime.connectors.sink import Acknowledgement, SinkContext, TwoPhaseCommitSink
+from barrier_runtime.connectors.sink_bases.row_buffer import InOrder, RowBuffer
+from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import InvalidJob
+
+Rows = RowBuffer[None]
+
+
+class DirectSink(TwoPhaseCommitSink):
+    """Writes rows at once; subclasses define `write_out`, and `acknowledgement` if the target answers later."""
+
+    writes_at_once = True
+    _schema_checked = False
+    write_bytes: ClassVar[int] = 256 << 10  # Arrow bytes of waiting rows that are written whatever else is running
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        """Raises `InvalidJob` for columns that the target cannot take.
+
+        Runs on the event loop, at the first rows.
+        """
+
+    def check_rows(self, schema: pa.Schema) -> None:
+        """Checks each batch; runs on the event loop."""
+        if not self._schema_checked:
+            self.check_schema(schema)
+            self._schema_checked = True
+
+    def write_out(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Hands rows to the target, in order. Runs off the event loop, one call at a time; repeated if it raises."""
+        raise NotImplementedError
+
+    def acknowledgement(self) -> Acknowledgement | None:
+        """Returns a call that waits until the target has all rows of `write_out`; None: the target has the rows."""
+        return None
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._where = context.where
+        self._buffers = InOrder()
+
+    def begin_transaction(self) -> Rows:
+        return self._buffers.begin()
+
+    def write(self, transaction: Rows, rows: pa.RecordBatch) -> None:
+        self.check_rows(rows.schema)
+        transaction.write(rows)
+
+    def write_few(self, transaction: Rows, rows: FewRows) -> None:
+        self.check_rows(rows.schema)
+        transaction.write_few(rows)
+
+    def stage_early(self, transaction: Rows) -> Callable[[], Acknowledgement | None] | None:
+        return None if transaction.bytes_in_current < self.write_bytes else self.stage_now(transaction)
+
+    def stage_now(self, transaction: Rows) -> Callable[[], Acknowledgement | None] | None:
+        if not transaction.fill_up():
+            return None
+
+        def write() -> Acknowledgement | None:
+            self._buffers.stage(transaction, self.write_out, closed=False)
+            return self.acknowledgement()
+
+        return write
+
+    def pre_commit(self, transaction: Rows, checkpoint: int) -> None:
+        self._buffers.stage(transaction, self.write_out, closed=True)
+
+    def commit(self, committable: bytes) -> None:
+        """Never called: pre-commit returns no committable."""
+
+    def abort(self, committable: bytes) -> None:
+        """Does nothing: written rows cannot be undone."""
 
 
 class UpsertSink(DirectSink):
     """Base of sinks that overwrite by key; subclasses define `upsert`.
 
-    Without an argument the sink is at-least-once. Either argument makes the sink exactly-once:
+    The target may show rows of a checkpoint that is never decided. This is harmless only if a replay writes the same
+    values under the same keys (docs/upserts.md shows the effect of a wrong declaration). Without an argument the sink
+    is at-least-once; either argument makes the sink exactly-once:
 
     - `deterministic` declares that equal input always makes equal rows, in the same order per key: nothing in the rows
       comes from the clock, chance, or a look-up elsewhere.
     - `after_decision` needs no declaration: the runtime stores the rows with each checkpoint and passes them to the
       sink after its decision (`Stream.stable`), with equal values after a restart. Rows arrive up to a checkpoint
-      interval later.
+      interval later. See docs/design/stable-rows.md.
     """
 
     required_methods: ClassVar[tuple[str, ...]] = ("upsert",)

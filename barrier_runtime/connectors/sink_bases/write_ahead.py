@@ -1,9 +1,9 @@
 """Exactly-once for targets with idempotency tokens: rows wait in the job's store until decided.
 
 Pre-commit stages rows as immutable objects beside the checkpoints (Arrow, compressed, hashed), which never expire.
-After the decision `commit` reads the objects, checks every hash, and calls `deliver` with a token that is equal in
-every repetition. Deliveries of an origin subtask run in sequence, oldest first. Transactions that were decided during a
-delivery are delivered together, with objects read ahead and a single note and delete request.
+After the decision `commit` checks every hash and calls `deliver` with a token that is equal in every repetition.
+Deliveries of an origin subtask run in sequence, oldest first; transactions decided during a delivery are delivered
+together.
 
 Subclasses define `deliver`, and may define
 
@@ -22,8 +22,8 @@ Fate of the staged objects of a transaction:
 | after the note, before deleting   | the same; then deletes                                                   |
 | after deleting some or all        | learns of the delivery from target or note; reads nothing                |
 
-The *note* is for targets that do not remember deliveries: see docs/design/targets-and-committables.md. The first object
-of a transaction is deleted first: while the first object exists, all objects exist.
+The *note* serves targets that do not remember deliveries: docs/design/targets-and-committables.md. The first object of
+a transaction is deleted first: while the first object exists, all objects exist.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""Decodes payloads of records (bytes, text or JSON) into typed Arrow columns, for all sources of logs.
+"""Shared parts of sources of logs: payloads (bytes, text, JSON) as Arrow columns, and the start.
 
-A decoder takes many payloads at once. If a payload is invalid, `decoded` finds the payload, so that the others are kept
-and the error can name the payload. JSON is decoded payload by payload: joined for a common parse, a payload could be
-taken for two, or two for one. A safe separator makes the common parse of records of 100 bytes as slow as separate
-parses (223 and 232 ns a record), and Arrow's reader takes 570 ns, more than parse and columns together.
+A decoder takes many payloads at once. If a payload is invalid, `decoded` finds the payload, keeps the others, and the
+error names the payload. JSON is decoded payload by payload: joined for a common parse, a payload could be taken for
+two, or two for one, and a safe separator makes the common parse as slow (223 and 232 ns a record of 100 bytes). Arrow's
+reader takes 570 ns, more than parse and columns together.
 """
 
 import datetime
@@ -20,6 +20,24 @@ from barrier_runtime.data.values.into_columns import UnkeptValue, column_of_reco
 from barrier_runtime.data.values.json_doors import SPECIAL_FLOATS, column_of_json
 from barrier_runtime.data.values.stored_times import is_time_kind, numbers_of_texts, times_of_texts
 from barrier_runtime.state.errors import InvalidJob
+
+
+def checked_start(start: Any, words: Sequence[str], where: str) -> Any:
+    """Returns `start`: an element of `words`, or a time. Raises `InvalidJob` for other values.
+
+    The start of a log source applies without a checkpoint.
+    """
+    if isinstance(start, datetime.datetime):
+        if start.tzinfo is None:
+            raise InvalidJob(
+                f"{where}: start={start} has no time zone: give one, as in start.replace(tzinfo=timezone.utc)"
+            )
+        return start
+    if start in words:
+        return start
+    known = ", ".join(f'"{word}"' for word in words)
+    raise InvalidJob(f"{where}: start={start!r}: use {known} or a datetime with a time zone")
+
 
 _CUT = 300  # characters of an error message of another library
 _FEW_TEXTS = 16  # Arrow parses times if there are more

@@ -18,9 +18,16 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.sink_bases.key_values import negative_zeros
-from barrier_runtime.connectors.sink_bases.sql.columns import ColumnRules, Fit, Rule, TableColumn, as_json, casting
+from barrier_runtime.connectors.argument_types import kinds_checked
+from barrier_runtime.connectors.sink_bases.sql.columns import (
+    ColumnRules,
+    Fit,
+    Rule,
+    TableColumn,
+    as_json,
+    casting,
+    negative_zeros,
+)
 from barrier_runtime.connectors.sink_bases.sql.dialect import SqlTarget, StatementDialect, check_key
 from barrier_runtime.connectors.sink_bases.sql.sink import Mode, SqlSink
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable

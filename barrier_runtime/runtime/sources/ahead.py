@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.connectors.source import RemoteReader, SplitReader
-from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
+from barrier_runtime.connectors.source_bases.ranges import PartFetcher
 from barrier_runtime.coordinator.metric_table import FAR_EVENT_TIMES
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.operators.base import OperatorContext

@@ -37,7 +37,7 @@ from barrier_runtime.connectors.source import (
     StagedSource,
     Waking,
 )
-from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
+from barrier_runtime.connectors.source_bases.ranges import PartFetcher
 from barrier_runtime.coordinator.metric_table import DISCOVERY_FAILURES, SPLITS_DISCOVERED
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import EventClock, check_event_time_type, greatest_event_time_ms

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from barrier_runtime.connectors.declared_kinds import arguments_checked
+from barrier_runtime.connectors.argument_types import arguments_checked
 from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.testing.flows.given_rows import Difference, GivenInput, difference, tables_of

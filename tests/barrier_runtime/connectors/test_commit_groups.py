@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barrier_runtime.connectors.commit_groups import CommitGroups
+from barrier_runtime.connectors.sink_bases.sql.sink import CommitGroups
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 

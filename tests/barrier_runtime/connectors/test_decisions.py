@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from barrier_runtime.connectors.decisions import log_id
+from barrier_runtime.connectors.job_log import log_id
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.state.errors import Corrupt

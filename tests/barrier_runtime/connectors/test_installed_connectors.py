@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import Dataflow, InvalidJob
-from barrier_runtime.connectors.installed import all_connectors, sinks_by_kind
-from barrier_runtime.connectors.registry import CONNECTORS
+from barrier_runtime.connectors.registry import CONNECTORS, all_connectors, sinks_by_kind
 from barrier_runtime.connectors.sink_value import make_sink
 from barrier_runtime.testing import certify
 

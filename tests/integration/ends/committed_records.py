@@ -5,7 +5,7 @@ import time
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from barrier_runtime.connectors.kafka.asking import put_away
+from barrier_runtime.connectors.kafka.clients import put_away
 from examples.servers.kafka_ends import TopicEnds
 from tests.integration.ends.audit import Seen
 from tests.integration.ends.kafka_feed import PARTITIONS

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.files.csv_quoting import row_begins
 from barrier_runtime.connectors.files.hive import by_folder, check_partitions
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, read_commit_log
@@ -24,7 +24,7 @@ from barrier_runtime.connectors.files.sink.open_files import OpenFiles, Rolling,
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.afterwards import Afterwards
-from barrier_runtime.connectors.sink_bases.encoded_rows import EncodedRows, EncodingBuffer
+from barrier_runtime.connectors.sink_bases.encoders import EncodedRows, EncodingBuffer
 from barrier_runtime.connectors.sink_bases.file_committable import (
     StagedFile,
     check_names,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import ANY_NAME, FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import FilePosition, FileReader

@@ -7,7 +7,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.files.csv_quoting import end_of_rows
 from barrier_runtime.connectors.files.hive import values_of
 from barrier_runtime.connectors.files.source.csv_guesses import guessed_type

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.files.hive import values_of
 from barrier_runtime.connectors.files.source.files import Files, log, with_types
 from barrier_runtime.connectors.files.source.lines import (

@@ -26,8 +26,7 @@ from barrier_runtime.connectors.files.source.remote import (
     remote_url,
 )
 from barrier_runtime.connectors.source import Split
-from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
-from barrier_runtime.connectors.source_bases.ranges import RangesFile
+from barrier_runtime.connectors.source_bases.ranges import PartFetcher, RangesFile
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.urls import local_path, shown, without_credentials
 

@@ -13,7 +13,7 @@ from barrier_runtime.connectors.files.source.jsonl import JsonlFiles, JsonlSourc
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
 from barrier_runtime.connectors.read_ahead import read_ahead
 from barrier_runtime.connectors.source import Fetching, Source, SourceDescription, Split
-from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
+from barrier_runtime.connectors.source_bases.ranges import PartFetcher
 from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.state.errors import InvalidJob
 

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
-from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
-from barrier_runtime.connectors.source_bases.ranges import NotThere, RangesFile
+from barrier_runtime.connectors.source_bases.ranges import NotThere, PartFetcher, RangesFile
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}

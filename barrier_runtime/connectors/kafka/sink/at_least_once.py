@@ -1,15 +1,27 @@
-"""At-least-once Kafka sink: sends rows as they arrive; a barrier waits until the brokers have the rows before it.
+"""At-least-once Kafka sink: sends rows as they arrive; a barrier waits until the brokers have them.
 
-The client sends rows in the order in which they are handed over, and its `linger.ms` is the job's `latency_target`. A
-restart sends all rows after the restored checkpoint again. A row that the brokers refuse for good breaks this instance:
-the job restarts from its last checkpoint.
+The client's `linger.ms` is the job's `latency_target`. A row that the brokers refuse for good breaks this instance: the
+job restarts from its last checkpoint.
 
 Three threads use the client. The writer hands rows over and waits while the client's queue is full. The listener and
 pre-commit wait for acknowledgements. One thread at a time serves the client's callbacks (`_serve`).
+
+Rows on their way to the brokers form *flights*, the rows of one write:
+
+| flight | event                          | next    |
+|--------|--------------------------------|---------|
+| open   | a row is handed to the client  | open    |
+| open   | the write ended, or raised     | closed  |
+| any    | the brokers acknowledged a row | same    |
+| closed | all its rows are acknowledged  | arrived |
+
+A barrier waits for the flights that exist when its last row has been handed over, so later rows hold up no barrier. A
+flight with a refused row never arrives: `KafkaDirect` raises the refusal.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,12 +29,47 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster, library
-from barrier_runtime.connectors.kafka.sink.flights import Flight, Flights
 from barrier_runtime.connectors.kafka.sink.records import RecordFormat, produced
 from barrier_runtime.connectors.kafka.sink.topic_limits import limits_of_chosen, read_limits
 from barrier_runtime.connectors.sink import Acknowledgement, SinkContext
-from barrier_runtime.connectors.sink_bases.direct import DirectSink, Rows
+from barrier_runtime.connectors.sink_bases.upsert import DirectSink, Rows
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+
+class Flight:
+    """`acknowledged` is written by the thread that serves the client; `sent` by the thread that writes, once."""
+
+    __slots__ = ("acknowledged", "sent")
+
+    def __init__(self) -> None:
+        self.sent: int | None = None  # None: open
+        self.acknowledged = 0
+
+    @property
+    def arrived(self) -> bool:
+        return self.acknowledged == self.sent
+
+
+class Flights:
+    """Flights in the order of their rows. For several threads."""
+
+    def __init__(self) -> None:
+        self._flights: deque[Flight] = deque()
+        self._lock = threading.Lock()
+
+    def begin(self) -> Flight:
+        flight = Flight()
+        with self._lock:
+            self._flights.append(flight)
+        return flight
+
+    def unacknowledged(self) -> tuple[Flight, ...]:
+        """Forgets the arrived flights; returns the others, oldest first."""
+        with self._lock:
+            if any(flight.arrived for flight in self._flights):
+                self._flights = deque(flight for flight in self._flights if not flight.arrived)
+            return tuple(self._flights)
+
 
 _QUEUE_KB = 64 << 10
 _FLUSH_S = 30.0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from barrier_runtime.connectors.kafka.asking import client_log
+from barrier_runtime.connectors.kafka.clients import client_log
 from barrier_runtime.connectors.kafka.errors import COORDINATOR, FENCED, SILENCE, Kind, Refusals, kind_of
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 

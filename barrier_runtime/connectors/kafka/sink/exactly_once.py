@@ -9,9 +9,9 @@ of the transaction timeout. Further transactions write the rest, each a prefix o
 counts rows. A marker thus covers all earlier checkpoints, and commits fall behind by at most one transaction, however
 short checkpoints are.
 
-A note in the job's store (`kafka/sink/marker_notes`) records that a marker exists. If a recorded marker is missing (the
+A note in the job's store (`kafka/sink/markers`) records that a marker exists. If a recorded marker is missing (the
 marker expired, or the topic was recreated), the commit stops: the sink cannot know whether the topic holds the rows, so
-an operator must decide (`kafka/sink/lost_marker`). Old markers are rewritten, also without rows.
+an operator must decide. Old markers are rewritten, also without rows.
 
 If the sink sets rows' timestamps, a topic that refuses old rows (`message.timestamp.before.max.ms`) is refused: a
 decided row could become too old while the brokers are away. Rows that are too large, too far in the future, or without
@@ -29,8 +29,7 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
-from barrier_runtime.connectors.kafka.sink.lost_marker import Loss, LostMarkers
-from barrier_runtime.connectors.kafka.sink.marker_notes import MarkerNotes
+from barrier_runtime.connectors.kafka.sink.markers import Loss, LostMarkers, MarkerNotes
 from barrier_runtime.connectors.kafka.sink.records import RecordFormat
 from barrier_runtime.connectors.kafka.sink.topic_limits import KafkaLimits, check_waiting, limits_of_chosen, read_limits
 from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, TransactionOrigin

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from barrier_runtime.connectors.kafka.asking import answered
+from barrier_runtime.connectors.kafka.clients import answered
 from barrier_runtime.connectors.kafka.sink import client as kafka_client
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster, library
 from barrier_runtime.state.errors import InvalidJob, Unavailable

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from barrier_runtime.connectors.kafka.asking import answered
+from barrier_runtime.connectors.kafka.clients import answered
 from barrier_runtime.connectors.kafka.sink.client import ANSWER_S, KafkaCluster, library
 from barrier_runtime.connectors.kafka.sink.records import produced
 from barrier_runtime.state.errors import Fenced, Unavailable

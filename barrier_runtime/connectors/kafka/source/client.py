@@ -11,9 +11,50 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from barrier_runtime.connectors.kafka.asking import Asker, answered, client_log, raised
-from barrier_runtime.connectors.kafka.errors import CURABLE, Kind, kind_of
+from barrier_runtime.connectors.kafka.clients import Asker, answered, client_log, raised
+from barrier_runtime.connectors.kafka.errors import CURABLE, Kind, Refusals, kind_of
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
+
+_SAY_AGAIN_S = 30.0  # between two warnings of the same kind
+
+
+class LogThrottle:
+    """Log of the fetching thread, which also runs the client's callbacks; passing errors repeat rarely.
+
+    Lasting errors end the source.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._said_s: dict[str, float] = {}
+        self._refusals = Refusals()
+        self._commit_failures = 0
+
+    def say(self, kind: str, reason: str) -> None:
+        now = time.monotonic()
+        if now - self._said_s.get(kind, float("-inf")) > _SAY_AGAIN_S:
+            self._said_s[kind] = now
+            log.warning("%s %s", self._where, reason)
+
+    def read(self) -> None:
+        """Records that messages arrived: credentials and certificates are right."""
+        self._refusals.answered()
+
+    def on_commit(self, error: Any, partitions: Any) -> None:
+        if error is not None:
+            self._commit_failures += 1
+            times = f"{self._commit_failures} times"
+            self.say("commit", f"commits to its group failed ({times}): {error.str()}. No record is lost by that")
+
+    def on_error(self, error: Any) -> None:
+        self._refusals.heard(error, time.monotonic())
+        if self._refusals.lasting:
+            raise InvalidJob(
+                f"{self._where}: Kafka refuses the credentials or the handshake ({self._refusals.lasting}): correct "
+                "the sasl.* and ssl.* in config="
+            )
+        self.say("client", f"waits for Kafka: {error.str()}")
+
 
 log = logging.getLogger("barrier_runtime.kafka")
 

@@ -2,8 +2,7 @@
 
 The thread waits in the client, converts messages, and fills a `PartitionQueue` per partition; the partition of a full
 queue is paused. The slot's loop sends orders by `_orders` and gets rows and errors from the queues. Partitions are
-assigned, never subscribed to. A fetcher reads a partition only once: a second reader, as after a failure, gets another
-fetcher (`kafka/source/fetcher_pool`), and so never gets records that were fetched for the first reader.
+assigned, never subscribed to.
 
     broker ──► librdkafka's queue ──► convert ──► queue per partition ──► reader.poll
                 (bounded)                          (bounded: pause)
@@ -21,18 +20,17 @@ from typing import Any, TypeVar
 from barrier_runtime.connectors.kafka.errors import Kind, kind_of
 from barrier_runtime.connectors.kafka.source.client import (
     KafkaClient,
+    LogThrottle,
     Partition,
     is_transient,
     load_client,
     log,
     what_to_do,
 )
-from barrier_runtime.connectors.kafka.source.log_throttle import LogThrottle
 from barrier_runtime.connectors.kafka.source.partition_queue import Fetched, PartitionQueue
 from barrier_runtime.connectors.kafka.source.records import RecordConverter
-from barrier_runtime.connectors.kafka.source.retention import RetentionWatch, known_end
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts, StallWatch
-from barrier_runtime.connectors.kafka.source.topic_ids import TopicIds
+from barrier_runtime.connectors.kafka.source.topic_checks import RetentionWatch, TopicIds, known_end
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.threads import ask_for_short_slices
 
@@ -365,3 +363,46 @@ def place_of(thread: int | None) -> str:
         return "nothing"
     place = traceback.extract_stack(frame, limit=1)[-1]
     return f"{place.name} ({place.filename}:{place.lineno})"
+
+
+class FetcherPool:
+    """Fetchers of a source in a process; readers share a fetcher. `join` and `leave` do not block.
+
+    A fetcher reads a partition only once: a second reader, as after a failure, gets another fetcher, and so never gets
+    records that were fetched for the first reader.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        client: KafkaClient,
+        make_converter: Callable[[], RecordConverter],
+        limit_bytes: int,
+        timeouts: StallTimeouts = StallTimeouts(),
+    ) -> None:
+        self._make = partial(Fetcher, where, client, make_converter, limit_bytes, timeouts)
+        self._lock = threading.Lock()
+        self._current: Fetcher | None = None
+        self._used: set[Partition] = set()  # by readers of the current fetcher, including closed readers
+        self._readers: dict[Fetcher, int] = {}
+
+    def join(self, queue: PartitionQueue) -> Fetcher:
+        with self._lock:
+            partition = (queue.topic, queue.partition)
+            if self._current is None or self._current.failed or partition in self._used:
+                self._current, self._used = self._make(), set()
+                self._readers[self._current] = 0
+            self._used.add(partition)
+            self._readers[self._current] += 1
+            self._current.add(queue)
+            return self._current
+
+    def leave(self, fetcher: Fetcher, queue: PartitionQueue) -> None:
+        with self._lock:
+            fetcher.remove(queue)
+            self._readers[fetcher] -= 1
+            if not self._readers[fetcher]:
+                del self._readers[fetcher]
+                fetcher.stop()
+                if self._current is fetcher:
+                    self._current = None

@@ -23,8 +23,7 @@ from barrier_runtime.connectors.source import Polled
 from barrier_runtime.coordinator.metric_table import CLIENTS_REPLACED, NULL_VALUES, Counter
 
 if TYPE_CHECKING:
-    from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
-    from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
+    from barrier_runtime.connectors.kafka.source.fetcher import Fetcher, FetcherPool
 
 _POLL_NS = 100_000_000  # at an empty queue, to detect a hanging fetching thread, which wakes the slot for rows
 

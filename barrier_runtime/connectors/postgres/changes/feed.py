@@ -23,8 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.postgres.changes.items import Item, Reached, SnapshotRows, size_of
-from barrier_runtime.connectors.postgres.changes.log_session import LogSession
+from barrier_runtime.connectors.postgres.changes.log_session import Item, LogSession, Reached, SnapshotRows, size_of
 from barrier_runtime.connectors.postgres.changes.pgoutput import Relation
 from barrier_runtime.connectors.postgres.changes.position import ChangePosition, shown_lsn
 from barrier_runtime.connectors.postgres.changes.rows import ChangeRowLayout

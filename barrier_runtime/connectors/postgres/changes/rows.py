@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.connectors.postgres.changes.row_messages import (
+from barrier_runtime.connectors.postgres.changes.pgoutput import (
     Flags,
     Numbers,
     RowChanges,

@@ -14,11 +14,10 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.argument_types import kinds_checked
 from barrier_runtime.connectors.postgres.changes import snapshot
 from barrier_runtime.connectors.postgres.changes.feed import ChangeFeed
-from barrier_runtime.connectors.postgres.changes.items import LoggedRows, SnapshotRows
-from barrier_runtime.connectors.postgres.changes.log_session import PART_BYTES, PART_ROWS
+from barrier_runtime.connectors.postgres.changes.log_session import PART_BYTES, PART_ROWS, LoggedRows, SnapshotRows
 from barrier_runtime.connectors.postgres.changes.position import (
     ChangePosition,
     decode_position,

@@ -1,7 +1,8 @@
-"""Rules that match columns of rows with columns of a SQL table: fit, conversion, refused values.
+"""Rules that match columns of rows with columns of a SQL table: fit, conversion, refused values. Pure.
 
-Each database has a `ColumnRules`: a rule per family of Arrow types. A rule returns a `Fit`, or None if the column
-cannot hold every value of the type. Rows are checked before their checkpoint is decided. Pure.
+Each database has a `ColumnRules`: a rule per family of Arrow types. Rows are checked before their checkpoint is
+decided. Key columns also refuse values that the target considers equal to others, such as -0.0 and 0.0, because two
+rows would become one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +11,32 @@ from time import sleep
 from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
 
 from barrier_runtime.connectors.sink_bases.json_values import json_values
-from barrier_runtime.connectors.sink_bases.key_values import below_microseconds
 from barrier_runtime.data.rows import preview
 from barrier_runtime.state.errors import InvalidJob
+
+
+def negative_zeros(values: pa.Array) -> pa.Array:
+    """Marks -0.0 in a column of floats: -0.0 compares equal to 0.0."""
+    numbers = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return pa.array((numbers == 0) & np.signbit(numbers), pa.bool_())
+
+
+def with_trailing_spaces(values: pa.Array) -> pa.Array:
+    """Marks texts that equal other texts if the database ignores trailing spaces."""
+    return pc.ends_with(values, " ")
+
+
+def below_microseconds(values: pa.Array) -> pa.Array:
+    """Marks times in nanoseconds that equal other times if the database stores only whole microseconds."""
+    numbers = pc.fill_null(values.view(pa.int64()), 0).to_numpy()
+    return pa.array(numbers % 1_000 != 0)
+
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
 Refusal: TypeAlias = tuple[Convert, str]

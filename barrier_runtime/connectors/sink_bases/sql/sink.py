@@ -1,9 +1,9 @@
 """Exactly-once rows in a SQL table: inserted or upserted by key, one transaction per commit.
 
 Rows wait in the job's storage until their checkpoint is decided. Subtask 0 then writes the rows of all subtasks, and of
-all checkpoints decided meanwhile, in a single transaction: raise the mark if the mark is as this process knows it;
-write the rows; commit. If the mark differs, the client reads the mark and writes the rows that the mark does not cover.
-See docs/design/sql-sinks.md.
+all checkpoints decided meanwhile, in one transaction: raise the mark if the mark is as known; write the rows; commit.
+If the mark differs, the client reads the mark and writes only rows that the mark does not cover. See
+docs/design/sql-sinks.md.
 
 | the process dies or stalls …            | its successor                                                             |
 |-----------------------------------------|---------------------------------------------------------------------------|
@@ -15,25 +15,79 @@ See docs/design/sql-sinks.md.
 
 A zombie writes only decided rows, and finds the mark of its successor.
 
-A failing group of checkpoints is halved (`connectors/commit_groups`) between decisions, not between checkpoints: an
-aborted checkpoint holds rows of some subtasks only, and appears together with the next decided checkpoint.
+A failing group is halved between decisions, not between checkpoints: an aborted checkpoint holds rows of some subtasks
+only, and appears together with the next decided checkpoint.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.commit_groups import CommitGroups
-from barrier_runtime.connectors.decisions import decided_checkpoints
+from barrier_runtime.connectors.job_log import decided_checkpoints
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.sql.columns import Fitted, fitted
-from barrier_runtime.connectors.sink_bases.sql.dialect import MOST_ROWS, DeliveryMark, Dialect
-from barrier_runtime.connectors.sink_bases.sql.session import SqlSession
+from barrier_runtime.connectors.sink_bases.sql.dialect import MOST_ROWS, DeliveryMark, Dialect, SqlSession
 from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound
+
+Step = TypeVar("Step")
+
+
+class CommitGroups:
+    """Chooses how many decided checkpoints a sink commits together: at most `most_bytes`.
+
+    A larger step is committed alone. After a failure the group is halved, down to the failing checkpoint, which must
+    not hold back older checkpoints; each success doubles the next group.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._most: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Returns True while the steps of a failed group are not all committed."""
+        return self._most is not None
+
+    def failed(self, steps: int, error: BarrierRuntimeError) -> None:
+        """Halves the next group after a commit of `steps` steps raised `error`.
+
+        Raises `error` for a single step, which cannot be halved, and if the target may be unavailable.
+        """
+        if steps == 1:
+            raise error
+        self._most = steps // 2
+        if isinstance(error, Unavailable):
+            raise error
+
+    def commit(
+        self, steps: Sequence[Step], size: Callable[[Step], int], commit: Callable[[Sequence[Step]], None]
+    ) -> None:
+        """Commits all `steps`, oldest first; each call of `commit` gets as many steps as the limits allow."""
+        done = 0
+        while done < len(steps):
+            group = steps[done : done + self._fitting(steps[done:], size)]
+            try:
+                commit(group)
+            except BarrierRuntimeError as error:
+                self.failed(len(group), error)
+            else:
+                done += len(group)
+                if self._most is not None:
+                    self._most *= 2
+        self._most = None
+
+    def _fitting(self, steps: Sequence[Step], size: Callable[[Step], int]) -> int:
+        total = 0
+        for count, step in enumerate(steps[: self._most]):
+            total += size(step)
+            if count and total > self.most_bytes:
+                return count
+        return len(steps[: self._most])
+
 
 Mode = Literal["insert", "upsert"]
 

@@ -23,7 +23,7 @@ from barrier_runtime.connectors.files.source.lines import LINE, TextFiles
 from barrier_runtime.connectors.files.source.parquet import ParquetFiles
 from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.connectors.files.source.source import WatchedFiles
-from barrier_runtime.connectors.source_bases import part_fetcher
+from barrier_runtime.connectors.source_bases import ranges
 from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.runtime.sources.driver import SourceDriver
@@ -195,7 +195,7 @@ def test_the_next_ranges_and_files_are_requested_together(store: Counting) -> No
     while len({row["n"] for row in until_held_up(driver)}) < 1:
         pass
     store.wait_for_requests(24)
-    assert store.most <= part_fetcher.THREADS
+    assert store.most <= ranges.THREADS
     store.answers.set()
     drained(driver)
     driver.close()
@@ -217,7 +217,7 @@ def test_files_that_appear_are_requested_together(store: Counting) -> None:
     store.answers.clear()
     for n in range(40):
         store.put(f"in/{n:02}.jsonl", jsonl(1))
-    until(lambda: driver.poll(0) is None and store.under_way == part_fetcher.THREADS)
+    until(lambda: driver.poll(0) is None and store.under_way == ranges.THREADS)
     store.answers.set()
     until(lambda: driver.poll(0) is None and driver.records == 41)
     driver.close()
@@ -229,7 +229,7 @@ def test_files_that_appear_are_requested_together(store: Counting) -> None:
 def test_bytes_ahead_stay_below_the_bound_whatever_the_number_of_files(
     store: Counting, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_fetcher, "MOST_BYTES", 4 << 20)
+    monkeypatch.setattr(ranges, "MOST_BYTES", 4 << 20)
     make, source = FORMATS[ending]
     content = make(12_000, 100)
     for n in range(40):
@@ -265,7 +265,7 @@ def test_rows_and_restores_are_those_of_a_folder(
     store: Counting, ending: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dice = random.Random(seed)
-    monkeypatch.setattr(part_fetcher, "MOST_BYTES", dice.choice([1 << 10, 1 << 20, 64 << 20]))
+    monkeypatch.setattr(ranges, "MOST_BYTES", dice.choice([1 << 10, 1 << 20, 64 << 20]))
     make, source = FORMATS[ending]
     counts = [dice.choice([0, 1, 3, 2_000, 9_000]) for _ in range(dice.randint(1, 5))]
     for n, count in enumerate(counts):

@@ -1,6 +1,6 @@
 """Flights of rows: a barrier waits for the rows that were handed over before it, and for no later rows."""
 
-from barrier_runtime.connectors.kafka.sink.flights import Flights
+from barrier_runtime.connectors.kafka.sink.at_least_once import Flights
 
 
 def test_a_flight_arrives_when_all_its_rows_are_acknowledged_after_its_end() -> None:

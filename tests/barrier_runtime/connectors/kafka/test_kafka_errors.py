@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from barrier_runtime.connectors.kafka.asking import Asker, OncePerMinute, raised
+from barrier_runtime.connectors.kafka.clients import Asker, OncePerMinute, raised
 from barrier_runtime.connectors.kafka.errors import REFUSED_S, Refusals
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
 from barrier_runtime.connectors.kafka.sink.topic_limits import read_limits
-from barrier_runtime.connectors.kafka.source.client import is_transient, what_to_do
-from barrier_runtime.connectors.kafka.source.log_throttle import LogThrottle
+from barrier_runtime.connectors.kafka.source.client import LogThrottle, is_transient, what_to_do
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 # Error of librdkafka 2.16 while a broker with a TLS listener restarts.
@@ -80,7 +79,7 @@ def test_a_sink_whose_question_for_settings_never_ends_is_told_so_and_may_ask_ag
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("barrier_runtime.connectors.kafka.sink.client.ANSWER_S", 0.01)
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.asking._OVERDUE_S", 0.01)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.clients._OVERDUE_S", 0.01)
     sink = KafkaCluster("10.0.0.1:9093", {}, "sink")
     monkeypatch.setattr(sink, "admin", Silent)
     with pytest.raises(
@@ -173,7 +172,7 @@ def test_a_client_that_answers_with_an_error_of_leadership_is_replaced() -> None
 
 
 def test_a_client_whose_questions_are_all_in_vain_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.asking._IN_VAIN_S", 0.0)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.clients._IN_VAIN_S", 0.0)
     made: list[Client] = []
     asker = Asker(lambda: Client(made))
     with pytest.raises(KafkaException):

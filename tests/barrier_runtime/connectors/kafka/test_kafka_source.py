@@ -16,8 +16,8 @@ from barrier_runtime.connectors.kafka.source.client import KafkaClient, known_id
 from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
 from barrier_runtime.connectors.kafka.source.partition_queue import Fetched, PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition, KafkaSplit, owner, resumed, split_id
-from barrier_runtime.connectors.kafka.source.retention import lost, outlook
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
+from barrier_runtime.connectors.kafka.source.topic_checks import lost, outlook
 from barrier_runtime.runtime.sources.assignment import assign_discovered, check_none_lost
 from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, RestoredSource, SourceProgress, SplitProgress
 from barrier_runtime.state.errors import InvalidJob

@@ -59,7 +59,7 @@ class Library:
 
 def test_a_commit_that_never_comes_back_is_left_and_another_producer_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """T4: librdkafka ignores its timeout after an outage of the group coordinator (its issues 5456 and 5511)."""
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.asking._OVERDUE_S", 0.01)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.clients._OVERDUE_S", 0.01)
     library, cluster = Library(), KafkaCluster("10.0.0.1:9092", {}, "sink")
     monkeypatch.setattr(cluster, "producer", library.producer)
     monkeypatch.setattr(cluster, "consumer", library.consumer)
@@ -73,7 +73,7 @@ def test_a_commit_that_never_comes_back_is_left_and_another_producer_commits(mon
         with pytest.raises(Unavailable, match="cannot commit a transaction"):
             producer.commit(marker)
         assert not producer.connected
-        monkeypatch.setattr("barrier_runtime.connectors.kafka.asking._OVERDUE_S", 60.0)  # this producer answers
+        monkeypatch.setattr("barrier_runtime.connectors.kafka.clients._OVERDUE_S", 60.0)  # this producer answers
         producer.connect()
         producer.begin()
         producer.commit(marker)

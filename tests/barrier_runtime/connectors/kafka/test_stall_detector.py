@@ -4,12 +4,12 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError
 
-from barrier_runtime.connectors.kafka.asking import Asker
+from barrier_runtime.connectors.kafka.clients import Asker
 from barrier_runtime.connectors.kafka.source.client import KafkaClient
 from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
-from barrier_runtime.connectors.kafka.source.retention import RetentionWatch
 from barrier_runtime.connectors.kafka.source.stall_detector import StallDetector, StallTimeouts
+from barrier_runtime.connectors.kafka.source.topic_checks import RetentionWatch
 from barrier_runtime.state.errors import InvalidJob
 
 A, B, C = ("t", 0), ("t", 1), ("u", 0)

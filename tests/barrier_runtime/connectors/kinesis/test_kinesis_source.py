@@ -11,7 +11,7 @@ import pytest
 from kinesis_world import KinesisWorld, refusal, taken
 
 from barrier_runtime import Dataflow, JsonlSink, KinesisSource
-from barrier_runtime.connectors.kinesis import fetcher
+from barrier_runtime.connectors.kinesis import reader as shard_reader
 from barrier_runtime.connectors.kinesis.position import POSITION, KinesisPosition
 from barrier_runtime.connectors.source import SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -120,7 +120,7 @@ def test_a_stream_is_read_from_a_time_or_from_now_on(make_kinesis: Make) -> None
 @pytest.mark.parametrize("code", ["ExpiredIteratorException", "ProvisionedThroughputExceededException", "Internal"])
 def test_what_passes_costs_no_row(make_kinesis: Make, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """An expired iterator, a limit, a server error: after the first rows, and again."""
-    monkeypatch.setattr(fetcher, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(shard_reader, "_FIRST_WAIT_S", 0.01)
     world = make_kinesis()
     world.put(numbers(0, 5))
     reader = reader_of(world, value="string", every=datetime.timedelta(milliseconds=10))
@@ -137,8 +137,8 @@ def test_what_passes_costs_no_row(make_kinesis: Make, monkeypatch: pytest.Monkey
 def test_a_server_that_stays_away_is_unavailable_and_a_limit_is_waited_for(
     make_kinesis: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "GIVE_UP_S", 0.02)
-    monkeypatch.setattr(fetcher, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(shard_reader, "GIVE_UP_S", 0.02)
+    monkeypatch.setattr(shard_reader, "_FIRST_WAIT_S", 0.01)
     world = make_kinesis()
     world.put(numbers(0, 1))
     world.faults += [refusal("LimitExceededException")] * 5

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barrier_runtime.connectors.postgres.changes.items import Item, LoggedRows
-from barrier_runtime.connectors.postgres.changes.log_session import PART_BYTES, PART_ROWS, LogSession
-from barrier_runtime.connectors.postgres.changes.pgoutput import Relation
+from barrier_runtime.connectors.postgres.changes.log_session import PART_BYTES, PART_ROWS, Item, LoggedRows, LogSession
+from barrier_runtime.connectors.postgres.changes.pgoutput import HEADER, Relation
 from barrier_runtime.connectors.postgres.changes.position import ChangePosition
-from barrier_runtime.connectors.postgres.changes.row_messages import HEADER
 from barrier_runtime.connectors.postgres.changes.rows import ChangedTable, ChangeRowLayout, Form
 from barrier_runtime.connectors.postgres.changes.shape import CatalogTable
 from barrier_runtime.connectors.postgres.changes.values import ChangedColumn, ServerType

@@ -11,12 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.connectors.postgres.changes.pgoutput import (
+    HEADER,
     Relation,
     RelationColumn,
+    RowChanges,
+    RowMessages,
+    TextRows,
     TransactionBegin,
     TransactionCommit,
     Truncate,
     decoded,
+    truncation,
 )
 from barrier_runtime.connectors.postgres.changes.position import (
     ChangePosition,
@@ -24,13 +29,6 @@ from barrier_runtime.connectors.postgres.changes.position import (
     encode_position,
     parsed_lsn,
     shown_lsn,
-)
-from barrier_runtime.connectors.postgres.changes.row_messages import (
-    HEADER,
-    RowChanges,
-    RowMessages,
-    TextRows,
-    truncation,
 )
 from barrier_runtime.connectors.postgres.changes.rows import (
     ChangedTable,

@@ -12,8 +12,8 @@ from sink_harness import SCHEMA, Subtask, numbers_in
 
 from barrier_runtime import InvalidJob
 from barrier_runtime.connectors.files.sink.sink import CsvSink, JsonlSink, TextSink
-from barrier_runtime.connectors.sink_bases import encoded_rows, encoders
-from barrier_runtime.connectors.sink_bases.encoded_rows import EncodedRows, EncodingBuffer
+from barrier_runtime.connectors.sink_bases import encoders
+from barrier_runtime.connectors.sink_bases.encoders import EncodedRows, EncodingBuffer
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.store.memory import MemoryStore
@@ -57,7 +57,7 @@ def test_rows_are_encoded_once_and_staged_in_order_in_any_interleaving(operation
     buffer = EncodingBuffer[bytes](encode)
     works: list[Callable[[], None]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoded_rows, "_ROWS_AT_ONCE", 3)
+        patch.setattr(encoders, "_ROWS_AT_ONCE", 3)
         for what, count in operations:
             if what == "write":
                 buffer.write(numbers(written, count))

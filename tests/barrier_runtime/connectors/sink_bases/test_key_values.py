@@ -9,12 +9,15 @@ import pytest
 from barrier_runtime.connectors.clickhouse.columns import column_for, takes, unkept
 from barrier_runtime.connectors.mysql.columns import MYSQL_COLUMNS, MySQLColumn
 from barrier_runtime.connectors.postgres.columns import POSTGRES_COLUMNS, Column, encode_csv
-from barrier_runtime.connectors.sink_bases.key_values import (
+from barrier_runtime.connectors.sink_bases.sql.columns import (
+    ColumnRules,
+    TableColumn,
     below_microseconds,
+    checked,
+    fitted,
     negative_zeros,
     with_trailing_spaces,
 )
-from barrier_runtime.connectors.sink_bases.sql.columns import ColumnRules, TableColumn, checked, fitted
 from barrier_runtime.connectors.sqlite.sink import SQLITE_COLUMNS, base_of
 from barrier_runtime.state.errors import InvalidJob
 

@@ -6,8 +6,13 @@ from concurrent.futures import Future
 
 import pytest
 
-from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
-from barrier_runtime.connectors.source_bases.ranges import AHEAD_BYTES, BLOCK_BYTES, FIRST_BYTES, RangesFile
+from barrier_runtime.connectors.source_bases.ranges import (
+    AHEAD_BYTES,
+    BLOCK_BYTES,
+    FIRST_BYTES,
+    PartFetcher,
+    RangesFile,
+)
 from barrier_runtime.state.errors import Unavailable
 from tests.drawn import some
 from tests.waiting import until

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime.connectors.sink import Acknowledgement
-from barrier_runtime.connectors.sink_bases.direct import DirectSink
-from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
+from barrier_runtime.connectors.sink_bases.upsert import DirectSink, UpsertSink
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from tests.barrier_runtime.sink_harness import NOW_NS, Subtask

@@ -10,7 +10,7 @@ from operator_harness import World
 from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime.connectors.source import Polled, Split
-from barrier_runtime.connectors.source_bases.part_fetcher import THREADS
+from barrier_runtime.connectors.source_bases.ranges import THREADS
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.errors import Unavailable
 from tests.waiting import until

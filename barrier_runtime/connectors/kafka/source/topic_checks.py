@@ -1,15 +1,16 @@
-"""Compares retained with unread records: warns before a loss, and stops the job after a loss.
+"""Checks of topics while they are read: records deleted before they were read, recreated topics.
 
-Brokers delete records by age and size, read or not. A source that skipped the gap would be silently incomplete. The
-warning is logged while the earliest retained offset advances and the position is within the oldest tenth of the
-retained records.
+Brokers delete records by age and size, read or not. A source that skipped the gap would be silently incomplete, so the
+job stops after a loss. A warning precedes: the earliest retained offset advances, and the position is within the oldest
+tenth of the retained records.
 """
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from typing import Any, Literal
 
-from barrier_runtime.connectors.kafka.asking import Asker, raised
+from barrier_runtime.connectors.kafka.clients import Asker, answered, put_away, raised
 from barrier_runtime.connectors.kafka.errors import Kind, kind_of
 from barrier_runtime.connectors.kafka.source.client import (
     EARLIEST,
@@ -17,11 +18,109 @@ from barrier_runtime.connectors.kafka.source.client import (
     KafkaClient,
     Partition,
     is_transient,
+    known_id,
     log,
     what_to_do,
 )
 from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
+from barrier_runtime.connectors.kafka.source.position import made_again
 from barrier_runtime.state.errors import InvalidJob
+
+_ID_TRUSTED_S = 0.4
+_ID_AHEAD_S = 0.2  # after the request of the last answer
+_ID_ANSWER_S = 2.0
+_ID_IN_VAIN_S = 5.0
+
+
+class TopicIds:
+    """Detects recreated topics by their ids; brokers before 2.8 have no ids, so nothing is checked.
+
+    In a recreated topic a client reads on from the old offset without an error. So the fetching thread requests the id
+    after rows have arrived and before they are handed out. An answer is trusted for less time than the client waits
+    after the failure that the deletion causes (`fetch.error.backoff.ms`): no row of the new topic can arrive earlier.
+    Two gaps of up to a second remain: a partition that was just paused has no such failure, and a broker that does not
+    know of the deletion returns the old id.
+
+    Ids are requested only when needed now or soon, so never without messages. If requests fail for some seconds,
+    another client is made. `say`: logs why rows wait.
+    """
+
+    def __init__(self, client: KafkaClient, kafka: Any, say: Callable[[str], None]) -> None:
+        self._client = client
+        self._kafka = kafka
+        self._say = say
+        self._admin: Any = None
+        self._in_vain_s: dict[str, float] = {}  # by topic, since when all requests failed
+        self._seen: dict[str, tuple[str, float]] = {}  # id by topic, and time of the request
+        self._asked: dict[str, tuple[Future[Any], float]] = {}  # without an answer yet
+
+    def forget(self, topic: str) -> None:
+        """Forgets a topic because a partition is read anew: earlier answers do not apply to the new rows."""
+        self._seen.pop(topic, None)
+        self._asked.pop(topic, None)
+        self._in_vain_s.pop(topic, None)
+
+    def judge(self, queues: Collection[PartitionQueue]) -> list[PartitionQueue]:
+        """Fails queues of recreated topics. Returns queues whose topics are unknown at present."""
+        checked = [queue for queue in queues if queue.start.topic_id]
+        topics = sorted({queue.topic for queue in checked})
+        now_s = time.monotonic()
+        due = [topic for topic in topics if self._is_due(topic, now_s)]
+        if due:
+            self._ask(due, now_s)
+        for topic in topics:
+            self._hear(topic, checked, now_s)
+        unknown = []
+        for queue in checked:
+            if queue.topic not in self._seen:
+                unknown.append(queue)
+            elif self._seen[queue.topic][0] not in ("", queue.start.topic_id):
+                queue.fail(made_again(queue.where, queue.next_offset))
+        return unknown
+
+    def _is_due(self, topic: str, now_s: float) -> bool:
+        """True if a request is due. A pending request is dropped when the answer would be too old."""
+        if topic in self._asked:
+            return now_s - self._asked[topic][1] >= _ID_TRUSTED_S
+        return topic not in self._seen or now_s - self._seen[topic][1] >= _ID_AHEAD_S
+
+    def _ask(self, topics: Sequence[str], now_s: float) -> None:
+        if self._admin is None:
+            self._admin = self._client.admin()
+        self._admin.poll(0)  # callbacks in config=
+        wanted = self._kafka.TopicCollection(topics)
+        for topic, answer in self._admin.describe_topics(wanted, request_timeout=_ID_ANSWER_S).items():
+            self._asked[topic] = answer, now_s
+
+    def _hear(self, topic: str, queues: Collection[PartitionQueue], now_s: float) -> None:
+        """Takes an available answer; waits for the answer if the last one is too old."""
+        if topic in self._seen and now_s - self._seen[topic][1] >= _ID_TRUSTED_S:
+            del self._seen[topic]
+        if topic not in self._asked or (topic in self._seen and not self._asked[topic][0].done()):
+            return
+        answer, asked_s = self._asked.pop(topic)
+        try:
+            self._seen[topic] = known_id(answered(answer, _ID_ANSWER_S, self._kafka).topic_id), asked_s
+        except self._kafka.KafkaException as error:
+            reason = error.args[0]
+            if is_transient(reason):
+                in_vain_s = time.monotonic() - self._in_vain_s.setdefault(topic, asked_s)
+                if in_vain_s >= _ID_IN_VAIN_S or kind_of(reason) is Kind.LEADERSHIP:
+                    self._replace_admin(reason.str())
+                return
+            if kind_of(reason) is not Kind.MISSING:
+                for queue in queues:
+                    if queue.topic == topic:
+                        queue.fail(what_to_do(reason, queue.where))
+        self._in_vain_s.pop(topic, None)
+
+    def _replace_admin(self, reason: str) -> None:
+        """Replaces the client; pending requests get no answer."""
+        self._say(f"waits: the brokers do not tell its topics' ids ({reason}), and are asked by another client")
+        put_away(self._admin)
+        self._admin = None
+        self._asked, self._in_vain_s = {}, {}
+
 
 _SHARE = 0.1
 _POLL_S = 30.0

@@ -1,4 +1,4 @@
-"""Replaces clients whose answers are no longer reliable, and throttles the clients' log.
+"""Replaces Kafka clients whose answers are no longer reliable, and throttles the clients' log.
 
 librdkafka remembers the epochs of the partitions' leaders. After a broker was killed and restarted, a client may keep
 an old epoch and get FENCED_LEADER_EPOCH for ever, while the broker answers other clients. After an error of leadership,

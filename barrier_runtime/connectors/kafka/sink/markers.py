@@ -1,27 +1,87 @@
-"""Notes about the markers of origin subtasks: that a marker must exist, and the topic's limits.
+"""Notes about the markers of origin subtasks, and an operator's answers about lost markers.
 
 Each new marker, the first as well as each replacement of a lost marker, has a *note*: an object with the next number
 and the generation that wrote the note. The first note is written between the first marker and the first rows, each
-other note before the marker. Notes never change and are read by name from number 1 on. A listing may lack notes; a lost
-marker would then look like a marker that never existed, or like a loss that an operator has already explained. The
-number of notes grows only with lost markers.
+other note before the marker. Notes never change and are read by name from number 1 on: a listing may lack notes, and a
+lost marker would look like a marker that never existed, or like a loss already explained.
 
 Notes of cancelled jobs are never deleted: their names lack the generation by which the coordinator finds objects to
 delete. A later run has another lineage.
 
-Earlier builds wrote a note per generation that contained the limits. They are found by a listing only, and deleted once
-a note of this form exists. The limits are a separate object that each generation overwrites, so that a sink can start
-while the brokers are away.
+Earlier builds wrote a note per generation, with the limits. A listing finds these notes; they are deleted once a note
+of this form exists. The limits are a separate object that each generation overwrites, so that a sink can start while
+the brokers are away.
 """
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import msgspec
 
 from barrier_runtime.connectors.kafka.sink.topic_limits import KafkaLimits, decode_limits, encode_limits
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.state.errors import Fenced, Unavailable
+from barrier_runtime.state.errors import Corrupt, Fenced, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import PutOutcome, get_or_none
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.versioned import Format, VersionedDecoder
+
+LostMarkers: TypeAlias = Mapping[str, int]  # by name of a loss: the last checkpoint whose rows are in the topic
+
+
+def checked_answers(given: Any) -> dict[str, int]:
+    """Returns `given` as a dict. Raises `InvalidJob` unless it is a `LostMarkers`."""
+    right = isinstance(given, Mapping) and all(
+        isinstance(name, str) and type(checkpoint) is int and checkpoint >= 0 for name, checkpoint in given.items()
+    )
+    if not right:
+        raise InvalidJob(
+            f"KafkaSink: lost_marker={given!r}: pass what the error asks for, a dict such as {{'0a1b/0/3': 17}}"
+        )
+    return dict(given)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A lost marker, begun by `generation`. Its name contains origin and generation.
+
+    An answer is therefore valid for a single loss, and old answers may stay in the program. `asked`: the checkpoint to
+    be written; `last`: the latest decided checkpoint of this origin.
+    """
+
+    lineage: str
+    subtask: int
+    generation: int
+    asked: int
+    last: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.lineage}/{self.subtask}/{self.generation}"
+
+    def answer(self, answers: LostMarkers, where: str, topic: str, group: str) -> int:
+        """Returns the last checkpoint whose rows are in the topic.
+
+        Raises `Corrupt` without an answer, and `InvalidJob` for an undecided checkpoint, whose later rows would count
+        as written.
+        """
+        checkpoint = answers.get(self.name)
+        if checkpoint is None:
+            several = f", {self.last} if all up to checkpoint {self.last} are" if self.last > self.asked else ""
+            raise Corrupt(
+                f"{where}: nobody knows whether checkpoint {self.asked} of subtask {self.subtask} is in topic "
+                f"{topic!r}: its marker (consumer group {group!r}) is gone. Markers expire after the brokers' "
+                "offsets.retention.minutes, or go with the topic. Look which rows are there, then start the job with "
+                f"KafkaSink(lost_marker={{{self.name!r}: n}}): n is {self.asked} if the rows of that checkpoint are "
+                f"there{several}, {self.asked - 1} if they are not"
+            )
+        if checkpoint > self.last:
+            raise InvalidJob(
+                f"{where}: lost_marker={{{self.name!r}: {checkpoint}}} says more than there can be in topic {topic!r}: "
+                f"the last checkpoint decided of subtask {self.subtask} is {self.last}: correct it"
+            )
+        return checkpoint
+
 
 NOTE_VERSION = 3  # versions 1 and 2 are the limits in notes of earlier builds
 
