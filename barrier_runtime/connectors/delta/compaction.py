@@ -1,6 +1,6 @@
 """Joining of a Delta sink's small files: at a commit with `commit_every`, or later without a change of data.
 
-`DeltaCompaction` makes the moves of docs/design/compaction.md; its commit puts the version after the newest if absent,
+`DeltaCompaction` makes the moves of docs/design/compaction.md; the commit puts the version after the newest if absent,
 after reading each version since the look. `JoinedFiles` works before the commit. Staged files stay until the table has
 the commit, so a joined file is never the only copy of decided rows:
 
@@ -156,7 +156,6 @@ class DeltaCompaction:
         return DeltaPlan(int(table.version()), began, tuple(map(tuple, groups))) if groups else None
 
     def _own_small_files(self, table: Any, partition_by: Sequence[str]) -> list[TableFile]:
-        """Small files of this sink, in checkpoint order."""
         live = pa.table(table.get_add_actions(flatten=True))
         columns = ["path", "size_bytes", "num_records", *(f"partition.{name}" for name in partition_by)]
         found = []
@@ -177,7 +176,7 @@ class DeltaCompaction:
                     self._dropped(made)
                     return None
                 made.append(self._joined(group))
-        except ObjectNotFound:  # another writer has removed a file, and a vacuum has deleted it
+        except ObjectNotFound:  # removed by another writer, and vacuumed
             self._dropped(made)
             return None
         return made

@@ -124,7 +124,6 @@ def _bounds(kind: pa.DataType, column: pa.ChunkedArray) -> tuple[Any, Any] | Non
 
 
 def _plain(value: Any) -> Any:
-    """Value for JSON, or None for a value to omit."""
     if isinstance(value, datetime.datetime):
         return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
     if isinstance(value, datetime.date):

@@ -68,8 +68,6 @@ class _Commit(msgspec.Struct):
 
 
 class Action(msgspec.Struct):
-    """Line of the log."""
-
     add: _Add | None = None
     remove: _Remove | None = None
     cdc: ChangeFile | None = None
@@ -144,7 +142,6 @@ class DeltaHistory:
         return [fit(batch, schema, self._where) for batch in batches if batch.num_rows]
 
     def _chosen(self, version: int, paths: set[str] | None) -> list[Any]:
-        """Files of the table at `version`: those in `paths`, or all."""
         if paths is not None and not paths:
             return []
         found = self._fragments(version)

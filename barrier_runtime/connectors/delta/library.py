@@ -14,7 +14,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def load_deltalake(where: str, who: str) -> Any:
-    """Imports deltalake. Raises an error with the install command if deltalake is missing."""
+    """Imports deltalake. Raises an error with the install command if it is missing."""
     try:
         import deltalake
         import deltalake.exceptions

@@ -51,7 +51,6 @@ def delta_fields(schema: pa.Schema, where: str) -> dict[str, DeltaType]:
 
 
 def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
-    """Columns in the Arrow types of the data files."""
     return pa.schema([pa.field(field.name, _typed(field.type, where, field.name)[1]) for field in schema])
 
 
@@ -121,7 +120,6 @@ def check_fits(fields: Mapping[str, DeltaType], table: Sequence[Mapping[str, Any
 
 
 def schema_string(fields: Mapping[str, DeltaType]) -> str:
-    """Schema for the log of a new table, in which every column may be null."""
     text = msgspec.json.encode({"type": "struct", "fields": [_field(name, delta) for name, delta in fields.items()]})
     return text.decode()
 
@@ -173,11 +171,9 @@ class DeltaTableFacts:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Columns that must not be null."""
         return tuple(field["name"] for field in self.fields if not field.get("nullable", True))
 
     def check(self, fields: Mapping[str, DeltaType], partition_by: Sequence[str], where: str) -> None:
-        """Raises `InvalidJob` if rows with these columns and partitions do not fit the table."""
         check_fits(fields, self.fields, where, self.url)
         if tuple(partition_by) != self.partition_by:
             raise InvalidJob(

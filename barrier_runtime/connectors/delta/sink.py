@@ -1,7 +1,7 @@
 """Exactly-once rows in a Delta table: a single commit for everything decided since the last commit.
 
 Pre-commit stages whole, hidden Parquet files, which never expire and which a vacuum does not see. The commit gives each
-file its final name in the table's folder, still outside the table; with `commit_every` the global committer does so,
+file the final name in the table's folder, still outside the table; with `commit_every` the global committer does so,
 and joins small files (`delta/compaction`). The global committer then adds all files to the table's log in one commit,
 with the highest checkpoint as the format's own application transaction: the table shows whether the commit was made
 (`delta/table`).

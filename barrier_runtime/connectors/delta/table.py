@@ -36,7 +36,7 @@ from barrier_runtime.connectors.delta.schema import DeltaTableFacts, DeltaType
 from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
 
-_ATTEMPTS = 6  # at one version of the table
+_ATTEMPTS = 6  # at a version of the table
 _RACES = 200  # attempts at all versions
 _CHECKPOINT_EVERY = 100  # versions, as in delta-rs
 _AGE_TO_CHECK_MS = 10 * 60 * 1000  # a vacuum may have deleted older files
@@ -58,14 +58,14 @@ class DeltaLog:
         self._where = where
         self._is_local = store.url.startswith("file://")
         self._options = storage_options(url)
-        self._table: Any = None  # the newest known; None: load it
+        self._table: Any = None  # the newest known; None: to be loaded
         self._synced = -1  # newest version that survives a power cut
-        self._known = _NOTHING_KNOWN  # version, and the highest checkpoints of applications in it
+        self._known = _NOTHING_KNOWN  # version, and its highest checkpoints by application
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delta-log")
         self._reading: Future[None] | None = None  # running checkpoint of the log
         self._head: _OwnCommit | None = None  # own last commit, if none is known to follow
         self._last_own = -1  # version of our last commit
-        self._compacted: set[int] = set()  # versions of own compactions after it
+        self._compacted: set[int] = set()  # versions of own compactions since
         self._seen: DeltaTableFacts | None = None  # facts that the running commit had to fit
 
     def existing(self) -> DeltaTableFacts | None:
@@ -74,7 +74,6 @@ class DeltaLog:
         return None if table is None else self.facts(table)
 
     def has(self, committable: DeltaCommittable) -> bool:
-        """Returns whether the table has committed this, whatever happened to the files since."""
         return self.has_checkpoint(committable.application, committable.checkpoint)
 
     def has_checkpoint(self, application: str, checkpoint: int) -> bool:
@@ -92,7 +91,7 @@ class DeltaLog:
     ) -> None:
         """Adds the files of all committables to the table at once, except those that the table already has. Idempotent.
 
-        `shown` gives rows of some committables final names and returns the files; None: the files have final names.
+        `shown` gives rows of some committables final names and returns the files; None: they have final names.
         """
 
         def change(table: Any) -> Change | None:
@@ -241,7 +240,6 @@ class DeltaLog:
         self._compacted.add(version)
 
     def _behind(self, version: int) -> int:
-        """First version after `version` that is no compaction of this process."""
         after = version + 1
         while after in self._compacted:
             self._compacted.discard(after)
@@ -273,7 +271,6 @@ class DeltaLog:
         self._threads.shutdown(wait=False)
 
     def _forget(self) -> None:
-        """Makes the next call read the table again."""
         self._table, self._known = None, _NOTHING_KNOWN
 
     def _committed(self, table: Any, application: str) -> int:
@@ -296,7 +293,7 @@ class DeltaLog:
         return trouble(error, f"{self._where}: the table {self._store.url} could not be read")
 
     def facts(self, table: Any) -> DeltaTableFacts:
-        """Facts of the table. Raises `InvalidJob` for rules that this sink cannot keep. Any thread."""
+        """Raises `InvalidJob` for rules of the table that this sink cannot keep. Any thread."""
         metadata = table.metadata()
         fields = msgspec.json.decode(table.schema().to_json())["fields"]
         features = set(table.protocol().writer_features or ())
@@ -357,9 +354,7 @@ class DeltaLog:
             return False
 
     def _sync(self, version: int, data: bool) -> None:
-        """Syncs records of the log and, with `data`, the data files: visible rows must survive a power cut; delta-rs
-        does not sync.
-        """
+        """Syncs records of the log and, with `data`, the data files, which delta-rs does not sync."""
         if not self._is_local or version <= self._synced:
             return
         table = Path(unquote(urlsplit(self._store.url).path))
@@ -376,7 +371,6 @@ class DeltaLog:
 
 
 def _added(record: Path) -> list[str]:
-    """Names of the data files that a version added."""
     try:
         lines = record.read_bytes().splitlines()
     except FileNotFoundError:  # cleaned up
@@ -386,7 +380,6 @@ def _added(record: Path) -> list[str]:
 
 
 def _synced(path: Path) -> None:
-    """Syncs a file or folder; a missing path needs no sync."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

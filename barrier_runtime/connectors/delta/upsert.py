@@ -1,18 +1,18 @@
 """Exactly-once upserts into a Delta Lake table: a MERGE for everything decided since the last commit.
 
 Rows wait in the job's storage until their checkpoint is decided (`sink_bases/write_ahead`). Subtask 0 then takes the
-rows of all subtasks, in checkpoint order, and merges the last row of each key into the table in a single commit. Its
-application transaction (the highest checkpoint) shows in the table whether the commit was made.
+rows of all subtasks, in checkpoint order, and merges the last row of each key into the table in a single commit. The
+commit's application transaction (the highest checkpoint) shows in the table whether the commit was made.
 
 | the process dies or stalls …       | its successor                                                                |
 |------------------------------------|------------------------------------------------------------------------------|
 | before the decision                | deletes the rows, which are only in the job's storage                        |
 | after it, before the commit        | merges the rows; data files already written are orphans for a vacuum         |
-| in the commit, with unknown result | asks the table for its transaction                                           |
+| in the commit, with unknown result | asks the table for the transaction                                           |
 | after it, before deleting the rows | the same; then deletes the rows                                              |
-| and commits later, as a zombie     | keeps its commit: the zombie's version lacks that transaction, a conflict    |
+| and commits later, as a zombie     | keeps the commit: the zombie's version lacks that transaction, a conflict    |
 
-A MERGE rewrites every file that contains a key, so its cost grows with the table. Longer checkpoint intervals mean
+A MERGE rewrites every file that contains a key, so the cost grows with the table. Longer checkpoint intervals mean
 fewer MERGEs; if the key includes the partition columns, a MERGE reads only those partitions.
 """
 
@@ -175,7 +175,6 @@ class DeltaUpsertSink(BatchingSink):
             self._deliver(application, [batch for batch in batches if batch.application == application])
 
     def _deliver(self, application: str, batches: Sequence[DecidedBatch]) -> None:
-        """Merges the batches that the table does not have, in one commit."""
         done = self._log.committed(application) if len(batches) > 1 else 0
         new = [batch for batch in batches if batch.checkpoint > done]
         if not new:
@@ -203,7 +202,6 @@ class DeltaUpsertSink(BatchingSink):
 
 
 def _last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Last row of each key, in row order."""
     numbered = rows.select(list(key)).append_column(_ORDER, pa.array(range(rows.num_rows), pa.int64()))
     last = numbered.group_by(list(key), use_threads=False).aggregate([(_ORDER, "max")]).column(f"{_ORDER}_max")
     return rows if len(last) == rows.num_rows else rows.take(last.take(pc.sort_indices(last)))
@@ -211,8 +209,6 @@ def _last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Merge:
-    """Merge of rows. `rows` has the rows by checkpoint, oldest first."""
-
     application: str
     checkpoint: int
     fields: Mapping[str, DeltaType]

@@ -1,8 +1,7 @@
 """Row boundaries of CSV text whose quoted values may contain line breaks. Pure.
 
-A field is quoted if its first byte is a quote; two quotes in it stand for a quote. Text after a closing quote is
-refused (`behind_quotes`): its writer uses other rules, such as backslashes. All functions expect data from the
-beginning of a row.
+A field is quoted if the first byte is a quote; two quotes inside stand for a quote. Text after a closing quote is
+refused (`behind_quotes`): the writer uses other rules. All data begin with a row.
 """
 
 import re
@@ -85,12 +84,10 @@ def end_of_rows(data: bytes, delimiter: str) -> int:
 
 
 def end_of_first_row(data: bytes, delimiter: str) -> int:
-    """End of the first row, including the line end."""
     return next(iter(_row_ends(data, delimiter)))
 
 
 def row_begins(data: bytes, delimiter: str, *, blank_rows: bool) -> list[int]:
-    """Beginning of each row. `blank_rows`: empty lines are rows."""
     begins, begin = [], 0
     for end in _row_ends(data, delimiter):
         if blank_rows or data[begin:end].strip(b"\r\n"):

@@ -27,7 +27,6 @@ _DAYS = datetime.date.min.toordinal() - 719_163, datetime.date.max.toordinal() -
 
 
 def check_partitions(schema: pa.Schema, columns: Sequence[str], where: str) -> None:
-    """Raises `InvalidJob` unless rows of this schema can be stored in folders by these columns."""
     for name in columns:
         if name not in schema.names:
             raise InvalidJob(
@@ -49,9 +48,8 @@ def check_partitions(schema: pa.Schema, columns: Sequence[str], where: str) -> N
 
 
 def by_folder(rows: pa.Table, columns: Sequence[str], where: str = "rows") -> dict[str, pa.Table]:
-    """Rows by folder (`""`, or with a slash at the end), in their order, without `columns`.
-
-    Raises `InvalidJob` for a date that has no text.
+    """Rows by folder (`""`, or ending in a slash), in order, without `columns`. Raises `InvalidJob` for a date without
+    text.
     """
     if not columns or not rows.num_rows:
         return {"": rows} if rows.num_rows else {}
@@ -179,7 +177,7 @@ def _is_date(text: str) -> bool:
 
 
 def check_guessed(values: Mapping[str, str | None], schema: pa.Schema, where: str) -> None:
-    """Raises `InvalidJob` for the text of a later folder that the guessed type would not reproduce."""
+    """Raises `InvalidJob` for text that the guessed type would not reproduce."""
     for name, text in values.items():
         kind = schema.field(name).type if name in schema.names else pa.string()
         if text is not None and not pa.types.is_string(kind) and _guess({text}) != kind:
@@ -192,9 +190,7 @@ def check_guessed(values: Mapping[str, str | None], schema: pa.Schema, where: st
 def with_values(
     rows: pa.RecordBatch, schema: pa.Schema, values: Mapping[str, str | None], where: str
 ) -> pa.RecordBatch:
-    """Returns `rows` with the columns of `schema`; those in `values` repeat a text. Raises `InvalidJob` if it does not
-    fit.
-    """
+    """`rows` with all columns of `schema`; columns in `values` repeat a text. Raises `InvalidJob` for a misfit."""
     columns = [
         _repeated(values[field.name], field, rows.num_rows, where)
         if field.name in values

@@ -3,9 +3,9 @@
 | in a segment | matches                                                              |
 |--------------|----------------------------------------------------------------------|
 | `*`          | any characters of the segment                                        |
-| `?`          | one character                                                        |
-| `[ab]`, `[!ab]`, `[a-z]` | one of these characters, or none of them; `[*]` is a star |
-| `**`, alone  | no folder, one, or several                                           |
+| `?`          | a character                                                          |
+| `[ab]`, `[!ab]`, `[a-z]` | any, or none, of these characters; `[*]` is a star        |
+| `**`, alone  | any number of folders                                                |
 
 Wildcards never match a slash, nor a hidden name (which begins with `.` or `_`; a column's folder `_k=v` is not hidden)
 unless the segment begins with the same character. Keys of stores follow the same rules.
@@ -71,9 +71,8 @@ class PathPattern:
         return ANY_DEPTH in self.segments
 
     def matched(self, path: Sequence[str]) -> int:
-        """Number of leading segments of a path below `base` that the pattern matches.
-
-        All segments for a named file, fewer for a file in a named folder, 0 for others.
+        """Number of leading segments of a path below `base` that match: all for a named file, fewer for a file in a
+        named folder.
         """
         for length in range(len(path), 0, -1):
             if _match(self.segments, tuple(path[:length])):
@@ -81,7 +80,6 @@ class PathPattern:
         return 0
 
     def leads_to(self, folder: Sequence[str]) -> bool:
-        """True if a file below a folder may match."""
         return bool(_reached(self.segments, folder) - {len(self.segments)})
 
     def names_folder(self, folder: Sequence[str]) -> bool:
@@ -96,7 +94,6 @@ def _match(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
 
 
 def _reached(pattern: tuple[str, ...], path: Sequence[str]) -> set[int]:
-    """Numbers of pattern segments up to which the path may match."""
     reached = {0}
     for name in path:
         reached = _after(pattern, reached, name)
@@ -173,9 +170,8 @@ def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], pas
 def local_files(
     path: str, suffixes: tuple[str, ...], where: str, passed: PassedOver
 ) -> tuple[Iterable[tuple[str, str]], bool]:
-    """Ids and paths of the files of an absolute path, and whether a folder is read whole.
-
-    Raises `Unavailable` if the path does not exist or a folder cannot be listed.
+    """Ids and paths of the files of an absolute path, and whether a folder is read whole. Raises `Unavailable` if
+    missing.
     """
     if os.path.isdir(path):
         root = os.path.join(path, "")
@@ -205,7 +201,6 @@ def _matching(
 def _below(
     folder: str, where: str, passed: PassedOver, pattern: PathPattern | None = None, above: tuple[str, ...] = ()
 ) -> Iterator[str]:
-    """Yields all files below a folder, except files that `pattern` cannot name."""
     for entry in _entries(folder, where):
         path = (*above, entry.name)
         if not entry.is_dir():

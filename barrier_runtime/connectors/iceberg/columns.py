@@ -31,7 +31,6 @@ _PRIMITIVES = (
 
 
 def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
-    """Columns in the types of the table. Raises `InvalidJob` for types that Iceberg does not have."""
     return _converted(
         schema,
         f"{where}: column {{name!r}} is {{kind}}, which Iceberg cannot hold: cast it or leave it out with select()",
@@ -39,7 +38,6 @@ def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
 
 
 def table_schema(schema: pa.Schema, place: str, where: str) -> pa.Schema:
-    """Columns of a table as rows have them. Raises `InvalidJob` for unsupported types."""
     return _converted(
         schema,
         f"{where}: column {{name!r}} of the table {place} is {{kind}}, which is not supported here: "
@@ -106,12 +104,10 @@ def check_fits(stored: pa.Schema, table: pa.Schema, where: str, place: str) -> N
 
 
 def _is_uuid(kind: pa.DataType, there: pa.DataType) -> bool:
-    """Returns whether 16 bytes meet a UUID."""
     return bool(there == pa.uuid() and kind == pa.binary(16))
 
 
 def as_stored(batch: pa.RecordBatch, schema: pa.Schema, required: frozenset[str], where: str) -> pa.RecordBatch:
-    """Batch in the types of the table. Raises `InvalidJob` for a value that does not fit."""
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
         if field.name in required and column.null_count:

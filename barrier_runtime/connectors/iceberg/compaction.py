@@ -1,7 +1,7 @@
 """Compaction of files of an Iceberg sink: a snapshot of the operation `replace` joins small files. Blocking.
 
-docs/design/compaction.md has the states and moves. Manifests are immutable and a removed file leaves its manifest, so
-the chosen files are live as long as their manifests belong to the table. The commit reads no other manifests: its cost
+docs/design/compaction.md has the states and moves. Manifests are immutable and a removed file leaves the manifest, so
+the chosen files are live as long as their manifests belong to the table. The commit reads no other manifests: the cost
 does not grow with the table.
 """
 
@@ -24,7 +24,7 @@ from barrier_runtime.connectors.iceberg.table import LIBRARY_RETRIES, deleted, l
 from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, to_compact
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
-_ATTEMPTS = 10  # at one state of the table
+_ATTEMPTS = 10  # at a state of the table
 _LONGEST_S = 3600.0  # from the look to the commit: orphans must stay young
 _LAST_FORMAT = 2  # of tables whose rows have no ids
 
@@ -179,8 +179,6 @@ class IcebergCompaction:
 
 
 class _Replacing(_SnapshotProducer["_Replacing"]):  # type: ignore[misc]  # the library is not typed
-    """Snapshot that replaces the files of a plan."""
-
     def __init__(
         self,
         transaction: Transaction,
@@ -224,7 +222,7 @@ class _Replacing(_SnapshotProducer["_Replacing"]):  # type: ignore[misc]  # the 
             if entry.data_file in self._deleted_data_files
         ]
 
-    def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:  # as the library has it
+    def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:  # as in the library
         told = super()._summary(snapshot_properties)  # the library has no totals for `replace`
         return Summary(operation=Operation.REPLACE, **told.additional_properties)
 

@@ -1,8 +1,8 @@
 """Data files of an Iceberg table in no snapshot yet, and their description for a later append.
 
-A slot writes files where the table's own writers would, and describes them by an Iceberg *manifest*, as bytes: it has
-everything for a commit (paths, partitions, counts, bounds), in a format that stays readable. Until the append the files
-are orphans to the table's maintenance, which spares young orphans (three days by default).
+A slot writes files where the table's own writers would, and describes them by an Iceberg *manifest*, as bytes, which
+has everything for a commit (paths, partitions, counts, bounds), in a format that stays readable. Until the append the
+files are orphans to the table's maintenance, which spares young orphans (three days by default).
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """Description of written files. `spec` is the number of their partition spec."""
+    """Description of written files. `spec`: number of their partition spec."""
 
     manifest: bytes
     spec: int
@@ -87,7 +87,7 @@ def _tag(owner: str) -> bytes:
 
 
 def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Schema, owner: str) -> WrittenFiles:
-    """Writes rows to one or more files per partition, with names of `owner`. Raises `OSError` of the storage."""
+    """Writes rows to files, one or more per partition. Raises `OSError` of the storage."""
     rows = pa.Table.from_batches(batches, schema=schema)
     files = list(_dataframe_to_data_files(table.metadata, rows, table.io, name_of(owner)))
     spec = table.metadata.spec()
@@ -135,8 +135,6 @@ def from_rows(batches: Sequence[pa.RecordBatch]) -> list[WrittenFiles] | None:
 
 
 class _Memory(OutputFile):  # type: ignore[misc]  # the library is not typed
-    """Output in memory. `content` has the bytes after the stream is closed."""
-
     def __init__(self) -> None:
         super().__init__("memory")
         self._stream = _Kept()

@@ -5,12 +5,12 @@ snapshots are deleted afterwards, outside the commit.
 
 | a snapshot                                                          | expires                     |
 |---------------------------------------------------------------------|-----------------------------|
-| of this sink, older than its newest `keep`, in the main branch      | yes                         |
+| of this sink, older than the newest `keep`, in the main branch      | yes                         |
 | current, or an ancestor of the head of another branch or a tag      | no                          |
 | of another writer                                                   | no                          |
 
 Deleted for an expired snapshot: the manifest list, and manifests that neither the next kept snapshot contains, nor an
-older one, nor one outside the main branch (along a branch a removed manifest does not come back); for an expired
+older snapshot, nor a snapshot of another branch (along a branch a removed manifest does not return); for an expired
 compaction also the replaced data files, unless a kept snapshot is older or outside the main branch. A process that dies
 earlier leaves orphans for the table's maintenance.
 """
@@ -29,9 +29,8 @@ APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
 
 @dataclass(frozen=True)
 class Expired:
-    """Expired snapshot.
-
-    `next` is the following kept snapshot of the main branch; `others` are kept snapshots that are older or outside it.
+    """Expired snapshot. `next`: the following kept snapshot of the main branch; `others`: kept snapshots that are older
+    or of other branches.
     """
 
     snapshot: Snapshot
@@ -40,8 +39,8 @@ class Expired:
 
 
 def to_expire(metadata: TableMetadata, owner: str, keep: int) -> list[Expired]:
-    """Snapshots to expire of applications that begin with `owner`. The next append makes the newest of `keep`
-    snapshots.
+    """Snapshots to expire of applications that begin with `owner`. The snapshot appended next counts among the `keep`
+    newest.
     """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     main = metadata.refs.get(MAIN_BRANCH)
@@ -68,7 +67,6 @@ def to_expire(metadata: TableMetadata, owner: str, keep: int) -> list[Expired]:
 
 
 def unneeded_files(expired: Iterable[Expired], io: FileIO) -> list[str]:
-    """Manifest lists of expired snapshots, and unreferenced manifests and replaced data files."""
     lists: dict[int, set[str]] = {}
 
     def manifests(snapshot: Snapshot) -> set[str]:
@@ -88,7 +86,6 @@ def unneeded_files(expired: Iterable[Expired], io: FileIO) -> list[str]:
 
 
 def _replaced(snapshot: Snapshot, io: FileIO) -> list[str]:
-    """Paths of the data files that a compaction replaced."""
     if snapshot.summary is None or snapshot.summary.operation != Operation.REPLACE:
         return []
     return [

@@ -4,7 +4,7 @@ Without a key (`IcebergHistory`):
 
 | the operation of a later snapshot | then                                                       |
 |-----------------------------------|------------------------------------------------------------|
-| append                            | its new files are read                                     |
+| append                            | the new files are read                                     |
 | replace                           | nothing: other files hold the same rows (a compaction)     |
 | overwrite, delete                 | the job ends: rows that were read have changed             |
 
@@ -12,8 +12,8 @@ With a key (`IcebergChanges`):
 
 | data files of a later snapshot                               | have rows from    |
 |--------------------------------------------------------------|-------------------|
-| gone since its parent, or in the parent with other deletes   | before            |
-| new since its parent, or now with other deletes              | after             |
+| gone since the parent, or in the parent with other deletes   | before            |
+| new since the parent, or now with other deletes              | after             |
 | of `replace` (a compaction)                                  | neither           |
 """
 
@@ -59,7 +59,6 @@ class IcebergHistory:
         self._table = self._loaded()
 
     def current(self) -> int | None:
-        """Number of the newest snapshot, or None."""
         snapshot = self._table.current_snapshot()
         return None if snapshot is None else int(snapshot.snapshot_id)
 
@@ -101,7 +100,6 @@ class IcebergHistory:
         return told
 
     def _planned(self, snapshot: int) -> list[FileScanTask]:
-        """All files of the table at the snapshot, with their deletes."""
         self._snapshot(snapshot)
         try:
             with self._listing():
@@ -148,7 +146,6 @@ class IcebergHistory:
         return self._rows_of(file, schema)
 
     def _rows_of(self, task: FileScanTask, schema: pa.Schema) -> list[pa.RecordBatch]:
-        """These columns of a file's rows without deleted rows, in file order."""
         try:
             projected = self._table.schema().select(*schema.names)
         except ValueError as error:

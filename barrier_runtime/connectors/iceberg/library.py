@@ -1,4 +1,4 @@
-"""Checks that pyiceberg is installed, before the modules that need it are imported: the public classes import without
+"""Checks that pyiceberg is installed, before modules that need pyiceberg are imported. The public classes do not need
 it.
 """
 

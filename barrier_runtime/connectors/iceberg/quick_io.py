@@ -52,7 +52,7 @@ class QuickFileIO(PyArrowFileIO):  # type: ignore[misc]  # the library is not ty
         if not isinstance(made, pafs.S3FileSystem):
             return made
         remake, (settings,) = made.__reduce__()
-        return remake({**settings, "allow_delayed_open": True})  # a small file is then one request
+        return remake({**settings, "allow_delayed_open": True})  # a small file is then a single request
 
     def new_input(self, location: str) -> PyArrowFile:
         file = super().new_input(location)
@@ -68,7 +68,7 @@ class QuickFileIO(PyArrowFileIO):  # type: ignore[misc]  # the library is not ty
 
 
 def _is_metadata(location: str) -> bool:
-    """Returns whether the file is a manifest, a manifest list or table metadata: their names have a UUID."""
+    """True for manifests, manifest lists and table metadata, whose names have a UUID."""
     return location.endswith((".avro", ".metadata.json"))
 
 

@@ -1,9 +1,8 @@
 """Exactly-once rows in an Iceberg table: a snapshot for everything decided since the last commit.
 
-Before the decision every subtask writes its rows as data files of the table, which are in no snapshot yet, and stages a
-description in the job's storage (`iceberg/data_files`). Subtask 0 then appends the files of all subtasks in one commit
-with the highest checkpoint (`iceberg/table`), so the table shows whether the commit was made. No slot holds more rows
-than its own.
+Before the decision every subtask writes rows as data files of the table, which are in no snapshot yet, and stages a
+description in the job's storage (`iceberg/data_files`). Subtask 0 then appends the files of all subtasks in a single
+commit with the highest checkpoint (`iceberg/table`), so the table shows whether the commit was made.
 
 Files of an aborted checkpoint are deleted. A process that dies between writing and staging leaves orphans for the
 table's maintenance, which must spare files younger than the longest outage of the job. Without `compact=`
@@ -47,10 +46,10 @@ class IcebergSink(BatchingSink):
     A missing table is created with the columns of the first rows; an existing table, also a partitioned table, must
     have these columns with the same types. Times have microseconds; a time with nanoseconds ends the job.
 
-    `catalog`: its name; `properties`: settings of the catalog for pyiceberg (`type`, `uri`, `warehouse`), which
+    `catalog`: a name; `properties`: settings of the catalog for pyiceberg (`type`, `uri`, `warehouse`), which
     override those in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.
 
-    `commit_every`: a duration, or seconds. The table gets one snapshot for all checkpoints of that time, because each
+    `commit_every`: a duration, or seconds. The table gets a snapshot for all checkpoints of that time, because each
     commit rewrites the table's metadata. 0: a snapshot per checkpoint.
 
     `keep_snapshots`: number of this sink's newest snapshots that stay; older ones expire with the next commit, except
@@ -183,7 +182,9 @@ class IcebergSink(BatchingSink):
             read = {
                 batch.checkpoint: [reading.submit(self._files_of, each) for each in batch.objects] for batch in batches
             }
-        table = known or (looking and looking.result()) or self._table.looked_at()  # rows of an old release create it
+        table = (
+            known or (looking and looking.result()) or self._table.looked_at()
+        )  # rows of an old release create the table
         new = [batch for batch in batches if not has(table, application, batch.checkpoint)]
         if not new:
             return

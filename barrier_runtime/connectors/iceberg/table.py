@@ -1,6 +1,6 @@
-"""An Iceberg table through pyiceberg: its memory of the sink's commits, and appends at most once.
+"""An Iceberg table through pyiceberg: memory of the sink's commits, and appends at most once.
 
-A commit is a snapshot of all decided checkpoints that are not in the table. Its summary names the application (job,
+A commit is a snapshot of all decided checkpoints that are not in the table. The summary names the application (job,
 sink, lineage) and the highest checkpoint, which the same commit stores in the table property
 `barrier-runtime.<application>`: expired snapshots take their summaries along.
 
@@ -14,8 +14,8 @@ sink, lineage) and the highest checkpoint, which the same commit stores in the t
 | the condition failed                        | unknown            | read again: a zombie, or another writer     |
 | no answer                                   | unknown            | read again                                  |
 
-After a failed condition pyiceberg would append to the new snapshot without reading it, and double rows that a zombie
-has just appended. pyiceberg takes the number of attempts from the table's properties, so the copy in memory says 0.
+After a failed condition pyiceberg would append to the new snapshot without a look, and double rows that a zombie has
+just appended. pyiceberg takes the number of attempts from the table's properties, so the copy in memory says 0.
 """
 
 import contextlib
@@ -120,12 +120,10 @@ class IcebergTable:
         self._catalog = self.opened()
 
     def columns(self) -> pa.Schema | None:
-        """Current columns, or None. Raises `Unavailable` if the catalog does not answer."""
         table = self.now()
         return None if table is None else table.schema().as_arrow()
 
     def check_writable(self) -> None:
-        """Raises `InvalidJob` for a table whose partitions cannot be computed here."""
         table = self._known()
         if table is not None:
             check_transforms(table, self._name, self._where)
@@ -157,7 +155,7 @@ class IcebergTable:
         self.compactions += 1
 
     def looked_at(self) -> Table:
-        """Current table for `append`. Raises `Unavailable` if it is gone or the catalog is silent."""
+        """Current table for `append`. Raises `Unavailable` for a missing table or a silent catalog."""
         table = self.now()
         if table is None:
             raise Unavailable(
@@ -230,10 +228,7 @@ class IcebergTable:
             log.error("%s: work behind a commit failed: %s", self._where, error, exc_info=error)
 
     def _joined(self, table: Table, files: Sequence[DataFile]) -> tuple[list[DataFile], list[str]]:
-        """Fewer files with the same rows, and the paths of the files that they replace.
-
-        Joined files are kept for the next attempt; only one commit can contain them.
-        """
+        """Fewer files with the same rows, kept for the next attempt, and the paths of the files that they replace."""
         found: list[DataFile] = []
         replaced: list[str] = []
         made: dict[tuple[str, ...], list[DataFile]] = {}
@@ -266,7 +261,7 @@ class IcebergTable:
             )
 
     def drop(self, written: Sequence[WrittenFiles]) -> None:
-        """Deletes files that no snapshot will contain. Files that remain are orphans for the table's maintenance."""
+        """Deletes files that no snapshot will contain."""
         table = self.now()
         if table is None:
             return
@@ -282,13 +277,11 @@ class IcebergTable:
         return None if self._last is None else self._last[1]
 
     def now(self) -> Table | None:
-        """Current table, or None. Raises `Unavailable` if the catalog does not answer."""
         return loaded(self._catalog, self._name, self._where)
 
     def _created(self, schema: pa.Schema) -> Table:
-        """Creates the table, or loads it if another process was faster.
-
-        Tries twice: an SQL catalog may refuse one of two processes that create the namespace at once.
+        """Creates the table, or loads it if another process was faster. A second attempt: an SQL catalog may refuse one
+        of two.
         """
         for last in (False, True):
             try:

@@ -11,24 +11,24 @@ Sink (`BatchFunctionSink`) and program (`BatchCaller`) exchange objects (`BatchQ
 | every subtask    | barrier                   | staged rows |                                                        |
 | subtask 0        | the checkpoint is decided | asked       |                                                        |
 | the program      | the function has returned | delivered   | older notes of the same lineage                        |
-| subtask 0        | it sees the note          |             | staged rows, then asked                                |
-| a new generation | it opens                  |             | asked of other lineages, or done; rows that older      |
+| subtask 0        | the note is there         |             | staged rows, then asked                                |
+| a new generation | the sink opens            |             | asked of other lineages, or done; rows that older      |
 |                  |                           |             | generations staged and the restored checkpoint lacks   |
 
 A checkpoint is visible, and the job may end, only after the program has noted the function's success. Later batches
 wait in storage, up to a number at which the stream waits. A savepoint that ends the job is taken when no batch waits. A
 batch covers all subtasks, also of an earlier parallelism. All writers of a request write the same content. A note is
-final: its name is the highest checkpoint, and checkpoints only rise within a lineage.
+final: the name is the highest checkpoint, and checkpoints only rise within a lineage.
 
 | batch                     | event                                     | the program                                  |
 |---------------------------|-------------------------------------------|----------------------------------------------|
-| asked                     | it is the oldest of its lineage           | calls the function with its rows             |
-| asked                     | the function returned                     | notes it and turns to the next batch         |
-| asked                     | the function raised                       | calls it again later, with the same rows     |
+| asked                     | no older batch of the lineage waits       | calls the function with the rows             |
+| asked                     | the function returned                     | notes that and turns to the next batch       |
+| asked                     | the function raised                       | calls again later, with the same rows        |
 | asked                     | … as often as `attempts` says             | `BatchFunctionFailed`: stops the job         |
 | asked, but noted          | (a sink that was late asked again)        | does nothing: the sink withdraws the batch   |
-| asked, its rows are gone  | it was withdrawn meanwhile                | does nothing                                 |
-| asked, its rows are gone  | it is asked all the same                  | acts as if the function had raised           |
+| asked, the rows are gone  | withdrawn meanwhile                       | does nothing                                 |
+| asked, the rows are gone  | still asked                               | acts as if the function had raised           |
 
 If the program dies between the function's return and the note, the function is called again with the same rows and
 number. A target that stores `checkpoint.application` and `checkpoint.number` with the rows writes them once.
@@ -117,7 +117,6 @@ class BatchQueue:
         self.store.put(self._key(batch), msgspec.json.encode(batch))
 
     def withdraw(self, batch: DecidedBatch) -> None:
-        """Deletes the rows and the request after the function has succeeded."""
         self.store.delete([each.key for each in batch.objects])
         self.store.delete([self._key(batch)])
 
@@ -231,7 +230,6 @@ class BatchFunctionFailed(InvalidJob):
 
 
 def arrow_table(queue: BatchQueue, batch: DecidedBatch) -> Any:
-    """Function's argument for a run without Spark."""
     return queue.read(batch)
 
 

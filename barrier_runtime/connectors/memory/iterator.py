@@ -68,7 +68,7 @@ class IteratorSource(SourceSettings):
 
     The iterator runs in a thread, at most some thousand rows ahead, and may wait for a socket, an API or a clock. Rows
     are passed on as they are yielded. The thread is not interrupted: after a failure a new iterator may start while the
-    old one still waits. An exception of the iterator fails the job, after the rows before the exception.
+    old still waits. An exception of the iterator fails the job, after the rows before the exception.
     """
 
     make_iterator: MakeIterator
@@ -162,7 +162,6 @@ class RowsAhead:
 
     @property
     def over(self) -> bool:
-        """Returns whether every row was taken and no more rows follow."""
         return self._ended and not self._chunks and self._rest is None and self._error is None
 
     def _first(self, rows: pa.RecordBatch, limit: int) -> pa.RecordBatch:

@@ -1,7 +1,7 @@
 """Source of rows from a function that is called periodically, such as queries of an API or table.
 
-A position is the cursor of the current page and the number of its emitted rows: a restored job requests the page again
-and continues inside. The function's thread is at most one page ahead and wakes the slot for pages.
+A position is the cursor of the current page and the number of rows emitted from the page: a restored job requests the
+page again and continues inside. The function's thread is at most a page ahead and wakes the slot for pages.
 """
 
 import logging
@@ -168,7 +168,6 @@ class PollReader:
             self._page = None
 
     def _take(self) -> _Page | None:
-        """Returns the next page, or None. Raises the exception that ended the thread."""
         with self._changed:
             page, self._waiting = self._waiting, None
             if page is not None:

@@ -1,12 +1,12 @@
 """Commit log of a file sink: the files that readers may see, with a record per commit of all subtasks.
 
-A file system cannot rename many files at once. Readers that list the folder therefore see whole files, but may see rows
-of one subtask before rows of another. Readers of the commit log see whole checkpoints: a record is put, if absent, when
-all its files are in place.
+A file system cannot rename many files at once. Readers that list the folder see whole files, but may see rows of a
+subtask before rows of another. Readers of the commit log see whole checkpoints: a record is put, if absent, when all
+files of the record are in place.
 
     <url>/_commits/<job>/<sink>/<sequence, 20 digits>.json        1, 2, 3, … without gaps; immutable
 
-Exactly one record names a file, however often and by whomever a commit is repeated: `CommitLog.append` omits files that
+A file is in exactly one record, however often and by whomever a commit is repeated: `CommitLog.append` omits files that
 the log names, and loses the put if another process (a zombie, or the successor) was faster. File names never repeat
 (`file_committable`). A summary covers 250 records (`commit_record`).
 """
@@ -55,8 +55,8 @@ def commits_prefix(job: str, sink: str) -> str:
 def read_commit_log(store: ObjectStore, job: str, sink: str, after: int = 0) -> tuple[CommitRecord, ...]:
     """Returns the records after the first `after` records, oldest first.
 
-    Reads summaries where there are any, and records in parallel batches that double: one by one, a long log would take
-    hours on S3.
+    Reads summaries where there are any, and records in parallel batches that double: single reads of a long log would
+    take hours on S3.
     """
     log = CommitLog(store, job, sink)
     records: list[CommitRecord] = []
@@ -112,7 +112,7 @@ class CommitLog:
         self._named: dict[str, int] = {}
 
     def record(self, sequence: int) -> CommitRecord | None:
-        """Returns a record, or None. Raises `Corrupt` for an object that is no record of this log."""
+        """Returns a record, or None. Raises `Corrupt` if the object is no record of this log."""
         key = self._key(sequence)
         data = get_or_none(self._store, key)
         if data is None:
@@ -183,7 +183,6 @@ class CommitLog:
                 return True
 
     def _put(self, sequence: int, record: CommitRecord) -> bool:
-        """Writes a record. Returns False if another record exists."""
         key = self._key(sequence)
         outcome = self._store.put_if_absent(key, encode_commit_record(record))
         if outcome is PutOutcome.UNKNOWN:
@@ -209,9 +208,8 @@ class CommitLog:
         return record
 
     def names(self, file: str, token: int, checkpoint: int) -> bool:
-        """True if a record names this file, which was therefore visible once.
-
-        The file was written under `token` and closed by `checkpoint` or later; records are read back to there.
+        """True if a record names this file, written under `token` and closed by `checkpoint` or later: it was visible
+        once.
         """
         records = self._newest_first(self._find_head(), {log_of(file): (token, checkpoint)})
         return any(each.name == file for record in records for each in record.files)
@@ -241,9 +239,8 @@ class CommitLog:
         return record is not None
 
     def _newest_first(self, head: int, lowest: Mapping[str, tuple[int, int]]) -> Iterator[CommitRecord]:
-        """Yields records backwards while they may name a file of these decision logs.
-
-        `lowest`: lowest (fencing token, checkpoint) of the files, by decision log.
+        """Yields records backwards while they may name a file with the `lowest` (token, checkpoint) per
+        decision log.
         """
         token, checkpoint = (min(each) for each in zip(*lowest.values(), strict=True))
         sequence = head
@@ -318,7 +315,6 @@ def committed_files(url: str, job: str | None = None, sink: str | None = None) -
 
 
 def _for_readers(url: str, asked: str, names: Iterable[str]) -> str:
-    """Folder's URL for readers. `asked`: the URL as the reader wrote it; `names`: files below the folder."""
     if asked.startswith("s3a://"):
         return "s3a://" + url.removeprefix("s3://")
     path = unquote(url.removeprefix("file://"))
@@ -327,6 +323,6 @@ def _for_readers(url: str, asked: str, names: Iterable[str]) -> str:
 
 
 def jobs_and_sinks(store: ObjectStore) -> tuple[tuple[str, str], ...]:
-    """Every (job, sink) with a commit log below this URL, preferably without listing records."""
+    """Every (job, sink) with a commit log below this URL."""
     jobs = folders_in(store, "_commits/")
     return tuple((job, sink) for job in jobs for sink in folders_in(store, f"_commits/{job}/"))

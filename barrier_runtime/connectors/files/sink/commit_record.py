@@ -3,7 +3,7 @@
     <url>/_commits/<job>/<sink>/summaries/<number, 20 digits>.json        number n: of records 250·(n-1)+1 … 250·n
 
 A summary is a copy of durable, immutable records, the same bytes whoever writes them. Readers ignore a summary that is
-missing, damaged or outdated (its last record differs from the log's) and read the records. Summaries are written in
+missing, damaged or outdated (the last record differs from the log's) and read the records. Summaries are written in
 order, at most one per commit.
 
 `origins`: the highest token and checkpoint per decision log (see `file_committable`) of files named by these records
@@ -24,7 +24,7 @@ from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-COMMIT_RECORD_VERSION = 2  # version 1, still used without compaction, lacks it
+COMMIT_RECORD_VERSION = 2  # of compactions; other records use version 1
 PLAIN_VERSION = 1
 
 
@@ -148,7 +148,7 @@ _SUMMARY = VersionedDecoder(_SUMMARY_FORMAT, msgspec.json.Decoder(Summary))
 
 
 def log_of(file: str) -> str:
-    """Tag of the decision log under which the file was written; "" if the name has none."""
+    """Tag of the decision log under which the file was written; "" without."""
     return (origin_of_name(file) or _UNKNOWN)[0]
 
 
@@ -164,7 +164,7 @@ class Summaries:
     _through: int = -1  # summaries up to this number need no check; -1: unknown
 
     def read(self, number: int) -> Summary | None:
-        """Returns a summary; None unless it is intact and matches the records."""
+        """Returns a summary if it is intact and matches the records."""
         data = get_or_none(self._store, self._key(number))
         summary = None if data is None else _decoded_summary(data)
         if summary is None or not summary.records:
@@ -187,7 +187,7 @@ class Summaries:
             self._through = self._through + 1 if written else wanted
 
     def _write(self, number: int) -> bool:
-        """Writes a summary; False if a record or the previous summary is missing or damaged, which readers report."""
+        """Returns False if a record or the previous summary is missing or damaged, which readers report."""
         before = self.read(number - 1) if number > 1 else None
         if number > 1 and before is None:
             return False

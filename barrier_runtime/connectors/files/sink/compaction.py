@@ -82,8 +82,6 @@ def compact_files(
 
 @dataclass
 class Compaction:
-    """A compaction run over the log of a sink. Blocks."""
-
     store: ObjectStore
     job: str
     sink: str
@@ -129,7 +127,7 @@ class Compaction:
         yield from (_worth_it(run, sizes) for run, _ in runs.values())
 
     def _of_one_form(self, run: list[CommittedFile]) -> Iterator[list[CommittedFile]]:
-        """Yields parts of a run whose files have the same columns, as far as the format shows columns."""
+        """Yields parts of a run whose files have the same columns, if the format shows them."""
         if len(run) < 2:
             return
         part: list[CommittedFile] = []
@@ -186,7 +184,6 @@ class Compaction:
         return False
 
     def _downloaded(self, files: Sequence[CommittedFile], place: Path) -> Iterator[Path]:
-        """Yields downloaded files successively; each is deleted before the next."""
         for file in files:
             path = place / "small"
             self.store.get_file(file.name, path)
@@ -252,7 +249,7 @@ def _visible_name(name: str) -> str:
 
 
 def _merged(files: Iterable[Path], into: Path, suffix: str) -> int | None:
-    """Merges files. Returns the number of rows, or None if not counted."""
+    """Returns the number of rows, or None if not counted."""
     if suffix == "parquet":
         return _merged_parquet(files, into)
     with into.open("xb") as target:

@@ -5,14 +5,14 @@ with the checkpoint that rolled the file.
 
 | what is there | event                                        | next                                              |
 |---------------|----------------------------------------------|---------------------------------------------------|
-| nothing       | rows of a folder                             | an open file, its age counts from now             |
-| an open file  | rows of its folder, with its columns         | it grows                                          |
-|               | … with other columns                         | rolled, and another one begins                    |
-|               | it has `size` bytes, or is `age` old         | rolled                                            |
+| nothing       | rows of a folder                             | an open file, whose age counts from now           |
+| an open file  | rows of the same folder and columns          | grows                                             |
+|               | … with other columns                         | rolled, and another begins                        |
+|               | has `size` bytes, or is `age` old            | rolled                                            |
 |               | all open files together pass `most_bytes`    | the largest are rolled until they do not          |
 |               |   or `most_files`                            |                                                   |
 |               | the input has ended                          | rolled                                            |
-|               | a snapshot                                   | its rows are in the snapshot, or in a rolled file |
+|               | a snapshot                                   | the rows are in the snapshot, or in a rolled file |
 |               |                                              |   of the same snapshot, never in both             |
 
 Snapshots store *parts*: the rows of all folders from a checkpoint in a single value, so that a checkpoint writes new
@@ -175,7 +175,6 @@ class OpenFiles:
     # ------------------------------------------------------------ snapshots
 
     def names(self) -> frozenset[str]:
-        """Names of all parts."""
         return frozenset(map(self._name, self.parts))
 
     def kept(self, stored: Container[str]) -> dict[str, bytes]:
@@ -197,9 +196,7 @@ class OpenFiles:
 
 
 def restored(unique: str, kept: Iterable[Mapping[str, bytes]], where: str) -> OpenFiles:
-    """Open files of this incarnation from the kept values of several subtasks, in order. Raises `Corrupt` for invalid
-    values.
-    """
+    """Open files from the kept values of several subtasks, in order. Raises `Corrupt` for invalid values."""
     parts: list[_Part] = []
     since_ms: dict[_Key, int] = {}
     for values in kept:
@@ -222,7 +219,6 @@ def restored(unique: str, kept: Iterable[Mapping[str, bytes]], where: str) -> Op
 
 
 def _replaced(key: _Key, folder: str, table: pa.Table) -> bool:
-    """True if `key` is an open file of this folder with other columns."""
     return key[0] == folder and bool(table.num_rows) and not key[1].equals(table.schema)
 
 

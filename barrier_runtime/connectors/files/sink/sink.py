@@ -71,7 +71,7 @@ class FileSink(TwoPhaseCommitSink):
     as in Hive and Spark: `day=2026-01-01/part-….parquet`.
 
     `roll_bytes`, `roll_age`: a file becomes visible when its rows take that many bytes in memory (three to ten times as
-    many as in a Parquet file) or the first row has that age. If only one is given, the other is 128 MiB or 10 minutes.
+    many as in a Parquet file) or the first row has that age. Defaults of the second: 128 MiB, 10 minutes.
     Without both, every checkpoint shows its rows. Rows of open files wait in the job's checkpoints, at most
     `max_bytes_in_memory` (or `roll_bytes`) per subtask: beyond that the largest files become visible earlier. At the
     end of the input, and when the job is drained, all files become visible.
@@ -116,7 +116,7 @@ class FileSink(TwoPhaseCommitSink):
         return f"{type(self).__name__}({shown(self.url)!r})"
 
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments with the absolute path of a folder: an equal sink may be made in another place."""
+        """Keyword arguments; a folder has its absolute path, because an equal sink may be made in another place."""
         url = self.url if "://" in self.url else str(Path(self.url).expanduser().absolute())
         return {"url": url, "max_bytes_in_memory": self.max_bytes_in_memory}
 
@@ -189,7 +189,6 @@ class FileSink(TwoPhaseCommitSink):
         yield from data.decode().split("\n")[:-1]
 
     def texts_of(self, batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
-        """Yields the texts that `texts` would return for these rows."""
         yield from self.texts(self.encode(batches))
 
     # ------------------------------------------------------------ staging

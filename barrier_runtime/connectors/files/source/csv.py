@@ -32,7 +32,7 @@ class CsvSource(GuessingSource):
     `12e3`). A later value that the guessed type would not reproduce ends the job. `types`, such as `{"at": datetime}`,
     declares some columns.
 
-    `delimiter` and `decimal_point` are one ASCII character each (in Germany ";" and ","). `encoding` must leave ASCII
+    `delimiter` and `decimal_point` are single ASCII characters (in Germany ";" and ","). `encoding` must leave ASCII
     unchanged, such as "latin-1" or "cp1252".
 
     `on_change="append"`: added whole lines of a longer, uncompressed file are read. Each file then takes about 250

@@ -28,7 +28,7 @@ _0, _9, _MINUS, _E = b"09-e"
 
 
 def guessed_type(texts: pa.Array, decimal_point: str) -> pa.DataType | None:
-    """Type of a column with these texts; None if all are null."""
+    """Type of a column; None if all texts are null."""
     values = {text for text in pc.unique(texts).to_pylist() if text is not None}
     if not values:
         return None
@@ -103,9 +103,7 @@ def _unequal(texts: pa.Array, rows: list[int]) -> list[int]:
 
 
 def _suspects(texts: pa.Array, whole: bool, decimal_point: str) -> list[int]:
-    """Rows whose text may differ from the usual form, by first and last characters and lengths. Others are refused
-    later.
-    """
+    """Rows whose text may differ from the usual form, by first and last characters and lengths."""
     valid = texts.drop_null() if texts.null_count else texts
     if not len(valid):
         return []

@@ -127,7 +127,6 @@ def read_header(text: Text, form: CsvForm, where: str) -> tuple[bytes, int]:
 
 
 def texts_of(data: bytes, header: bytes, form: CsvForm, where: str) -> dict[str, pa.Array]:
-    """Columns of some rows as text. Raises `InvalidJob`."""
     names = column_names(header, form, where)
     rows = CsvRows(header, where, pa.schema([(name, pa.string()) for name in names]), form)
     try:
@@ -279,10 +278,9 @@ class CsvRows:
 
 
 class CsvReader(LinesReader):
-    """Reader of CSV files whose blocks end with rows.
+    """Reader of CSV files whose blocks end with rows: at the last line end while each line is a row.
 
-    Blocks end at a line end while each line is a row; from the first block with a row of several lines, outside of
-    quotes.
+    From the first other block on, blocks end at the last line end outside of quotes.
     """
 
     def __init__(
@@ -374,7 +372,6 @@ def _may_be_wrapped(column: pa.Array, data: bytes) -> bool:
 
 
 def _reads(kind: pa.DataType) -> bool:
-    """True if Arrow reads that type from CSV."""
     try:
         _parse(b"\n", ["value"], CsvForm(), _convert_options(pa.schema([("value", kind)]), guessed=False))
     except pa.ArrowNotImplementedError:
@@ -395,7 +392,7 @@ def _convert_options(schema: pa.Schema, *, guessed: bool) -> pacsv.ConvertOption
 
 
 def _parse(data: bytes, names: list[str], form: CsvForm, options: pacsv.ConvertOptions) -> pa.Table:
-    """Parses CSV. Empty lines are rows only of a file with a single column."""
+    """Empty lines are rows only of a file with a single column."""
     options.decimal_point = form.decimal_point
     return pacsv.read_csv(
         pa.BufferReader(data),

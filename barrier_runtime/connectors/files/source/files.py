@@ -77,7 +77,7 @@ class Files:
         self.schema = schema
 
     def is_left_out(self, where: str, found: Sequence[str], guessed: pa.Schema) -> bool:
-        """Returns whether a file has a column that the guessed schema lacks, and logs the first such column."""
+        """Returns whether the guessed schema lacks a column of a file, and logs the first such column."""
         left = next((name for name in found if name not in guessed.names), None) if self._guesses else None
         if left is not None:
             self.tell_left_out(where, left)
@@ -166,7 +166,7 @@ class Files:
         return reader
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Bytes left. Positions in text files subtract the bytes read; other unfinished files count as a whole."""
+        """Bytes left. Positions in text files count; other unfinished files count as a whole."""
         sizes = {split.id: split.size or 0 for split in splits}
         read = sum(min(position_of(at).offset, sizes.get(id, 0)) for id, at in positions.items())
         return Remaining(bytes=sum(sizes.values()) - read)

@@ -103,7 +103,6 @@ class JsonlFiles(Files):
 
 
 def refuse_array(data: bytes) -> None:
-    """Raises `LineError` if lines begin with an array instead of an object."""
     if data[:64].lstrip()[:1] == b"[":
         raise LineError(
             0,

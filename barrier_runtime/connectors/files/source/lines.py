@@ -1,10 +1,8 @@
 """Reader of text files with a record per line, and the source whose rows are the lines.
 
 Blocks of about 256 kB end at line ends and are parsed as a whole. A position is the byte offset of a block and the
-number of rows already returned, so a seek reads from that offset (a compressed file is uncompressed up to there).
-Blocks are cut the same way from any offset; another block size only changes how many rows are skipped.
-
-A growing file is read up to the listed size, and only whole records: the rest is the beginning of a later record.
+number of rows already returned; a seek reads from that offset (a compressed file is uncompressed up to there). Blocks
+are cut the same way from any offset. A growing file is read up to the listed size, and only whole records.
 """
 
 from collections.abc import Callable
@@ -120,7 +118,6 @@ class LinesReader(FileReader):
             raise self.refused(data, error.at, error.problem) from error
 
     def refused(self, data: bytes, at: int, problem: str) -> InvalidJob:
-        """Error about byte `at` of the block `data`."""
         line = 1 + self._lines_before(self._next) + data.count(b"\n", 0, at)
         return InvalidJob(f"{self.where}, line {line}: {problem}")
 
@@ -141,7 +138,7 @@ class LinesReader(FileReader):
         return lines
 
     def skipped(self, chunk: pa.RecordBatch, skip: int) -> tuple[int, int]:
-        """Returns how many of the `skip` rows to leave out are in `chunk`, and how many remain."""
+        """Number of the `skip` rows that are in `chunk`, and the rest."""
         found = min(skip, chunk.num_rows)
         return found, skip - found
 
@@ -167,7 +164,6 @@ class LinesReader(FileReader):
 
 
 def begin_of_text(text: Text) -> int:
-    """Offset after a byte-order mark."""
     return 3 if text.read_at(0, 3) == b"\xef\xbb\xbf" else 0
 
 

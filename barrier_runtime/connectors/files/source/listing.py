@@ -84,10 +84,10 @@ def fingerprint(opened: Any, size: int, where: str) -> str:
 def find_files(
     paths: str | Sequence[str], suffixes: tuple[str, ...], where: str, passed: PassedOver | None = None
 ) -> list[FoundFile]:
-    """All files of `paths`, sorted by id.
+    """All files of `paths`, sorted by id. In folders, only visible names that end in one of `suffixes`; `passed` counts
+    others.
 
-    In folders, only names that end in one of `suffixes` and are not hidden are read; `passed` counts the others. Raises
-    `InvalidJob` if a path is missing or has no such file.
+    Raises `InvalidJob` if a path is missing or has no such file.
     """
     found: list[FoundFile] = []
     passed = PassedOver() if passed is None else passed
@@ -104,7 +104,6 @@ def find_files(
 
 
 def _ending_in(suffixes: tuple[str, ...]) -> str:
-    """Text for messages; empty if any ending is read."""
     if suffixes == ANY_NAME:
         return ""
     plain = [suffix for suffix in suffixes if suffix.count(".") == 1]
@@ -148,7 +147,6 @@ def _files_of(
     passed_over: Callable[[str], bool] | None = None,
     alone: bool = False,
 ) -> list[FoundFile]:
-    """Lists the files of a path. `alone`: the only path."""
     if is_remote(path):
         return _in_store(path, suffixes, where, passed)
     named, whole = local_files(local_place(path), suffixes, where, passed)
@@ -176,10 +174,10 @@ def local_place(path: str) -> str:
 def _looked_at(
     named: Iterable[tuple[str, str]], whole: bool, alone: bool, where: str, passed: PassedOver
 ) -> list[FoundFile]:
-    """Listed files with size and time.
+    """Listed files with size and time. `whole`: ids are paths below the listed folder, and folders above name no
+    columns.
 
-    `whole`: ids are paths below the listed folder, and folders above it name no columns. `alone`: the only path, so
-    former ids cannot collide with ids of other paths.
+    `alone`: the only path, so former ids cannot collide with ids of other paths.
     """
     files = []
     for id, path in named:
@@ -224,7 +222,6 @@ def _in_store(path: str, suffixes: tuple[str, ...], where: str, passed: PassedOv
 
 
 def would_find(paths: str | Sequence[str], suffixes: tuple[str, ...], where: str, place: str) -> bool:
-    """True if `paths` would include a file at `place`, a URL or an absolute path."""
     return any(_would_find(path, suffixes, where, place) for path in _listed(paths, where))
 
 
@@ -249,14 +246,12 @@ def _would_find(path: str, suffixes: tuple[str, ...], where: str, place: str) ->
 
 
 def _below_real(folder: str, file: str, remote: bool) -> str:
-    """Path of `file` below the folder, with links resolved; empty if elsewhere."""
     root = f"{folder if remote else os.path.realpath(folder)}/"
     return file.removeprefix(root) if file.startswith(root) else ""
 
 
 def open_file(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Any:
-    """Opens the listed file for random access, as `pyarrow.NativeFile` or `RangesFile`. A file that `grows` may be
-    longer.
+    """Opens the listed file for random access. A file that `grows` may be longer.
 
     Opening a remote file requests nothing: the first read detects a missing or changed file.
     """

@@ -25,7 +25,7 @@ from barrier_runtime.data import plain_rows
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-_READ_BYTES = 1 << 16  # of a read of a local column; a remote chunk is one request
+_READ_BYTES = 1 << 16  # of a read of a local column; a remote chunk is a request
 _CHUNK_BYTES = 8 << 20  # limits a chunk of wide rows
 _LOOKED_AT = 8  # row groups that are sampled for the width of rows
 _WINDOW_BYTES = 4 << 20  # least size of row groups fetched together
@@ -92,8 +92,6 @@ class ParquetFiles(Files):
 
 @dataclass(frozen=True)
 class _Window:
-    """Row groups that are decoded together. `ranges` (start, end): of their wanted columns in a remote file."""
-
     groups: list[int]
     ranges: list[tuple[int, int]]
 
@@ -105,7 +103,7 @@ class _Window:
 class ParquetReader(FileReader):
     """Reader of a Parquet file. `wanted`: columns that the file must have, even unread; default: `schema`.
 
-    `found` is called with the name of the file and the names of its columns.
+    `found` is called with the names of the file and of its columns.
     """
 
     def __init__(
@@ -215,7 +213,6 @@ class ParquetReader(FileReader):
         return True
 
     def _plan(self) -> bool:
-        """Plans the next window, and later windows to fetch ahead. Returns False if there is none."""
         ahead = sum(window.size for window in self._planned)
         while not self._planned or ahead - self._planned[0].size < _AHEAD_BYTES:
             window = next(self._windows, None)

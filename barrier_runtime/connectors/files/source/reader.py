@@ -35,7 +35,7 @@ class FilePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: int = 0  # text formats: byte offset of the block of the next row …
     skip: int = 0  # … and the number of rows of that block that were returned
     start_ns: int | None = None  # of the schedule
-    modified_ns: int = 0  # of the file when it was listed
+    modified_ns: int = 0  # of the listed file
     ends: str = ""  # `fingerprint` of the first `size` bytes; empty: not known
     blank_rows: bool = False  # `skip` counts empty lines of a CSV file with a single column
 
@@ -119,7 +119,6 @@ class FileReader:
     # ------------------------------------------------------------ SplitReader
 
     def prepare(self) -> None:
-        """Opens the file; called before the first poll if possible."""
         self.open()
         if self.remote and not self._prepared:
             self._prepared = True
@@ -240,7 +239,7 @@ _HALVES = 4_093  # values of half a mark, from 1; a prime
 
 
 def mark_of(modified_ns: int, ends: str) -> int:
-    """Mark of a file. `ends`: `fingerprint` of the whole file."""
+    """`ends`: `fingerprint` of the whole file."""
     return _half(modified_ns) << _HALF_BITS | _half(int(ends, 16))
 
 
@@ -249,9 +248,7 @@ def may_have_changed(mark: int, file: FoundFile) -> bool:
 
 
 def renewed_mark(mark: int, file: FoundFile, where: str) -> int:
-    """New mark of an unchanged file; the old mark if the file cannot be read now. Raises `InvalidJob` for changed
-    content.
-    """
+    """New mark of an unchanged file; the old mark if it cannot be read now. Raises `InvalidJob` for changed content."""
     now = content_mark(file, where)
     if now is None:
         return mark
@@ -265,7 +262,7 @@ def renewed_mark(mark: int, file: FoundFile, where: str) -> int:
 
 
 def renewed_marks(finished: Sequence[tuple[Split, int]], where: str) -> list[tuple[Split, int]]:
-    """Files with new marks, several in parallel. Raises `InvalidJob` for changed content."""
+    """Files with new marks. Raises `InvalidJob` for changed content."""
     files = ((split, FoundFile.of(split), mark) for split, mark in finished)
     looked_into = [each for each in files if may_have_changed(each[2], each[1])][:COMPARED_AT_START]
     if not looked_into:

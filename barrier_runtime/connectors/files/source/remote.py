@@ -31,7 +31,7 @@ _CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")  # prefixes of environme
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """Listed file. `etag`: version of the file; empty: the store names no versions."""
+    """Listed file. `etag`: version; empty: the store names no versions."""
 
     place: str
     size: int
@@ -62,7 +62,6 @@ def is_known(url: str) -> bool:
 
 
 def remote_url(url: str, where: str) -> RemoteUrl:
-    """Parses a URL. Raises `InvalidJob` for other URLs."""
     bare, settings = split_settings(url)
     scheme, _, place = bare.partition("://")
     query = f"?{settings}" if settings else ""
@@ -126,7 +125,7 @@ class StoredFile:
         return data
 
     def compare(self) -> None:
-        """Raises an error if the store now lists another version of the file."""
+        """Raises an error if the store now lists another version."""
         try:
             now = self._listed()
         except Unavailable as error:
@@ -218,7 +217,7 @@ def _connected(host_and_port: str) -> Any:
 def _hdfs(url: RemoteUrl, where: str) -> Any:
     """Connects through libhdfs, which is part of Hadoop and not of pyarrow."""
     try:
-        with _CONNECTING:  # one object, because dropping another closes the connection
+        with _CONNECTING:  # dropping a second object closes the connection
             return _connected(url.bucket)
     except OSError as error:
         said = str(error).split("\n", 1)[0]

@@ -76,7 +76,6 @@ def _without_views(table: pa.Table) -> pa.Table:
 
 
 def _read_whole(source: Source) -> pa.Table:
-    """All rows in the order of the splits. Files are read in parallel, with ranges fetched ahead."""
     read = partial(_rows, source)
     batches: list[pa.RecordBatch] = []
     for rows in read_ahead(read, source.splits(1), lambda split: split.size or 0, _FILES_AT_ONCE, _BYTES_AT_ONCE):

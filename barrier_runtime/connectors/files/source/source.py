@@ -1,13 +1,14 @@
 """Users' descriptions of file sources, and the source of folders in which files appear.
 
-A watched file must be complete when it appears: write it under a name that begins with `.` or `_` (or elsewhere on the
-file system) and rename it into place. The job fails if a seen file changes its size, or a completely read file its
-content; with `on_change="append"` files may grow and are read on. Files are read roughly by time of change and name.
-With event times, rows of a file that are older than rows read earlier by more than `max_out_of_orderness` are late.
+Watched files must be complete when they appear: write them under a name that begins with `.` or `_` (or elsewhere on
+the file system) and rename them into place. A seen file with another size, or a completely read file with other
+content, ends the job; with `on_change="append"` files may grow and are read on. Files are read roughly by time of
+change and name. With event times, rows that are older than rows of earlier files by more than `max_out_of_orderness`
+are late.
 
-Every subtask lists the folder and reads the files whose names fall to its share. Against a second reading, 19 bytes per
-file (`name_set`) stay for ever in every subtask's memory and once in the job's storage, also of removed files. A
-checkpoint writes only new records.
+Every subtask lists the folder and reads a share of the files, by name. Against a second reading, 19 bytes per file
+(`name_set`) stay for ever in every subtask's memory and once in the job's storage. A checkpoint writes only new
+records.
 """
 
 import zlib

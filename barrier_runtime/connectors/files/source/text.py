@@ -49,7 +49,6 @@ class Text(Protocol):
 
 
 def or_compressed(suffixes: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns `suffixes`, and each with the ending of each known compression."""
     return suffixes + tuple(suffix + ending for suffix in suffixes for ending in _CODECS)
 
 
@@ -62,10 +61,7 @@ def _ending(file: FoundFile) -> str:
 
 
 def open_text(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Text:
-    """Opens a text; of a file that `grows`, only the listed size is read.
-
-    Raises `InvalidJob` or `Unavailable` if the file cannot be opened or is not the listed file.
-    """
+    """Of a file that `grows`, only the listed size is read. Raises `InvalidJob` or `Unavailable`."""
     if not is_compressed(file):
         return PlainText(file, where, grows=grows, fetcher=fetcher)
     if grows:

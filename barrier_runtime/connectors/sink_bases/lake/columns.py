@@ -30,7 +30,6 @@ def _cast(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | p
 
 
 def _first_wrong(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> int:
-    """Number of the first row that cannot be cast, of a column with such a row."""
     first, behind = 0, len(column)  # the row is in [first, behind)
     while behind - first > 1:
         middle = (first + behind) // 2

@@ -91,7 +91,6 @@ class Pace:
         self._not_before = float("-inf")
 
     def added(self, files: int, now: float) -> bool:
-        """Counts added files; returns whether a turn is due."""
         self._waiting += files
         return self._waiting >= self._enough and now >= self._not_before
 
