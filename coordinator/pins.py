@@ -60,7 +60,7 @@ class CheckpointPin:
         self._written_s = time.monotonic()
 
     def renew(self) -> None:
-        """Renews the pin if half of its time is over."""
+        """Renews the pin if half of the time is over."""
         if time.monotonic() - self._written_s > self._seconds / 2:
             self._write()
 

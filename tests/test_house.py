@@ -29,14 +29,14 @@ DOORWAYS = {  # library -> the only places that may import the library
         for row in CONNECTORS
         if row.library is not None
     },
-    "cryptography": ("coordinator/wire/sealing.py",),
+    "cryptography": ("coordinator/wire/framing.py",),
     "boto3": ("state/store/s3/aws.py", "barrier_runtime/connectors/kinesis/client.py"),
     "pyspark": ("barrier_runtime/spark/",),
     "hdrh": (),  # benchmarks and tests only: hdrh brings packages and a program
     "greenlet": ("barrier_runtime/testing/simulation/jobs.py",),
     "starlette": ("coordinator/",),
     "uvicorn": ("coordinator/",),
-    "opentelemetry": ("coordinator/server/telemetry/tracing.py", "coordinator/server/telemetry/otel_metrics.py"),
+    "opentelemetry": ("coordinator/server/telemetry/opentelemetry.py",),
     "prometheus_client": ("coordinator/server/telemetry/prometheus.py",),
     "typer": ("barrier_runtime/tools/", "coordinator/"),
 }

@@ -23,7 +23,7 @@ from barrier_runtime.connectors.source import Source, Split
 from barrier_runtime.coordinator.log.kinds import changed_kind, with_kinds
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.savepoint import Savepoint, object_sizes, with_keys
-from barrier_runtime.coordinator.savepoints.files import check_whole, make_savepoint, read_savepoint
+from barrier_runtime.coordinator.savepoint_files import check_whole, make_savepoint, read_savepoint
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions
 from barrier_runtime.data.plain_rows import PlainRows
 from barrier_runtime.data.schemas import no_rows

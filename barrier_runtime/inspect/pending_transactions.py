@@ -20,7 +20,7 @@ from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_value import SINK_VALUE, SinkValue, decode_sink, make_sink
 from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView, complete_of
-from barrier_runtime.coordinator.log.lease_record import decode_lease
+from barrier_runtime.coordinator.log.lease import decode_lease
 from barrier_runtime.coordinator.log.manifest import check_files
 from barrier_runtime.coordinator.log.reader import LogReader
 from barrier_runtime.coordinator.log.records import Fence

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.status.health import TROUBLED, described, what_died
-from barrier_runtime.coordinator.status.late_rows import late_rows
+from barrier_runtime.coordinator.status.statistics import late_rows
 from barrier_runtime.coordinator.status.status import JobStatus, RecoveryStatus, TakeoverStatus
 from barrier_runtime.state.errors import BarrierRuntimeError
 

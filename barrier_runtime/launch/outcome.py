@@ -18,8 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from barrier_runtime.connectors.argument_types import wrong_arguments_of
 from barrier_runtime.coordinator.metric_table import SKIPPED_ROWS
-from barrier_runtime.coordinator.status.late_rows import late_rows, late_rows_in_words
-from barrier_runtime.coordinator.status.statistics import over_slots
+from barrier_runtime.coordinator.status.statistics import late_rows, late_rows_in_words, over_slots
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.operators.user_code import from_users_frame
 from barrier_runtime.state.errors import (

@@ -31,8 +31,8 @@ from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import FIRST_POSITION
 from barrier_runtime.coordinator.log.restore_choice import Import, Lineage, not_kept, start_run
 from barrier_runtime.coordinator.log.restore_diff import RestoreDiff
-from barrier_runtime.coordinator.savepoints.files import check_whole, find_savepoint, named
-from barrier_runtime.coordinator.savepoints.importing import WantedSavepoint, begin_with_savepoint, wanted_savepoint
+from barrier_runtime.coordinator.savepoint_files import check_whole, find_savepoint, named
+from barrier_runtime.coordinator.savepoint_import import WantedSavepoint, begin_with_savepoint, wanted_savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.compiler import ListSplits, compile_plan
 from barrier_runtime.graph.job_graph import JobGraph, SourceSpec

@@ -26,7 +26,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.read_range import OpenRange, ReadRange
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.savepoint import Savepoint
-from barrier_runtime.coordinator.savepoints.importing import import_savepoint
+from barrier_runtime.coordinator.savepoint_import import import_savepoint
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph

@@ -31,7 +31,7 @@ from barrier_runtime.coordinator.json_lines import JsonLines, Masked
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.own_versions import own_versions
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims
-from barrier_runtime.coordinator.wire.privacy import across_hosts, never
+from barrier_runtime.coordinator.wire.peers import across_hosts, never
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime.host.process import PROCESS_HEAP, tune_interpreter
 from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets, starved_s
@@ -117,7 +117,7 @@ def _check_encryption(coordinators: tuple[tuple[str, int], ...]) -> None:
 
     Spark shows the error to the driver. Later, each handshake would fail, for ever."""
     if any(across_hosts(address) for address in coordinators):
-        importlib.import_module("barrier_runtime.coordinator.wire.sealing")
+        importlib.import_module("barrier_runtime.coordinator.wire.framing")
 
 
 def expected(error: BaseException | None) -> bool:

@@ -11,7 +11,7 @@ from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Complete
 from barrier_runtime.coordinator.pins import CheckpointPin, pins_of
-from barrier_runtime.coordinator.savepoints.files import find_savepoint
+from barrier_runtime.coordinator.savepoint_files import find_savepoint
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none

@@ -5,7 +5,7 @@ from typing import Any
 
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.savepoint import SAVEPOINT_FILE, decode_savepoint, object_sizes
-from barrier_runtime.coordinator.savepoints.files import claimed_by, delete_savepoint, missing_objects, read_savepoint
+from barrier_runtime.coordinator.savepoint_files import claimed_by, delete_savepoint, missing_objects, read_savepoint
 from barrier_runtime.launch.requests import (
     SavepointTaken,
     known_status,

@@ -21,7 +21,7 @@ from barrier_runtime.coordinator.page.charts import backlog_in_words
 from barrier_runtime.coordinator.page.figures import duration
 from barrier_runtime.coordinator.page.job_view import events
 from barrier_runtime.coordinator.status.health import TROUBLED, described, in_seconds
-from barrier_runtime.coordinator.status.late_rows import late_rows_in_words
+from barrier_runtime.coordinator.status.statistics import late_rows_in_words
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.why.checkpoint import why_checkpoint

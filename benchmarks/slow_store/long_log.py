@@ -84,7 +84,7 @@ def commit_log(folder: Path, records: int) -> dict[str, bytes]:
 def _hint(key: str, position: int) -> dict[str, bytes]:
     """A hint in the runtime's format; empty for releases without hints."""
     try:
-        from barrier_runtime.coordinator.log.hint import HeadHint
+        from barrier_runtime.coordinator.log.reader import HeadHint
     except ImportError:
         return {}
     store = MemoryStore()

@@ -1,6 +1,4 @@
-"""One checkpoint: a table of legal moves, and the agreement of subtasks. Pure.
-
-An illegal move raises `ProtocolViolation` with the recent history.
+"""Open checkpoints of a generation: triggers, acks, timeouts, legal moves, and the agreement of subtasks. Pure.
 
     TRIGGERED ─all acks─► PERSISTING ─manifest written─► DECIDING ─record appended─► COMPLETE
         │                     │
@@ -9,15 +7,19 @@ An illegal move raises `ProtocolViolation` with the recent history.
     DECLINED (a subtask refused) · EXPIRED (timed out) · ABORTED (the generation ended, or the manifest could not be
     written) · SUBSUMED (a newer one completed first)
 
+An illegal move raises `ProtocolViolation` with the recent history. Late, duplicate and unknown acks are ordinary: they
+are counted, and have no other effect.
+
 Every subtask receives values whose names begin with `SHARED` at a restore. If several subtasks have such a value with
 different bytes, the checkpoint is never decided.
 """
 
 import enum
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
+from barrier_runtime.coordinator.wire.messages import Ack, CheckpointOptions, SubtaskId
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.snapshots.snapshot import SHARED, SWITCHES, OperatorSnapshot
 
@@ -139,3 +141,183 @@ def disagreement(snapshots: Iterable[OperatorSnapshot]) -> str:
                     "numbers, a clock, ctx.subtask or attributes; correct them"
                 )
     return ""
+
+
+_ABORTED_KNOWN = 256
+_RETRY_MS, _LONGEST_RETRY_MS = 100, 10_000  # pause before a requested checkpoint, after failures in a row
+
+
+class Triggering(enum.Enum):
+    PERIODIC = "periodic"
+    ON_REQUEST = "on request"  # only requested checkpoints: final or stopping
+    HELD = "held"  # none: the sources are ending early, and a half-ended input is no restore point
+
+
+@dataclass(frozen=True)
+class Acked:
+    effect: AckEffect
+    checkpoint: Checkpoint | None
+
+
+class PendingCheckpoints:
+    def __init__(
+        self, options: CheckpointOptions, expected: frozenset[SubtaskId], token: int, first_id: int, now_ms: int
+    ) -> None:
+        self._options = options
+        self._expected = expected
+        self._token = token
+        self._next_id = first_id
+        self._open: dict[int, Checkpoint] = {}
+        self._last_triggered_ms = now_ms  # the first trigger is one interval after the start
+        self._last_ended_ms: int | None = None
+        self._requested = False
+        self._failures = 0  # in a row
+        self.triggering = Triggering.PERIODIC
+        self.ignored: Counter[str] = Counter()  # by reason, acks and declines without effect
+        self._aborted: deque[int] = deque(maxlen=_ABORTED_KNOWN)  # ended undecided, for late acks
+
+    # ------------------------------------------------------------ triggering
+
+    @property
+    def next_id(self) -> int:
+        return self._next_id
+
+    @property
+    def open(self) -> tuple[Checkpoint, ...]:
+        return tuple(self._open.values())
+
+    def request(self) -> int:
+        """Requests a checkpoint as soon as the limit permits; returns the future id."""
+        self._requested = True
+        return self._next_id
+
+    @property
+    def requested(self) -> bool:
+        return self._requested
+
+    def trigger_at(self) -> int | None:
+        """Returns the time of the next trigger; None if the limit is reached or no checkpoint is requested."""
+        if len(self._open) >= self._options.max_concurrent or self.triggering is Triggering.HELD:
+            return None
+        moments = [self._requested_at()] if self._requested else []
+        if self.triggering is Triggering.PERIODIC:
+            due = self._last_triggered_ms + self._options.interval_ms
+            if self._last_ended_ms is not None:
+                due = max(due, self._last_ended_ms + self._options.min_pause_ms)
+            moments.append(due)
+        return min(moments, default=None)
+
+    def _requested_at(self) -> int:
+        """The first retry of a failed checkpoint is due at once, later retries after pauses that double.
+
+        The end of the input requests a failed checkpoint again without end if many failures are tolerated."""
+        if self._failures < 2 or self._last_ended_ms is None:
+            return self._last_triggered_ms
+        return self._last_ended_ms + min(_RETRY_MS << min(self._failures - 2, 30), _LONGEST_RETRY_MS)
+
+    def due(self, now_ms: int) -> bool:
+        at = self.trigger_at()
+        return at is not None and at <= now_ms
+
+    def trigger(self, now_ms: int) -> Checkpoint:
+        checkpoint = Checkpoint(self._next_id, self._token, now_ms, self._expected)
+        self._next_id += 1
+        self._last_triggered_ms = now_ms
+        self._requested = False
+        self._open[checkpoint.id] = checkpoint
+        return checkpoint
+
+    def next_deadline(self, *, with_trigger: bool = True, held: bool = False) -> int | None:
+        """Returns the next timeout or trigger.
+
+        `with_trigger`: periodic checkpoints are enabled. `held`: nothing is triggered, not even on request.
+        """
+        deadlines = [checkpoint.triggered_ms + self._options.timeout_ms for checkpoint in self._expirable()]
+        trigger = self.trigger_at()
+        if trigger is not None and not held and (with_trigger or self._requested):
+            deadlines.append(trigger)
+        return min(deadlines, default=None)
+
+    # ------------------------------------------------------------ messages of slots
+
+    def get(self, checkpoint: int) -> Checkpoint | None:
+        return self._open.get(checkpoint)
+
+    def ack(self, ack: Ack, now_ms: int) -> Acked:
+        checkpoint = self._open.get(ack.checkpoint)
+        if checkpoint is None:
+            self.ignored["ack of an unknown or ended checkpoint"] += 1
+            return Acked(AckEffect.LATE, None)
+        effect = checkpoint.ack(ack, now_ms)
+        if effect not in (AckEffect.NEW, AckEffect.LAST):
+            self.ignored[f"{effect.value} ack"] += 1
+        return Acked(effect, checkpoint)
+
+    def is_aborted(self, checkpoint: int) -> bool:
+        """Whether the checkpoint ended undecided in this generation and process, among the last 256."""
+        return checkpoint in self._aborted
+
+    def decline(self, checkpoint_id: int, subtask: SubtaskId, now_ms: int) -> Checkpoint | None:
+        """Takes a refusal; returns the checkpoint that ends because of the refusal, if any."""
+        checkpoint = self._open.get(checkpoint_id)
+        if checkpoint is None or checkpoint.phase is not CheckpointPhase.TRIGGERED or subtask not in self._expected:
+            self.ignored["late or unknown decline"] += 1
+            return None
+        self._end(checkpoint, CheckpointPhase.DECLINED, now_ms)
+        return checkpoint
+
+    # ------------------------------------------------------------ progress
+
+    @property
+    def deciding(self) -> bool:
+        """Returns whether the next record of the log is the COMPLETE of a pending checkpoint."""
+        phases = (CheckpointPhase.PERSISTING, CheckpointPhase.DECIDING)
+        return any(checkpoint.phase in phases for checkpoint in self._open.values())
+
+    def ready(self) -> Checkpoint | None:
+        """Returns the newest fully acknowledged checkpoint, unless another checkpoint is being decided."""
+        if self.deciding:
+            return None
+        acked = [checkpoint for checkpoint in self._open.values() if checkpoint.all_acked]
+        return max(acked, key=lambda checkpoint: checkpoint.id, default=None)
+
+    def expire(self, now_ms: int) -> list[Checkpoint]:
+        late = [
+            checkpoint
+            for checkpoint in self._expirable()
+            if now_ms - checkpoint.triggered_ms >= self._options.timeout_ms
+        ]
+        for checkpoint in late:
+            self._end(checkpoint, CheckpointPhase.EXPIRED, now_ms)
+        return late
+
+    def abort(self, checkpoint: Checkpoint, now_ms: int) -> None:
+        self._end(checkpoint, CheckpointPhase.ABORTED, now_ms)
+
+    def abort_all(self, now_ms: int) -> list[Checkpoint]:
+        """Ends all checkpoints of a generation except those in DECIDING, which the log decides."""
+        ended = list(self._expirable())
+        for checkpoint in ended:
+            self._end(checkpoint, CheckpointPhase.ABORTED, now_ms)
+        return ended
+
+    def complete(self, checkpoint: Checkpoint, now_ms: int) -> list[Checkpoint]:
+        """Completes a checkpoint whose decision is appended. Returns the older ones that it subsumes."""
+        self._end(checkpoint, CheckpointPhase.COMPLETE, now_ms)
+        older = [other for other in self._expirable() if other.id < checkpoint.id]
+        for other in older:
+            self._end(other, CheckpointPhase.SUBSUMED, now_ms)
+        return older
+
+    def _end(self, checkpoint: Checkpoint, phase: CheckpointPhase, now_ms: int) -> None:
+        checkpoint.move(phase, now_ms)
+        del self._open[checkpoint.id]
+        if phase is CheckpointPhase.COMPLETE:
+            self._failures = 0
+        else:
+            self._aborted.append(checkpoint.id)
+            self._failures += phase is not CheckpointPhase.SUBSUMED
+        self._last_ended_ms = now_ms
+
+    def _expirable(self) -> list[Checkpoint]:
+        return [checkpoint for checkpoint in self._open.values() if checkpoint.phase is not CheckpointPhase.DECIDING]

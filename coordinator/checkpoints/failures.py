@@ -117,7 +117,7 @@ class RestartPolicy:
         )
 
     def impatient_for_slots(self) -> str:
-        """Returns why the job stops waiting for slots after its first start, and the remedy."""
+        """Returns why the job stops waiting for slots after the first start, and the remedy."""
         return (
             f"Restart strategy {self._options.strategy} does not wait longer for slots: give Spark machines or cores, "
             "then start the job again, or use restart='exponential_delay', which waits without end"

@@ -10,10 +10,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from barrier_runtime.coordinator.client.rest_signing import Call, covered, masked, signature, signing_key
+from barrier_runtime.coordinator.client.rest_token import STORAGE_HEADER, Call, covered, masked, signature, signing_key
 from barrier_runtime.coordinator.client.rest_types import (
     LONGEST_WAIT_S,
-    STORAGE_HEADER,
     DaemonReply,
     ErrorReply,
     Health,

@@ -9,7 +9,6 @@ from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
 LONGEST_WAIT_S = 3.0  # for a new status version; less than the timeout of any client
-STORAGE_HEADER = "X-Storage"  # percent-encoded URL of the store that the submitting program uses
 
 
 def news_of(status: JobStatus) -> str:

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint
+from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, PendingCheckpoints
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker, FailingCommit
 from barrier_runtime.coordinator.checkpoints.failures import FailureCounter, RestartPolicy
-from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, SweepPlan, Unsorted
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints
-from barrier_runtime.coordinator.job.compatibility import Compatibility
 from barrier_runtime.coordinator.job.effects import Append, ReadRecord
 from barrier_runtime.coordinator.job.events import LogRead
 from barrier_runtime.coordinator.job.generation import Generation
@@ -55,6 +53,7 @@ from barrier_runtime.coordinator.wire.messages import (
     SubtaskId,
     Visible,
 )
+from barrier_runtime.coordinator.wire.versions import Compatibility
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
 from barrier_runtime.state.store.paths import Paths
 
@@ -71,7 +70,7 @@ class NotLeading(enum.Enum):
 
 @dataclass(frozen=True)
 class Leadership:
-    """This process leads a generation, by its newest record."""
+    """This process leads a generation, by the newest record."""
 
     permit: Permit
     lineage: str

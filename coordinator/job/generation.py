@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from barrier_runtime.coordinator.checkpoints.checkpoint import PendingCheckpoints
 from barrier_runtime.coordinator.checkpoints.failures import FailureCounter
-from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.wire.messages import HeldBack, SubtaskFailed, SubtaskId, Waiting
 

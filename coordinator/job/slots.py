@@ -11,12 +11,19 @@ from typing import TypeAlias
 
 from barrier_runtime.coordinator.job.effects import KillSlotTask
 from barrier_runtime.coordinator.job.events import Link
-from barrier_runtime.coordinator.job.slot import Joined, Reconnected, Refused, RegisteredSlot, Registration, SlotState
+from barrier_runtime.coordinator.job.slot import (
+    Contact,
+    Joined,
+    Reconnected,
+    Refused,
+    RegisteredSlot,
+    Registration,
+    SlotState,
+)
 from barrier_runtime.coordinator.metric_table import LOOP_LAG_MS
 from barrier_runtime.coordinator.status.history import KnownSlot
 from barrier_runtime.coordinator.status.latency import ToldHistograms
 from barrier_runtime.coordinator.status.status import AbsentSlot, Room, SlotDuring
-from barrier_runtime.coordinator.status.why.contact import Contact
 from barrier_runtime.coordinator.wire.messages import Heartbeat, JobSpec, Peer, Register
 
 _Place: TypeAlias = tuple[str, int]  # (program, index)

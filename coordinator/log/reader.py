@@ -1,29 +1,74 @@
-"""Reading a job's log: find the head, then read only the records behind the facts.
+"""Reading a job's log: find the head, then read only the records behind the facts. Blocking.
 
 Positions are contiguous and immutable, so galloping and bisecting over `get` finds the head: from a known position,
-from the hint beside the log (`hint`), or from the beginning (about 2·log2(n) reads). LIST is never called. Back links
-lead to all other records. FENCE and COMPLETE also list the positions that several links lead to, so that these records
-are read in parallel. Blocking; no clock, no retry: errors of the store are raised.
+from the hint, or from the beginning (about 2·log2(n) reads). LIST is never called. Back links lead to all other
+records. FENCE and COMPLETE also list the positions that several links lead to, so that these records are read in
+parallel. No clock, no retry: errors of the store are raised.
 
-A process that lost a race for the head reads the log again at once, while the winner continues to append. Therefore a
-`LogReader` only requests new records; rereading from the beginning could never catch up with a leader whose checkpoint
-intervals are short.
+The hint is an object beside the log: a recent position, and the FENCE of the generation, which readers fetch in
+parallel. A missing, old or wrong hint only costs requests. The writer rewrites the hint every few records, off the
+critical path.
+
+A process that lost a race for the head reads again at once, while the winner continues to append. Therefore a
+`LogReader` requests only new records: rereading from the beginning could never catch up with a fast leader.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
+
+import msgspec
 
 from barrier_runtime.coordinator.log.decided import is_discarded
 from barrier_runtime.coordinator.log.decision_log import LogEntry, LogView
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.hint import NO_HINT, READ_AHEAD, HeadHint
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Complete, Fence, decode_record
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none, side_by_side
 from barrier_runtime.state.store.paths import Paths
 
 MAX_RUNS_BACK = 64  # a run that was taken over longer ago counts as unknown
+EVERY = 8  # records between two writes of the hint
+READ_AHEAD = EVERY + 1  # positions from the hint on that are read in parallel
+
+
+class Hint(msgspec.Struct, frozen=True):
+    position: int
+    token: int = NO_RECORD  # of the generation; absent in logs other than decision logs
+
+
+NO_HINT = Hint(NO_RECORD)
+_DECODER = msgspec.json.Decoder(Hint)
+
+
+class HeadHint:
+    """Hint of a log, stored under `key`. Blocking."""
+
+    def __init__(self, store: ObjectStore, key: str) -> None:
+        self._store = store
+        self._key = key
+        self._written = NO_RECORD
+
+    def read(self) -> int:
+        """Returns the position that the hint names; `NO_RECORD` if the hint is missing or invalid."""
+        return max(NO_RECORD, self.found().position)
+
+    def found(self) -> Hint:
+        """Returns the stored hint; `NO_HINT` if the hint is missing or invalid."""
+        try:
+            data = get_or_none(self._store, self._key)
+            return NO_HINT if data is None else _DECODER.decode(data)
+        except (BarrierRuntimeError, OSError, msgspec.MsgspecError):
+            return NO_HINT  # reading the log itself reports errors of the store
+
+    def follow(self, position: int, token: int = NO_RECORD) -> None:
+        """Stores that generation `token` has a record at `position`, if the hint is `EVERY` records behind."""
+        if position < self._written + EVERY:
+            return
+        self._written = position
+        with contextlib.suppress(BarrierRuntimeError, OSError):  # an older hint only costs requests
+            self._store.put(self._key, msgspec.json.encode(Hint(position, token)))
 
 
 def find_head(

@@ -17,9 +17,8 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, RetentionVerdict, SweepPlan
-from barrier_runtime.coordinator.deleting import delete_in_order
 from barrier_runtime.coordinator.log.decided import decided_data
-from barrier_runtime.coordinator.log.lease_record import decode_lease
+from barrier_runtime.coordinator.log.lease import decode_lease
 from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest, own_files
 from barrier_runtime.coordinator.log.records import FIRST_POSITION
 from barrier_runtime.coordinator.maintenance.fsck import (
@@ -36,10 +35,16 @@ from barrier_runtime.coordinator.maintenance.fsck import (
     inline_manifest,
     read_manifest,
 )
-from barrier_runtime.coordinator.maintenance.kept_savepoints import KeptSavepoints
-from barrier_runtime.coordinator.maintenance.left_over import NamedBy, explained, recognised, staged_rows_left
+from barrier_runtime.coordinator.maintenance.left_over import (
+    KeptSavepoints,
+    NamedBy,
+    explained,
+    recognised,
+    staged_rows_left,
+)
 from barrier_runtime.coordinator.pins import pins_of
 from barrier_runtime.coordinator.status.history import decode_history
+from barrier_runtime.coordinator.store_calls import delete_in_order
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Fenced, InvalidJob
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, get_or_none

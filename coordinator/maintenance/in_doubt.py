@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from barrier_runtime.coordinator.appending import append_record
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Fence, Record
 from barrier_runtime.coordinator.log.restore_choice import continue_run
+from barrier_runtime.coordinator.store_calls import append_record
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 

@@ -115,7 +115,7 @@ def _edge(source: tuple[int, int, int], target: tuple[int, int, int]) -> Markup:
 
 
 def heat(chain: ChainStatus) -> str:
-    """Returns the class of a box, from its shares of the last ten seconds; blocked hides busy."""
+    """Returns the class of a box, from the shares of the last ten seconds; blocked hides busy."""
     if (chain.backpressured or 0) >= _WARM:
         return "blocked"
     if (chain.busy or 0) >= _HOT:

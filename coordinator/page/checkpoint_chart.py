@@ -149,7 +149,7 @@ def _bars(phases: Sequence[Sequence[tuple[str, float]]], step: float, top: float
     for index, parts in enumerate(phases):
         x, y = _LEFT + (index + 0.1) * step, float(_BASE)
         total = sum(took for _, took in parts)
-        scale = (_BASE - _TOP - 14) / max(total, top)  # a clipped bar keeps its proportions
+        scale = (_BASE - _TOP - 14) / max(total, top)  # a clipped bar keeps the proportions
         for name, took in parts:
             height = max(took * scale, 0.4)
             y -= height

@@ -21,9 +21,9 @@ from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.page import charts, checkpoint_chart, figures, job_view
 from barrier_runtime.coordinator.page.checkpoint_chart import timeline
 from barrier_runtime.coordinator.status.figure_table import TILES
-from barrier_runtime.coordinator.status.phases import all_subtasks
 from barrier_runtime.coordinator.status.statistics import shortened
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
+from barrier_runtime.coordinator.status.subtask_durations import all_subtasks
 from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.coordinator.status.why.checkpoint import SLOW_MS, why_checkpoint
 from barrier_runtime.coordinator.status.why.job import why_job

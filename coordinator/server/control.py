@@ -33,8 +33,7 @@ from barrier_runtime.coordinator.wire.messages import (
     ToSlot,
     TryElsewhere,
 )
-from barrier_runtime.coordinator.wire.privacy import Policy, across_hosts
-from barrier_runtime.coordinator.wire.strangers import LineLimit
+from barrier_runtime.coordinator.wire.peers import LineLimit, Policy, across_hosts
 from barrier_runtime.coordinator.wire.versions import PROTOCOL
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, ProtocolViolation
 from barrier_runtime.state.ids import check_job_id

@@ -36,17 +36,17 @@ from uvicorn.server import ServerState
 
 from barrier_runtime.coordinator.client.private_directory import PrivateDirectory
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key, read_token_file
+from barrier_runtime.coordinator.log.lease import Holder
 from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.option_table import DAEMON, Option, shown_value, wanted
 from barrier_runtime.coordinator.own_versions import own_versions
 from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
-from barrier_runtime.coordinator.server.lease import Holder
 from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.server.logs import configure
-from barrier_runtime.coordinator.server.telemetry.otel_metrics import Telling
+from barrier_runtime.coordinator.server.telemetry.opentelemetry import Telling
 from barrier_runtime.coordinator.server.web.front import now_ms
-from barrier_runtime.coordinator.wire.privacy import across_hosts, never
+from barrier_runtime.coordinator.wire.peers import across_hosts, never
 from barrier_runtime.state.descriptors import raise_limit
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.hosts import is_every_interface, is_loopback, shown, split

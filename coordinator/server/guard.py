@@ -8,15 +8,15 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from barrier_runtime.coordinator.client.rest_signing import (
+from barrier_runtime.coordinator.client.rest_token import (
     SCHEME,
     SIGNED_HEADERS,
     WINDOW_MS,
     Call,
     Signatures,
+    Token,
     nonce_of,
 )
-from barrier_runtime.coordinator.client.rest_token import Token
 from barrier_runtime.coordinator.client.rest_types import ErrorReply
 from barrier_runtime.coordinator.server.web.front import now_ms
 from barrier_runtime.coordinator.server.web.sessions import PageSessions

@@ -12,14 +12,14 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from barrier_runtime.coordinator.backoff import backoff_s
 from barrier_runtime.coordinator.job.effects import JobEnded
 from barrier_runtime.coordinator.job.events import HistoryTrouble
 from barrier_runtime.coordinator.job.protocol import JobProtocol
-from barrier_runtime.coordinator.log.hint import EVERY, HeadHint
+from barrier_runtime.coordinator.log.reader import EVERY, HeadHint
 from barrier_runtime.coordinator.log.records import NO_RECORD
 from barrier_runtime.coordinator.server.store_effects import StoreThreads
 from barrier_runtime.coordinator.status.history import KnownSlot, RunOutcome, encode_history
+from barrier_runtime.coordinator.store_calls import backoff_s
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths

@@ -16,12 +16,11 @@ from functools import partial
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView, complete_of
-from barrier_runtime.coordinator.log.lease_record import Lease
+from barrier_runtime.coordinator.log.lease import Judgement, Lease, LeaseState
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.log.records import Fence
 from barrier_runtime.coordinator.options import validated_spec
-from barrier_runtime.coordinator.server.lease import Judgement, LeaseState
 from barrier_runtime.coordinator.server.leases import Leases, LedElsewhere, held
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.history import History, decode_history

@@ -15,11 +15,11 @@ The log is read anew, because the facts of the broken job may be wrong. Blocking
 
 from collections.abc import Callable
 
-from barrier_runtime.coordinator.backoff import backoff_s
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Fence, Finish, Lead, decode_record
+from barrier_runtime.coordinator.store_calls import backoff_s
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none

@@ -9,8 +9,15 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from barrier_runtime.coordinator.log.lease_record import Lease, encode_lease
-from barrier_runtime.coordinator.server.lease import Holder, Judgement, LeaseKeeper, LeaseState, LeaseWatch
+from barrier_runtime.coordinator.log.lease import (
+    Holder,
+    Judgement,
+    Lease,
+    LeaseKeeper,
+    LeaseState,
+    LeaseWatch,
+    encode_lease,
+)
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none

@@ -23,11 +23,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
-from barrier_runtime.coordinator.client.rest_signing import Signatures, masked
-from barrier_runtime.coordinator.client.rest_token import Token
+from barrier_runtime.coordinator.client.rest_token import STORAGE_HEADER, Signatures, Token, masked
 from barrier_runtime.coordinator.client.rest_types import (
     LONGEST_WAIT_S,
-    STORAGE_HEADER,
     DaemonReply,
     ErrorReply,
     JobSummary,

@@ -12,9 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from barrier_runtime.coordinator.backoff import backoff_s
 from barrier_runtime.coordinator.checkpoints.retention import discarded
-from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
 from barrier_runtime.coordinator.job.effects import (
     Append,
     CopySavepoint,
@@ -47,7 +45,8 @@ from barrier_runtime.coordinator.log.decided import decided_data, inline_data
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.log.reader import LogReader
 from barrier_runtime.coordinator.pins import PinnedDeletions
-from barrier_runtime.coordinator.savepoints.files import write_savepoint
+from barrier_runtime.coordinator.savepoint_files import write_savepoint
+from barrier_runtime.coordinator.store_calls import backoff_s, check_permit, delete_in_order
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none, side_by_side

@@ -1,4 +1,4 @@
-"""Statistics of a job, for people: counters, the last checkpoints, the recoveries. Decides nothing.
+"""Statistics of a job, for people: counters, the last checkpoints, recoveries, late rows. Decides nothing.
 
 The job's history (`history`) keeps them across coordinators. Decisions that the history lacks are counted from the log.
 `over_slots` merges the slots' heartbeats into a figure per metric.
@@ -15,9 +15,9 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, Check
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
 from barrier_runtime.coordinator.log.decision_log import LogEntry, complete_of
 from barrier_runtime.coordinator.log.record_builder import Identity
+from barrier_runtime.coordinator.metric_table import LATE_LEFT_ROWS, LATE_RIGHT_ROWS, LATE_ROWS, Gauge
 from barrier_runtime.coordinator.metric_table import Counter as CounterRow
-from barrier_runtime.coordinator.metric_table import Gauge
-from barrier_runtime.coordinator.status import phases
+from barrier_runtime.coordinator.status import subtask_durations
 from barrier_runtime.coordinator.status.health import StoreRetry
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
 from barrier_runtime.coordinator.status.latency import LatencyHour
@@ -25,6 +25,7 @@ from barrier_runtime.coordinator.status.status import (
     CheckpointStatus,
     DurationCounts,
     FailureStatus,
+    JobStatus,
     RecoveryStatus,
     SavepointStatus,
     SlotDuring,
@@ -38,7 +39,7 @@ from barrier_runtime.state.store.use import StoreCounts
 
 HISTORY = 100
 SAVEPOINTS = 50
-SUBTASKS = 16  # per checkpoint, in full; `phases` has durations of the others
+SUBTASKS = 16  # per checkpoint, in full; `subtask_durations` has those of the others
 _MISSING = 64
 _FAILURES = 20
 _FAILURES_OF_A_GENERATION = 3  # the first is the cause; further ones are mostly broken connections
@@ -154,8 +155,8 @@ class JobRecord:
             entry = self.history[index]
             if not entry.phases:
                 continue
-            together += min(entry.parts, phases.MOST)
-            if together > phases.MOST_TOGETHER:
+            together += min(entry.parts, subtask_durations.MOST)
+            if together > subtask_durations.MOST_TOGETHER:
                 self.history[index] = msgspec.structs.replace(entry, phases=b"")
 
     def store_used(self, counts: StoreCounts) -> None:
@@ -259,7 +260,7 @@ def _entry(checkpoint: Checkpoint, reason: str, now_ms: int, slots: tuple[SlotDu
         in_flight_bytes=in_flight_bytes,
         parts=len(acks),
         subtasks=_slowest(checkpoint),
-        phases=phases.packed(checkpoint.acks, checkpoint.acked_ms, checkpoint.triggered_ms),
+        phases=subtask_durations.packed(checkpoint.acks, checkpoint.acked_ms, checkpoint.triggered_ms),
         missing=tuple(map(str, checkpoint.missing[:_MISSING])),
         slots=slots,
         state_bytes=_state_bytes(snapshots),
@@ -288,7 +289,7 @@ def _phases(ack: Ack, ack_ms: int) -> SubtaskPhases:
         precommit_ms=times.precommit_ms,
         upload_ms=times.upload_ms,
         slowest=times.slowest,
-        new_bytes=phases.new_bytes(ack),
+        new_bytes=subtask_durations.new_bytes(ack),
         full_bytes=sum(each.full_bytes for each in keyed),
         in_flight_bytes=in_flight_bytes,
         rows=times.rows,
@@ -343,3 +344,23 @@ def over_slots(metric: CounterRow | Gauge, told: Iterable[Mapping[str, float]]) 
         elif metric.name in metrics:
             found.append(metrics[metric.name])
     return _MERGES[metric.over_slots](found) if found else None
+
+
+_LATE = frozenset(each.name for each in (LATE_ROWS, LATE_LEFT_ROWS, LATE_RIGHT_ROWS))
+
+
+def late_rows(status: JobStatus) -> dict[str, int]:
+    """Returns the number of late rows that each step dropped, over all slots. Steps without such rows are missing."""
+    found: dict[str, float] = {}
+    for key, rows in totals(slot.metrics for slot in status.slots).items():
+        step, _, metric = key.rpartition(".")
+        if metric in _LATE and rows:
+            found[step] = found.get(step, 0.0) + rows
+    return {step: int(rows) for step, rows in sorted(found.items())}
+
+
+def late_rows_in_words(status: JobStatus) -> str:
+    """Returns "19 rows too late for 'hourly' dropped", with all such steps; empty if no late row was dropped."""
+    dropped = late_rows(status)
+    steps = ", ".join(f"{rows:,} row{'s' if rows > 1 else ''} too late for {step!r}" for step, rows in dropped.items())
+    return f"{steps} dropped" if steps else ""

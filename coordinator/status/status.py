@@ -128,7 +128,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_bytes: int = 0  # rows in flight between subtasks; only of an unaligned checkpoint
     parts: int = 0  # subtask snapshots
     subtasks: tuple[SubtaskPhases, ...] = ()  # the slowest to acknowledge, slowest first; see `statistics.SUBTASKS`
-    phases: bytes = b""  # durations of all subtasks, packed by `status.phases`; empty: older than the bounds
+    phases: bytes = b""  # durations of all subtasks, packed by `subtask_durations`; empty: older than the bounds
     missing: tuple[str, ...] = ()  # subtasks ("chain/index") without an ack at the end; the first 64
     slots: tuple[SlotDuring, ...] = ()  # slots that were silent or stalled for long
     state_bytes: dict[str, int] = {}  # operator -> state in all slots

@@ -49,3 +49,28 @@ def _first(version: str, parts: int) -> list[str]:
 def _differs(register: Register, found: list[tuple[str, str, str]], remedy: str) -> str:
     told = " and ".join(f"{name} {slots[:_LONGEST]}, the coordinator has {own}" for name, slots, own in found)
     return f"slot {register.slot} on host {register.host} has {told}: {remedy}"
+
+
+class Compatibility:
+    """`versions`: of the coordinator's process; empty: nothing is compared."""
+
+    def __init__(self, versions: Mapping[str, str]) -> None:
+        self._versions = versions
+        self._refused: dict[tuple[str, int], str] = {}  # (program, slot) -> why the last process was refused
+
+    def why_refused(self, register: Register) -> str:
+        """Returns why the slot must leave; "" if the slot may stay. Remembers the answer for the slot's place."""
+        why = why_incompatible(register, self._versions)
+        place = register.program, register.slot
+        if why:
+            self._refused[place] = why
+        else:
+            self._refused.pop(place, None)
+        return why
+
+    def differs(self, register: Register) -> str:
+        return differing_build(register, self._versions)
+
+    def refused(self, program: str) -> str:
+        """Returns why a slot of `program` was refused; "" if none is missing for that reason."""
+        return next((why for (of, _), why in sorted(self._refused.items()) if of == program), "")

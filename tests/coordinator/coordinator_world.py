@@ -13,7 +13,6 @@ import msgspec
 
 from barrier_runtime.coordinator.checkpoints.retention import discarded
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
-from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
 from barrier_runtime.coordinator.job.effects import (
     Append,
     CloseLink,
@@ -61,7 +60,8 @@ from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, Record, decode_record
-from barrier_runtime.coordinator.savepoints.files import write_savepoint
+from barrier_runtime.coordinator.savepoint_files import write_savepoint
+from barrier_runtime.coordinator.store_calls import check_permit, delete_in_order
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
     Ack,

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from coordinator_world import Coordinator, keys_of, new_generation, options, spec, started
 
-from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
 from barrier_runtime.coordinator.log.decided import inline_data, packed
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION
@@ -19,6 +18,7 @@ from barrier_runtime.coordinator.log.records import RECORD_VERSION, decode_recor
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store, delete_orphans, report_of
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
 from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.coordinator.store_calls import check_permit, delete_in_order
 from barrier_runtime.inspect.pending_transactions import read_pending
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from barrier_runtime.coordinator.server import lease
+from barrier_runtime.coordinator.log import lease
 from barrier_runtime.coordinator.status import health
 from barrier_runtime.coordinator.status.why import bottleneck
 from barrier_runtime.coordinator.status.why import checkpoint as why
@@ -72,7 +72,7 @@ PROSE = {  # tables that no code holds as data
     "coordinator/checkpoints/savepoints.py": "interleavings: tests/coordinator/job/test_job_savepoints.py",
     "coordinator/log/kinds.py": "cases: tests/coordinator/log/test_kinds.py",
     "coordinator/log/restore_choice.py": "cases: tests/coordinator/savepoints",
-    "coordinator/savepoints/importing.py": "crash points: tests/coordinator/savepoints",
+    "coordinator/savepoint_import.py": "crash points: tests/coordinator/savepoints",
     "coordinator/server/last_word.py": "cases: tests/coordinator/server",
     "coordinator/server/web/front.py": "requests: tests/coordinator/server/web/test_pages.py",
     "coordinator/server/web/pages.py": "tests/coordinator/server/web/test_pages.py, test_ticker.py",

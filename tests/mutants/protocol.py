@@ -6,7 +6,7 @@ MUTANTS = (
     Mutant(
         "permit-ignores-lead",
         "a LEAD record behind the permit ends the right to delete",
-        "coordinator/deleting.py",
+        "coordinator/store_calls.py",
         "if isinstance(record, Fence | Lead):",
         "if isinstance(record, Fence):",
         ("tests/coordinator/checkpoints/test_sweep.py",),
@@ -190,7 +190,7 @@ MUTANTS = (
     Mutant(
         "older-checkpoint-stays-open",
         "a completed checkpoint subsumes the older ones under way",
-        "coordinator/checkpoints/pending.py",
+        "coordinator/checkpoints/checkpoint.py",
         "older = [other for other in self._expirable() if other.id < checkpoint.id]",
         "older = [other for other in self._expirable() if other.id < checkpoint.id - 1]",
         ("tests/coordinator/checkpoints/test_pending_checkpoints.py",),
@@ -198,7 +198,7 @@ MUTANTS = (
     Mutant(
         "deciding-checkpoint-expires",
         "what is being decided is ended by the log only, not by a timeout",
-        "coordinator/checkpoints/pending.py",
+        "coordinator/checkpoints/checkpoint.py",
         "if checkpoint.phase is not CheckpointPhase.DECIDING]",
         "if checkpoint.phase is not CheckpointPhase.COMPLETE]",
         ("tests/coordinator/checkpoints/test_pending_checkpoints.py",),
@@ -415,7 +415,7 @@ MUTANTS = (
     Mutant(
         "uploads-of-declined-checkpoints-stay",
         "uploads of a declined checkpoint are deleted",
-        "coordinator/job/phases/checkpoint_ends.py",
+        "coordinator/job/phases/checkpointing.py",
         "    abandon(job, checkpoint.acks.values())\n",
         "",
         ("tests/coordinator/checkpoints/test_uploads_of_ended_checkpoints.py",),

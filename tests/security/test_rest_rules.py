@@ -68,7 +68,7 @@ def test_no_kind_of_connection_goes_round_the_token(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["coordinator/server/guard.py", "coordinator/client/rest_signing.py", "coordinator/wire/handshake.py"]
+    "file", ["coordinator/server/guard.py", "coordinator/client/rest_token.py", "coordinator/wire/handshake.py"]
 )
 def test_secrets_are_compared_in_constant_time(file: str) -> None:
     """G2, H1: by `hmac.compare_digest`, and by no operator."""

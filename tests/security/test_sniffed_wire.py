@@ -15,7 +15,7 @@ from barrier_runtime.connectors.memory.collect import CollectSink
 from barrier_runtime.connectors.memory.iterator import IteratorSource
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
-from barrier_runtime.coordinator.wire.privacy import Policy, never
+from barrier_runtime.coordinator.wire.peers import Policy, never
 from barrier_runtime.operators.aggregation.functions import count
 from tests.waiting import PATIENCE_S
 

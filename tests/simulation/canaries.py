@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from barrier_runtime.connectors.files.sink import commit_log
 from barrier_runtime.connectors.files.sink import sink as files
+from barrier_runtime.coordinator.checkpoints import checkpoint as pending_checkpoints
 from barrier_runtime.coordinator.checkpoints import commits, retention
-from barrier_runtime.coordinator.checkpoints import pending as pending_checkpoints
 from barrier_runtime.coordinator.job.decisions import FinishJob
 from barrier_runtime.coordinator.job.effects import WriteManifest
 from barrier_runtime.coordinator.job.events import ManifestWritten

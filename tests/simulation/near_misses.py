@@ -9,8 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog
-from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect
-from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
+from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, PendingCheckpoints
 from barrier_runtime.coordinator.checkpoints.retention import Retention, RetentionVerdict
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.protocol import JobProtocol

@@ -6,8 +6,8 @@ from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.reader import read_log
-from barrier_runtime.coordinator.savepoints.files import read_savepoint
-from barrier_runtime.coordinator.savepoints.importing import begin_with_savepoint
+from barrier_runtime.coordinator.savepoint_files import read_savepoint
+from barrier_runtime.coordinator.savepoint_import import begin_with_savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.paths import Paths

@@ -50,6 +50,7 @@ from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
+from barrier_runtime.coordinator import savepoint_files
 from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.phases import retaining
@@ -58,7 +59,6 @@ from barrier_runtime.coordinator.log import decided
 from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
 from barrier_runtime.coordinator.log.savepoint import Savepoint, SavepointCopy
-from barrier_runtime.coordinator.savepoints import files as savepoint_files
 from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.messages import (

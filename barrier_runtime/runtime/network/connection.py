@@ -1,6 +1,6 @@
 """End of a data connection: bytes after the handshake, encrypted or not, signs of life, and loss.
 
-An encrypted connection carries the same bytes in frames of `wire/sealing`; credit counts sizes before encryption.
+An encrypted connection carries the same bytes in frames of `wire/framing`; credit counts sizes before encryption.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from barrier_runtime.coordinator.wire.framing import Framing
 from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, PeerSession
-from barrier_runtime.coordinator.wire.privacy import Policy
+from barrier_runtime.coordinator.wire.peers import Policy
 from barrier_runtime.runtime.network.data_plane import ChannelId
 from barrier_runtime.state.sockets import end_when_unanswered
 

@@ -23,8 +23,7 @@ from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.wire.framing import FrameRejected
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, HandshakeFailed, Initiator
 from barrier_runtime.coordinator.wire.messages import Peer
-from barrier_runtime.coordinator.wire.privacy import Policy, across_hosts
-from barrier_runtime.coordinator.wire.strangers import LineLimit
+from barrier_runtime.coordinator.wire.peers import LineLimit, Policy, across_hosts
 from barrier_runtime.data.elements import Element, EndOfInput
 from barrier_runtime.runtime.host.within import within
 from barrier_runtime.runtime.network.channels import InputChannel, OutputChannel

@@ -17,11 +17,11 @@ from unittest.mock import patch
 import msgspec
 
 from barrier_runtime.connectors.files.sink import commit_log, commit_record
+from barrier_runtime.coordinator import savepoint_files
+from barrier_runtime.coordinator.log.lease import Holder
 from barrier_runtime.coordinator.option_types import SlotOptions
-from barrier_runtime.coordinator.savepoints import files as savepoint_files
 from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
-from barrier_runtime.coordinator.server.lease import Holder
 from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.handshake import job_secret

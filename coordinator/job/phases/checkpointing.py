@@ -1,22 +1,25 @@
-"""Trigger, persistence and proposed decision of a running job's checkpoints."""
+"""A job's checkpoints: trigger, persistence, proposed decision; and the end in any phase, decided or aborted."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, CheckpointPhase, disagreement
-from barrier_runtime.coordinator.checkpoints.failures import Cause
+from barrier_runtime.coordinator.checkpoints.failures import Cause, FailureVerdict
 from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.job.effects import WriteManifest
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.phases.retaining import abandon, keep, let_go, sweep_if_due
 from barrier_runtime.coordinator.job.phases.stopping import needs_another
 from barrier_runtime.coordinator.job.slot import RegisteredSlot
 from barrier_runtime.coordinator.log.decided import packed
+from barrier_runtime.coordinator.log.decision_log import Appended
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.kinds import with_kinds
 from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION, DecidedManifest, Manifest, encode_manifest
+from barrier_runtime.coordinator.log.records import Complete
 from barrier_runtime.coordinator.wire.codec import too_large_manifest
-from barrier_runtime.coordinator.wire.messages import ManifestRef, Trigger
+from barrier_runtime.coordinator.wire.messages import Ack, ManifestRef, Trigger
 
 
 def trigger_if_due(job: Job, now_ms: int) -> None:
@@ -122,4 +125,61 @@ def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:
         parent_sha256=job.log.head_sha256,
         options=job.spec.checkpoints,
         drained=job.spec.run_id if job.generation.drained else msgspec.UNSET,
+    )
+
+
+def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
+    """Records a decision: subsumes older checkpoints, and releases superfluous files."""
+    generation, aborted = job.generation, list[Ack]()
+    pending = generation.pending
+    checkpoint = None if pending is None else pending.get(record.checkpoint)
+    if pending is not None and checkpoint is not None:
+        subsumed = pending.complete(checkpoint, now_ms)
+        for older in subsumed:
+            job.record.checkpoint_ended(older, f"checkpoint {record.checkpoint} completed first", now_ms)
+            aborted.extend(older.acks.values())
+        job.record.checkpoint_ended(checkpoint, "", now_ms)
+        if checkpoint.all_ended or checkpoint.final:
+            generation.final = checkpoint.id
+    generation.failures.completed(record.checkpoint)
+    job.commits.completed(record.checkpoint, now_ms)
+    job.restarts.checkpoint_completed()
+    before = job.decided
+    job.decided, generation.written = generation.written, None
+    if pending is not None:
+        known = frozenset[str]() if before is None else job.kept(before).files
+        new = frozenset[str]() if job.decided is None else job.kept(job.decided).files - known
+        generation.appended.append((new | {record.manifest}, pending.next_id - 1))
+    if job.decided is not None:
+        job.savepoints.completed(job.decided.manifest)
+        job.commits.decided(job.decided.manifest.checkpoint, job.decided.manifest.operators, job.decided.ref)
+    job.record.commits_seen(job.commits, now_ms)
+    if pending is not None and job.decided is not None:
+        keep(job, job.kept(job.decided), pending)
+    abandon(job, aborted)
+
+
+def appended_late(job: Job, appended: Appended, now_ms: int) -> None:
+    """Records an append of an ended phase; a decision counts, and the next restore begins there."""
+    job.lead(appended)
+    if isinstance(appended.entry.record, Complete):
+        checkpoint_appended(job, appended.entry.record, now_ms)
+
+
+def checkpoint_aborted(job: Job, checkpoint: Checkpoint, cause: Cause, reason: str, now_ms: int) -> str:
+    """Ends a checkpoint without a decision. Returns why the generation must end, or ""."""
+    job.record.checkpoint_ended(checkpoint, reason, now_ms)
+    job.abort_checkpoint(checkpoint, reason)
+    if job.rescales.pauses(checkpoint.id):
+        job.fail_rescale(f"the checkpoint to move with, {checkpoint.id}, failed: {reason}", now_ms)
+    job.generation.ended_before = -1  # rows that await a decision need another checkpoint
+    abandon(job, checkpoint.acks.values())
+    if job.generation.swept_ms is not None:  # before the first decision the age of files is unknown
+        sweep_if_due(job, now_ms)
+    let_go(job)
+    if job.generation.failures.failed(checkpoint.id, cause) is FailureVerdict.TOLERATED:
+        return ""
+    return (
+        f"checkpoint {checkpoint.id} failed ({reason}); tolerable_failures = "
+        f"{job.spec.checkpoints.tolerable_failures} is exceeded"
     )

@@ -10,7 +10,7 @@ from typing import Literal
 from barrier_runtime.coordinator.job.decisions import Decision, EndJob, FencedBy
 from barrier_runtime.coordinator.job.effects import JobEnded, Outcome
 from barrier_runtime.coordinator.job.facts import Job
-from barrier_runtime.coordinator.job.phases.checkpoint_ends import appended_late
+from barrier_runtime.coordinator.job.phases.checkpointing import appended_late
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.slot import Arrival
 from barrier_runtime.coordinator.job.stop import StopNow

@@ -1,7 +1,4 @@
-"""Rescale or replace of a running job: when sources stop, when the job moves, or why it stays.
-
-`job/rescaling` has the table of states.
-"""
+"""Moves: rescale or replace of a running job (`job/rescaling`), and of slots to another host (`job/links`)."""
 
 from collections.abc import Sequence
 
@@ -10,13 +7,15 @@ from barrier_runtime.coordinator.checkpoints.failures import Cause
 from barrier_runtime.coordinator.job.decisions import Decision, HandOver, Restart
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.health_facts import what_opens
-from barrier_runtime.coordinator.job.phases.checkpoint_ends import checkpoint_aborted
+from barrier_runtime.coordinator.job.links import victim
+from barrier_runtime.coordinator.job.phases.checkpointing import checkpoint_aborted
 from barrier_runtime.coordinator.job.phases.width import widening
 from barrier_runtime.coordinator.job.rescaling import Next, Rescale, RescaleState
 from barrier_runtime.coordinator.job.slot import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import begin_at_zero, check_fits
 from barrier_runtime.coordinator.status.health import some_of
+from barrier_runtime.coordinator.status.status import SilentLink
 from barrier_runtime.coordinator.wire.messages import Prefetch
 from barrier_runtime.state.errors import InvalidJob
 
@@ -157,6 +156,18 @@ def _stay(job: Job, error: str, now_ms: int) -> Decision:
     """Ends the generation, whose sources have stopped for good; the same slots continue in the next."""
     job.fail_rescale(error, now_ms)
     return Restart(f"the job goes on as it was: {error}", counted=False)
+
+
+def move_if_apart(job: Job, links: tuple[SilentLink, ...], now_ms: int) -> None:
+    """Records failures of links; requests another host for a slot of a pair that failed before."""
+    moving = {kill.uuid for kill in job.slots.kills}
+    for link in links:
+        pair = {slot.uuid for slot in (job.slots.at(link.slot), job.slots.at(link.peer)) if slot is not None}
+        if job.links.failed(job.slots, link, now_ms) and not pair & moving:
+            slot = victim(job.slots, link)
+            if slot is not None:
+                job.outbox.put(job.slots.want_moved(slot))
+                moving.add(slot.uuid)
 
 
 # ------------------------------------------------------------ reasons, for people

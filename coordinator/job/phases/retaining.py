@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
+from barrier_runtime.coordinator.checkpoints.checkpoint import PendingCheckpoints
 from barrier_runtime.coordinator.checkpoints.retention import (
     Kept,
     Retention,

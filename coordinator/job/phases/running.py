@@ -1,8 +1,7 @@
 """Running generation: checkpoints, commits, lost slots, and the job's natural or requested end."""
 
-from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint
+from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint, Triggering
 from barrier_runtime.coordinator.checkpoints.failures import Cause
-from barrier_runtime.coordinator.checkpoints.pending import Triggering
 from barrier_runtime.coordinator.checkpoints.retention import Unsorted
 from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, Restart
 from barrier_runtime.coordinator.job.effects import CloseLink, ReadRecord
@@ -10,10 +9,11 @@ from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.links import silence_of
 from barrier_runtime.coordinator.job.phases import moving
-from barrier_runtime.coordinator.job.phases.checkpoint_ends import checkpoint_aborted, checkpoint_appended
 from barrier_runtime.coordinator.job.phases.checkpointing import (
     announce,
     being_persisted,
+    checkpoint_aborted,
+    checkpoint_appended,
     decide,
     persist,
     trigger_if_due,
@@ -26,7 +26,7 @@ from barrier_runtime.coordinator.job.phases.committing import (
     on_committers_manifest,
     send_visible,
 )
-from barrier_runtime.coordinator.job.phases.parting import move_if_apart
+from barrier_runtime.coordinator.job.phases.moving import move_if_apart
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.retaining import abandon, let_go, list_objects, sweep, sweep_if_due
 from barrier_runtime.coordinator.job.phases.stopping import (

@@ -18,7 +18,7 @@ from barrier_runtime.coordinator.job.decisions import (
 )
 from barrier_runtime.coordinator.job.effects import ReadLog, ReadManifest
 from barrier_runtime.coordinator.job.facts import Job, Origin
-from barrier_runtime.coordinator.job.phases.checkpoint_ends import appended_late
+from barrier_runtime.coordinator.job.phases.checkpointing import appended_late
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.slot import Arrival, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView, complete_of

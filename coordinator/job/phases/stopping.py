@@ -21,7 +21,7 @@ no checkpoint is triggered and no source ends: a successor would find a half-end
 
 from dataclasses import replace
 
-from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, Triggering
+from barrier_runtime.coordinator.checkpoints.checkpoint import PendingCheckpoints, Triggering
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointState
 from barrier_runtime.coordinator.job.decisions import Cancel, Decision, FinishJob, Restart
 from barrier_runtime.coordinator.job.facts import Job

@@ -9,8 +9,7 @@ without the missing slots (`phases/width`).
 
 from barrier_runtime.coordinator.job.decisions import Decision, Fail, HandOver, Restart, Run
 from barrier_runtime.coordinator.job.facts import Job
-from barrier_runtime.coordinator.job.phases.moving import why_not_run
-from barrier_runtime.coordinator.job.phases.parting import move_if_apart
+from barrier_runtime.coordinator.job.phases.moving import move_if_apart, why_not_run
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.retaining import restored_retention
 from barrier_runtime.coordinator.job.phases.width import full_width, narrowed

@@ -38,7 +38,7 @@ from starlette.types import ASGIApp
 
 from barrier_runtime.coordinator.client.rest_token import Token, is_token
 from barrier_runtime.coordinator.client.rest_types import JobSummary
-from barrier_runtime.coordinator.log.lease_record import Lease
+from barrier_runtime.coordinator.log.lease import Lease
 from barrier_runtime.coordinator.page import render
 from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.page.render import CommandLine, JobFacts

@@ -8,7 +8,7 @@ from statistics import median
 
 from barrier_runtime.coordinator.checkpoints.slowness import SlowUpload
 from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds, missing_slots
-from barrier_runtime.coordinator.status.late_rows import late_rows, late_rows_in_words
+from barrier_runtime.coordinator.status.statistics import late_rows, late_rows_in_words
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus, Room
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck

@@ -29,7 +29,7 @@ from barrier_runtime import (
     sum_,
 )
 from barrier_runtime.bootstrap import write_savepoint
-from barrier_runtime.coordinator.savepoints.files import read_savepoint
+from barrier_runtime.coordinator.savepoint_files import read_savepoint
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.state import scratch
@@ -186,7 +186,7 @@ def test_an_edit_keeps_positions_of_sources_and_the_job_goes_on_exactly_there(tm
     job.run_local(checkpoints=tmp_path / "job", parallelism=2)
     url = tmp_path / "saved"
     from barrier_runtime.coordinator.log.savepoint import savepoint_copy
-    from barrier_runtime.coordinator.savepoints.files import write_savepoint as copy_to
+    from barrier_runtime.coordinator.savepoint_files import write_savepoint as copy_to
     from barrier_runtime.state.store.open import open_store
     from barrier_runtime.state_tables.finding import find_checkpoint
 

@@ -10,7 +10,7 @@ from command_line import run_here
 
 from barrier_runtime import CollectSink, Dataflow, JobFailed, ProcessContext, ValueState, count
 from barrier_runtime.api.dataflow import preview_of_restore
-from barrier_runtime.coordinator.savepoints.files import claimed_by
+from barrier_runtime.coordinator.savepoint_files import claimed_by
 from barrier_runtime.state.errors import InvalidJob
 from tests.barrier_runtime.running_job import RunningJob, Target, numbers_flow
 

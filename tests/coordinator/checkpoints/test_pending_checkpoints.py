@@ -3,8 +3,14 @@
 import pytest
 from coordinator_world import options
 
-from barrier_runtime.coordinator.checkpoints.checkpoint import MOVES, AckEffect, Checkpoint, CheckpointPhase
-from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, Triggering
+from barrier_runtime.coordinator.checkpoints.checkpoint import (
+    MOVES,
+    AckEffect,
+    Checkpoint,
+    CheckpointPhase,
+    PendingCheckpoints,
+    Triggering,
+)
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
 from barrier_runtime.state.errors import ProtocolViolation
 

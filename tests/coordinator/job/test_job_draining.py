@@ -185,7 +185,7 @@ def test_another_run_reads_on_where_that_is_allowed():
 
 
 def test_the_savepoint_is_of_the_last_checkpoint_and_says_what_it_is():
-    from barrier_runtime.coordinator.savepoints.files import read_savepoint
+    from barrier_runtime.coordinator.savepoint_files import read_savepoint
 
     asked = wish()
     coordinator = drained(MemoryStore(), asked)

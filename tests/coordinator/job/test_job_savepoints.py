@@ -8,7 +8,7 @@ from coordinator_world import FILE, Coordinator, checkpoint, keys_of, kinds, new
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.effects import CopySavepoint
 from barrier_runtime.coordinator.log.savepoint import encode_savepoint
-from barrier_runtime.coordinator.savepoints.files import missing_objects, read_savepoint
+from barrier_runtime.coordinator.savepoint_files import missing_objects, read_savepoint
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, RestartOptions, Shutdown, Trigger
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore

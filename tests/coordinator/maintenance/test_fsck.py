@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from coordinator_world import FILE, Coordinator, checkpoint, keys_of, kinds, new_generation, options, spec, started
 
-from barrier_runtime.coordinator.log.lease_record import Lease, encode_lease
+from barrier_runtime.coordinator.log.lease import Lease, encode_lease
 from barrier_runtime.coordinator.log.records import decode_record, encode_record
 from barrier_runtime.coordinator.maintenance.fsck import FileRange, inline_damage
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store, delete_orphans, no_progress, report_of

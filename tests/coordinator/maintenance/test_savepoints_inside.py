@@ -10,7 +10,7 @@ from coordinator_world import Coordinator, FakeSlot, checkpoint, keys_of, option
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store, delete_orphans
-from barrier_runtime.coordinator.savepoints.files import (
+from barrier_runtime.coordinator.savepoint_files import (
     delete_savepoint,
     find_savepoint,
     missing_objects,

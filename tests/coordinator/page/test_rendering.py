@@ -25,7 +25,6 @@ from barrier_runtime.coordinator.page.render import (
     report,
     static_file,
 )
-from barrier_runtime.coordinator.status.phases import packed, unpacked
 from barrier_runtime.coordinator.status.status import (
     ChainStatus,
     CheckpointsStatus,
@@ -34,6 +33,7 @@ from barrier_runtime.coordinator.status.status import (
     CommitTrouble,
     JobStatus,
 )
+from barrier_runtime.coordinator.status.subtask_durations import packed, unpacked
 from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.coordinator.status.why.reason import Reason
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId

@@ -24,7 +24,6 @@ import msgspec
 import pytest
 from coordinator_world import options, spec
 
-from barrier_runtime.coordinator.appending import append_record
 from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
@@ -34,8 +33,9 @@ from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuild
 from barrier_runtime.coordinator.log.records import Complete
 from barrier_runtime.coordinator.log.restore_choice import start_run
 from barrier_runtime.coordinator.log.savepoint import CLAIM_FILE, Savepoint, encode_savepoint
-from barrier_runtime.coordinator.savepoints.files import claimed_by
-from barrier_runtime.coordinator.savepoints.importing import begin_with_savepoint
+from barrier_runtime.coordinator.savepoint_files import claimed_by
+from barrier_runtime.coordinator.savepoint_import import begin_with_savepoint
+from barrier_runtime.coordinator.store_calls import append_record
 from barrier_runtime.coordinator.wire.messages import JobSpec, ManifestRef
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot

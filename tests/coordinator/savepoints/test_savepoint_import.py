@@ -13,8 +13,8 @@ from coordinator_world import FILE, Coordinator, checkpoint, kinds, log_of, spec
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.log.manifest import decode_manifest
 from barrier_runtime.coordinator.log.records import Complete, Fence
-from barrier_runtime.coordinator.savepoints.files import delete_savepoint, missing_objects, read_savepoint
-from barrier_runtime.coordinator.savepoints.importing import begin_with_savepoint
+from barrier_runtime.coordinator.savepoint_files import delete_savepoint, missing_objects, read_savepoint
+from barrier_runtime.coordinator.savepoint_import import begin_with_savepoint
 from barrier_runtime.coordinator.status.status import SavepointStatus
 from barrier_runtime.coordinator.wire.messages import Deploy, JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob

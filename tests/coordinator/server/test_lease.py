@@ -3,8 +3,16 @@
 import msgspec
 import pytest
 
-from barrier_runtime.coordinator.log.lease_record import Lease, decode_lease, encode_lease
-from barrier_runtime.coordinator.server.lease import Holder, Judgement, LeaseKeeper, LeaseState, LeaseWatch
+from barrier_runtime.coordinator.log.lease import (
+    Holder,
+    Judgement,
+    Lease,
+    LeaseKeeper,
+    LeaseState,
+    LeaseWatch,
+    decode_lease,
+    encode_lease,
+)
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 FREE, OURS, HELD = LeaseState.FREE, LeaseState.OURS, LeaseState.HELD

@@ -10,7 +10,7 @@ import pytest
 from coordinator_world import started
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from barrier_runtime.coordinator.server.telemetry.otel_metrics import (
+from barrier_runtime.coordinator.server.telemetry.opentelemetry import (
     CounterStarts,
     OpenTelemetryMetrics,
     interval_s,

@@ -10,18 +10,19 @@ import pytest
 from coordinator_world import spec
 
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
-from barrier_runtime.coordinator.client.rest_signing import (
+from barrier_runtime.coordinator.client.rest_token import (
     SCHEME,
     WINDOW_MS,
     Call,
     Signatures,
+    Token,
     covered,
+    daemon_key,
     masked,
     nonce_of,
     signature,
     signing_key,
 )
-from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
 from barrier_runtime.coordinator.server.guard import MAX_BODY_BYTES
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.rest import ControlAddress, application

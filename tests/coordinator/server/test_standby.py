@@ -14,10 +14,9 @@ from test_daemon import JOB, Daemon, log_of_url, one_checkpoint, records, refuse
 from barrier_runtime.coordinator.client.client import LedByAnother, UnknownJob
 from barrier_runtime.coordinator.client.failover import FailoverClient
 from barrier_runtime.coordinator.client.rest_token import daemon_key
-from barrier_runtime.coordinator.log.lease_record import decode_lease
+from barrier_runtime.coordinator.log.lease import Holder, decode_lease
 from barrier_runtime.coordinator.server import leases as leases_module
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
-from barrier_runtime.coordinator.server.lease import Holder
 from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.coordinator.wire.handshake import job_secret

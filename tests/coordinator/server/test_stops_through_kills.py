@@ -19,7 +19,7 @@ from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, Complete, Record, decode_record
-from barrier_runtime.coordinator.savepoints.files import find_savepoint, missing_objects
+from barrier_runtime.coordinator.savepoint_files import find_savepoint, missing_objects
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import CheckpointComplete, EndSources, Shutdown, Start, Trigger
 from barrier_runtime.state.errors import Unavailable

@@ -10,8 +10,8 @@ from tcp_slot import TcpSlot
 
 from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
-from barrier_runtime.coordinator.wire import strangers
-from barrier_runtime.coordinator.wire.strangers import LINES, PER_S, LineLimit
+from barrier_runtime.coordinator.wire import peers
+from barrier_runtime.coordinator.wire.peers import LINES, PER_S, LineLimit
 from barrier_runtime.state.store.memory import MemoryStore
 from tests.waiting import eventually
 
@@ -47,7 +47,7 @@ async def test_a_slot_whose_network_times_out_is_no_stranger(caplog):
 
 
 async def test_a_crowd_of_malformed_hellos_writes_few_lines(caplog, monkeypatch):
-    monkeypatch.setattr(strangers, "PER_S", float("inf"))
+    monkeypatch.setattr(peers, "PER_S", float("inf"))
     caplog.set_level(logging.DEBUG, "coordinator.control")
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)

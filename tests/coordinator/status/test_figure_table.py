@@ -16,7 +16,7 @@ from test_rest import GOOD, body, served
 from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
 from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.page.render import explained, report
-from barrier_runtime.coordinator.server.telemetry.otel_metrics import named
+from barrier_runtime.coordinator.server.telemetry.opentelemetry import named
 from barrier_runtime.coordinator.server.telemetry.prometheus import exposition
 from barrier_runtime.coordinator.status.figure_table import (
     EXPOSED,

@@ -2,9 +2,9 @@
 
 import pytest
 
+from barrier_runtime.coordinator.job.slot import Contact
 from barrier_runtime.coordinator.status.shares import ToldFigures, chain_statuses, source_statuses
 from barrier_runtime.coordinator.status.status import SlotDuring
-from barrier_runtime.coordinator.status.why.contact import Contact
 from barrier_runtime.coordinator.wire.messages import ChainSpec, HeldBack
 
 SOURCE = ChainSpec(chain=0, operators=("numbers", "double"), is_source=True)

@@ -9,7 +9,7 @@ from test_why import phases, record
 
 from barrier_runtime.coordinator.client.rest_token import daemon_key
 from barrier_runtime.coordinator.server.jobs import JobDirectory
-from barrier_runtime.coordinator.server.telemetry.tracing import OpenTelemetrySender, Tracing, sender_of
+from barrier_runtime.coordinator.server.telemetry.opentelemetry import OpenTelemetrySender, Tracing, sender_of
 from barrier_runtime.coordinator.status.history import History
 from barrier_runtime.coordinator.status.spans import (
     NewSpans,

@@ -35,8 +35,7 @@ from barrier_runtime.connectors.files.sink.commit_record import (
 )
 from barrier_runtime.connectors.files.sink.commit_record import CommitRecord as CommitRecord
 from barrier_runtime.connectors.files.sink.commit_record import CommittedFile as CommittedFile
-from barrier_runtime.coordinator.log.hint import READ_AHEAD, HeadHint
-from barrier_runtime.coordinator.log.reader import find_head
+from barrier_runtime.coordinator.log.reader import READ_AHEAD, HeadHint, find_head
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, folders_in, get_or_none, side_by_side

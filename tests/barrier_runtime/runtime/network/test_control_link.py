@@ -8,10 +8,9 @@ import socket
 import msgspec
 import pytest
 
-from barrier_runtime.coordinator.log.lease_record import Lease, encode_lease
+from barrier_runtime.coordinator.log.lease import Holder, Lease, encode_lease
 from barrier_runtime.coordinator.server.control import ControlServer, TcpLink
 from barrier_runtime.coordinator.server.jobs import JobDirectory
-from barrier_runtime.coordinator.server.lease import Holder
 from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, job_secret
 from barrier_runtime.coordinator.wire.messages import ChainSpec, JobSpec, Register, Registered, SlotClaims

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime.coordinator.wire.messages import Peer
-from barrier_runtime.coordinator.wire.privacy import across_hosts, never
+from barrier_runtime.coordinator.wire.peers import across_hosts, never
 from barrier_runtime.data.elements import Batch, EndOfInput, Watermark
 from barrier_runtime.runtime.network.channels import InputChannel
 from barrier_runtime.runtime.network.data_plane import ChannelId

@@ -2,7 +2,7 @@
 
 The decision log alone decides who leads. The lease keeps a standby from fencing a healthy leader because a slot lost
 the connection. The leader rewrites the lease, one object, every third of the term; a missing, damaged or wrong lease
-costs time, never state. A daemon measures another daemon's silence with its own steady clock, from when the daemon
+costs time, never state. A daemon measures another daemon's silence with a steady clock, from when the daemon
 first saw the present content.
 
 Judgement of a lease (`LeaseWatch`)
@@ -34,11 +34,51 @@ whose lease a predecessor overwrote knows that the leader's record is newer.
 
 import enum
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
-from barrier_runtime.coordinator.log.lease_record import Lease, decode_lease
+from barrier_runtime.coordinator.option_table import DAEMON_OPTIONS
 from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.versioned import Format, VersionedDecoder
+
+LEASE_VERSION = 1
+MAX_LEASE_MS = round(DAEMON_OPTIONS["lease"].stored(DAEMON_OPTIONS["lease"].high))
+
+
+class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    version: int = LEASE_VERSION
+    job: str
+    run_id: str
+    leader: str  # daemon id: the same after a restart of the daemon at the same address
+    control: str  # "host:port" for slots
+    http: str  # URL of the REST interface
+    position: int
+    sequence: int  # rises with every write, so that the content changes
+    lease_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEASE_MS)]
+    released: bool = False  # given up in an orderly shutdown: any daemon may lead at once
+
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+_FORMAT = Format(
+    "lease {}",
+    LEASE_VERSION,
+    damaged="delete it, the leader writes it anew",
+    newer="run the same release in all daemons of one storage; if no newer one runs any more, delete it",
+)
+_DECODER = VersionedDecoder(_FORMAT, msgspec.json.Decoder(Lease))
+
+
+def encode_lease(lease: Lease) -> bytes:
+    return _ENCODER.encode(lease)
+
+
+def decode_lease(name: str, data: bytes) -> Lease:
+    """Returns the lease `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
+
+    Neither error is a reason to stop leading.
+    """
+    return _DECODER.decode(data, name)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,23 @@
-"""Bound for log lines about peers that prove nothing: strangers must not fill the disk."""
+"""Policies toward peers: which connections are encrypted, and how many log lines strangers may cause. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from barrier_runtime.state.hosts import is_loopback
+
+Policy = Callable[[Any], bool]  # takes an address as `socket.getpeername` returns it, or None
+
+
+def across_hosts(peer: Any) -> bool:
+    """Encrypts every connection, except those of a loopback address."""
+    return not peer or not is_loopback(str(peer[0]))
+
+
+def never(peer: Any) -> bool:
+    """Encrypts nothing: the operator trusts the network (`insecure_network_ok`)."""
+    return False
+
 
 LINES = 10
 PER_S = 60.0

@@ -26,7 +26,6 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.coordinator.appending import append_record
 from barrier_runtime.coordinator.log.decided import packed
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
@@ -47,7 +46,7 @@ from barrier_runtime.coordinator.log.restore_choice import (
     savepoint_choice,
 )
 from barrier_runtime.coordinator.log.savepoint import Claim, Savepoint, files_by_object, imported, object_sizes
-from barrier_runtime.coordinator.savepoints.files import (
+from barrier_runtime.coordinator.savepoint_files import (
     check_whole,
     claim,
     claimed_by,
@@ -57,6 +56,7 @@ from barrier_runtime.coordinator.savepoints.files import (
     named,
     no_savepoint,
 )
+from barrier_runtime.coordinator.store_calls import append_record
 from barrier_runtime.coordinator.wire.messages import JobSpec, ManifestRef
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore

@@ -1,1 +1,0 @@
-"""Savepoints in object stores: written, read, imported into a job, listed, deleted."""
