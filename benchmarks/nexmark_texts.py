@@ -18,7 +18,7 @@ Bools = npt.NDArray[np.bool_]
 
 _LETTERS = 1 << 16  # of the sequence
 _SHORTEST = 3
-CHANNELS = 10_000  # besides the four that half of the bids come through
+CHANNELS = 10_000  # in addition to the four channels of half of the bids
 HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
 
 
@@ -60,7 +60,7 @@ def short(draw: Ints, most: int, present: Bools | None = None, separator: str = 
 
 
 def extra(draw: Ints, rest: Ints, average: Ints) -> pa.Array:
-    """Padding of an event of `rest` bytes to `average`, ±20 %; empty if nothing is missing."""
+    """Padding from `rest` bytes of an event to `average` bytes, ±20 %; empty if nothing is missing."""
     lacks = np.maximum(0, average - rest)
     spread = np.floor(lacks * 0.2 + 0.5).astype(np.int64)
     lengths = lacks - spread + (draw >> 20) % np.maximum(1, 2 * spread)

@@ -33,9 +33,9 @@ _TIMEOUT_S = 120.0
 _LOOK_S = 0.02
 _STEP_NS = 100_000_000
 _BEFORE_S, _AFTER_S = 2, 10  # of the timeline
-_BACK = 2.0  # times the usual median latency, and a little more, is caught up
+_BACK = 2.0  # latency below this multiple of the usual median, and a little more, is caught up
 _LITTLE_MS = 5.0
-_STEADY = 5  # steps in a row
+_STEADY = 5  # consecutive steps
 
 
 class _Kill:
@@ -171,7 +171,7 @@ def _recovery(
 
 
 def caught_up(stamps: Stamps, at_ns: int, until_ns: int) -> int | None:
-    """When the last row that the fault delayed was out; None if not before `until_ns`.
+    """Arrival of the last row that the fault delayed; None if not before `until_ns`.
 
     From then on, for half a second at least, every tenth of a second of rows had the usual latency (twice its median,
     and a little more)."""

@@ -77,7 +77,7 @@ class SavepointFigures:
 def rescales(
     rate: float, keys: int, count: int, replaces: int, savepoints: int, wide: bool
 ) -> tuple[list[RescaleFigures], list[SavepointFigures], int]:
-    """The figures of each, and how many rows were read twice."""
+    """Figures of each rescale, and the number of rows that were read twice."""
     for folder in (_FOLDER, _ROWS):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
