@@ -189,6 +189,7 @@ class FileSink(TwoPhaseCommitSink):
         yield from data.decode().split("\n")[:-1]
 
     def texts_of(self, batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
+        """Yields the texts that `texts` would return for these rows."""
         yield from self.texts(self.encode(batches))
 
     # ------------------------------------------------------------ staging
