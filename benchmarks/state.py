@@ -38,7 +38,7 @@ from barrier_runtime.operators.state.ttl import Timing
 from barrier_runtime.runtime.host.process import PROCESS_HEAP, tune_interpreter
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
-from barrier_runtime.state.values.expiry_sweep import ExpirySweep
+from barrier_runtime.state.values.timed_table import ExpirySweep
 from benchmarks.machine import describe
 from benchmarks.surroundings import Surroundings
 from benchmarks.timers import checkpoint, opened

@@ -41,8 +41,7 @@ from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.values.entry_table import EntryTable
 from barrier_runtime.state.values.table import StateTable
 from barrier_runtime.state.values.timer_table import TimerTable
-from barrier_runtime.state_tables.columns_of_values import same
-from barrier_runtime.state_tables.values_of_columns import plain_of
+from barrier_runtime.state_tables.arrow_columns import plain_of, same
 from barrier_runtime.state_tables.wanted_keys import free_name
 
 _FITS = {

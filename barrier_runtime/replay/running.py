@@ -36,8 +36,7 @@ from barrier_runtime.operators.base import Operator
 from barrier_runtime.replay.observing import Coming, DebuggerQuit
 from barrier_runtime.runtime.host.clock import SystemClock
 from barrier_runtime.runtime.slot import Slot
-from barrier_runtime.state.backend.stored_part import StoredPart
-from barrier_runtime.state.backend.written_part import WrittenPart
+from barrier_runtime.state.backend.stored_part import StoredPart, WrittenPart
 from barrier_runtime.state.columns.segment import Segment, as_binary, chosen
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_codec import decode_key

@@ -25,7 +25,7 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, StateDesc
 from barrier_runtime.state.snapshots.state_kinds import BROADCAST
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
-from barrier_runtime.state_tables.columns_of_values import column_of, decoded, without_marks
+from barrier_runtime.state_tables.arrow_columns import column_of, decoded, without_marks
 
 _SIDES = ("left", "right")
 _LOOKED_UP = "looked_up"

@@ -17,7 +17,7 @@ from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnapshot, OperatorSnapshot, StateDescription
 from barrier_runtime.state.snapshots.state_kinds import COLUMNS
 from barrier_runtime.state.values.entry_table import is_number
-from barrier_runtime.state_tables.columns_of_values import column_of, decoded, without_marks
+from barrier_runtime.state_tables.arrow_columns import column_of, decoded, without_marks
 from barrier_runtime.state_tables.stored_state import StoredState, states_of
 from barrier_runtime.state_tables.wanted_keys import as_told, key_fields
 

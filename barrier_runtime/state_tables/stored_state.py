@@ -43,14 +43,14 @@ from barrier_runtime.state.snapshots.state_kinds import COLUMNS
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.values.entry_table import is_number
-from barrier_runtime.state_tables.beside_keyed import beside_batches, beside_of, pending_of
-from barrier_runtime.state_tables.columns_of_values import (
+from barrier_runtime.state_tables.arrow_columns import (
     PACKED_INT,
     ValueColumn,
     column_of,
     decoded_all,
     without_marks,
 )
+from barrier_runtime.state_tables.beside_keyed import beside_batches, beside_of, pending_of
 from barrier_runtime.state_tables.finding import find_checkpoint, pinned_checkpoint
 from barrier_runtime.state_tables.wanted_keys import TIME, WantedKeys, one_value
 

@@ -12,7 +12,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_codec import encode_key
 from barrier_runtime.state.keys.key_groups import key_group
 from barrier_runtime.state.snapshots.snapshot import StateDescription
-from barrier_runtime.state_tables.columns_of_values import column_of
+from barrier_runtime.state_tables.arrow_columns import column_of
 
 TIME = pa.timestamp("ms", tz="UTC")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]")

@@ -35,8 +35,7 @@ from barrier_runtime.coordinator.log.records import Complete, Fence, Finish
 from barrier_runtime.coordinator.log.savepoint import Savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
-from barrier_runtime.state.snapshots.continued_aggregates import COME_AND_GO, added_aggregates, check_aggregates
-from barrier_runtime.state.snapshots.continued_state import continued
+from barrier_runtime.state.snapshots.continued_state import COME_AND_GO, added_aggregates, check_aggregates, continued
 from barrier_runtime.state.snapshots.snapshot import (
     DEFINITION,
     JOIN_KEYS,

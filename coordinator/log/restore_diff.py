@@ -7,7 +7,7 @@ from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.restore_choice import changed_definition, changed_key, check_fits
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.snapshots.continued_aggregates import COME_AND_GO
+from barrier_runtime.state.snapshots.continued_state import COME_AND_GO
 from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, OperatorSnapshot, StateDescription
 
 

@@ -2,7 +2,7 @@
 
 Files come from a local copy if the slot still has exactly these files, else from the object store; every byte is hashed
 before a file is opened. A snapshot that fits unchanged is linked into a new folder and opened. At another parallelism
-the databases of all overlapping snapshots are opened side by side (`snapshots/opened_databases`,
+the databases of all overlapping snapshots are opened side by side (`snapshots/restore_plan`,
 docs/design/side-by-side-databases.md), and a few range tombstones delete the foreign key groups of each. Databases that
 are small or do not fit are copied into the first database, entry by entry.
 
@@ -42,14 +42,15 @@ from barrier_runtime.state.kv.side_by_side import Database, SideBySide, link_dat
 from barrier_runtime.state.kv.store import Entry, KvStore
 from barrier_runtime.state.scratch import beside_name, database_of, segment_number
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
-from barrier_runtime.state.snapshots.opened_databases import (
+from barrier_runtime.state.snapshots.plan import is_immutable
+from barrier_runtime.state.snapshots.restore_plan import (
     OpenedDatabases,
+    RestorePart,
+    RestorePlan,
     StoredDatabase,
     opened_databases,
     stored_databases,
 )
-from barrier_runtime.state.snapshots.plan import is_immutable
-from barrier_runtime.state.snapshots.restore_plan import RestorePart, RestorePlan
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot
 from barrier_runtime.state.snapshots.transfer import download
 from barrier_runtime.state.store.object_store import ObjectStore

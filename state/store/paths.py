@@ -21,9 +21,11 @@ Layout of a job below the store's root:
 
 import re
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.store.object_store import ObjectStore
 
 MAX_KEY_BYTES = 1_024
 _SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -274,3 +276,29 @@ class Paths:
     def probe_prefix(self) -> str:
         """Prefix of the short-lived objects of the start-up probe."""
         return f"{self.job}/probe"
+
+
+FILE_NAME_BYTES = 255  # limit of file systems, including HDFS
+_AZURE_SEGMENT = 254
+
+
+@runtime_checkable
+class HasPrefix(Protocol):
+    """A store whose own prefix counts towards the length of a key."""
+
+    @property
+    def key_prefix(self) -> str: ...
+
+
+def too_long(key: str, store: ObjectStore) -> str:
+    """Returns why the key is too long, as the end of a sentence; empty if the store takes the key."""
+    scheme = store.url.partition("://")[0]
+    most = {"s3": MAX_KEY_BYTES, "gs": MAX_KEY_BYTES, "memory": MAX_KEY_BYTES, "abfss": _AZURE_SEGMENT}
+    allowed = most.get(scheme, FILE_NAME_BYTES)
+    longest = max(len(segment.encode()) for segment in key.split("/"))
+    if longest > allowed:
+        return f"has a name of {longest} bytes, and {allowed} are allowed in {store.url}"
+    whole = len((store.key_prefix + key if isinstance(store, HasPrefix) else key).encode())
+    if whole > MAX_KEY_BYTES:
+        return f"has a key of {whole} bytes, and {MAX_KEY_BYTES} are allowed in {store.url}"
+    return ""

@@ -68,7 +68,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/runtime/host/generation_timers.py": "moments: tests/barrier_runtime/runtime/host",
     "barrier_runtime/runtime/prefetching.py": "moments: tests/barrier_runtime/runtime/test_slot.py",
     "barrier_runtime/state_tables/beside_keyed.py": "kinds: tests/barrier_runtime/state_tables/test_beside_keyed.py",
-    "barrier_runtime/state_tables/columns_of_values.py": "types: tests/barrier_runtime/state_tables",
+    "barrier_runtime/state_tables/arrow_columns.py": "types: tests/barrier_runtime/state_tables",
     "coordinator/checkpoints/savepoints.py": "interleavings: tests/coordinator/job/test_job_savepoints.py",
     "coordinator/log/kinds.py": "cases: tests/coordinator/log/test_kinds.py",
     "coordinator/log/restore_choice.py": "cases: tests/coordinator/savepoints",
@@ -80,7 +80,7 @@ PROSE = {  # tables that no code holds as data
     "state/backend/backend_snapshots.py": "moments: tests/state/backend/test_side_by_side.py",
     "state/kv/small_files.py": "ends of a process: tests/state/kv/test_small_files.py",
     "state/kv/side_by_side.py": "states: tests/state/backend/test_side_by_side.py",
-    "state/snapshots/opened_databases.py": "cases: tests/state/backend/test_narrowed_restore.py, test_side_by_side.py",
+    "state/snapshots/restore_plan.py": "cases: tests/state/backend/test_narrowed_restore.py, test_side_by_side.py",
     "state/backend/restore.py": "cases: tests/state/backend/test_checkpoint_after_a_restore.py",
     "coordinator/server/telemetry/sending.py": "collectors: tests/coordinator/server/test_telemetry_sending.py",
 }

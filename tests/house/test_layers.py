@@ -118,7 +118,6 @@ PURE_FILES = (  # of folders that are not pure as a whole
     "state/keys/key_codec.py",
     "state/keys/key_groups.py",
     "state/kv/key_ranges.py",
-    "state/snapshots/opened_databases.py",
     "state/snapshots/plan.py",
     "state/snapshots/restore_plan.py",
     "state/snapshots/snapshot.py",

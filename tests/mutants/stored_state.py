@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant(
         "aggregates-go-without-a-word",
         "an aggregate that is gone is dropped only if the user allows it",
-        "state/snapshots/continued_aggregates.py",
+        "state/snapshots/continued_state.py",
         "    if gone and declared and not may_drop:\n",
         "    if gone and not declared and not may_drop:\n",
         (
@@ -160,7 +160,7 @@ MUTANTS = (
     Mutant(
         "foreign-key-groups-stay",
         "a snapshot that is opened at another parallelism keeps only the key groups of its new owner",
-        "state/snapshots/opened_databases.py",
+        "state/snapshots/restore_plan.py",
         "        cut += [(max(start, end), stop) for start, stop in self.stored]\n",
         "",
         ("tests/state/backend/test_narrowed_restore.py",),
@@ -372,8 +372,8 @@ MUTANTS = (
         "renaming-without-a-word",
         "a program that renames a field without a word is refused",
         "state/snapshots/continued_state.py",
-        "    if gone and added:\n",
-        "    if gone and added and False:\n",
+        '    if gone and added:\n        raise InvalidJob(\n            f"{where}: its class',
+        '    if gone and added and False:\n        raise InvalidJob(\n            f"{where}: its class',
         ("tests/barrier_runtime/operators/state/test_evolution.py",),
     ),
     Mutant(

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from barrier_runtime.connectors.sink_bases.folder_names import say_empty
 from barrier_runtime.connectors.sink_bases.lake.columns import kept_as
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.store.lengths import FILE_NAME_BYTES
+from barrier_runtime.state.store.paths import FILE_NAME_BYTES
 
 _STATISTICS_COLUMNS = 32  # the default of Delta's own writers
 _LONGEST_TEXT = 32  # characters; a longer bound is omitted

@@ -24,10 +24,10 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
     sink_tag,
 )
 from barrier_runtime.state.errors import Corrupt, InvalidJob
-from barrier_runtime.state.store.lengths import too_long
 from barrier_runtime.state.store.multipart import HasMultipart, MultipartUploads
 from barrier_runtime.state.store.object_store import CopiesStaged, ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.open import within
+from barrier_runtime.state.store.paths import too_long
 
 
 def names_of(context: SinkContext, suffix: str, *, folders: bool = False) -> FileNames:

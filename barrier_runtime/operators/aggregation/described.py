@@ -1,6 +1,6 @@
 """Descriptions of a step's aggregates for snapshots and for the next job.
 
-They are compared before a run begins (`state/snapshots/continued_aggregates`), when the types of rows may be unknown.
+They are compared before a run begins (`state/snapshots/continued_state`), when the types of rows may be unknown.
 So descriptions name no state columns: built-in aggregates go by their computation, users' own by their output's name.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from barrier_runtime.operators.aggregation.own import AnyAggregate, ColumnAggregate, OwnAggregate, RowAggregate
 from barrier_runtime.operators.state.stored_type import StoredType
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
-from barrier_runtime.state.snapshots.continued_aggregates import AGGREGATE, added_aggregates, described_name
+from barrier_runtime.state.snapshots.continued_state import AGGREGATE, added_aggregates, described_name
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
 log = logging.getLogger("barrier_runtime.state")

@@ -27,7 +27,7 @@ from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name, own_function, user_error
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
-from barrier_runtime.state.snapshots.continued_aggregates import COLUMN, described_name
+from barrier_runtime.state.snapshots.continued_state import COLUMN, described_name
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
 _MANY = 512  # rows from which it pays to find the distinct keys first

@@ -27,7 +27,7 @@ from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import SHARED, OperatorSnapshot, value_format
-from barrier_runtime.state.values.expiry_sweep import ExpirySweep
+from barrier_runtime.state.values.timed_table import ExpirySweep
 from barrier_runtime.state.versioned import VersionedDecoder
 
 VALUE = "progress"  # name of the snapshot value

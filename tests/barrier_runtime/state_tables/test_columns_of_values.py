@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.value_types import ValueType
-from barrier_runtime.state_tables.columns_of_values import PACKED_INT, decoded_all
+from barrier_runtime.state_tables.arrow_columns import PACKED_INT, decoded_all
 from tests.drawn import examples
 
 _value = st.none() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=3) | st.lists(st.integers(0, 9), max_size=3)

@@ -12,7 +12,7 @@ import pytest
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, ValueState, open_checkpoint, write_savepoint
 from barrier_runtime.operators.state.described_types import value_type
-from barrier_runtime.state_tables.values_of_columns import plain_of
+from barrier_runtime.state_tables.arrow_columns import plain_of
 
 
 class Color(enum.Enum):

@@ -8,7 +8,7 @@ import pytest
 
 from barrier_runtime.state.backend import stored_part
 from barrier_runtime.state.backend.stored_part import KeyGroups, StoredPart
-from barrier_runtime.state.kv import rocksdb, sst_blocks
+from barrier_runtime.state.kv import rocksdb, rocksdb_files
 from barrier_runtime.state.kv.key_ranges import RANGES_FILE, KeyRanges
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 from barrier_runtime.state.kv.shard import Shard
@@ -158,7 +158,7 @@ def test_files_of_a_layout_that_is_not_known_are_fetched_whole(
     constants = {"footer": ("_MAGIC", 1), "version": ("_VERSIONS", range(9, 10)), "compression": ("_LZ4", 99)}
     keyed, store = large
     store.read = 0
-    monkeypatch.setattr(sst_blocks, *constants[what])
+    monkeypatch.setattr(rocksdb_files, *constants[what])
     assert len(entries(keyed, store, tmp_path / "part", KeyGroups("two", 77, 77, columns=False))) == 100
     assert store.read >= keyed.full_bytes
 

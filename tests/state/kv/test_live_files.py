@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from barrier_runtime.state.kv import rocksdb
-from barrier_runtime.state.kv.live_files import LiveFiles
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
+from barrier_runtime.state.kv.rocksdb_files import LiveFiles, UnknownLayout
 from barrier_runtime.state.kv.side_by_side import link_database
-from barrier_runtime.state.kv.sst_blocks import UnknownLayout
 from barrier_runtime.state.scratch import link_or_copy
 
 MEMORY = SlotMemory(16 << 20)

@@ -15,8 +15,8 @@ import pytest
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.kv import rocksdb
 from barrier_runtime.state.kv.rocksdb import CONFIG_FILE, RocksDbKv, SlotMemory
+from barrier_runtime.state.kv.rocksdb_files import FOOTER_BYTES, index_of, whole_index
 from barrier_runtime.state.kv.side_by_side import link_database
-from barrier_runtime.state.kv.sst_blocks import FOOTER_BYTES, index_of, whole_index
 
 MEMORY = SlotMemory(16 << 20)
 

@@ -13,8 +13,8 @@ import pytest
 from barrier_runtime.state import scratch
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.kv import small_files
-from barrier_runtime.state.kv.live_files import LiveFiles
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
+from barrier_runtime.state.kv.rocksdb_files import LiveFiles
 from barrier_runtime.state.kv.side_by_side import link_database
 
 MEMORY = SlotMemory(16 << 20)
@@ -22,7 +22,7 @@ _OPENS_ONE = """
 import signal, sys
 from pathlib import Path
 from barrier_runtime.state.kv import small_files
-from barrier_runtime.state.kv.live_files import LiveFiles
+from barrier_runtime.state.kv.rocksdb_files import LiveFiles
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 small_files.MEMORY = Path(sys.argv[1])
 kv = RocksDbKv(Path(sys.argv[2]), SlotMemory(16 << 20), once=True)

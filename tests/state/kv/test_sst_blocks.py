@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from rocksdict import BlockBasedIndexType, BlockBasedOptions, DBCompressionType, Options, Rdict, WriteBatch
 
-from barrier_runtime.state.kv.sst_blocks import FOOTER_BYTES, FilePart, UnknownLayout, blocks_of, index_of, whole_index
+from barrier_runtime.state.kv.rocksdb_files import (
+    FOOTER_BYTES,
+    FilePart,
+    UnknownLayout,
+    blocks_of,
+    index_of,
+    whole_index,
+)
 
 BLOCK_BYTES = 256
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from barrier_runtime.state.store.lengths import too_long
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import too_long
 
 FILE = "part-00000001-0-1-0.parquet"
 

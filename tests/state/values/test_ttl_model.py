@@ -18,7 +18,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from barrier_runtime import TTL, ListState, MapState, ReducingState, ValueState
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.operators.state.ttl import Timing
-from barrier_runtime.state.values.expiry_sweep import ExpirySweep
+from barrier_runtime.state.values.timed_table import ExpirySweep
 from tests.drawn import examples
 from tests.state.backend_model import RuntimeModel
 

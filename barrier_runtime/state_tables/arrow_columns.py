@@ -1,4 +1,4 @@
-"""Values of state as Arrow columns, from the stored bytes and the type in the snapshot. Pure.
+"""Values of state as Arrow columns, and back (`plain_of`), by the type in the snapshot. Pure.
 
 | type in the program                                  | column                                           |
 |------------------------------------------------------|--------------------------------------------------|
@@ -14,11 +14,16 @@
 | everything else, and what older releases wrote       | string, JSON                                     |
 
 Values of an earlier version (`migrate=`) keep their stored form: fields that still exist; other fields are null.
+
+Back: JSON is parsed, structs of classes that are stored in order become lists, and a field that is null although its
+type has no null is omitted: the entry lacked the field.
 """
 
+import base64
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -26,8 +31,8 @@ import pyarrow as pa
 
 from barrier_runtime.data.values.into_columns import column_of as to_column
 from barrier_runtime.operators.state.migration import without_version
-from barrier_runtime.state.errors import UNREADABLE, Corrupt
-from barrier_runtime.state.snapshots.value_types import ValueType
+from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob
+from barrier_runtime.state.snapshots.value_types import FieldType, ValueType
 from barrier_runtime.state.values.expiry import without_time
 
 _PLAIN: dict[str, pa.DataType] = {
@@ -178,3 +183,90 @@ def decoded_all(data: Sequence[bytes], kind: ValueType | None, where: str) -> li
 
 def _as_list(values: Sequence[bytes]) -> list[Any]:
     return _decode(_LIST + len(values).to_bytes(4, "big") + b"".join(values))  # type: ignore[no-any-return]
+
+
+_json_values = msgspec.json.Decoder()
+_JSON_KEYS = {"bool", "int", "float", "list", "tuple", "array", "choice"}  # types that are not text in stored values
+
+
+def plain_of(kind: ValueType) -> Callable[[Any], Any]:
+    """Converter for values of `column_of(kind)`, with maps as dicts. Raises `InvalidJob` for invalid JSON."""
+    if column_of(kind) is JSON_COLUMN:
+        return partial(_of_json, kind)
+    if kind.kind == "union":
+        (inner,) = [each for each in kind.of if each.kind != "none"]
+        return _unless_none(plain_of(inner))
+    if kind.kind == "choice":
+        texts = {text_of(value): value for value in kind.values}
+        return lambda value: texts.get(value, value)
+    if kind.kind in ("list", "tuple"):
+        item = _unless_none(plain_of(kind.of[0]))
+        return same if item is same else lambda value: value if value is None else [item(each) for each in value]
+    if kind.kind == "dict":
+        each = _unless_none(plain_of(kind.of[1]))
+        return same if each is same else lambda value: {key: each(inner) for key, inner in value.items()}
+    if kind.kind in ("class", "array"):
+        return partial(_plain_of_class, kind, {field.name: _unless_none(plain_of(field.type)) for field in kind.fields})
+    return same
+
+
+def _unless_none(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return same if inner is same else lambda value: None if value is None else inner(value)
+
+
+def _plain_of_class(kind: ValueType, inner: dict[str, Callable[[Any], Any]], given: Any) -> Any:
+    if not isinstance(given, dict):
+        return given
+    made = {name: inner.get(name, same)(value) for name, value in given.items()}
+    lacking = [field.name for field in kind.fields if made.get(field.name) is None and not _has_null(field)]
+    if kind.kind == "class":
+        return {name: value for name, value in made.items() if name not in lacking}
+    names = [field.name for field in kind.fields]
+    while names and names[-1] in lacking:
+        names.pop()
+    return [*([kind.tag] if kind.tag else []), *[made.get(name) for name in names]]
+
+
+def _has_null(field: FieldType) -> bool:
+    kinds = [field.type, *field.type.of] if field.type.kind == "union" else [field.type]
+    return any(each.kind in ("none", "any") or None in each.values for each in kinds)
+
+
+def _of_json(kind: ValueType, given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        value = _json_values.decode(given)
+    except msgspec.DecodeError as error:
+        raise InvalidJob(
+            f'{given!r} is no JSON, as which values of {kind} are given ({error}): write "x" for text x'
+        ) from error
+    return _typed(value, kind)
+
+
+def _typed(value: Any, kind: ValueType) -> Any:
+    """Restores types that JSON lacks: bytes, and keys other than text."""
+    if kind.kind == "bytes" and isinstance(value, str):
+        return base64.b64decode(value)
+    if kind.kind == "list" and isinstance(value, list) and kind.of:
+        return [_typed(each, kind.of[0]) for each in value]
+    if kind.kind == "tuple" and isinstance(value, list) and len(value) == len(kind.of):
+        return [_typed(each, of) for each, of in zip(value, kind.of, strict=True)]
+    if kind.kind == "dict" and isinstance(value, dict) and len(kind.of) == 2:
+        return {_key(key, kind.of[0]): _typed(each, kind.of[1]) for key, each in value.items()}
+    if kind.kind == "class" and isinstance(value, dict):
+        types = {field.name: field.type for field in kind.fields}
+        return {name: _typed(each, types[name]) if name in types else each for name, each in value.items()}
+    if kind.kind == "union":
+        some = [each for each in kind.of if each.kind != "none"]
+        return _typed(value, some[0]) if len(some) == 1 else value
+    return value
+
+
+def _key(key: str, kind: ValueType) -> Any:
+    if kind.kind == "bytes":
+        return base64.b64decode(key)
+    if kind.kind not in _JSON_KEYS or (kind.kind == "choice" and key in kind.values):
+        return key
+    found = _typed(_json_values.decode(key), kind)
+    return tuple(found) if isinstance(found, list) else found
