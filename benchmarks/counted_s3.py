@@ -1,4 +1,4 @@
-"""An S3 endpoint that counts requests, so that a checkpoint's requests are known from the store:
+"""An S3 endpoint that counts requests, for the number of requests of a checkpoint:
 
 python -m benchmarks.counted_s3 9000
 """

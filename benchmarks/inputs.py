@@ -18,7 +18,7 @@ from benchmarks.workloads import ROWWISE, workload
 _LEAST_FILES = 8
 _MOST_ROWS = {"events": 1_000_000, "nexmark": 500_000}
 _ANY_ORDER = ("flink", "flink-sql", "pyflink")
-_ROWWISE_ROWS = 62_500  # PyFlink has a hundred thousand of these in 15 seconds
+_ROWWISE_ROWS = 62_500  # PyFlink processes a hundred thousand rows in 15 seconds
 
 
 def file_rows(spec: RunSpec) -> int:

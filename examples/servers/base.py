@@ -1,7 +1,8 @@
 """Base of all servers of tests and examples: a directory and a port, start, stop, kill, start again.
 
 A server runs below a keeper (keeper.py), so no process of the server outlives `kill`, `close` or the process that
-called `start`. A restarted server keeps data and port, like a machine that was switched off and on."""
+called `start`. A restarted server keeps data and port, like a machine that was switched off and on.
+"""
 
 import contextlib
 import os
@@ -143,7 +144,7 @@ def _parent() -> str:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that is unused, now and as the near end of a later connection."""
+    """An unused port of 127.0.0.1, which the system gives to no outgoing connection either."""
     while True:
         port = random.SystemRandom().choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -11,13 +11,13 @@ BUDGETS = {
     "state": (0.1, 4.9, 1.7, 3.8),
     "tests": (0.6, 6.5, 2.3, 8.4),
     "benchmarks": (0.1, 0.8, 1.5, 1.3),
-    "examples": (0.0, 1.2, 0.7, 0.7),
+    "examples": (0.2, 1.3, 0.9, 0.9),
     "docs": (0.4, 0.9, 1.5, 1.0),
-    "README.md": (0.9, 1.8, 0.9, 1.8),
+    "README.md": (1.0, 1.9, 1.0, 1.9),
     "ARCHITECTURE.md": (0.1, 4.9, 2.0, 3.0),
     "CONTRIBUTING.md": (0.1, 3.4, 0.6, 3.4),
-    "CHANGELOG.md": (0.1, 4.2, 2.1, 0.1),
-    "benchmarks/README.md": (0.1, 0.1, 0.9, 1.7),
+    "CHANGELOG.md": (0.1, 2.5, 1.3, 0.1),
+    "benchmarks/README.md": (0.5, 0.5, 1.0, 1.8),
     "benchmarks/figures.md": (0.3, 4.0, 6.2, 3.2),
 }
 
