@@ -1,8 +1,8 @@
 """Checks the types of arguments of public constructors and methods against their annotations.
 
-The error names the parameter, its value and the expected type, instead of the exception that Python would raise at the
-first use. Types are compared coarsely: a text, a number, a list. A class's own checks run first; types that are missing
-in `_KINDS` (durations, `Literal`, `Any`) are left to the class.
+The error names parameter, value and expected type, instead of Python's exception at the first use. Types are compared
+coarsely: a text, a number, a list. A class's own checks run first; types that `_KINDS` lacks (durations, `Literal`,
+`Any`) are left to the class.
 """
 
 import datetime
@@ -78,7 +78,6 @@ def arguments_checked(function: _F) -> _F:
 
 
 def wrong_arguments_of(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], Mapping[str, Any]], str]:
-    """Returns a function that applies `wrong_argument` to the positional and named arguments of a call."""
     hints = {name: hint for name, hint in function.__annotations__.items() if not isinstance(hint, str)}
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return lambda positional, named: wrong_argument({**dict(zip(names, positional, strict=False)), **named}, hints)
@@ -121,8 +120,7 @@ def _of_texts(hint: Any) -> bool:
 
 
 def _holds_texts(value: Any, hint: Any) -> bool:
-    """True if all elements are texts, or if `hint` does not demand texts.
-    Iterators are not consumed for the check."""
+    """True if all elements are texts or need not be. Iterators are not consumed."""
     if not _of_texts(hint):
         return True
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()

@@ -13,15 +13,13 @@ _RESTS = 4  # multiple of the time of a listing: a listing takes the interpreter
 
 
 class ListingThread:
-    """Lists splits periodically in a thread.
+    """Lists splits periodically in a thread, from the first moment on.
 
-    `list_splits` returns all existing splits in the best order for reading. `list_splits` may block. `Unavailable`
-    leads to a retry; any other error ends the job or the generation. `known` is used and extended.
+    `list_splits` returns all existing splits in the best order for reading, and may block. `Unavailable` leads to a
+    retry; any other error ends the job or the generation. `known` is used and extended. With `again`, `list_splits`
+    itself omits the splits that it returned before, and may return a split once more.
 
-    With `again`, `list_splits` itself omits the splits that it returned before, and may return a split once more.
-
-    The first listing begins at once. At least `period_s` pass between the end of a listing and the begin of the next,
-    more if listings take long, and possibly less after a failed listing.
+    At least `period_s` pass between two listings, more if listings take long, possibly less after a failed listing.
     """
 
     def __init__(
@@ -47,7 +45,7 @@ class ListingThread:
         self._thread.start()
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """See `Waking`. Wakes at once, because the first listing may have ended already."""
+        """See `Waking`. Wakes at once: the first listing may have ended already."""
         with self._lock:
             self._wake = wake
         wake()
@@ -100,7 +98,6 @@ class ListingThread:
             self._closed.wait(max(rest_s, _RESTS * (time.monotonic() - began_s)))
 
     def _tell(self) -> None:
-        """Wakes the subtask, which can take the splits or the error."""
         with self._lock:
             wake = self._wake
         if wake is not None:

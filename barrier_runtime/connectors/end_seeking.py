@@ -15,10 +15,8 @@ class EndSeekingSource(Source, Protocol):
         ...
 
     def to_end(self, positions: Mapping[str, bytes]) -> Mapping[str, tuple[bytes, int]]:
-        """Returns the position of the present end of each split, and the number of rows between `positions` and the
-        end.
+        """Returns the position of the present end of each split, and the number of rows up to there.
 
-        `positions`: positions of readers by split id. Called in the slot, off the loop; may block, and raise
-        `Unavailable`.
+        `positions`: by split id. Called in the slot, off the loop; may block, and raise `Unavailable`.
         """
         ...

@@ -1,8 +1,7 @@
 """Identity and decided checkpoints of the job's decision log, for sinks.
 
-A manifest lists committables of every checkpoint that closed a transaction, also of aborted checkpoints; only the log
-distinguishes them. Fencing tokens are positions in one log and are not comparable between logs. Deleting a job's
-checkpoints creates another log under the same URL.
+A manifest also lists committables of aborted checkpoints; only the log distinguishes them. Fencing tokens are positions
+in one log, not comparable between logs. Deleting a job's checkpoints creates another log under the same URL.
 """
 
 from barrier_runtime.connectors.sink import SinkContext
@@ -20,9 +19,8 @@ _READS = 3  # attempts to read a damaged record
 def log_id(context: SinkContext) -> str:
     """Returns an identity of the log within which `context.token` only rises.
 
-    If the store has no log (the sink is driven by hand), the identity is the lineage, within which tokens rise as well.
-    Blocks. Raises errors of the store, and `Corrupt` for a damaged first record: a subtask must not write under the
-    lineage's identity when a log exists.
+    Without a log (the sink is driven by hand) this is the lineage. Blocks. Raises errors of the store, and `Corrupt`
+    for a damaged first record: a subtask must not write under the lineage's identity when a log exists.
     """
     if context.log_sha256:
         return f"log {context.log_sha256[:32]}"

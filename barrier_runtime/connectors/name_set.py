@@ -1,12 +1,10 @@
 """Compact set of names of files that were read, with a size and a mark per name: 19 bytes each.
 
 See docs/design/splits-and-discovery.md. A name is stored as 88 bits of a BLAKE2b hash; among 10^6 known and 10^6 other
-names, two are confused with a chance of 3.2e-15. Names with random parts would not compress. A mark has 24 bits, whose
-meaning the source defines; 0: no mark.
+names, two are confused with a chance of 3.2e-15. A mark has 24 bits, whose meaning the source defines; 0: no mark.
 
-New names go into a table, which sometimes becomes a *run*: sorted records in an immutable `bytes`, which is also the
-stored form. Runs of similar size are merged, possibly in another thread. A lookup takes one or two microseconds per
-run.
+New names go into a table, which sometimes becomes a *run*: sorted records in immutable `bytes`, the stored form. Runs
+of similar size are merged, possibly in another thread. A lookup takes one or two microseconds per run.
 """
 
 import hashlib
@@ -134,7 +132,7 @@ class NameSet:
         self._added: dict[bytes, bytes] = {}  # values by hash
 
     def __len__(self) -> int:
-        """Number of names without `others`. A name that was added twice may count twice for a while."""
+        """Number of names without `others`; a name that was added twice may count twice for a while."""
         return len(self._added) + sum(map(len, self.runs))
 
     def __contains__(self, name: object) -> bool:
@@ -170,11 +168,9 @@ class NameSet:
         return None
 
     def add(self, name: str, size: int | None = None, mark: int = UNMARKED) -> None:
-        """Adds or replaces `name`."""
         self._added[hash_of(name)] = value_of(size, mark)
 
     def added(self) -> bytes:
-        """Records that no run holds yet."""
         return b"".join([hash + value for hash, value in self._added.items()])
 
     def freeze(self, at_least: int = _SMALL) -> bool:
@@ -186,10 +182,7 @@ class NameSet:
         return True
 
     def to_merge(self) -> Sequence[SortedRun]:
-        """Returns all neighbouring runs of a level that should be merged; empty if they are too few.
-
-        Levels therefore only fall from older to newer runs.
-        """
+        """Returns neighbouring runs of a level to merge, so that levels fall from older to newer runs."""
         for _, group in itertools.groupby(self.runs, lambda run: run.level):
             window = list(group)
             if len(window) >= _MERGED_TOGETHER:
@@ -204,7 +197,7 @@ class NameSet:
     def absorb(self) -> None:
         """Merges everything, including `others`, into one run once a sixteenth of the names is in no run.
 
-        For sets with many lookups that are never stored.
+        For sets that are never stored.
         """
         runs = [*self._others, *self.runs]
         if len(self._added) >= max(_SMALL, sum(map(len, runs)) // 16):

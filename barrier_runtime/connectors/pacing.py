@@ -1,10 +1,8 @@
 """Due times of the rows of a paced split.
 
 The position contains the start, so a recovery does not move the schedule: rows that became due meanwhile are emitted at
-once, and their latency counts from their due time.
-
-After the wall clock was set back between two runs, the rest of the schedule would lie in the future. Rows are then
-emitted earlier by that difference, at the usual intervals. The start does not change, because rows may contain it.
+once, and their latency counts from their due time. If the wall clock was set back between two runs, rows are emitted
+earlier by that difference; the start does not change, because rows may contain it.
 """
 
 
@@ -37,7 +35,6 @@ class Schedule:
         return self.start_ns - self._ahead_ns + int(row * self._period_ns)
 
     def due_rows(self, row: int, now_ns: int) -> int:
-        """Returns how many rows from `row` on are due at `now_ns`."""
         assert self.start_ns is not None
         since_ns, period_ns = now_ns - self.start_ns + self._ahead_ns, self._period_ns
         last = int(since_ns / period_ns) + 1  # rounding errs by at most one row

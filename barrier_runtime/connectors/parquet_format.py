@@ -1,8 +1,7 @@
 """Opens Parquet files of other programs and keeps INT96 timestamps beyond the years 1677 to 2262.
 
-INT96, Spark's default, counts days and nanoseconds. Arrow reads INT96 in one unit per file and would wrap timestamps:
-nanoseconds cover only these years, microseconds lose three digits. An INT96 column is therefore read in both units, so
-that a lost digit is detected.
+Arrow reads INT96, Spark's default, in one unit per file, and would wrap: nanoseconds cover only these years,
+microseconds lose three digits. INT96 columns are therefore read in both units, so that a lost digit is detected.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -62,10 +61,7 @@ class Int96Columns:
     def checked(
         self, batches: Iterator[pa.RecordBatch], rows_per_chunk: int, groups: Sequence[int]
     ) -> Iterator[pa.RecordBatch]:
-        """Yields `batches` with nanoseconds in the columns whose wanted type has nanoseconds.
-
-        Raises `InvalidJob` if the wanted unit would lose digits.
-        """
+        """Yields `batches` with nanoseconds where the wanted type has them. Raises `InvalidJob` for lost digits."""
         twins = self._file.iter_batches(rows_per_chunk, row_groups=groups, columns=self._columns, use_threads=False)
         ahead = pa.Table.from_batches([], self._file.schema_arrow).select(self._columns)
         for batch in batches:

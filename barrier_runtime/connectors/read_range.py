@@ -1,7 +1,6 @@
 """Limits of a replay for a source: each split is read exactly to the position at a later checkpoint.
 
-All subtasks of the source share a `ReadRange`, in one process. They report the rows they read, and the range knows when
-all rows were read.
+All subtasks of the source share a `ReadRange`, in one process, and report the rows they read.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,9 +20,9 @@ class SplitNames(Protocol):
 class ReadRange:
     """Range of rows between two checkpoints.
 
-    `begun`: number of rows of each unfinished split at the earlier checkpoint; `rows`: the same at the later
-    checkpoint. `finished`: splits that had been read to their end by the later checkpoint, `to_finish` of them between
-    the two. `ended`: subtasks that had reached the end of their input.
+    `begun`, `rows`: number of rows of each unfinished split at the earlier and the later checkpoint. `finished`: splits
+    read to their end by the later checkpoint, `to_finish` of them between the two. `ended`: subtasks that had reached
+    the end of their input.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class ReadRange:
 
     @property
     def unfinished(self) -> int:
-        """Number of splits still to be read to their end."""
         return max(0, self._to_finish)
 
 
@@ -104,10 +102,7 @@ class OpenRange(ReadRange):
 
 
 class RowAt:
-    """Rows `first` to `last` (from 0) of the split `split`.
-
-    A range with a `RowAt` returns none of these rows in a batch with other rows.
-    """
+    """Rows `first` to `last` (from 0) of `split`: a range returns none of them in a batch with other rows."""
 
     def __init__(self, split: str, first: int, last: int) -> None:
         self.split = split
@@ -116,7 +111,6 @@ class RowAt:
         self._came = False
 
     def came(self) -> bool:
-        """True if the rows read last are among these rows."""
         return self._came
 
     def most(self, split_id: str, rows: int) -> int:

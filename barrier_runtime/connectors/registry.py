@@ -31,10 +31,9 @@ class PublicClass:
 
 @dataclass(frozen=True)
 class ClientLibrary:
-    """Client library of a system.
+    """Client library of a system: `extra` of pyproject installs it.
 
-    `extra`: the extra of pyproject that installs the library. `doorway`: the only file or folder of the connector that
-    may import the library.
+    `doorway`: the only file or folder of the connector that may import the library.
     """
 
     module: str

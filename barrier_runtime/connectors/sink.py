@@ -1,8 +1,7 @@
 """Two-phase commit contract of sinks. Users subclass `TwoPhaseCommitSink`; `sinks/driver` calls it.
 
-**Pre-commit leaves durable data and no handle that can expire.** A committable is plain typed data with which any
-process can commit or abort at any later time. `commit` and `abort` are idempotent, and repeating them succeeds.
-Committing an aborted transaction is an error.
+**Pre-commit leaves durable data and no handle that can expire.** With a committable any process can commit or abort at
+any later time. `commit` and `abort` are idempotent; committing an aborted transaction is an error.
 """
 
 import time
@@ -21,8 +20,10 @@ from barrier_runtime.state.versioned import Format
 
 
 def committable_format(version: int, undone: str = "committed") -> Format:
-    """Returns the JSON format with a field `version` from 1 to `version`.
-    `undone`: the verb of the damage message."""
+    """Returns the JSON format of a committable, with a field `version` from 1 to `version`.
+
+    `undone`: the verb of the damage message.
+    """
     return Format(
         "{}: a committable",
         version,
@@ -37,10 +38,10 @@ Acknowledgement: TypeAlias = Callable[[], None]  # waits until the target has al
 @dataclass(frozen=True)
 class SinkContext:
     """Identity and environment of a sink instance.
-    `token`, subtask and a sequence number make staged names unique.
 
-    Checkpoint ids only rise within a `lineage`: a target that stores (lineage, checkpoint) knows what was committed.
-    Another start of the same job begins a new lineage with ids from 1.
+    `token`, subtask and a sequence number make staged names unique. Checkpoint ids only rise within a `lineage`: a
+    target that stores (lineage, checkpoint) knows what was committed. Another start of the job begins a new lineage
+    with ids from 1.
     """
 
     job: str
@@ -67,7 +68,7 @@ class SinkContext:
 def check_methods(sink: Any, where: str, schema: pa.Schema | None = None) -> None:
     """Raises `InvalidJob` if `sink`, an instance or a class, lacks a required method.
 
-    `schema`: columns of the rows, if known; an instance checks them with `check_columns`.
+    An instance also checks the columns `schema`, if known.
     """
     kind = sink if isinstance(sink, type) else type(sink)
     missing = [
@@ -95,10 +96,7 @@ def takes_few(kind: type) -> bool:
 
 
 def commits_parts(sink: "TwoPhaseCommitSink") -> bool:
-    """True if `sink.commit` is called.
-
-    `commits_only_globally` prevents these calls, unless a subclass overrides `commit`.
-    """
+    """True if `sink.commit` is called: not with `commits_only_globally`, unless a subclass overrides it."""
     for base in type(sink).__mro__:
         if "commits_only_globally" in vars(base):
             return not (sink.global_committer and sink.commits_only_globally)
@@ -108,7 +106,7 @@ def commits_parts(sink: "TwoPhaseCommitSink") -> bool:
 
 
 def sink_facts(sink: Any) -> dict[str, Any]:
-    """Returns the facts about `sink`, a sink or a factory with the same attributes, that a plan records."""
+    """Returns the facts that a plan records about `sink`, a sink or a factory with the same attributes."""
     return {
         "guarantee": sink.guarantee,
         "global_committer": getattr(sink, "global_committer", False),
@@ -154,13 +152,13 @@ class TwoPhaseCommitSink:
     kind: ClassVar[str] = ""  # name in `connectors/registry`, to resolve in-doubt transactions without the flow
 
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments that build an equal sink: JSON without secrets. Every snapshot contains them."""
+        """Keyword arguments that build an equal sink, for snapshots: JSON without secrets."""
         return {}
 
     def target(self) -> str:
         """Name of the table, topic or other target, without the address of a server.
 
-        Snapshots contain the name: pending transactions are not restored into a sink with another target.
+        Pending transactions of a snapshot are not restored into a sink with another target.
         """
         return ""
 
@@ -172,9 +170,9 @@ class TwoPhaseCommitSink:
         return ()
 
     def check_columns(self, schema: pa.Schema, where: str) -> None:
-        """Raises `InvalidJob` for columns that the target cannot hold.
+        """Raises `InvalidJob` for columns that the target cannot hold, when the flow is written.
 
-        Called when the flow is written, if the columns are known then.
+        Called only if the columns are known then.
         """
 
     def open(self, context: SinkContext) -> None:
@@ -189,18 +187,17 @@ class TwoPhaseCommitSink:
         raise NotImplementedError
 
     def write_few(self, transaction: Any, rows: FewRows) -> None:
-        """Stages a small batch of rows that are lists of Python values.
+        """Stages a small batch as lists of Python values, for sinks that need no Arrow.
 
-        Saves the conversion to Arrow in sinks that need none. Called instead of `write` only if the class that defines
-        this method is the class that defines `write`, or a subclass of it: a subclass that overrides only `write` gets
-        all rows by `write`.
+        Called instead of `write` only if the class that defines this method also defines `write`, or is a subclass of
+        that class: a subclass that overrides only `write` gets all rows by `write`.
         """
         self.write(transaction, rows.record_batch())
 
     def stage_early(self, transaction: Any) -> Callable[[], Any] | None:
         """Returns work that frees memory of a transaction too large to wait for `pre_commit`, or None.
 
-        Called after each write; the work runs off the loop. If the work fails, `pre_commit` must compensate.
+        Called after each write; the work runs off the loop. `pre_commit` must compensate for failed work.
         """
         return None
 
@@ -208,17 +205,16 @@ class TwoPhaseCommitSink:
         """Returns work that writes all rows of `transaction` to the target, or None if there are no rows.
 
         Called only with `writes_at_once`, after a write or at a barrier. The work, and that of `stage_early`, runs in
-        the order of the calls in a thread of its own, and is repeated after an error that may pass. The work
-        returns None if the target has the rows, else a call that waits for the target.
+        the order of the calls in a thread of its own, and is repeated after an error that may pass. The work returns
+        None if the target has the rows, else a call that waits for the target.
         """
         return None
 
     def encode_early(self, transaction: Any) -> Callable[[], None] | None:
         """Returns work on the written rows that leaves less work to `pre_commit`, or None.
 
-        Called after each write, unless earlier work of this kind is still running; the work runs off the loop. If the
-        work raises an error that needs an operator, the job ends with the next rows; for other errors `pre_commit` must
-        compensate.
+        Called after each write, unless earlier such work still runs; the work runs off the loop. An error that needs an
+        operator ends the job with the next rows; for other errors `pre_commit` must compensate.
         """
         return None
 
@@ -236,10 +232,9 @@ class TwoPhaseCommitSink:
         return {}
 
     def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
-        """Makes all rows durable. Returns the committable (encoded, versioned), or None if there are no rows.
+        """Makes all rows durable. Returns the committable (encoded, versioned), or None without rows.
 
-        `checkpoint`: the checkpoint whose barrier closed the transaction. Called again with the same transaction after
-        an error.
+        `checkpoint`: the checkpoint whose barrier closed the transaction. Repeated after an error.
         """
         raise NotImplementedError
 
@@ -251,7 +246,7 @@ class TwoPhaseCommitSink:
         """Makes several transactions visible, oldest first. Idempotent.
 
         Called only with `commits_together`, when commits have fallen behind. After an error, `commit` is called for the
-        oldest of the transactions.
+        oldest.
         """
         for committable in committables:
             self.commit(committable)
@@ -264,23 +259,19 @@ class TwoPhaseCommitSink:
         """Returns the rows that no committable contains yet, as named values for the snapshot.
 
         Called only with `keeps_rows`, after each `pre_commit` in the same thread. A name stands for the same bytes for
-        ever; values whose names are in `stored` are part of an older snapshot and are omitted.
+        ever; values named in `stored` are part of an older snapshot and are omitted.
         """
         return {}
 
     def kept_names(self) -> frozenset[str]:
-        """Names of the values of the last `kept` that later calls may need again.
-
-        Called only with `keeps_rows`, on the loop.
-        """
+        """Names of the values of the last `kept` that later calls may need. Called on the loop."""
         return frozenset()
 
     def restore_kept(self, kept: Sequence[Mapping[str, bytes]], *, moved: bool) -> None:
-        """Restores the kept rows from the snapshot.
+        """Restores kept rows between `open` and `recover`, only with `keeps_rows`.
 
-        Called only with `keeps_rows`, between `open` and `recover`. `kept`: for each subtask that this subtask follows,
-        all values that `kept` needed. `moved`: the parallelism has changed, so newer rows of the same keys may go to
-        other subtasks; the restored rows must become visible before newer rows.
+        `kept`: for each subtask that this subtask follows, all values that `kept` needed. `moved`: the parallelism has
+        changed, so newer rows of the same keys may go to other subtasks; the restored rows must become visible first.
         """
         raise NotImplementedError
 
@@ -307,10 +298,7 @@ class TwoPhaseCommitSink:
 
 @runtime_checkable
 class ReadsBack(Protocol):
-    """A sink whose visible rows can be read back by checkpoint, for comparison with a replay.
-
-    Works on a sink that was not opened.
-    """
+    """A sink, not opened, whose visible rows can be read back by checkpoint and compared with a replay."""
 
     def committed_rows(self, job: str, sink: str, after: int, until: int) -> Iterator[str]:
         """Yields a text for each row of the checkpoints after `after`, up to `until`.
@@ -320,6 +308,5 @@ class ReadsBack(Protocol):
         ...
 
     def texts_of(self, batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
-        """Yields a text for each row, equal to the text of the row that is read back.
-        Equal rows have equal texts."""
+        """Yields a text for each row, equal to the text of the row that is read back."""
         ...

@@ -1,7 +1,7 @@
 """Description of a sink in a snapshot, from which an equal sink can be built without the flow.
 
-A snapshot is data: only kinds of the registry and of installed packages are imported. Snapshots contain no secrets; a
-sink reads secrets from the environment, or the caller passes them.
+Only kinds of the registry and of installed packages are imported. A sink reads secrets from the environment, or the
+caller passes them.
 """
 
 import importlib

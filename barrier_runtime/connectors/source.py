@@ -1,7 +1,7 @@
 """Contract of sources: splits, found in the driver or later, and a seekable reader per split.
 
-The subtask polls readers, which must not block. A reader's position after `poll` covers exactly the rows returned so
-far: after a restore the reader returns the very next row.
+The subtask polls readers, which must not block. After a restore the reader returns the row that follows the last row
+returned before `position`.
 """
 
 import datetime
@@ -33,8 +33,7 @@ class Split:
 class Polled:
     """Rows returned by a poll.
 
-    `emit_ns`: intended emission time of the first row on the clock of `poll`; the current time for a source without a
-    schedule.
+    `emit_ns`: due time of the first row on the clock of `poll`; now for a source without a schedule.
     """
 
     rows: pa.RecordBatch | FewRows
@@ -50,8 +49,7 @@ class SplitReader(Protocol):
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
         """Returns the available rows, at most `max_rows`; None if there are none. Never waits.
 
-        `now_ns`: nanoseconds since 1970 by the wall clock at the begin of the job's generation; afterwards the clock is
-        steady, also if the wall clock is changed.
+        `now_ns`: nanoseconds since 1970 by the wall clock at the begin of the job's generation, then steady.
         """
         ...
 
@@ -76,7 +74,7 @@ class Source(Protocol):
 
     @property
     def exactly_once(self) -> bool:
-        """Returns whether positions are stable, so that a replay yields the same rows."""
+        """Returns whether a replay from the same positions yields the same rows."""
         ...
 
     def splits(self, parallelism: int) -> Sequence[Split]:
@@ -90,9 +88,9 @@ class Source(Protocol):
 
 @runtime_checkable
 class Positioned(Protocol):
-    """A source that names the kind of the positions, such as "Kafka" or "CSV files".
+    """A source that names the kind of its positions, such as "Kafka" or "CSV files".
 
-    A job does not continue with positions of another kind. All sources of this package implement this protocol.
+    A job does not continue with positions of another kind.
     """
 
     @property
@@ -167,10 +165,7 @@ class Preparable(Protocol):
     """A reader whose slow first step can precede the first poll."""
 
     def prepare(self) -> None:
-        """Performs the first step. Called off the loop, at most once, after `seek`.
-
-        Not called for every split: `poll` must work without.
-        """
+        """Performs the first step off the loop, at most once, after `seek`; `poll` must work without."""
         ...
 
 
@@ -178,8 +173,8 @@ class Preparable(Protocol):
 class RemoteReader(SplitReader, Preparable, Protocol):
     """A reader whose first step may be a request to a store.
 
-    If `remote`, a thread calls `prepare` before the first `poll`, in parallel with other splits and the loop. No other
-    method is called meanwhile. `prepare` opens the split and fetches the bytes of the first `poll`.
+    If `remote`, a thread calls `prepare` before the first `poll`, in parallel with other splits and the loop. `prepare`
+    opens the split and fetches the bytes of the first `poll`; no other method is called meanwhile.
     """
 
     @property
@@ -201,12 +196,11 @@ class Fetching(Protocol):
 class Waking(Protocol):
     """A reader or discovery whose thread wakes the subtask when rows or splits are available.
 
-    The subtask need not poll meanwhile, and `next_due_ns` may be far in the future. To lose nothing, the thread first
-    makes rows available and then calls `wake`.
+    The subtask need not poll meanwhile. The thread first makes rows available and then calls `wake`.
     """
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Sets the function that wakes the subtask. Called once, before the first `poll` or `found`.
+        """Sets the function that wakes the subtask, before the first `poll` or `found`.
 
         `wake` never blocks and may be called on any thread, any number of times.
         """
@@ -227,16 +221,13 @@ class Counting(Protocol):
     """A reader with metrics."""
 
     def count_by(self, count: Callable[[Counter, int], None]) -> None:
-        """Sets the function that counts. Called once, before the first `poll`.
-
-        Only `poll` may call `count`: the subtask's loop owns the metrics.
-        """
+        """Sets the function that counts, before the first `poll`. Only `poll` may call the function."""
         ...
 
 
 @runtime_checkable
 class Gathering(Protocol):
-    """A reader whose thread may delay a few rows, because a hand-over costs as much as dozens of rows."""
+    """A reader whose thread may delay a few rows: a hand-over costs as much as dozens of rows."""
 
     def gather_for(self, seconds: float) -> None:
         """Sets the job's `latency_target`; 0: rows never wait. Called once, before the first `poll`."""
@@ -245,8 +236,7 @@ class Gathering(Protocol):
 
 @runtime_checkable
 class CheckpointListener(Protocol):
-    """A reader that is notified of checkpoints in order to acknowledge covered rows.
-    Called on the loop: must not block.
+    """A reader that is notified of checkpoints, to acknowledge covered rows. Must not block.
 
     A finished reader is notified until a checkpoint after the end is completed, and is then closed.
     """
@@ -256,9 +246,9 @@ class CheckpointListener(Protocol):
         ...
 
     def completed(self, checkpoint: int) -> None:
-        """Reports that `checkpoint` is decided, which covers all earlier checkpoints, including aborted ones.
+        """Reports a decided checkpoint, which covers all earlier ones, aborted or not. May be repeated.
 
-        May be repeated; numbers never fall.
+        Numbers never fall.
         """
         ...
 
@@ -268,15 +258,14 @@ class MarkingReader(Protocol):
     """Reader of a split that may change after the last row was read (see `MarkingSource`)."""
 
     def mark(self) -> int:
-        """Returns 24 bits that identify the split's content; 0: unknown.
-        Called once, when the reader is `finished`."""
+        """Returns 24 bits that identify the content of a finished split; 0: unknown. Called once."""
         ...
 
 
 class Discovery(Protocol):
-    """Finds splits while the job runs. Each source subtask has a discovery.
+    """Finds splits while the job runs; each source subtask has a discovery.
 
-    Blocking work needs a thread (see `connectors/discovery.ListingThread`).
+    Blocking work needs a thread (`connectors/discovery.ListingThread`).
     """
 
     def found(self) -> Sequence[Split]:
@@ -301,11 +290,11 @@ class MarkingDiscovery(Discovery, Protocol):
 
 @runtime_checkable
 class DiscoveringSource(Source, Protocol):
-    """A source that gains splits at run time.
+    """A source that gains splits at run time; `splits` may be empty.
 
-    `splits` may be empty. A split of a snapshot that `splits` does not list is recreated from the payload in the
-    snapshot; the reader raises an error if the split has disappeared. A continued job leaves listed splits that are
-    missing in the snapshot to `discovery`, as without a restart; without a discovery, they are read as listed.
+    A split of a snapshot that `splits` does not list is recreated from its stored payload; the reader raises an error
+    if the split has disappeared. A continued job leaves listed splits that the snapshot lacks to `discovery`; without a
+    discovery, they are read as listed.
     """
 
     def owner(self, split_id: str, parallelism: int) -> int:
@@ -325,7 +314,7 @@ class DiscoveringSource(Source, Protocol):
 class FindsAgain(DiscoveringSource, Protocol):
     """A source whose discovery finds an unread split again, also after a restart.
 
-    Snapshots therefore omit splits of which nothing was read.
+    Snapshots omit splits of which nothing was read.
     """
 
     finds_again: bool
@@ -338,8 +327,8 @@ class MarkingSource(Source, Protocol):
     def renewed_marks(self, finished: Sequence[tuple[Split, int]]) -> Sequence[tuple[Split, int]]:
         """Returns the splits whose mark has changed although their content is the same, with the new marks.
 
-        `finished`: completely read splits with their marks. Raises `InvalidJob` for a split with other content. May
-        block for a bounded time: remaining splits are checked at a later start.
+        `finished`: completely read splits with their marks. Raises `InvalidJob` for other content. May block for a
+        bounded time: remaining splits are checked at a later start.
         """
         ...
 
@@ -362,8 +351,7 @@ class RetainingSource(Source, Protocol):
     def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
         """Returns a message for each split that has lost rows after the position.
 
-        `positions`: the reader's position by split id; None: the beginning. Called in the driver; may block, and raise
-        `Unavailable`.
+        `positions`: by split id; None: the beginning. Called in the driver; may block, and raise `Unavailable`.
         """
         ...
 
@@ -381,10 +369,10 @@ class MeasuringSource(Source, Protocol):
     """A source that can measure how much is still to be read."""
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Returns the remaining amount of the just listed, unfinished `splits` after `positions`.
+        """Returns how much of the just listed, unfinished `splits` remains after `positions`.
 
-        `positions`: positions of the readers by split id; a split without a position counts as a whole. Called in the
-        driver; may block, and raise `Unavailable`.
+        `positions`: of the readers by split id; a split without a position counts as a whole. Called in the driver; may
+        block, and raise `Unavailable`.
         """
         ...
 
@@ -399,10 +387,7 @@ class DeduplicateBy:
 
 @runtime_checkable
 class RedeliveringSource(Source, Protocol):
-    """A source that may return rows again after a failure.
-
-    The flow deduplicates directly after the source; None: no deduplication.
-    """
+    """A source that may return rows again after a failure; the flow deduplicates directly after it."""
 
     @property
     def deduplicate_by(self) -> DeduplicateBy | None: ...
@@ -433,12 +418,12 @@ class DeadLetterSource(Source, Protocol):
 class StagedSource(Source, Protocol):
     """A source whose rows are copied to storage before the job starts, and are then read from there.
 
-    Before `stage`, the description serves only `explain`; `splits` is called again after `stage`. A continued job reads
-    the splits of the checkpoint, not the listed ones: a position refers to the rows of one staging.
+    Before `stage`, the description serves only `explain`. A continued job reads the splits of the checkpoint, not the
+    listed ones: a position refers to the rows of one staging.
     """
 
     def stage(self, job: str, storage: str, *, fresh: bool) -> None:
-        """Stages the rows. Called in the driver after all other checks.
+        """Stages the rows, in the driver after all other checks.
 
         `storage`: URL of the job's checkpoints. Rows that an earlier run of the job staged are reused, except with
         `fresh`: a start without state.
@@ -446,5 +431,5 @@ class StagedSource(Source, Protocol):
         ...
 
     def unstage(self, job: str, storage: str) -> None:
-        """Deletes the staged rows. Called in the driver when the job has finished and everything is committed."""
+        """Deletes the staged rows, in the driver when the job has finished and everything is committed."""
         ...

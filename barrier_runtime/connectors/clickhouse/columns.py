@@ -42,7 +42,7 @@ _RANGES = {  # column type -> first and last time
 
 
 def takes(column: str, kind: pa.DataType) -> bool:
-    """Returns whether a column of type `column` holds every value of Arrow's `kind`, ignoring nulls."""
+    """True if a column of type `column` holds every value of Arrow's `kind`, ignoring nulls."""
     column = plain(column)
     is_ = pa.types
     if is_.is_integer(kind):

@@ -1,7 +1,4 @@
-"""Connection to ClickHouse by the native protocol, and errors.
-
-Only this module imports the client.
-"""
+"""Connection to ClickHouse by the native protocol, and errors. Only this module imports the client."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -62,7 +59,7 @@ def address(url: str) -> tuple[str, int, str]:
 
 
 class ClickHouseSession:
-    """Connection that is replaced after it breaks. Blocks; used by one thread at a time."""
+    """Connection that is replaced after it breaks. Blocks; for one thread at a time."""
 
     def __init__(self, url: str, where: str) -> None:
         self._address = address(url)
@@ -121,7 +118,7 @@ class ClickHouseSession:
 
 
 def _is_alive() -> bool:
-    """Replaces the library's question before each request: a request to a dead server fails and is repeated."""
+    """Replaces the library's question before each request: a failed request is repeated."""
     return True
 
 

@@ -46,7 +46,7 @@ class WriterFence:
 
 
 class Fences:
-    """Fences of a sink of a job. `where` is for messages."""
+    """Fences of a sink of a job; `where` is for messages."""
 
     def __init__(self, session: ClickHouseSession, job: str, sink: str, where: str) -> None:
         self._session = session
@@ -212,7 +212,7 @@ class ClickHouseSink(UpsertSink):
             session.close()
 
     def _table_columns(self) -> dict[str, str]:
-        """Returns types by name; empty if the table is missing, which `check_schema` reports at the first row.
+        """Returns types by name; empty for a missing table, which `check_schema` reports.
 
         Raises `InvalidJob` if rows of a key would not replace each other.
         """
@@ -254,7 +254,7 @@ def _declared(field: pa.Field, key: bool) -> str:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Returns values as the client takes them. Times without a zone are UTC, whatever the server's zone."""
+    """Returns values as the client takes them; times without a zone are UTC."""
     kind = _for_client(column.type)
     values: list[Any] = (column if kind == column.type else column.cast(kind)).to_pylist()
     return values

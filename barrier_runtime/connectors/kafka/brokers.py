@@ -27,7 +27,6 @@ class KafkaBrokers:
 
 
 def with_brokers(servers: str | KafkaBrokers, config: Any, where: str) -> tuple[str, Any]:
-    """Brokers and settings of a source or sink whose brokers are given as text or as a cluster."""
     if not isinstance(servers, KafkaBrokers):
         return servers, config
     if not servers.config:

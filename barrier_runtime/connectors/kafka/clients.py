@@ -26,8 +26,7 @@ _NUMBERS = re.compile(r"\d+")
 
 
 class Asker:
-    """Sends requests through a replaceable client. `make`: makes a `Consumer` or `AdminClient`.
-    For one thread."""
+    """Sends requests through a replaceable client, made by `make`. For one thread."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -43,8 +42,8 @@ class Asker:
     def ask(self, question: Callable[[Any], T]) -> T:
         """Returns the answer of `question`, called with the client.
 
-        Raises `KafkaException`; `question` must raise it for errors inside an answer as well (see `raised`). The caller
-        may retry: a client that may have caused the error has been replaced.
+        Raises `KafkaException`; `question` must raise it for errors inside an answer as well (see `raised`). A client
+        that may have caused the error is replaced, so the caller may retry.
         """
         from confluent_kafka import KafkaException
 
@@ -72,8 +71,7 @@ class Asker:
 
 
 def put_away(client: Any) -> None:
-    """Closes a client in a thread, because closing may block.
-    The caller must drop all references to the client."""
+    """Closes a client in a thread, because closing may block. The caller must drop all references."""
     if client is not None:
         threading.Thread(target=_end, args=([client],), name="kafka-client-ends", daemon=True).start()
 

@@ -1,7 +1,7 @@
 """Kinds of Kafka's errors, for source and sink, by the names in the client library. Pure.
 
-A failed handshake or refused credentials may come from a starting broker, or from a wrong certificate or password. Only
-the duration shows which: see `Refusals`.
+A failed handshake or refused credentials may come from a starting broker, or from a wrong certificate or password; only
+the duration shows which (`Refusals`).
 """
 
 import enum

@@ -1,5 +1,4 @@
-"""Kinesis client of the source: shards, iterators, records.
-Only this file of the connector imports boto3.
+"""Kinesis client of the source: shards, iterators, records. Only this file imports boto3.
 
 Credentials come from boto3's default chain only. botocore's retries are off: the caller decides how long to retry.
 """
@@ -64,8 +63,8 @@ class KinesisRecord:
 class ShardAnswer:
     """Answer to a request for records.
 
-    `iterator`: of the next request; None at the end of a closed shard. `behind_ms`: how far the answer's end is behind
-    the newest record of the shard; 0: no record is left.
+    `iterator`: of the next request; None at the end of a closed shard. `behind_ms`: from the answer's end to the newest
+    record of the shard; 0: no record is left.
     """
 
     records: Sequence[KinesisRecord]
@@ -74,7 +73,7 @@ class ShardAnswer:
 
 
 class KinesisClient:
-    """Client of a stream. Travels to the slots without the connection.
+    """Client of a stream; travels to the slots without the connection.
 
     Calls may block for about ten seconds, and raise `Unavailable`, or `InvalidJob` if an operator must act.
     """
@@ -142,7 +141,7 @@ class KinesisClient:
             raise self._trouble(error) from error
 
     def _trouble(self, error: Exception) -> BarrierRuntimeError:
-        """Converts an exception of boto3. Keeps request headers and credentials out of the message."""
+        """Converts an exception of boto3, without request headers and credentials."""
         response = getattr(error, "response", None) or {}
         code = str(response.get("Error", {}).get("Code", "")) or type(error).__name__
         place = f"{self._where}, stream {self.stream!r}"

@@ -9,9 +9,9 @@ from barrier_runtime.connectors.source import Split
 
 
 class KinesisSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A shard. `from_ms`: earliest arrival time of records to read; None: all retained records.
+    """A shard, from records that arrived at `from_ms` (None: all) to the first that arrived after `until_ms`.
 
-    `until_ms`: reading ends at the first record that arrived later; None: never.
+    `until_ms` None: without end.
     """
 
     shard: str
@@ -26,10 +26,10 @@ SPLIT = msgspec.json.Decoder(KinesisSplit)
 
 
 class KinesisPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Position in a shard.
+    """Position in a shard: `after` is the sequence number of the last emitted record, None before.
 
-    `after`: sequence number of the last emitted record; None: none yet. `complete_ms`: all records that had arrived by
-    then were emitted, to the minute (None: not known), so nothing is lost before that time plus the stream's retention.
+    `complete_ms`: all records that had arrived by then were emitted, to the minute (None: not known), so nothing is
+    lost before that time plus the stream's retention.
     """
 
     after: str | None = None
@@ -40,7 +40,7 @@ POSITION = msgspec.json.Decoder(KinesisPosition)
 
 
 def owner(shard: str, parallelism: int) -> int:
-    """Returns the subtask of a shard: all shards have numbers, also later shards, and go round-robin."""
+    """Returns the subtask of a shard: shards have numbers, and go round-robin."""
     number = shard.rpartition("-")[2]
     return (int(number) if number.isdigit() else zlib.crc32(shard.encode())) % parallelism
 

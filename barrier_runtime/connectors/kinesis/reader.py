@@ -60,8 +60,7 @@ class ShardRows:
 
 
 class ShardFetcher:
-    """Fetches a shard.
-    `convert`: makes rows of records in the thread; raises `InvalidJob` for a bad record."""
+    """Fetches a shard. `convert` makes rows in the thread; raises `InvalidJob` for a bad record."""
 
     def __init__(
         self,
@@ -87,8 +86,7 @@ class ShardFetcher:
         threading.Thread(target=self._run, name=f"kinesis-{split.shard}", daemon=True).start()
 
     def take(self) -> ShardRows | None:
-        """Returns the next rows; None if there are none now, or no more.
-        Raises the error that ended the thread."""
+        """Returns the next rows; None without rows. Raises the error that ended the thread."""
         with self._changed:
             if self._held:
                 chunk = self._held.popleft()
@@ -125,7 +123,7 @@ class ShardFetcher:
         self._wake()
 
     def _check_retained(self) -> None:
-        """Raises `InvalidJob` for a position older than the stream's retention: unread rows may be gone."""
+        """Raises `InvalidJob` for a position older than the stream's retention: rows may be gone."""
         complete_ms = self._begin.complete_ms
         now_ms = time.time_ns() // 1_000_000
         if complete_ms is None or now_ms - complete_ms < _SHORTEST_RETENTION_MS:
@@ -162,7 +160,7 @@ class ShardFetcher:
                 return
 
     def _wanted(self, fetched: ShardAnswer) -> tuple[Sequence[KinesisRecord], bool]:
-        """Returns the records before the end of the split, and True if the end was reached."""
+        """Returns the records before the end of the split, and True at that end."""
         until = self._split.until_ms
         if until is None:
             return fetched.records, False
@@ -194,7 +192,7 @@ class ShardFetcher:
             return not self._closed
 
     def _answered(self, ask: Callable[[], T]) -> T | None:
-        """Returns the answer after retries; None after `close`. Throttled requests are retried without limit."""
+        """Returns the answer after retries, endless if throttled; None after `close`."""
         wait_s, trouble_since = _FIRST_WAIT_S, time.monotonic()
         while True:
             try:

@@ -80,7 +80,7 @@ def record_columns(value: str, schema: pa.Schema | None, metadata: Sequence[str]
 
 
 class KinesisRows:
-    """Converts records in the slot, for the threads of all shards."""
+    """Converts records to Arrow batches in the slot, for the threads of all shards."""
 
     def __init__(self, columns: KinesisColumns, where: str) -> None:
         self._columns = columns

@@ -1,8 +1,8 @@
 """Rules that match Arrow types with MySQL column types, and checks of rows before they are staged.
 
-The sink checks rows before their checkpoint is decided, without the server, so checkpoints continue while the server is
-away. Only lossless conversions are accepted: no rounding, no narrowing, no guess about time zones; the user casts.
-Exception: MySQL has no nanoseconds, so whole microseconds are kept.
+Rows are checked without the server, so checkpoints continue while the server is away. Only lossless conversions are
+accepted: no rounding, no narrowing, no guess about time zones; the user casts. Exception: MySQL has no nanoseconds, so
+whole microseconds are kept.
 
 | Arrow                            | MySQL and MariaDB                                                            |
 |----------------------------------|------------------------------------------------------------------------------|
@@ -17,8 +17,8 @@ Exception: MySQL has no nanoseconds, so whole microseconds are kept.
 | date / time                      | date / time                                                                  |
 | list, struct, map                | json, or text                                                                |
 
-Unsigned columns accept unsigned numbers and booleans; float(m, d) and double(m, d), which round, accept nothing. Values
-of key columns that the server considers equal are refused: trailing spaces where the collation pads, and digits below a
+Unsigned columns accept unsigned numbers and booleans; float(m, d) and double(m, d), which round, accept nothing. Key
+columns refuse values that the server considers equal: trailing spaces where the collation pads, and digits below a
 microsecond.
 """
 

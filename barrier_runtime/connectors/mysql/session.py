@@ -31,7 +31,7 @@ _BAD_ROW = {1048, 1062, 1146, 1216, 1264, 1265, 1292, 1364, 1366, 1406, 1452, 15
 
 
 def load_pymysql() -> Any:
-    """Imports PyMySQL. Raises an error with the install command if PyMySQL is missing."""
+    """Imports PyMySQL, or raises an error with the install command."""
     try:
         import pymysql
         import pymysql.err
@@ -179,7 +179,7 @@ def _code(error: Exception) -> int:
 
 
 def translated(error: Exception, failure: str) -> BarrierRuntimeError:
-    """Error whose class shows the caller's next action. `failure` begins the message."""
+    """Error whose class shows the caller's next action; `failure` begins the message."""
     if isinstance(error, RuntimeError):  # an authentication method needs another package
         return InvalidJob(
             f"{failure}: {error}. Install it (pip install 'pymysql[rsa]') on every machine that runs the job, or give "

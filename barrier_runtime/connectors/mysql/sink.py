@@ -60,17 +60,14 @@ _log = logging.getLogger("barrier_runtime.mysql")
 
 @dataclass(frozen=True)
 class MySQLTarget(SqlTarget):
-    """Table of MySQL.
-
-    `unique` has the columns of each unique index, `packet` the maximum bytes of a statement.
-    """
+    """Table: columns of each `unique` index, and maximum bytes of a statement (`packet`)."""
 
     unique: tuple[frozenset[str], ...]
     packet: int
 
 
 class MySQLDialect(StatementDialect):
-    """Dialect for a server. `call_s` is the longest wait for an answer, in seconds."""
+    """Dialect for a server; `call_s`: the longest wait for an answer, in seconds."""
 
     name = "MySQL"
     column_table = MYSQL_COLUMNS
@@ -164,7 +161,7 @@ class MySQLDialect(StatementDialect):
         _LAYOUT.check(int(number[1]) if number else 0, where)
 
     def check_columns(self, target: Any, key: Sequence[str], names: Sequence[str], where: str) -> None:
-        """Raises `InvalidJob` if a row of another key could be replaced: MySQL considers every unique index."""
+        """Raises `InvalidJob` if a row of another key could be replaced: every unique index counts."""
         counted = {column.name for column in target.columns if getattr(column, "counted", False)} - set(names)
         for index in target.unique if key else ():
             if not index >= set(key) and not index & counted:

@@ -1,8 +1,7 @@
 """Rules that match Arrow types with PostgreSQL types, and rows as `COPY … (FORMAT csv)` reads them.
 
-Arrow writes CSV in C++ without the GIL (several million rows/s), and the server parses CSV as fast as its binary
-format, which only Python could write here (0.5 million rows/s). Every value is quoted and a null is empty, so no value
-reads as null.
+Arrow writes CSV without the GIL (several million rows/s), and the server parses CSV as fast as its binary format, which
+only Python could write (0.5 million rows/s). Every value is quoted and a null is empty, so no value reads as null.
 
 Only lossless conversions are accepted: no rounding, no narrowing, no guess about time zones; the user casts. Exception:
 PostgreSQL has no nanoseconds, so whole microseconds are kept.
@@ -23,9 +22,9 @@ PostgreSQL has no nanoseconds, so whole microseconds are kept.
 | list                                      | array of a plain type above; json, jsonb                             |
 | struct, map                               | json, jsonb                                                          |
 
-Refused values: the character U+0000, which PostgreSQL's text cannot hold; dates before the year 1 or after 32767; -0.0
-in numeric. Refused in key columns: values that the server considers equal to another key (-0.0, digits below a
-microsecond, other spellings of a uuid), and texts in types for which several texts are the same value (inet, jsonb, …).
+Refused values: U+0000, which PostgreSQL's text cannot hold; dates before the year 1 or after 32767; -0.0 in numeric.
+Refused in key columns: values that the server considers equal (-0.0, digits below a microsecond, other spellings of a
+uuid), and texts of types with several texts for a value (inet, jsonb, …).
 """
 
 from collections.abc import Sequence
@@ -67,10 +66,7 @@ _NO_ARRAY_OF = ("nested", "bytes", "")
 
 @dataclass(frozen=True)
 class Column(TableColumn):
-    """Column of a table.
-
-    `base` is the internal name of the type, below any domain; `element` the same for the elements of an array.
-    """
+    """Column of a table: `base` is the internal type name below any domain; `element` that of an array."""
 
     element: str | None = None
     typmod: int = -1
@@ -123,7 +119,7 @@ def _decimal(kind: pa.DataType, column: Column) -> Fit | None:
 
 
 def _has_room(typmod: int, precision: int, scale: int) -> bool:
-    """Returns False if `numeric(p, s)` would round: the value has more than s digits after the point."""
+    """False if `numeric(p, s)` would round: more than s digits after the point."""
     if typmod < 0:
         return True
     digits = ((typmod - _HEADER) >> 16) & 0xFFFF
@@ -134,7 +130,7 @@ def _has_room(typmod: int, precision: int, scale: int) -> bool:
 
 
 def _text(kind: pa.DataType, column: Column) -> Fit | None:
-    """Refuses text that the server would change: varchar(n) cuts trailing spaces, char(n) adds spaces."""
+    """Refuses text that the server would change: varchar(n) cuts trailing spaces, char(n) adds some."""
     if column.base in _NO_TEXT or column.element is not None:
         return None
     convert = casting(pa.string() if kind == pa.string_view() else kind)
@@ -217,7 +213,7 @@ def _nested(kind: pa.DataType, column: Column) -> Fit | None:
 
 
 def _as_array_literals(values: pa.Array, element: pa.DataType, inner: Fit) -> pa.Array:
-    """Returns `{"1",NULL,"a \\"quoted\\" one"}`: all elements are quoted, so no text reads as null."""
+    """Returns `{"1",NULL,"a \\"quoted\\" one"}`: quoted elements never read as null."""
     elements = inner.convert(values.flatten().cast(element))
     for refused, why in inner.refusals:
         if (at := pc.index(refused(elements), True).as_py()) >= 0:
@@ -246,7 +242,7 @@ def _no_key(family: str, kind: pa.DataType, column: Column) -> str:
 
 
 def _in_key(family: str, kind: pa.DataType, column: Column) -> Sequence[Refusal]:
-    """Returns refusals for key values that the server considers equal to other values."""
+    """Refusals of key values that the server considers equal to others."""
     if family == "float":
         return ((negative_zeros, "is -0.0, which is the key 0.0 to the server"),)
     if family == "text" and column.base == "uuid":

@@ -7,7 +7,7 @@ tables.
     layout    version of these tables
     commits   mark per job, sink and lineage: the highest visible checkpoint
 
-Layout 1 had tables for rows that waited in the database (`postgres/earlier`); these tables stay.
+Layout 1 also had tables for waiting rows (`postgres/earlier`), which stay.
 """
 
 import contextlib
@@ -97,10 +97,9 @@ class PostgresTarget(SqlTarget):
 
 
 class PostgresDialect(Dialect):
-    """Dialect for a PostgreSQL server.
+    """Dialect for a server with libpq's `parameters`; `secrets` are never shown.
 
-    `parameters` are libpq's; `secrets` are never shown. After `call_s` seconds the client cuts a unit of work, because
-    a stalled server does not enforce its own timeouts.
+    After `call_s` seconds the client cuts a unit of work: a stalled server does not enforce its own timeouts.
     """
 
     name = "PostgreSQL"
@@ -211,7 +210,7 @@ class PostgresDialect(Dialect):
     def check_rows(
         self, connection: Any, target: PostgresTarget, key: Sequence[str], columns: Sequence[str], data: bytes
     ) -> None:
-        """Copies rows into a temporary table like the target: the server refuses bad rows before the decision."""
+        """Copies rows into a temporary table like the target: bad rows are refused before the decision."""
         session.exchange(connection, [self._temporary(connection, target, key, columns)], [[data]])
 
     def deliver(
@@ -225,7 +224,7 @@ class PostgresDialect(Dialect):
     ) -> bool:
         """Sends one message: raise the mark or fail, copy the rows in windows, upsert each window.
 
-        Each window may take as long as `statement_timeout`. The client waits once per window and once for the end.
+        Each window may take `statement_timeout`. The client waits once per window and once for the end.
         """
         staged = (rows for each in read for rows in each)
         first = next(staged)
@@ -255,7 +254,7 @@ class PostgresDialect(Dialect):
     ) -> bool:
         """Raises the mark, copies `count` windows of CSV, then runs the statements `more`.
 
-        False: the mark differs.
+        Returns False if the mark differs.
         """
         one_window: list[Any] = [Copy(target.identifier, columns)]
         if key:
@@ -338,10 +337,9 @@ def _check_collations(connection: Any, oid: int, key: Sequence[str], shown_table
 
 
 def make_check_table(connection: Any, target: PostgresTarget, columns: Sequence[str], key: Sequence[str]) -> None:
-    """Creates the temporary table `pg_temp.barrier_runtime_check`.
+    """Creates the temporary table `pg_temp.barrier_runtime_check`, emptied by each commit, not logged.
 
-    The table accepts the rows that `target` accepts as far as types, NOT NULL and CHECK go, holds rows only within a
-    transaction, and is not logged.
+    The table accepts the rows that `target` accepts as far as types, NOT NULL and CHECK go.
     """
     sql = load_psycopg().sql
     check, identifier = sql.Identifier("pg_temp", "barrier_runtime_check"), sql.Identifier

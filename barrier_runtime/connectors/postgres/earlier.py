@@ -96,7 +96,7 @@ class EarlierCommits:
             self.session.run("opening the sink", lambda connection: connection.execute(_RAISE_FENCE, fence))
 
     def committed(self, committables: Sequence[bytes]) -> list[bytes]:
-        """Shows staged rows of earlier releases, and returns the committables of this release."""
+        """Shows staged rows of earlier releases; returns the committables of this release."""
         earlier, ours = self._split(committables)
         staged = [each for each in earlier if each.transactions == "staged"]
         staged.sort(key=lambda each: (each.lineage, each.checkpoint, each.subtask))
@@ -105,10 +105,7 @@ class EarlierCommits:
         return ours
 
     def recovered(self, decided: Sequence[bytes]) -> list[bytes]:
-        """Commits prepared transactions of earlier releases and drops leftovers.
-
-        Returns the committables of this release.
-        """
+        """Commits prepared transactions and drops leftovers; returns the committables of this release."""
         earlier, ours = self._split(decided)
         for each in earlier:
             if each.transactions == "prepared":
@@ -176,9 +173,9 @@ class EarlierCommits:
         return parts
 
     def _end(self, statement: str, gid: str, decided: EarlierCommittable | None = None) -> None:
-        """Commits or rolls back a prepared transaction. A missing transaction has ended earlier.
+        """Ends a prepared transaction, unless ended earlier.
 
-        If `decided` is missing without a record of the commit, the rows are lost: raises `Corrupt`.
+        Raises `Corrupt` if `decided` is missing without a record of the commit: the rows are lost.
         """
         sql, errors = load_psycopg().sql, load_psycopg().errors
 
@@ -196,7 +193,7 @@ class EarlierCommits:
         return connection.execute(_IS_COMMITTED, given).fetchone() is not None
 
     def _sweep(self, kept: list[str]) -> None:
-        """Drops leftovers of older tokens whose subtask belongs to this subtask's share."""
+        """Drops leftovers of older tokens in this subtask's share."""
         context, store = self.context, digest(self.context.job_store.url)
         ours = (context.token, context.parallelism, context.subtask, context.lineage, store)
         prefix = f"barrier_runtime:{digest(*self._owner)}:"

@@ -48,7 +48,7 @@ _REFUSED = (  # messages of libpq, which has no code for a failed connection
 
 
 def load_psycopg() -> Any:
-    """Imports psycopg. Raises an error with the install command if psycopg is missing."""
+    """Imports psycopg, or raises an error with the install command."""
     try:
         import psycopg
         import psycopg.conninfo
@@ -59,7 +59,7 @@ def load_psycopg() -> Any:
 
 
 def parameters_of(url: str) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns public parameters and secrets of a `postgresql://` URL or a `key=value` connection string."""
+    """Returns public parameters and secrets of a `postgresql://` URL or a `key=value` string."""
     psycopg = load_psycopg()
     unreadable = InvalidJob(
         "the url of PostgreSQL cannot be read (it is not repeated here, as it may hold a password): give "
@@ -98,7 +98,7 @@ def digest(*parts: str) -> str:
 
 
 class Copy(NamedTuple):
-    """Statement `COPY into (columns) FROM STDIN`, as CSV. `into` is a `psycopg.sql.Identifier`."""
+    """Statement `COPY into (columns) FROM STDIN` as CSV; `into` is a `psycopg.sql.Identifier`."""
 
     into: Any
     columns: Sequence[str]
@@ -115,9 +115,9 @@ def exchange(
     statements: Sequence[tuple[Any, Mapping[str, Any] | None] | Copy],
     copies: Iterable[Iterable[bytes]] = (),
 ) -> None:
-    """Sends statements as one message, which is one transaction on a connection in autocommit mode.
+    """Sends statements as one message: one transaction on a connection in autocommit mode.
 
-    The client waits once for the end, and before each `Copy` until the server accepts rows: the next item of `copies`.
+    Before each `Copy` the client waits until the server accepts rows, the next item of `copies`; then once for the end.
     """
     psycopg = load_psycopg()
     mogrify = psycopg.ClientCursor(connection).mogrify
@@ -167,7 +167,7 @@ def cut(connection: Any) -> None:
 
 
 def connect(parameters: Mapping[str, str], statement_timeout_s: float, where: str) -> Any:
-    """Connection in autocommit mode with the session settings that the sink needs."""
+    """Connection in autocommit mode with the sink's session settings."""
     psycopg = load_psycopg()
     connection = psycopg.connect(**CONNECTION_DEFAULTS | dict(parameters), autocommit=True, prepare_threshold=None)
     try:
@@ -199,7 +199,7 @@ def _code(error: Exception) -> str | None:
 
 
 def translated(error: Exception, failure: str) -> BarrierRuntimeError:
-    """Error whose class shows the caller's next action. `failure` begins the message."""
+    """Error whose class shows the caller's next action; `failure` begins the message."""
     code = _code(error)
     text = " ".join(str(error).split())
     if code is None:

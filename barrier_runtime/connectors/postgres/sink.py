@@ -1,7 +1,7 @@
 """Exactly-once rows in a PostgreSQL table: inserted, or upserted by key (protocol: `sink_bases/sql`).
 
-Errors appear as early as possible: table, rights and key when the sink opens, columns and types with the first rows,
-values and constraints of a row before its checkpoint is decided.
+Errors appear early: table, rights and key when the sink opens, columns and types with the first rows, values and
+constraints of a row before its checkpoint is decided.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,6 @@ class PostgresSink(SqlSink):
         return [self._accepted(rows) for rows in super().prepare(batches)]
 
     def _accepted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows as CSV, after a check by the server."""
         target, columns = self._target, rows.schema.names
         try:
             data = encode_csv(rows)

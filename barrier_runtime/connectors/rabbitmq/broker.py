@@ -1,7 +1,7 @@
 """Address of and connection to a RabbitMQ broker, and the meaning of errors.
 
-Credentials come from the environment of driver and slots (RABBITMQ_USERNAME, RABBITMQ_PASSWORD; default: the broker's
-default, guest). A URL may contain a user but no password: URLs appear in logs and error messages.
+Credentials come from the environment of driver and slots (default: guest). A URL may contain a user but no password:
+URLs appear in logs and error messages.
 """
 
 import logging
@@ -23,8 +23,7 @@ _HEARTBEAT_S = 30  # after two of these a broker gives a dead consumer's message
 
 @dataclass(frozen=True)
 class Broker:
-    """Address of a broker.
-    `url`: without user and password; `user`: empty if the environment names the user."""
+    """Address of a broker: `url` without user and password, `user` empty if the environment names it."""
 
     url: str
     user: str

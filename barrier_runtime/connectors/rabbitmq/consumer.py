@@ -2,7 +2,7 @@
 
 The broker delivers at most `prefetch` unacknowledged messages, which bounds the buffer. A lost connection is reopened,
 with growing pauses, without limit, and the broker delivers the unacknowledged messages again. Delivery tags count per
-connection, so each tag has the number of a connection, and tags of earlier connections acknowledge nothing.
+connection: tags of earlier connections acknowledge nothing.
 
 Only the thread uses pika's objects. `take`, `acknowledge` and `reject` are for the loop and never wait.
 """
@@ -42,7 +42,7 @@ class ReceivedMessage:
 
 
 class Consumer:
-    """Consumer that connects at once; `close` ends the consumer. `where`: for messages.
+    """Connects at once, until `close`. `where`: for messages.
 
     `wake` is called for the first message of an empty buffer, and after a final error.
     """
@@ -82,7 +82,6 @@ class Consumer:
 
     @property
     def waiting(self) -> bool:
-        """Returns whether there are messages to take."""
         return bool(self._messages)
 
     def acknowledge(self, delivery: Delivery) -> None:
@@ -90,7 +89,7 @@ class Consumer:
         self._order(delivery, lambda channel, tag: channel.basic_ack(tag, multiple=True))
 
     def reject(self, delivery: Delivery) -> None:
-        """Sends this message to the queue's dead-letter exchange; without, the broker drops the message."""
+        """Sends this message to the queue's dead-letter exchange; without an exchange it is lost."""
         self._order(delivery, lambda channel, tag: channel.basic_reject(tag, requeue=False))
 
     def close(self) -> None:
@@ -135,7 +134,7 @@ class Consumer:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _consume(self) -> None:
-        """Consumes by a single connection until the connection is lost (raises) or `close` was called."""
+        """Consumes by one connection until it is lost (raises) or `close` was called."""
         pika_connection = self._broker.connect()
         number = self.connection + 1
         cancelled = threading.Event()

@@ -32,10 +32,9 @@ _LAST_SECOND = 253_402_300_799  # of the year 9999; greater values are milliseco
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a row.
+    """Columns of a row: `json` of the body (None: bytes), then `metadata`.
 
-    `json`: the columns of the body; None for bytes. `id_from`: "message_id" (the property) or "headers.<name>".
-    `id_needed`: a message without id is bad.
+    `id_from`: "message_id" (the property) or "headers.<name>". `id_needed`: a message without id is bad.
     """
 
     json: pa.Schema | None
@@ -88,7 +87,7 @@ class MessageRows:
         self._decoder = None if columns.json is None else JsonPayloads(columns.json, where)
 
     def batch(self, messages: Sequence[ReceivedMessage]) -> tuple[pa.RecordBatch, list[tuple[ReceivedMessage, str]]]:
-        """Returns the rows of the good messages in order, and the bad messages, each with the reason."""
+        """Returns the rows of the good messages in order, and the bad messages with reasons."""
         bad: list[tuple[ReceivedMessage, str]] = []
         good: list[ReceivedMessage] = []
         ids: list[str | None] = []
@@ -118,7 +117,6 @@ class MessageRows:
         return ""
 
     def _bodies(self, messages: Sequence[ReceivedMessage]) -> tuple[list[pa.Array], dict[int, str]]:
-        """Returns the columns of the bodies, and by index the reasons of bad bodies."""
         bodies = [message.body for message in messages]
         if self._decoder is None:
             return [pa.array(bodies, pa.binary())], {}

@@ -1,12 +1,11 @@
 """Source of a RabbitMQ queue: the broker delivers messages again, but has no positions.
 
-After any failure before a covering checkpoint is completed (a killed slot, a lost connection, a restarted broker) the
-broker delivers a message again, to any consumer. The stream then repeats the message, and is exactly-once only with a
-following `deduplicate`, whose state belongs to the same checkpoints: either the restored state contains the id, or the
-message was not acknowledged.
+After a failure before a covering checkpoint is completed (a killed slot, a lost connection, a restarted broker) the
+broker delivers a message again, to any consumer. The stream is exactly-once only with a following `deduplicate`, whose
+state belongs to the same checkpoints: either the restored state contains the id, or the message was not acknowledged.
 
-Splits are consumers that compete for the queue. Any number of consumers works, so a job may be rescaled freely. The
-order of a queue holds with a single consumer only (and not for redelivered messages).
+Splits are consumers that compete for the queue, so a job may be rescaled freely. The order of a queue holds with a
+single consumer only (and not for redelivered messages).
 """
 
 import uuid
@@ -160,8 +159,7 @@ class RabbitMQQueue:
 
 
 class RabbitReader:
-    """Reader of a consumer.
-    `idle_ns`: the reader is finished after the queue delivered nothing for that duration."""
+    """Reader of a consumer; finished after `idle_ns` without deliveries."""
 
     def __init__(
         self,
@@ -250,10 +248,7 @@ class RabbitReader:
             self._consumer.close()
 
     def _look_for_the_end(self, consumer: Consumer, now_ns: int) -> None:
-        """Detects an idle queue.
-
-        Never idle: without a connection, or while `prefetch` messages wait for their checkpoint.
-        """
+        """Detects an idle queue: with a connection, and with less than `prefetch` messages unacknowledged."""
         if self._idle_ns is None:
             return
         same = self._handed.connection == consumer.connection

@@ -1,17 +1,17 @@
-"""Rows as values of Redis keys, by idempotent upserts (see `upsert`).
+"""Rows as values of Redis keys, by idempotent upserts (`sink_bases/upsert`).
 
 Each subtask writes a few hundred rows per script and sends several scripts at once. A script first compares the job's
 *fence*: a hash with the fencing token of the generation that opened the sink last, and the decision log in which the
-token is a position. A script with another token or log is refused in the same atomic step, so a zombie cannot overwrite
-rows of its successor.
+token is a position. Another token or log is refused in the same atomic step, so a zombie cannot overwrite rows of its
+successor.
 
 Within a log the higher token takes the fence, in any lineage. Tokens of different logs (the job's checkpoints were
-moved or deleted) cannot be compared, so the fence stores the newest token of each log. A generation takes the fence
-from another log if the fence has no token of the generation's own log as new. A generation that lost the fence thus
-never regains it, and of two live logs the log started last holds the fence.
+moved or deleted) cannot be compared, so the fence stores the newest token of each log, and a generation takes the fence
+from another log unless the fence has a token of the own log as new. A generation that lost the fence never regains it;
+of two live logs the log started last holds the fence.
 
-Besides the fence, Redis holds the number of each subtask's last write. Every attempt has a higher number, and lower
-numbers are refused: a request without an answer may reach Redis long after it was repeated and newer rows were written.
+Redis also holds the number of each subtask's last write. Every attempt has a higher number, and lower numbers are
+refused: a request without an answer may reach Redis long after newer rows.
 
 Redis must keep acknowledged writes: `appendonly yes`, and `appendfsync always` to survive a power failure. Clusters of
 several shards are not supported: fence and rows must change together.
@@ -165,7 +165,6 @@ class RedisUpsertSink(UpsertSink):
                     )
 
     def _numbered(self, rows: pa.RecordBatch) -> list[bytes | str | int]:
-        """Arguments of one script."""
         keyed = zip(keys_of(rows, self.key), exact_rows(rows), strict=True)
         flat = [part for key, row in keyed for part in self._written(self.prefix.encode() + key, row)]
         self._write_number += 1
@@ -195,7 +194,7 @@ class RedisUpsertSink(UpsertSink):
     def _run(self, script: str, calls: Sequence[Sequence[bytes | str | int]]) -> list[int]:
         """Returns for each call the number of this subtask's last write, if this generation holds the fence.
 
-        Raises for the first failed call, whatever the results of the others.
+        Raises for the first failed call, whatever the others did.
         """
         context = self._context
         keys, who = (self._fence, self._write_numbers), (self._log, context.token, context.subtask)

@@ -111,7 +111,6 @@ def _has_nanoseconds(kind: pa.DataType) -> bool:
 
 
 def _whole_microseconds(column: pa.Array) -> pa.Array:
-    """Converts nanoseconds to microseconds, rounded down."""
     kind = column.type
     whole = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("us")
     if pa.types.is_time(kind):

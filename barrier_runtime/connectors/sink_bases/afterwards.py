@@ -10,7 +10,7 @@ Postponed work must be safe to lose with the process:
 | write the hint of the commit log                | the next start reads more records; a later commit writes it |
 | write a summary of the commit log               | a later commit writes the summary                           |
 
-A sink whose input has ended postpones nothing: the last commit does its work before the sink reports the commit.
+After the end of the input nothing is postponed.
 """
 
 import logging
@@ -26,10 +26,7 @@ _MOST = 16  # pieces of waiting work; a commit runs any further piece itself
 
 
 class Afterwards:
-    """Runs work in order on one thread, which exists from the first work until `close`.
-
-    Any thread may call.
-    """
+    """Runs work in order on one thread, from the first work until `close`. Thread-safe."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -65,7 +62,7 @@ class Afterwards:
             self._try(work)
 
     def close(self) -> None:
-        """Accepts no more work. Waiting work still runs; only the end of the process waits for the work."""
+        """Accepts no more work. Waiting work still runs; only the end of the process waits."""
         with self._lock:
             self._closed = True
             if self._thread is not None:

@@ -1,8 +1,8 @@
 """Write-ahead rows that appear once for all subtasks: a batch per checkpoint, in checkpoint order.
 
-Batches decided during a commit are delivered together, so a sink can write them in a single commit. Staging is that of
-`WriteAheadSink`. A subtask only keeps the staged rows that the restored checkpoint decided; subtask 0, as global
-committer, delivers the batches and then deletes these rows.
+Batches decided during a commit are delivered together, so a sink can write them in one commit. A subtask only stages,
+and keeps the staged rows that the restored checkpoint decided; subtask 0, as global committer, delivers the batches and
+then deletes these rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ DECIDED_BATCH_VERSION = 1
 
 
 class DecidedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rows of a decided checkpoint: those of all subtasks, in subtask order."""
+    """Rows of all subtasks of a decided checkpoint, in subtask order."""
 
     version: int
     job: str
@@ -82,25 +82,19 @@ class BatchingSink(WriteAheadSink):
     required_methods: ClassVar[tuple[str, ...]] = ()
 
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
-        """Shows the rows of all batches, oldest first. Must have no effect for a batch that is already shown.
-
-        Raises if the delivery must be retried.
-        """
+        """Shows the rows of all batches, oldest first; no effect for a batch already shown. Raises for a retry."""
         for batch in batches:
             self.deliver_batch(batch)
 
     def deliver_batch(self, batch: DecidedBatch) -> None:
-        """Shows the rows of the batch at once. Must have no effect if the batch is already shown.
-
-        Raises if the delivery must be retried.
-        """
+        """Shows the rows of the batch at once; no effect if already shown. Raises for a retry."""
         raise NotImplementedError
 
     def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
         raise ProtocolViolation(f"{self._where}: rows of one subtask are delivered without the others': report this")
 
     def commit(self, committable: bytes) -> None:
-        """Checks the committable only: its rows wait for the global commit."""
+        """Only checks the committable: its rows wait for the global commit."""
         self._decoded(committable)
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
@@ -110,10 +104,7 @@ class BatchingSink(WriteAheadSink):
             self._context.job_store.delete([each.key for batch in batches for each in batch.objects])
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        """Deletes staged rows of older generations that no checkpoint lists.
-
-        Rows that the restored checkpoint lists wait for the global commit.
-        """
+        """Deletes staged rows of older generations that the restored checkpoint does not list."""
         needed = {each.key for committable in decided for each in self._decoded(committable).objects}
         store = self._context.job_store
         listed = [info.key for info in store.list(self._paths.staged_rows_prefix(self._context.sink))]

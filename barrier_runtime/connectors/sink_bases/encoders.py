@@ -74,7 +74,7 @@ class _EncodedPart(BufferPart[_Staged]):
         self.text_bytes = 0  # of the encoded chunks
 
     def cut(self) -> _Chunk:
-        """Turns the batches into a chunk. Runs on the event loop, or after the last write to the part."""
+        """Turns the batches into a chunk, on the event loop or after the last write to the part."""
         chunk = _Chunk(self.batches)
         self.batches, self.merged, self.unmerged_bytes = [], 0, 0
         self.rows_in_chunks, self.bytes_in_chunks = self.rows, self.bytes
@@ -121,10 +121,7 @@ class EncodingBuffer(RowBuffer[_Staged]):
         return max(super().bytes_in_current, self._current.text_bytes // _TEXT_PER_BYTE)
 
     def encode_early(self) -> Callable[[], None] | None:
-        """Returns work for another thread if enough rows came since the last chunk, otherwise None.
-
-        Runs on the event loop.
-        """
+        """Returns work for another thread if enough rows came since the last chunk. Runs on the event loop."""
         part = self._current
         rows = part.rows - part.rows_in_chunks + self._few_rows
         if rows < _ROWS_AT_ONCE and part.bytes - part.bytes_in_chunks + self._few_bytes < _BYTES_AT_ONCE:
@@ -170,12 +167,10 @@ def csv(batches: Sequence[pa.RecordBatch]) -> bytes:
 
 
 def csv_head(schema: pa.Schema) -> bytes:
-    """Header line with the names of the columns."""
     return _written_by_arrow(_as_written(schema).empty_table(), header=True)
 
 
 def csv_rows(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Lines after the header."""
     table = pa.Table.from_batches(batches).combine_chunks()
     for name, column in zip(table.column_names, table.columns, strict=True):
         for chunk in column.chunks:
@@ -212,7 +207,6 @@ def _csv_lines(batch: pa.RecordBatch) -> bytes:
 
 
 def _csv_fields(column: pa.Array) -> pa.Array:
-    """Text of each field, null for null values."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _csv_fields(column.cast(kind.value_type))

@@ -1,9 +1,8 @@
 """Committable of a file sink: each staged file and its final name, enough for any process to commit.
 
 This module alone makes and reads file names of a sink. Staged files are below `_staging/` (hidden: Spark, pyarrow and
-others skip names that begin with `_` or `.`), by job, sink and fencing token, with the index of the subtask. The
-*incarnation* in a name is random, drawn when the sink opens, so two runs into a folder never share a name, even if
-checkpoint ids start at 1 again. The committable stores the incarnation, so a repeated commit uses the same names.
+others skip names that begin with `_` or `.`). The *incarnation* in a name is random, drawn when the sink opens and
+stored in the committable, so runs into a folder never share a name, and a repeated commit uses the same names.
 
 The incarnation begins with a tag of the decision log in which the token is a position. Jobs with the same name and
 different checkpoint locations may share a folder; tokens of different logs cannot be compared:
@@ -19,9 +18,8 @@ different checkpoint locations may share a folder; tokens of different logs cann
 | of a release without tags (8 digits)                        | only if a committable of this sink has the same |
 |                                                             | incarnation, which proves that the log is ours  |
 
-A committable names its files, so files listed by a manifest are committed whatever their tags are. A multipart upload
-has only the final name. Its incarnation begins with a tag of job and sink, because several jobs may write below the
-same URL and no job may touch the uploads of another.
+Files listed by a manifest are committed whatever their tags are. A multipart upload has only the final name; its
+incarnation begins with a tag of job and sink, because several jobs may write below the same URL.
 """
 
 import hashlib
@@ -70,7 +68,7 @@ _DECODER = VersionedDecoder(committable_format(COMMITTABLE_VERSION), msgspec.jso
 class FileNames:
     """Names of a sink subtask in an incarnation.
 
-    `owner` is the prefix of the incarnations of all orphans of this sink; `random` is the rest of this incarnation.
+    `owner`: prefix of the incarnations of all orphans of this sink; `random`: the rest of this incarnation.
     """
 
     job: str
@@ -96,7 +94,7 @@ class FileNames:
         return "" if self.folders else "part-"
 
     def staged(self, number: int) -> str:
-        """Key of a staged file. `number` counts the staged files of this incarnation."""
+        """Key of the staged file `number` of this incarnation."""
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-{number}.{self.suffix}"
 
     def final(self, checkpoint: int, part: int, folder: str = "") -> str:
@@ -107,17 +105,11 @@ class FileNames:
         return f"{folder}part-{checkpoint:08d}-{self.subtask}-{self.token}-{self.incarnation}-{part}.{self.suffix}"
 
     def longest_final(self, folder: str) -> str:
-        """Name as long as the longest final name.
-
-        The incarnation of an upload has one more tag.
-        """
+        """Name as long as the longest final name: an upload's incarnation has one more tag."""
         return self.final(10**15, 10**6, folder) + "0" * _TAG_DIGITS
 
     def probe(self) -> str:
-        """Key of the object that the sink writes and deletes when it opens.
-
-        The key looks like a staged file, so a leftover probe is deleted together with staged files.
-        """
+        """Key of the object that the sink writes and deletes when it opens; swept like a staged file."""
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-0.probe"
 
 
@@ -125,7 +117,7 @@ class FileNames:
 class Sweep:
     """Orphans that a subtask may delete, once all decided files of its share are shown.
 
-    These are files with a token older than `token`, whose incarnation begins with `owner` or is in `known`.
+    Their token is older than `token`, and their incarnation begins with `owner` or is in `known`.
     """
 
     token: int
@@ -162,10 +154,7 @@ def sink_tag(job: str, sink: str) -> str:
 
 
 def log_tag(log: str, store: str) -> str:
-    """Tag of a decision log. `log` is the identity of the log, `store` the URL above it.
-
-    A copy of the log at another URL has another tag.
-    """
+    """Tag of the decision log `log`; `store`: the URL above it, so a copy elsewhere has another tag."""
     return _tag(f"{log} {store}")
 
 
@@ -179,7 +168,7 @@ def incarnation_of(file: StagedFile) -> str:
 
 
 def origin_of(file: StagedFile) -> tuple[int, int]:
-    """Fencing token of the writer, and the checkpoint that closed the file or an earlier one.
+    """Fencing token of the writer, and the checkpoint that closed the file or an earlier checkpoint.
 
     Raises `Corrupt` if no sink makes such a name.
     """
@@ -190,7 +179,7 @@ def origin_of(file: StagedFile) -> tuple[int, int]:
 def origin_of_name(name: str) -> tuple[str, tuple[int, int]] | None:
     """Tag of the decision log under which a file was written, and its `origin_of`.
 
-    The tag is empty for releases without tags. None: no sink makes such a name.
+    "": a release without tags. None: no sink makes such a name.
     """
     match = _FINAL.fullmatch(name)
     if match is None:
@@ -209,9 +198,9 @@ def _final_match(file: StagedFile) -> re.Match[str]:
 
 
 def check_names(committable: FileCommittable, job: str, sink: str, where: str) -> FileCommittable:
-    """Returns `committable` if this sink of this job makes every name in it, otherwise raises `Corrupt`.
+    """Returns `committable` if this sink of this job makes every name in it, else raises `Corrupt`.
 
-    A commit moves files and an abort deletes files, so neither may touch a file of anybody else.
+    A commit moves files and an abort deletes files, so neither may touch a foreign file.
     """
     for file in committable.files:
         if not is_name_of(file, job, sink):
@@ -235,5 +224,5 @@ def encode_committable(files: tuple[StagedFile, ...]) -> bytes:
 
 
 def decode_committable(data: bytes, where: str) -> FileCommittable:
-    """Decodes the bytes of `encode_committable`; other bytes are refused without decoding."""
+    """Decodes the bytes of `encode_committable`; other bytes are refused undecoded."""
     return _DECODER.decode(data, where)

@@ -32,10 +32,7 @@ _NO_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def with_moments_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Batch with timestamps as the text that `json_rows` writes.
-
-    Faster than `json_rows`: all rows at once, and without the GIL.
-    """
+    """Batch with timestamps as the text that `json_rows` writes; all rows at once, without the GIL."""
     for number, field in enumerate(batch.schema):
         if types.is_timestamp(field.type):
             texts = _of_column(field.name, _moments, batch.column(number))
@@ -44,7 +41,6 @@ def with_moments_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def json_rows(batch: pa.RecordBatch) -> Sequence[dict[str, Any]]:
-    """Returns an object per row."""
     if not any(_is_lossy(column) for column in batch.columns):
         try:
             rows: Sequence[dict[str, Any]] = batch.to_pylist()
@@ -136,7 +132,6 @@ def _name(key: Any) -> str:
 
 
 def _in_microseconds(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, bool]:
-    """Array in microseconds and True, or the array itself and False if it has nanoseconds."""
     if array.type.unit != "ns":
         return array, True
     try:
@@ -183,9 +178,8 @@ def _moments(array: pa.Array) -> pa.Array:
 
 
 def moment_texts(array: pa.Array, between: str) -> pa.Array:
-    """Returns timestamps as text, with `between` between day and time.
+    """Returns timestamps as text, with `between` between day and time; UTC and `Z` with a zone.
 
-    Times of a column with a zone are in UTC and end with `Z`.
     Arrow's own cast of times with a zone takes 26 times as long, because it uses `strftime`.
     """
     kind = array.type

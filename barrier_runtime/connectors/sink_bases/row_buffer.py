@@ -1,6 +1,6 @@
 """Rows of an open transaction, cut into parts: full parts are staged early, so memory stays bounded.
 
-The event loop writes, other threads stage. The lock `staging` guards every part except the last, which only the event
+The event loop writes, other threads stage. The lock `_staging` guards every part except the last, which only the event
 loop touches.
 """
 
@@ -36,11 +36,9 @@ class BufferPart(Generic[_Staged]):
         self.staged: _Staged | None = None
 
     def content(self) -> Sequence[Any]:
-        """Rows that `make` receives when the part is full."""
         return self.batches
 
     def drop(self) -> None:
-        """Drops the rows after they became durable."""
         self.batches = []
 
 
@@ -61,7 +59,7 @@ class RowBuffer(Generic[_Staged]):
 
     @property
     def bytes_in_current(self) -> int:
-        """Bytes of the current part: at least the Arrow bytes of the rows, and not much more."""
+        """Returns at least the Arrow bytes of the current part's rows, and not much more."""
         return self._current.bytes + self._few_bytes
 
     def write_few(self, rows: FewRows) -> None:
@@ -100,7 +98,7 @@ class RowBuffer(Generic[_Staged]):
             part.merged, part.unmerged_bytes = len(part.batches), 0
 
     def fill_up(self) -> bool:
-        """Ends the current part, so that the next `stage` includes the part. Returns False if the part has no rows."""
+        """Ends the current part, so that the next `stage` includes it. Returns False without rows."""
         self._write_gathered()
         if not self._current.rows:
             return False
@@ -114,10 +112,7 @@ class RowBuffer(Generic[_Staged]):
         return tuple(self._current.batches)
 
     def stage(self, make: Callable[[Sequence[Any]], _Staged]) -> list[_Staged]:
-        """Makes all full parts durable by `make`; skips parts that are durable.
-
-        May be called again after an error.
-        """
+        """Makes all full parts durable by `make`, once each. May be called again after an error."""
         with self._staging:
             staged = []
             for part in list(self._full):
@@ -128,7 +123,7 @@ class RowBuffer(Generic[_Staged]):
             return staged
 
     def hand_over(self, write_out: Callable[[Sequence[Any]], None]) -> None:
-        """As `stage`, but forgets each part that is durable: a transaction may consist of thousands of parts."""
+        """As `stage`, but forgets durable parts: a transaction may consist of thousands of parts."""
         with self._staging:
             while self._full:
                 write_out(self._full[0].content())
@@ -138,8 +133,7 @@ class RowBuffer(Generic[_Staged]):
 def _weight(rows: pa.RecordBatch) -> int:
     """Arrow bytes of `rows`, never too few.
 
-    Summing buffers takes 0.5 µs, but counts whole buffers even if `rows` is a slice of them. For small buffers the
-    excess is small and ends with the merge, so only larger buffers are measured exactly (12 µs).
+    Summing buffers takes 0.5 µs but counts whole buffers of slices; only larger buffers are measured exactly (12 µs).
     """
     buffers: int = rows.get_total_buffer_size()
     return rows.nbytes if buffers > _MEASURED_BYTES else buffers
@@ -148,8 +142,8 @@ def _weight(rows: pa.RecordBatch) -> int:
 class InOrder:
     """Buffers of a sink that writes before the commit: rows leave in the order of their arrival.
 
-    Early staging of a newer transaction and pre-commit of an older transaction run on different threads. A pre-commit
-    may be late, or absent if the checkpoint is aborted. Every call of `stage` therefore stages all older buffers first.
+    Early staging and pre-commit run on different threads, and the pre-commit of an older transaction may be late, or
+    absent if the checkpoint is aborted. Every call of `stage` therefore stages all older buffers first.
     """
 
     def __init__(self) -> None:
@@ -164,9 +158,9 @@ class InOrder:
     def stage(
         self, until: RowBuffer[None], write_out: Callable[[Sequence[pa.RecordBatch]], None], *, closed: bool
     ) -> None:
-        """Stages every older buffer completely, then the full parts of `until`.
+        """Stages every older buffer completely, then the full parts of `until`. May be repeated after an error.
 
-        `closed`: `until` receives no more rows and is staged completely. May be called again after an error.
+        `closed`: `until` receives no more rows and is staged completely.
         """
         with self._going_out:
             while until in self._begun:

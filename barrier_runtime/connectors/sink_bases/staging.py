@@ -1,7 +1,7 @@
 """Staging of files: the bytes wait for the decision as a durable, invisible object, on any store.
 
 Staged objects never expire. A commit publishes the object under the final name. Leftovers of undecided transactions are
-known by name alone. Committables of older releases may also name multipart uploads of S3, to be completed or aborted.
+known by name alone. Committables of older releases may also name multipart uploads of S3.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from barrier_runtime.state.store.paths import too_long
 
 
 def names_of(context: SinkContext, suffix: str, *, folders: bool = False) -> FileNames:
-    """File names of this incarnation of a sink. Queries the job's store and raises its errors."""
+    """File names of this incarnation of a sink. Reads the job's store and raises its errors."""
     owner = log_tag(log_id(context), context.job_store.url)
     random = context.new_id()[:RANDOM_DIGITS]
     return FileNames(context.job, context.sink, context.token, context.subtask, owner, random, suffix, folders)
@@ -57,10 +57,7 @@ def check_folder(folder: str, store: ObjectStore, names: FileNames, where: str) 
 
 
 class Staging:
-    """Staged objects of a sink subtask.
-
-    Blocks; threads of pre-commit and commit may call at the same time.
-    """
+    """Staged objects of a sink subtask. Blocks; pre-commit and commit may call at the same time."""
 
     def __init__(self, store: ObjectStore, names: FileNames, where: str) -> None:
         self._store = store
@@ -72,9 +69,9 @@ class Staging:
         self._multipart: MultipartUploads | None = None
 
     def stage(self, data: bytes, rows: int, earliest: int, folder: str = "") -> StagedFile:
-        """Makes the bytes durable. `earliest` is the first checkpoint that can close the transaction.
+        """Makes the bytes durable. `earliest`: first checkpoint that can close the transaction.
 
-        `folder` is the folder of the final file, with a slash at the end.
+        `folder`: of the final file, with a slash at the end.
         """
         key = self._names.staged(self._next_number())
         self._store.put(key, data)
@@ -91,8 +88,8 @@ class Staging:
     def show(self, file: StagedFile, *, keep: bool = False) -> None:
         """Publishes the file under its final name and deletes the staged object. Idempotent.
 
-        `keep` postpones the deletion to `drop_shown`. Raises `Corrupt` if the bytes are gone, or if other bytes have
-        the final name.
+        `keep` leaves the deletion to `drop_shown`. Raises `Corrupt` for missing bytes, or other bytes under the final
+        name.
         """
         if file.upload is not None:
             self._show_upload(file)
@@ -111,14 +108,10 @@ class Staging:
 
     @property
     def leaves_staged(self) -> bool:
-        """Returns whether `drop_shown` has objects to delete."""
         return isinstance(self._store, CopiesStaged)
 
     def drop_shown(self, files: Sequence[StagedFile]) -> None:
-        """Deletes staged objects that `show` kept.
-
-        If the process dies earlier, a successor's `sweep` deletes them.
-        """
+        """Deletes staged objects that `show` kept; otherwise a successor's `sweep` deletes them."""
         if self.leaves_staged:
             self._store.delete([file.staged for file in files if file.upload is None])
 
@@ -131,9 +124,9 @@ class Staging:
                 self._uploads().abort(file.final, file.upload.id)
 
     def sweep(self, parallelism: int, decided: Iterable[StagedFile], *, shown: bool = True) -> None:
-        """Deletes undecided objects of older generations that this subtask must clean up.
+        """Deletes undecided objects of older generations in this subtask's share.
 
-        `decided` lists everything decided among these objects: already shown, or (`shown=False`) to be kept.
+        `decided`: everything decided among them, already shown or (`shown=False`) to be kept.
         """
         decided = list(decided)
         names, known = self._names, frozenset(incarnation_of(file) for file in decided)

@@ -26,10 +26,7 @@ class DirectSink(TwoPhaseCommitSink):
     write_bytes: ClassVar[int] = 256 << 10  # Arrow bytes of waiting rows that are written whatever else is running
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Raises `InvalidJob` for columns that the target cannot take.
-
-        Runs on the event loop, at the first rows.
-        """
+        """Raises `InvalidJob` for columns that the target cannot take; on the event loop, at the first rows."""
 
     def check_rows(self, schema: pa.Schema) -> None:
         """Checks each batch; runs on the event loop."""
@@ -38,7 +35,7 @@ class DirectSink(TwoPhaseCommitSink):
             self._schema_checked = True
 
     def write_out(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Hands rows to the target, in order. Runs off the event loop, one call at a time; repeated if it raises."""
+        """Hands rows to the target, in order; off the event loop, one call at a time, repeated if it raises."""
         raise NotImplementedError
 
     def acknowledgement(self) -> Acknowledgement | None:
@@ -113,7 +110,7 @@ class UpsertSink(DirectSink):
     def upsert(self, rows: pa.RecordBatch) -> None:
         """Writes every row under its key, in order, and returns when the target cannot lose the rows.
 
-        Runs off the event loop, one call at a time. A call that raises is repeated.
+        Runs off the event loop, one call at a time; repeated if it raises.
         """
         raise NotImplementedError
 

@@ -59,7 +59,7 @@ StagedTransaction: TypeAlias = RowBuffer[StagedRows]
 class WriteAheadSink(TwoPhaseCommitSink):
     """Base of sinks that deliver decided rows with an idempotency token.
 
-    `max_bytes_in_memory` bounds the Arrow bytes of an open transaction of a subtask; full parts are staged early, as
+    `max_bytes_in_memory`: Arrow bytes of an open transaction of a subtask; above, full parts are staged early, as
     objects. A delivery reads one object at a time.
     """
 
@@ -78,20 +78,14 @@ class WriteAheadSink(TwoPhaseCommitSink):
     # ------------------------------------------------------------ for subclasses
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Raises `InvalidJob` for columns that the target cannot take.
-
-        Runs on the event loop, at the first rows.
-        """
+        """Raises `InvalidJob` for columns that the target cannot take; on the event loop, at the first rows."""
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
         """Rows to stage instead of `batches`. Runs off the event loop, before the decision."""
         return batches
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        """Returns a staged object.
-
-        `deliver` reads Arrow streams; sinks with another format read objects themselves.
-        """
+        """Returns a staged object: an Arrow stream, as `deliver` reads, unless the sink reads objects itself."""
         return _encoded(batches)
 
     def delivered(self, token: DeliveryToken, rows: int) -> bool | None:
@@ -108,17 +102,14 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def deliver_together(self, deliveries: Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
         """Delivers several transactions of an origin, oldest first.
 
-        The rows of a transaction can be read until the next transaction is taken. After an error the transactions are
-        delivered one by one, whatever was written.
+        The rows of a transaction can be read until the next is taken. After an error the transactions are delivered one
+        by one, whatever was written.
         """
         for token, batches in deliveries:
             self.deliver(token, batches)
 
     def must_deliver_nothing(self) -> bool:
-        """Returns whether `deliver` also runs for a transaction without rows.
-
-        Called when the transaction closes.
-        """
+        """Returns, when a transaction closes, whether `deliver` also runs without rows."""
         return False
 
     # ------------------------------------------------------------ staging
@@ -234,9 +225,9 @@ class WriteAheadSink(TwoPhaseCommitSink):
         store.delete(orphans)
 
     def _is_orphan(self, key: str) -> bool:
-        """Returns whether to delete the object of an older generation.
+        """True for an object of an older generation in this subtask's share.
 
-        Called only after all decided transactions of this subtask are delivered, so no decided object is deleted.
+        Called after all decided transactions are delivered, so no decided object is deleted.
         """
         origin = self._paths.staged_rows_origin(key)
         if origin is None:
@@ -252,11 +243,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def _deliveries(
         self, entries: Sequence[WriteAheadCommittable]
     ) -> Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]:
-        """Yields the rows of each transaction, in order.
-
-        The first object of a transaction is read before the token is yielded: while the first object exists, all
-        objects exist.
-        """
+        """Yields the rows of each transaction, in order; its first object is read before its token is yielded."""
         objects = self._read_all([each for entry in entries for each in entry.objects])
         for entry in entries:
             rest = itertools.islice(objects, len(entry.objects))
@@ -266,7 +253,6 @@ class WriteAheadSink(TwoPhaseCommitSink):
                 pass
 
     def _read_all(self, objects: Sequence[StagedRows]) -> Iterator[Sequence[pa.RecordBatch]]:
-        """Yields the rows of each object, in order; small objects are read ahead and in parallel."""
         at_once = side_by_side(self._context.job_store, _READS_AT_ONCE)
         return read_ahead(self._read, objects, lambda staged: staged.rows, at_once)
 
@@ -305,9 +291,9 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def _is_noted(self, entry: WriteAheadCommittable) -> bool:
         """Returns whether a note of this transaction or of a later transaction exists.
 
-        Notes are read by name, oldest first: if a zombie deletes a note meanwhile, a later note exists. A listed note
-        also counts, but a listing may lack the newest. The listing serves older checkpoints, and notes that earlier
-        builds named after the delivering generation.
+        Notes are read by name, oldest first: if a zombie deletes a note meanwhile, a later note exists. A listing may
+        lack the newest note; it serves older checkpoints, and notes that earlier builds named after the delivering
+        generation.
         """
         store, note = self._context.job_store, self._note_of(entry)
         prefix = self._paths.delivery_notes_prefix(self._context.sink, entry.lineage, entry.subtask)
@@ -340,7 +326,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self._notes[origin] = max(note, before or note)
 
     def _drop(self, entries: Sequence[WriteAheadCommittable]) -> None:
-        """Deletes the staged rows of `entries`; the first object of each entry goes first."""
+        """Deletes the staged rows of `entries`, the first object of each entry first."""
         store = self._context.job_store
         for each in itertools.chain.from_iterable(entry.objects for entry in entries):
             self._in_memory.pop(each.key, None)

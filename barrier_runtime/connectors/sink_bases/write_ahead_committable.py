@@ -1,7 +1,7 @@
 """Committable of a write-ahead sink: origin and checkpoint of a transaction, objects with hashes.
 
-Any process can deliver the transaction. Versioned msgspec data. Before any delivery or deletion the committable is
-checked against the job and sink that read it, and foreign object names are refused.
+Any process can deliver the transaction. Before any delivery or deletion the committable is checked against the job and
+sink that read it, and foreign object names are refused.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ COMMITTABLE_VERSION = 1
 class DeliveryToken:
     """Identity of a delivery, equal in every repetition.
 
-    Within (job, sink, lineage, subtask) checkpoints only rise. `subtask` wrote the rows; after rescaling another
-    subtask may deliver them. `token` is the fencing token under which the rows were written.
+    Within (job, sink, lineage, subtask) checkpoints only rise. `subtask` wrote the rows, under the fencing token
+    `token`; after rescaling another subtask may deliver them.
     """
 
     job: str

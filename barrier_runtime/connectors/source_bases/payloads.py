@@ -47,7 +47,7 @@ class Decoder(Protocol):
     schema: pa.Schema
 
     def rows(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[Any]:
-        """Returns a row, of any type, per payload. Raises if a payload cannot be decoded.
+        """Returns a row per payload; raises if a payload cannot be decoded.
 
         `records`: the records that contain the payloads.
         """
@@ -105,8 +105,7 @@ def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa
 
 
 def columns_of(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> list[pa.Array]:
-    """Returns an array per field of `schema`.
-    Raises `UnkeptValue` for a value that the column cannot keep exactly."""
+    """Returns an array per field. Raises `UnkeptValue` for a value that a column cannot keep exactly."""
     return [
         column_of_records(values, field.type, field.name, field.nullable)
         for values, field in zip(columns, schema, strict=True)
@@ -114,8 +113,7 @@ def columns_of(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> list[pa.A
 
 
 class PlainPayloads:
-    """Payloads without decoding: bytes, or UTF-8 text.
-    `values`: per column, the values that Arrow accepts."""
+    """Payloads as bytes or UTF-8 text. `values`: per column, the values that Arrow accepts."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -153,7 +151,6 @@ _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
 
 
 def _json_type(kind: pa.DataType, column: str, where: str) -> Any:
-    """Returns the type that msgspec decodes for a column of type `kind`."""
     is_ = pa.types
     if kind in _INTEGERS:
         return _INTEGERS[kind]
@@ -174,8 +171,7 @@ def _json_type(kind: pa.DataType, column: str, where: str) -> Any:
 
 
 def json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
-    """Returns the class into which msgspec decodes a payload.
-    Raises `InvalidJob` for an unsupported column type."""
+    """Returns msgspec's class for a payload. Raises `InvalidJob` for an unsupported column type."""
     fields: list[Any] = []
     for number, field in enumerate(schema):
         kind = _json_type(field.type, field.name, where)
@@ -185,11 +181,11 @@ def json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
 
 
 class JsonPayloads:
-    """Payloads of a JSON object each.
+    """Payloads of a JSON object each. A payload None is a row of nulls.
 
-    Fields that the schema lacks are ignored, absent fields are null, and the last of repeated fields wins. Times are
-    RFC 3339 text (UTC by default), durations ISO 8601, binary is base64. A payload None is a row of nulls. `values`: as
-    in `PlainPayloads`; times are numbers.
+    Fields that the schema lacks are ignored, absent fields are null, the last of repeated fields wins. Times are RFC
+    3339 text (UTC by default), durations ISO 8601, binary is base64. `values`: as in `PlainPayloads`; times are
+    numbers.
     """
 
     def __init__(self, schema: pa.Schema, where: str) -> None:

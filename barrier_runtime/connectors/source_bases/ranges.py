@@ -38,7 +38,7 @@ class PartFetcher:
         self.came = False  # since the begin of the pass: an answer arrived, or bytes were released after a refusal
 
     def begin_pass(self) -> None:
-        """Begins a pass over the readers, which starts with the reader that is furthest behind."""
+        """Begins a pass over the readers, furthest behind first."""
         self.came = self._refused = False
 
     def reserve(self, size: int, *, needed: bool) -> bool:
@@ -94,7 +94,7 @@ class PartFetcher:
         return future
 
     def close(self) -> None:
-        """Ends without waiting for running requests, and wakes no subtask any more."""
+        """Ends without waiting for running requests; wakes no subtask any more."""
         with self._lock:
             self._closed = True
             self._wake = _wakes_nobody  # a thread may finish after the slot has gone
@@ -138,10 +138,7 @@ class _Part:
 
 
 class RangesFile(io.RawIOBase):
-    """File over `read(offset, length)`, which returns all these bytes or raises.
-
-    For use by one thread at a time.
-    """
+    """File over `read(offset, length)`, which returns all these bytes or raises. For one thread at a time."""
 
     def __init__(
         self, read: Callable[[int, int], bytes | memoryview], size: int, fetcher: PartFetcher | None = None
@@ -322,7 +319,6 @@ class RangesFile(io.RawIOBase):
         return [part for part in self._parts if part.start < end and part.end > start]
 
     def _at_or_after(self, offset: int) -> _Part | None:
-        """Returns the part with the byte at `offset`, or the next part."""
         at = bisect_right(self._parts, offset, key=lambda part: part.end)
         return self._parts[at] if at < len(self._parts) else None
 

@@ -90,10 +90,9 @@ _PAUSE_S = 1.0  # after a retryable error
 
 
 class TablePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Position of the next row: `row` of `file` in version `snapshot`.
+    """Position of the next row: `row` of `file` in version `snapshot` (None: no version was read).
 
-    `whole`: all rows of the version are read, because the version is the first. `file` -1: all files of the version
-    were read. `snapshot` None: no version was read.
+    `whole`: all rows of the version are read, because the version is the first. `file` -1: all files were read.
     """
 
     snapshot: int | None = None
@@ -118,8 +117,7 @@ def period_of(every: Duration | None, where: str) -> float | None:
 
 
 class TableHistory(Protocol):
-    """Versions of a table. Blocks.
-    Raises `InvalidJob` if changes cannot be followed, `Unavailable` in outages."""
+    """Versions of a table. Blocks. Raises `InvalidJob` if changes cannot be followed, or `Unavailable`."""
 
     def refresh(self) -> None:
         """Reads the newest state of the table."""
@@ -134,10 +132,7 @@ class TableHistory(Protocol):
         ...
 
     def files(self, version: int, *, whole: bool) -> Sequence[Any]:
-        """Returns files in a fixed order.
-
-        `whole`: files of all rows of the version; otherwise files of the rows that the version added.
-        """
+        """Returns files in a fixed order: of all rows (`whole`), or of the rows that the version added."""
         ...
 
     def size(self, file: Any) -> int:
@@ -145,17 +140,13 @@ class TableHistory(Protocol):
         ...
 
     def rows(self, file: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Returns the rows in file order with the columns of `schema`.
-
-        Several threads may read files of the last version passed to `files`.
-        """
+        """Returns the rows in file order with the columns of `schema`. Thread-safe for the last version listed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Rows from the position `at`, or None to mark that `at` is reached.
-    `after`: the position after the last row."""
+    """Rows from the position `at`, or None if `at` is reached. `after`: the position after them."""
 
     rows: pa.RecordBatch | None
     at: TablePosition
@@ -166,8 +157,7 @@ class TableRows:
     """Source of a table's rows.
 
     `table` and `then`: texts of `explain` for the table and its later rows. `split`: id of the only split.
-    `positions_in`: kind of the positions in snapshots; versions of one table mean nothing in another table. `place`:
-    name of the table in `TwoPhaseCommitSink.places`.
+    `positions_in`: versions of one table mean nothing in another. `place`: the table in `TwoPhaseCommitSink.places`.
     """
 
     exactly_once = True
@@ -323,7 +313,7 @@ class TableReader:
         self._wake()
 
     def _read(self, history: TableHistory, at: TablePosition) -> TablePosition:
-        """Reads everything after `at`. Rows that were put before an `Unavailable` stay valid."""
+        """Reads everything after `at`. Rows put before an `Unavailable` stay valid."""
         while not self._closed:
             if at.snapshot is None:
                 newest = history.current()

@@ -1,9 +1,8 @@
 """Changes of a table as upserts by key: the deletions of a version, then added and changed rows.
-Blocks.
 
-A version consists of files with rows from before and files with rows from after the version. A row from before is
-deleted if no row from after has its key; all rows from after are upserted. Unchanged rows may therefore be repeated,
-and a changed key is a deletion and a new row.
+A version consists of files with rows from before and from after the version. A row from before is deleted if no row
+from after has its key; all rows from after are upserted. Unchanged rows may therefore be repeated, and a changed key is
+a deletion and a new row. Blocks.
 """
 
 import threading
@@ -31,8 +30,7 @@ def checked_key(key: str | Sequence[str], where: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Part:
-    """File of a version. `deleted`: the rows are from before the version.
-    `at`: commit time of the version."""
+    """File of a version. `deleted`: its rows are from before the version. `at`: commit time."""
 
     file: Any
     deleted: bool
@@ -40,9 +38,9 @@ class Part:
 
 
 class Upserts:
-    """Upserts of the versions of a table.
+    """Upserts of the versions of a table, named `table` in messages.
 
-    `read(file, schema, before)`: returns the rows of a file from before or after a version. `table`: name for messages.
+    `read(file, schema, before)`: returns the rows of a file from before or after a version.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class Upserts:
 
 
 def _comparable(column: pa.Array) -> list[Any]:
-    """Values that are equal exactly if identical in the column: NaN equals NaN, -0.0 differs from 0.0."""
+    """Values equal exactly if identical in the column: NaN equals NaN, -0.0 differs from 0.0."""
     if pa.types.is_floating(column.type):
         return [repr(value) for value in column.to_pylist()]
     if pa.types.is_timestamp(column.type) or pa.types.is_time64(column.type) or pa.types.is_duration(column.type):

@@ -48,7 +48,7 @@ _NUMBERS = (
 
 
 def base_of(declared: str) -> str:
-    """Affinity, by the rules of SQLite in their order; declared dates and times by name."""
+    """Affinity, by SQLite's rules in their order; declared dates and times by name."""
     if declared.upper() in _MOMENTS:
         return declared.upper()
     names = (("INT", "INTEGER"), ("CHAR|CLOB|TEXT", "TEXT"), ("BLOB|^$", "BLOB"), ("REAL|FLOA|DOUB", "REAL"))
@@ -160,10 +160,7 @@ class SqliteDialect(StatementDialect):
 
 
 def _column(_: int, name: str, declared: str, not_null: int, default: Any, key: int, hidden: int) -> TableColumn:
-    """Returns a column.
-
-    SQLite fills an integer primary key by itself, so a null there would become a number.
-    """
+    """Returns a column; an integer primary key fills nulls by numbers, so it is NOT NULL here."""
     counts = bool(key) and declared.upper() == "INTEGER"
     filled = counts or default is not None
     return TableColumn(name, declared, base_of(declared), bool(not_null) or counts, filled, hidden in (2, 3))

@@ -37,7 +37,7 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 
 class Flight:
-    """`acknowledged` is written by the thread that serves the client; `sent` by the thread that writes, once."""
+    """`acknowledged` is written by the thread that serves the client; `sent`, once, by the writing thread."""
 
     __slots__ = ("acknowledged", "sent")
 
@@ -129,7 +129,7 @@ class KafkaDirect(DirectSink):
         return wait
 
     def pre_commit(self, transaction: Rows, checkpoint: int) -> None:
-        """Waits until the brokers have every row before the barrier; raises an error otherwise."""
+        """Waits until the brokers have every row before the barrier, else raises."""
         super().pre_commit(transaction, checkpoint)
         flights = self._flights.unacknowledged()
         if not self._wait_for(flights, _FLUSH_S):
@@ -151,7 +151,7 @@ class KafkaDirect(DirectSink):
             raise self._refused
 
     def _wait_for(self, flights: Sequence[Flight], timeout_s: float | None = None) -> bool:
-        """Waits until `flights` have arrived. Returns False after `timeout_s`; raises the refusal of any row."""
+        """Returns True when `flights` have arrived, False after `timeout_s`; raises the refusal of any row."""
         began = time.monotonic()
         while not all(flight.arrived for flight in flights):
             self._raise_refusal()
@@ -162,7 +162,7 @@ class KafkaDirect(DirectSink):
         return True
 
     def _serve(self, wait_s: float, flights: Sequence[Flight]) -> None:
-        """Calls due callbacks of the client; waits for the next callback if `flights` have not arrived."""
+        """Calls due callbacks of the client; waits for the next one if `flights` have not arrived."""
         if not self._serving.acquire(timeout=wait_s):
             return  # another thread serves
         try:

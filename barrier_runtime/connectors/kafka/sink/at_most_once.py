@@ -1,12 +1,11 @@
 """At-most-once Kafka sink: short transactions of rows and the source's positions after these rows.
 
-A transaction begins as soon as rows are there and the transaction before has ended; rows that arrive meanwhile share
-the next one. No transaction waits for a checkpoint; a checkpoint waits for the rows before its barrier. Readers need
-`isolation.level=read_committed`.
+A transaction takes all rows that arrived during the transaction before. No transaction waits for a checkpoint; a
+checkpoint waits for the rows before its barrier. Readers need `isolation.level=read_committed`.
 
-`open` fences the producers of earlier generations, which ends their transactions: from then on the written positions
-stay as they are (docs/design/at-most-once.md). After an error the outcome of a transaction is unknown, so this instance
-writes nothing more: the job restarts, and its next generation reads the positions.
+`open` fences the producers of earlier generations, so the written positions stay as they are
+(docs/design/at-most-once.md). After an error the outcome of a transaction is unknown, so this instance writes nothing
+more: the job restarts, and its next generation reads the positions.
 """
 
 import base64
@@ -114,7 +113,7 @@ class KafkaWithPositions(TwoPhaseCommitSink):
         self._reached[split] = at
 
     def stage_early(self, transaction: "_Rows") -> Callable[[], None] | None:
-        """Releases the rows written so far. Returns a wait if too many rows wait: so the sink has no room for more."""
+        """Releases the rows written so far. Returns a wait if too many rows wait."""
         with self._changed:
             self._waiting += self._batch
             self._waiting_bytes += sum(rows.nbytes for rows in self._batch)
@@ -162,7 +161,7 @@ class KafkaWithPositions(TwoPhaseCommitSink):
             self._changed.notify_all()
 
     def _write_waiting(self) -> None:
-        """Writes released rows until none waits. After an error the outcome is unknown, so nothing more is written."""
+        """Writes released rows until none waits, or until an error: the outcome is unknown then."""
         while True:
             with self._changed:
                 batches, self._waiting, self._waiting_bytes = self._waiting, [], 0
@@ -205,7 +204,7 @@ class KafkaWithPositions(TwoPhaseCommitSink):
 
 
 class _Rows:
-    """Rows of an open checkpoint: `until` is the number of record batches released by the last of them."""
+    """Rows of an open checkpoint: `until` counts the released record batches."""
 
     __slots__ = ("until",)
 

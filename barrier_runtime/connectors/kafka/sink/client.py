@@ -1,6 +1,6 @@
 """Settings and errors of all clients of the Kafka sink.
 
-The library (`confluent_kafka`) is imported on first use, so that jobs without Kafka work without the library.
+`confluent_kafka` is imported on first use, so that jobs without Kafka work without the library.
 """
 
 import time
@@ -44,7 +44,7 @@ def library() -> Any:
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the user's client settings. Raises `InvalidJob` for settings that the sink must set itself."""
+    """Returns the user's client settings. Raises `InvalidJob` for settings that the sink sets itself."""
     for name, reason in _OURS.items():
         if name in config:
             raise InvalidJob(f"KafkaSink: config={{{name!r}: …}} cannot be set: {reason}; remove it")
@@ -52,7 +52,7 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that may be shown: an allow-list, because a list of secrets is never complete."""
+    """Returns the settings that may be shown, by an allow-list: a list of secrets is never complete."""
     return {name: value for name, value in config.items() if name in _SHOWN and isinstance(value, str | int | float)}
 
 

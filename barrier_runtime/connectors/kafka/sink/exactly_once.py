@@ -1,13 +1,11 @@
 """Exactly-once Kafka sink: write-ahead, delivered by short Kafka transactions with a marker.
 
-No Kafka transaction is open while rows are collected: rows are staged beside the checkpoint and written after the
-decision, with a marker in the same transaction. Decided rows cannot expire, however long the brokers are away and
-however short their transaction timeout is.
+Rows are staged beside the checkpoint and written after the decision, with a marker in the same transaction. Decided
+rows cannot expire, however long the brokers are away and however short their transaction timeout is.
 
 A transaction takes the rows of a subtask and checkpoint, and of checkpoints decided meanwhile, up to 16 MiB and a third
-of the transaction timeout. Further transactions write the rest, each a prefix of the remaining rows, and the marker
-counts rows. A marker thus covers all earlier checkpoints, and commits fall behind by at most one transaction, however
-short checkpoints are.
+of the transaction timeout; further transactions write the rest. The marker counts rows and covers all earlier
+checkpoints, so commits fall behind by at most one transaction.
 
 A note in the job's store (`kafka/sink/markers`) records that a marker exists. If a recorded marker is missing (the
 marker expired, or the topic was recreated), the commit stops: the sink cannot know whether the topic holds the rows, so
@@ -17,8 +15,7 @@ If the sink sets rows' timestamps, a topic that refuses old rows (`message.times
 decided row could become too old while the brokers are away. Rows that are too large, too far in the future, or without
 the key that a compacted topic needs are refused at staging.
 
-Rows with a chosen topic use the same transactions, which span topics, and the same marker on partition 0 of the sink's
-own topic.
+Transactions span topics, so rows with a chosen topic share the marker on partition 0 of the sink's own topic.
 """
 
 import itertools
@@ -85,8 +82,7 @@ class KafkaWriteAhead(WriteAheadSink):
             self.check_again()
 
     def _limits_of(self, topic: str) -> KafkaLimits:
-        """Returns the limits of a topic that a row has chosen.
-        Called before the decision: `Unavailable` only fails a checkpoint."""
+        """Returns the limits of a chosen topic, before the decision: `Unavailable` only fails a checkpoint."""
         limits = limits_of_chosen(self._cluster, topic, self._limits)
         check_waiting(limits, self._where, topic, self._format.timestamp)
         return limits
@@ -123,7 +119,6 @@ class KafkaWriteAhead(WriteAheadSink):
         self.deliver_together(iter([(token, batches)]))
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
-        """Writes consecutive checkpoints of an origin in a transaction, with the last checkpoint's marker."""
         for each in map(self._decoded, committables):
             origin = each.lineage, each.subtask
             self._decided[origin] = max(each.checkpoint, self._decided.get(origin, 0))
@@ -173,7 +168,9 @@ class KafkaWriteAhead(WriteAheadSink):
 
     def _connected(self, lineage: str, subtask: int, in_doubt: DeliveryToken | None) -> MarkedProducer:
         """Returns the connected producer of an origin, with a marker.
-        `in_doubt`: rows that may have been written before."""
+
+        `in_doubt`: rows that may have been written before.
+        """
         if self._fenced is not None:
             raise self._fenced
         producer = self._producers.get((lineage, subtask))

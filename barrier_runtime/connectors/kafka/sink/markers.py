@@ -62,8 +62,8 @@ class Loss:
     def answer(self, answers: LostMarkers, where: str, topic: str, group: str) -> int:
         """Returns the last checkpoint whose rows are in the topic.
 
-        Raises `Corrupt` without an answer, and `InvalidJob` for an undecided checkpoint, whose later rows would count
-        as written.
+        Raises `Corrupt` without an answer, and `InvalidJob` for an undecided checkpoint: later rows would count as
+        written.
         """
         checkpoint = answers.get(self.name)
         if checkpoint is None:
@@ -114,7 +114,6 @@ class MarkerNotes:
         return max(noted) or None
 
     def first(self, lineage: str, subtask: int) -> None:
-        """Records that the first marker exists."""
         if self._read(lineage, subtask, 1) is None:
             self._put(lineage, subtask, 1)
 
@@ -126,7 +125,7 @@ class MarkerNotes:
             self._put(lineage, subtask, number + 1)
 
     def _last(self, lineage: str, subtask: int) -> tuple[int, int]:
-        """Returns number and generation of the last note; zeros if there is none."""
+        """Number and generation of the last note; zeros without a note."""
         number = generation = 0
         while (found := self._read(lineage, subtask, number + 1)) is not None:
             number, generation = number + 1, found
@@ -157,7 +156,6 @@ class MarkerNotes:
         return self._paths.delivery_note(self._context.sink, lineage, subtask, number, _NO_GENERATION)
 
     def _of_earlier_builds(self, lineage: str, subtask: int) -> dict[int, str]:
-        """Returns keys of notes of earlier builds, by the generation that wrote them."""
         prefix = self._paths.delivery_notes_prefix(self._context.sink, lineage, subtask)
         keys = [info.key for info in self._store.list(prefix)]
         named = [(said[1], key) for key in keys if (said := self._paths.delivery_of(key)) is not None]
@@ -169,7 +167,6 @@ class MarkerNotes:
         self._store.put(self._key(lineage, subtask, _LIMITS), encode_limits(limits))
 
     def limits(self, lineage: str, subtask: int) -> KafkaLimits | None:
-        """Returns the limits that the latest generation stored."""
         key = self._key(lineage, subtask, _LIMITS)
         data = get_or_none(self._store, key)
         if data is None and (earlier := self._of_earlier_builds(lineage, subtask)):

@@ -1,9 +1,8 @@
 """Converts rows to Kafka records: key, value, headers and time per row.
 
-Conversion runs before the decision, off the loop. Unfitting rows are refused then, and the staged bytes are the bytes
-that any process writes later: columns `key` and `value` (binary), `timestamp` (ms), a `header:<name>` each, and `topic`
-if rows choose topics. Chosen topics are known only from the rows; the brokers are asked once per topic, when the first
-row of the topic is staged.
+Conversion runs before the decision, off the loop, and refuses unfitting rows. The staged bytes are those that any
+process writes later: columns `key` and `value` (binary), `timestamp` (ms), a `header:<name>` each, and `topic` if rows
+choose topics. The brokers are asked once per chosen topic, when its first row is staged.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,7 +62,7 @@ class RecordFormat:
     def open(self, where: str, limits: KafkaLimits, limits_of: LimitsOf) -> None:
         """Prepares the conversion. Raises `InvalidJob` if the topic would accept no row.
 
-        `limits_of`: returns the limits of a topic that a row has chosen; raises `InvalidJob` or `Unavailable`.
+        `limits_of`: returns the limits of a chosen topic; raises `InvalidJob` or `Unavailable`.
         """
         self._where = where
         self._limits = limits
@@ -126,7 +125,6 @@ class RecordFormat:
         return [records for _, records in made]
 
     def _meet_topics(self, batch: pa.RecordBatch) -> None:
-        """Reads the limits of newly chosen topics."""
         names = _texts(batch.column(self._topic_column))
         for name in pc.unique(names).drop_null().to_pylist():
             if name not in self._known:
@@ -143,7 +141,6 @@ class RecordFormat:
     def _by_topic(
         self, rows: pa.RecordBatch, records: pa.RecordBatch
     ) -> Iterator[tuple[str, pa.RecordBatch, pa.RecordBatch]]:
-        """Yields each topic with its rows and their records."""
         if self._topic_column is None:
             yield self._topic, rows, records
             return
@@ -247,8 +244,7 @@ class RecordFormat:
 
 
 def produced(records: pa.RecordBatch, topic: str) -> Iterator[list[dict[str, Any]]]:
-    """Yields keyword arguments of `produce` in lists of some hundred.
-    `topic`: for rows without a chosen topic."""
+    """Yields keyword arguments of `produce`, some hundred at a time; `topic`: for rows that choose none."""
     chosen = _TOPIC in records.schema.names
     headers = [name for name in records.schema.names if name.startswith(_HEADER)]
     timed = "timestamp" in records.schema.names

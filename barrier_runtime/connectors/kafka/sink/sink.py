@@ -4,7 +4,7 @@
     KafkaSink("broker:9092", "orders", key="customer", value=lambda: AvroSerializer(registry, schema))
 
 Exactly once: readers with `isolation.level=read_committed` see every row once, in order per key, after the checkpoint
-that covers the row. See `kafka/sink/exactly_once`. Two jobs on a cluster must not share both job name and sink name.
+that covers the row. Two jobs on a cluster must not share both job name and sink name.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -33,7 +33,7 @@ _log = logging.getLogger("barrier_runtime.kafka")
 
 
 class KafkaLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of a topic, also kept in the job's store for subtasks that start while the brokers are away."""
+    """Limits of a topic, kept in the job's store for subtasks that start while the brokers are away."""
 
     version: int
     message_max_bytes: int  # of a row, and of a batch of rows
@@ -57,7 +57,7 @@ def encode_limits(limits: KafkaLimits) -> bytes:
 
 
 def decode_limits(data: bytes, key: str) -> KafkaLimits | None:
-    """Decodes limits; None for a version of an older release, which lacks fields."""
+    """Decodes limits; None for an older version, which lacks fields."""
     limits = _LIMITS.decode(data, key)
     return limits if limits.version == LIMITS_VERSION else None
 
@@ -66,7 +66,7 @@ def read_limits(cluster: KafkaCluster, topic: str, config: Mapping[str, Any]) ->
     """Reads the limits from the brokers.
 
     Raises `InvalidJob` for impossible topics and settings, `Unavailable` without an answer. Refusals are retried until
-    they have lasted long enough.
+    they last.
     """
     while True:
         try:
@@ -101,8 +101,7 @@ def _limits(cluster: KafkaCluster, admin: Any, topic: str, config: Mapping[str, 
 def limits_of_chosen(cluster: KafkaCluster, topic: str, own: KafkaLimits) -> KafkaLimits:
     """Returns the limits of a topic that a row has chosen.
 
-    A single producer writes to all topics, so each must accept rows and batches as large as the sink's `own` topic
-    does.
+    One producer writes to all topics, so each must accept rows and batches as large as the `own` topic does.
     """
     if not _NAME.fullmatch(topic) or topic in (".", ".."):
         raise InvalidJob(
@@ -136,7 +135,7 @@ def _least(of_topic: dict[str, str], names: tuple[str, ...]) -> int | None:
 
 
 def _metadata(cluster: KafkaCluster, admin: Any, topic: str) -> Any:
-    """Reads metadata with short waits, because only a poll reports a refused password."""
+    """Reads metadata with short waits: only a poll reports a refused password."""
     deadline = time.monotonic() + kafka_client.ANSWER_S
     while True:
         try:

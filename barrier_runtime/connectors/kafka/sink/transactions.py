@@ -1,21 +1,19 @@
 """Short Kafka transactions with a marker, which becomes visible together with the rows.
 
-The *marker* is a committed offset of a separate consumer group, on partition 0 of the target topic. The group's name
-contains job, sink, lineage and origin subtask. The offset is the checkpoint; the metadata has the number of written
-rows of the checkpoint, and the writer.
+The *marker* is a committed offset of a separate consumer group, named by job, sink, lineage and origin subtask, on
+partition 0 of the target topic. The offset is the checkpoint; the metadata has the number of written rows of the
+checkpoint, and the writer.
 
 The order is fixed. `init_transactions` ends the transaction of an earlier producer of the same job, sink and origin
-subtask, and fences that producer; *then* the marker is read; then rows are written. The marker that was read stays
-valid until this producer is fenced. After any error, a new producer reads the marker again, so the outcome of a
-transaction is never guessed.
+subtask, and fences that producer; *then* the marker is read; then rows are written. The marker stays valid until this
+producer is fenced. After any error, a new producer reads the marker again: no outcome is guessed.
 
 A zombie may fence the successor in the same way, which costs time but no row: the zombie sees that a later generation
 has moved the marker, and stops for good.
 
 The library exceeds the timeouts: `send_offsets_to_transaction` may wait for ever for a group coordinator that was away
 (librdkafka issues 5456 and 5511). The call runs in a thread that is then abandoned together with the producer; the next
-producer fences that producer first. A thread whose call has ended is reused: starting a thread takes as long as the
-rest of a small transaction.
+producer fences that producer first. Threads of ended calls are reused.
 """
 
 import contextlib
@@ -45,8 +43,7 @@ _CALLS = Threads(math.inf, "kafka-transaction")  # unbounded: a hanging call mus
 
 
 def returns_within(timeout_s: float, call: Callable[[], Any]) -> None:
-    """Calls `call` in a thread.
-    Raises errors of the call, or a `KafkaException` (timed out) for an overdue call."""
+    """Calls `call` in a thread; raises its errors, or a `KafkaException` (timed out) if overdue."""
     answered(_CALLS.submit(call), timeout_s, library())
 
 
@@ -79,7 +76,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class TransactionOrigin:
-    """Origin of rows. At any time a single producer writes them."""
+    """Origin of rows; at any time a single producer writes them."""
 
     job: str
     sink: str
@@ -143,8 +140,7 @@ class MarkedProducer:
     def _reach(self) -> None:
         """Connects to the brokers, which saves half a second in the search for the coordinator.
 
-        The first connection, to an address of `bootstrap.servers`, may end with the first answer; the second request
-        makes another.
+        The first connection may end with the first answer; the second request makes another.
         """
         with contextlib.suppress(library().KafkaException):  # the next request reports the reason
             for _ in range(2):
@@ -170,18 +166,16 @@ class MarkedProducer:
         self._do(lambda: self._producer.begin_transaction(), "begin a transaction at")
 
     def send(self, records: Any) -> None:
-        """Queues records (see `kafka/sink/records`) for the open transaction."""
         self._do(lambda: self._send(records), "write rows to")
         self._bytes += records.nbytes
 
     @property
     def full(self) -> bool:
-        """Returns whether the transaction must end, long before the timeout; the next one takes the other rows."""
+        """Returns whether the transaction must end, long before the timeout."""
         return self._bytes >= _CHUNK_BYTES or time.monotonic() - self._began > self._timeout_s / 3
 
     def commit(self, marker: Marker) -> None:
-        """Makes rows and marker visible together.
-        After an error the outcome is unknown: `connect` reads the marker."""
+        """Makes rows and marker visible together; after an error only `connect` knows the outcome."""
         self._do(lambda: self._commit(marker), "commit a transaction at")
         self.marker = marker
 
@@ -250,8 +244,8 @@ class MarkedProducer:
     def _add_marker(call: Callable[[], Any], timeout_s: float) -> None:
         """Sends the marker's offset to the transaction.
 
-        If the brokers refuse a row during the call, the error is only "erroneous state". A second call raises the
-        refusal. Either way the transaction is not committed.
+        If the brokers refuse a row meanwhile, the error is only "erroneous state"; a second call raises the refusal.
+        Either way the transaction is not committed.
         """
         kafka = library()
         try:

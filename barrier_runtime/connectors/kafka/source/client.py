@@ -37,7 +37,6 @@ class LogThrottle:
             log.warning("%s %s", self._where, reason)
 
     def read(self) -> None:
-        """Records that messages arrived: credentials and certificates are right."""
         self._refusals.answered()
 
     def on_commit(self, error: Any, partitions: Any) -> None:
@@ -100,8 +99,7 @@ def load_client(where: str) -> Any:
 
 @dataclass(frozen=True)
 class KafkaClient:
-    """Connection settings.
-    `config`: librdkafka settings, or a function that driver and slots call for them."""
+    """Connection settings. `config`: librdkafka's, or a function that driver and slots call for them."""
 
     where: str  # the source, for messages
     servers: str
@@ -116,7 +114,7 @@ class KafkaClient:
         return {"bootstrap.servers": self.servers, **given}
 
     def consumer(self, **callbacks: Callable[..., None]) -> Any:
-        """Returns a consumer that reads committed records and neither commits nor stores offsets by itself."""
+        """Returns a consumer of committed records that neither commits nor stores offsets by itself."""
         kafka = load_client(self.where)
         given = self.settings()
         return self._make(kafka.Consumer, {"group.id": self.group, **_READING, **given, **callbacks})
@@ -196,7 +194,7 @@ class Cluster:
     def offsets(self, partitions: Sequence[Partition], time_ms: int) -> dict[Partition, int]:
         """Returns the first offset at or after `time_ms`, EARLIEST or LATEST; the end if there is none.
 
-        LATEST is the end of the committed records: the first record of an open transaction, if there is one.
+        LATEST is the end of the committed records, before any open transaction.
         """
         if not partitions:
             return {}
@@ -206,7 +204,6 @@ class Cluster:
         return {**found, **(self.offsets(beyond, LATEST) if beyond and time_ms != LATEST else {})}
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        """Returns the group's offsets of the partitions that have one."""
         wanted = [self._kafka.TopicPartition(topic, number) for topic, number in partitions]
         found = self._per_partition(lambda consumer, left: consumer.committed(wanted, timeout=left))
         return {partition: offset for partition, offset in found.items() if offset >= 0}
@@ -249,8 +246,7 @@ class Cluster:
     def _is_curable(self, error: Any) -> bool:
         """True if waiting may help.
 
-        At the start, requests name partitions that were just listed: a client that does not know such a partition has
-        not seen the topic yet.
+        At the start, requests name partitions that were just listed, so an unknown partition is only unknown yet.
         """
         return is_transient(error) or (self._must_exist and error.code() in self._unheard_of)
 
@@ -261,12 +257,10 @@ class Cluster:
 
 
 def known_id(id: Any) -> str:
-    """Returns a topic's id as text; empty for none."""
     return str(id) if id.get_most_significant_bits() or id.get_least_significant_bits() else ""
 
 
 def is_transient(error: Any) -> bool:
-    """True if waiting may help."""
     return kind_of(error) in CURABLE
 
 

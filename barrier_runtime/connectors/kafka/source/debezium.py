@@ -1,9 +1,7 @@
 """Debezium's change events as rows with the columns of changes that are read from PostgreSQL directly.
 
-An event describes a change of a row: `op`, `before`, `after`, and place and time in `source`. Events are JSON, with or
-without Kafka Connect's schema (`{"schema": …, "payload": …}`), or come from a deserialiser (Avro).
-
-The event's schema, or else the type of the column, gives values their meaning: `debezium_values` converts, and
+Events are JSON, with or without Kafka Connect's schema (`{"schema": …, "payload": …}`), or come from a deserialiser
+(Avro). The event's schema, or else the type of the column, gives values their meaning: `debezium_values` converts,
 docs/changes.md has the table. A large value that the event omits is null and listed in `unchanged`: Debezium writes a
 placeholder, as the only element in arrays and maps.
 
@@ -79,8 +77,8 @@ class DebeziumRows:
     """Decoder of events.
 
     `absent`: treatment of a column that `after` lacks. `placeholder`: the connector's text for an omitted large value.
-    `deserialise(payload, message)`: returns an event as a mapping; None: events are JSON. A record without value (a
-    tombstone, which follows a deletion) is a row of nulls.
+    `deserialise(payload, message)`: returns an event as a mapping; None: events are JSON. A tombstone is a row of
+    nulls.
     """
 
     def __init__(
@@ -145,8 +143,7 @@ class DebeziumRows:
         return (*(now.get(name) for name in self._columns.names), event.op == "d", at)
 
     def _check_columns(self, there: Sequence[str]) -> None:
-        """Raises `ValueError` for a missing column.
-        `there`: columns of `after`; `before` may have the key alone."""
+        """Raises `ValueError` for a column missing in `there`, those of `after`: `before` may be a key."""
         for name in self._columns.names:
             if name not in there:
                 names = list(dict.fromkeys(there))
@@ -205,7 +202,7 @@ class DebeziumRows:
 
 
 def _changed_at(source: Mapping[str, Any], sent_ms: int | None) -> datetime.datetime | None:
-    """Time of the change, else the time when the connector sent the event (`sent_ms`), else None."""
+    """Time of the change, else the time `sent_ms` when the connector sent the event, else None."""
     time_us, time_ms = source.get("ts_us"), source.get("ts_ms") or sent_ms
     for name, time in (("ts_us", time_us), ("ts_ms", time_ms)):
         if time is not None and (isinstance(time, bool) or not isinstance(time, int)):
@@ -216,5 +213,4 @@ def _changed_at(source: Mapping[str, Any], sent_ms: int | None) -> datetime.date
 
 
 def _whole(number: Any) -> int | None:
-    """Returns a transaction's number; None for text, which databases other than PostgreSQL use."""
     return number if isinstance(number, int) else None

@@ -2,7 +2,7 @@
 
 A value is converted to a form that `column_of` accepts, or refused; docs/changes.md has the table. A type in Connect's
 schema that contradicts the column (base64 for a text, microseconds for a whole number) is refused although each value
-would fit, because an altered column looks the same.
+would fit: an altered column looks the same.
 """
 
 import base64
@@ -70,10 +70,7 @@ class ConnectType(msgspec.Struct):
 
 
 class Placeholder:
-    """Detects the placeholder of an omitted large value.
-
-    `placeholder`: the connector's `unavailable.value.placeholder`, also with `hex:`.
-    """
+    """Detects `placeholder` of an omitted large value: the connector's setting, also with `hex:`."""
 
     def __init__(self, placeholder: str) -> None:
         digits = placeholder.startswith("hex:")
@@ -86,7 +83,7 @@ class Placeholder:
         self._numbers = [each - 256 if each > 127 else each for each in data]  # in arrays: Java's signed bytes
 
     def stands_for(self, value: Any) -> bool:
-        """True for the placeholder, and for arrays and maps that contain the placeholder at any level."""
+        """True for the placeholder, and for arrays and maps that contain it at any level."""
         kind = type(value)
         if kind is str or kind is bytes:
             return value in self._scalars
@@ -306,8 +303,6 @@ def _map_converter(key: Convert | None, item: Convert | None) -> Convert | None:
 
 
 def _struct_converter(fields: Mapping[str, Convert | None]) -> Convert:
-    """Returns a converter that ignores undeclared fields."""
-
     def convert(value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value

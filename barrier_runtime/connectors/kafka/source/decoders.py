@@ -31,7 +31,7 @@ _CUT = 300  # characters of an error message of another library
 
 @dataclass(frozen=True)
 class PayloadFormat:
-    """Form of a key or value, and the columns. `part`: "key" or "value".
+    """Form of a key or value (`part`), and the columns.
 
     For events, `debezium`: form of the rows; `table`: columns of the table; `absent`: treatment of a column that an
     event lacks; `placeholder`: the connector's text for an omitted large value.
@@ -140,7 +140,7 @@ def raise_outage(error: Exception) -> None:
 class _Client:
     """Decoder by a deserialiser such as `AvroDeserializer` or `ProtobufDeserializer`.
 
-    A mapping gives columns by its keys, a Protobuf message by its fields; any other value is the schema's only column.
+    A mapping gives columns by keys, a Protobuf message by fields; any other value is the only column.
     """
 
     def __init__(self, format: PayloadFormat, where: str) -> None:
@@ -188,7 +188,7 @@ class _Client:
 
 
 def _of_message(message: Any, name: str, kind: pa.DataType) -> Any:
-    """Returns field `name` of a Protobuf message in a form that Arrow accepts for `kind`."""
+    """Returns a field of a Protobuf message as Arrow accepts it for `kind`."""
     field = message.DESCRIPTOR.fields_by_name.get(name)
     if field is None:
         raise ValueError(f"{message.DESCRIPTOR.full_name} has no field {name!r}")

@@ -98,18 +98,18 @@ class Fetcher:
         self._orders.put(lambda consumer: self._remove(consumer, queue))
 
     def report(self, topic: str, partition: int, offset: int) -> None:
-        """Commits an offset to the group without waiting; for monitoring only."""
+        """Commits an offset to the group without waiting, for monitoring only."""
         self._orders.put(lambda consumer: self._commit(consumer, topic, partition, offset))
 
     def poll(self) -> None:
-        """Logs twice a minute if the thread hangs. Waiting readers call this method repeatedly."""
+        """Logs twice a minute if the thread hangs; waiting readers call repeatedly."""
         now_s = time.monotonic()
         if now_s - max(self._turned_s, self._logged_s) >= _HANGS_S:
             self._logged_s = now_s
             log.warning("%s: nothing is fetched while the client is in %s", self._where, place_of(self._thread.ident))
 
     def replacements(self) -> int:
-        """Returns the number of clients replaced since the last call. For the loop."""
+        """Number of clients replaced since the last call. For the loop."""
         new, self._reported = self._replaced - self._reported, self._replaced
         return new
 
@@ -220,7 +220,6 @@ class Fetcher:
     # ------------------------------------------------------------ back-pressure
 
     def _hold_back(self, consumer: Any) -> None:
-        """Pauses partitions whose queues are full or over."""
         share = self._share()
         over = {partition for partition, queue in self._queues.items() if queue.over} - self._over
         full = {partition for partition, queue in self._queues.items() if queue.held_bytes >= share} - self._full
@@ -230,7 +229,6 @@ class Fetcher:
             self._full = (self._full | full) - self._over
 
     def _go_on(self, consumer: Any) -> None:
-        """Resumes partitions whose queues are at most half full."""
         half = self._share() // 2
         free = {partition for partition in self._full if self._queues[partition].held_bytes <= half}
         if free:
@@ -268,7 +266,7 @@ class Fetcher:
                 self._on_event(consumer, event, at_ns)
 
     def _flush(self, behind: bool) -> None:
-        """Hands rows to the loop, unless more rows are expected at once and the rows may wait for them."""
+        """Hands rows to the loop, unless more rows are expected at once and rows may wait."""
         now_ns = time.monotonic_ns()
         self._gathers = False
         for queue in self._queues.values():
@@ -282,7 +280,7 @@ class Fetcher:
         return [(event.topic(), event.partition()) for event in events if event.error().code() == ended]
 
     def _not_sure_of(self, consumer: Any, partitions: Sequence[Partition]) -> set[Partition]:
-        """Returns partitions of possibly recreated topics: their messages are dropped and fetched again."""
+        """Partitions of possibly recreated topics: their messages are dropped and fetched again."""
         queues = {self._queues[partition] for partition in partitions if partition in self._queues}
         doubtful = self._ids.judge([queue for queue in queues if not queue.over])
         for queue in doubtful:
@@ -345,7 +343,7 @@ class Fetcher:
             queue.fail(Unavailable(f"{queue.where}: Kafka cannot read on ({error.name()}: {error.str()}): tried again"))
 
     def _patiently(self, work: Callable[[], T]) -> T:
-        """Retries `work` while a schema registry is unavailable, which makes no record bad."""
+        """Retries `work` while a schema registry is unavailable."""
         while True:
             self._turned_s = time.monotonic()
             try:
@@ -357,7 +355,6 @@ class Fetcher:
 
 
 def place_of(thread: int | None) -> str:
-    """Returns the innermost frame of a thread, for messages."""
     frame = None if thread is None else sys._current_frames().get(thread)
     if frame is None:
         return "nothing"

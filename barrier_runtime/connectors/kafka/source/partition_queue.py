@@ -1,10 +1,8 @@
 """Queue of fetched rows of a partition: filled by the fetching thread, emptied by the slot's loop.
 
 Lock-free: each side writes a separate counter, and a deque hands rows over. An error is raised after the rows before
-it.
-
-While more rows are expected at once, the fetching thread gathers rows before the loop sees them, and the loop takes
-waiting chunks together. So batches grow while the source is behind, and shrink when the source has caught up.
+it. While more rows are expected at once, the thread gathers rows and the loop takes chunks together, so batches grow
+while the source is behind.
 """
 
 from collections import deque
@@ -31,10 +29,10 @@ def no_wake() -> None:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A chunk of the queue: rows, possibly none, and the position after them.
+    """Rows in the queue, possibly none, and the position after them.
 
-    `offsets`: of each row; `size`: an upper bound of the rows' bytes; `nulls`: records without value among the records
-    up to `next_offset`, which are not rows if they are skipped.
+    `offsets`: of each row; `size`: an upper bound of the rows' bytes; `nulls`: records without value up to
+    `next_offset`, which are not rows if they are skipped.
     """
 
     rows: pa.RecordBatch | FewRows | None
@@ -46,7 +44,6 @@ class Fetched:
     nulls: int = 0
 
     def cut(self, count: int) -> "tuple[Fetched, Fetched]":
-        """Returns the first `count` rows and the other rows. The sizes add up."""
         assert self.rows is not None
         first, rest = _cut(self.rows, count)
         offsets, size = self.offsets, self.size * count // len(self.offsets)
@@ -58,10 +55,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class Taken:
-    """Rows for the loop, possibly none, and the position after them. `at_ns`: arrival of the oldest row.
-
-    `nulls`: records without value.
-    """
+    """Rows for the loop, possibly none, and the position after them. `at_ns`: arrival of the oldest."""
 
     rows: pa.RecordBatch | FewRows | None
     next_offset: int
@@ -106,12 +100,10 @@ class PartitionQueue:
         return self._put_bytes - self._taken_bytes
 
     def put(self, fetched: Fetched) -> None:
-        """Hands `fetched` to the loop, after gathered rows."""
         self.gather(fetched)
         self.flush()
 
     def gather(self, fetched: Fetched) -> None:
-        """Adds `fetched`, which the loop gets by `flush`."""
         self._put_bytes += fetched.size
         self.next_offset = fetched.next_offset
         if fetched.epoch is not None:
@@ -121,7 +113,7 @@ class PartitionQueue:
         self._gathered_bytes += fetched.size
 
     def gathers(self, now_ns: int) -> bool:
-        """Returns whether there are gathered rows that may wait for more."""
+        """True if there are gathered rows that may wait for more."""
         return (
             0 < len(self._gathered) < _MOST_CHUNKS
             and self._gathered_rows < _GATHERED_ROWS
@@ -130,7 +122,6 @@ class PartitionQueue:
         )
 
     def flush(self) -> None:
-        """Hands gathered rows to the loop."""
         if not self._gathered:
             return
         chunks, self._gathered, self._gathered_rows, self._gathered_bytes = self._gathered, [], 0, 0
@@ -152,8 +143,7 @@ class PartitionQueue:
         return bool(self._items) or self.trouble is not None
 
     def take(self, max_rows: int) -> Taken | None:
-        """Returns the next rows, at most `max_rows`; None if there are none.
-        Raises the error after the last rows."""
+        """Returns at most `max_rows` rows; None without rows. Raises the error after the last rows."""
         trouble = self.trouble  # read first: rows are put before the error is set
         if not self._items:
             if trouble is not None:
@@ -210,7 +200,6 @@ def _rows_of(chunks: Sequence[Fetched]) -> pa.RecordBatch | FewRows | None:
 
 
 def _joined(run: list[Any]) -> pa.RecordBatch | FewRows:
-    """Joins parts of the same type."""
     if len(run) == 1:
         return run[0]
     if not isinstance(run[0], FewRows):

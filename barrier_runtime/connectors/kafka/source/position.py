@@ -9,7 +9,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class KafkaSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Partition from an offset that was looked up once. `end`: where reading stops (None: never)."""
+    """Partition from an offset that was looked up once, to `end` (None: without end)."""
 
     topic: str
     partition: int

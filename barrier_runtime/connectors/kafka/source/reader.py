@@ -1,7 +1,6 @@
 """Reader of a partition: a position, and a queue that the slot's fetcher fills.
 
-Commits the offsets of decided checkpoints to the group, for monitoring only; they are never read back (except by
-`start="group"`).
+Offsets of decided checkpoints are committed to the group, for monitoring and `start="group"` only.
 """
 
 import time
@@ -29,7 +28,7 @@ _POLL_NS = 100_000_000  # at an empty queue, to detect a hanging fetching thread
 
 
 class KafkaReader:
-    """Reader that joins a fetcher of the pool when fetching begins, and leaves the fetcher on close."""
+    """Joins a fetcher of the pool when fetching begins, and leaves it on close."""
 
     def __init__(self, source: str, split: KafkaSplit, pool: "FetcherPool") -> None:
         self._where = where_of(source, split.topic, split.partition)

@@ -1,7 +1,7 @@
 """Converts Kafka records to rows: columns of key, value and metadata; treats bad records.
 
-Few good records become lists (`data/few_rows`), at a fraction of Arrow's cost. Many records become Arrow, and so do few
-records with a bad record among them: the Arrow path finds the record and the reason.
+Few good records become lists (`data/few_rows`), at a fraction of Arrow's cost. Many records, or few with a bad record,
+become Arrow: this path finds the record and the reason.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +68,7 @@ class RecordColumns:
 
     @property
     def whole_schema(self) -> pa.Schema:
-        """Columns including the hidden columns of dead letters; with these every column may be null."""
+        """Columns including those of dead letters; with these every column may be null."""
         if self.bad_records == "fail":
             return self.schema
         types = {"key": pa.binary(), "value": pa.binary(), **METADATA}
@@ -123,7 +123,7 @@ def _remedies(columns: RecordColumns, repeated: str) -> str:
 class Converted:
     """Rows in offset order, None if all records were skipped. `size`: an upper bound of their bytes.
 
-    `bad_at`: index of a message that cannot be decoded; the rows are of the messages before. `bad`: the reason.
+    `bad_at`: index of a message that cannot be decoded, `bad`: the reason; the rows are of the messages before.
     `nulls`: records without value before `bad_at`. `kept`: indices of the messages that were not skipped; None: all.
     """
 
@@ -162,8 +162,7 @@ class RecordConverter:
         )
 
     def convert(self, messages: Sequence[Any]) -> Converted:
-        """Converts one or more messages, none of them an error.
-        Raises `Unavailable` if a schema registry does not answer."""
+        """Converts one or more messages without errors. Raises `Unavailable` without a schema registry."""
         if self._columns.null_values == "skip":
             return self._without_nulls(messages)
         converted = self._all(messages)
@@ -201,7 +200,6 @@ class RecordConverter:
         return self._arrow(messages)
 
     def _lists(self, messages: Sequence[Any]) -> Converted:
-        """Converts to lists; raises any error of a record."""
         columns: list[list[Any]] = []
         size = nulls = 0
         for decoder, payload in self._listed:  # the value is the last
@@ -241,7 +239,7 @@ class RecordConverter:
 
 
 def _masked(rows: pa.RecordBatch, bad: Mapping[int, str], columns: RecordColumns) -> pa.RecordBatch:
-    """Hides bad records in all visible columns, so that their event time does not move the watermark."""
+    """Hides bad records in all visible columns, so that they do not move the watermark."""
     if not bad:
         return rows
     shown = len(columns.schema)
@@ -251,7 +249,6 @@ def _masked(rows: pa.RecordBatch, bad: Mapping[int, str], columns: RecordColumns
 
 
 def _letters(messages: Sequence[Any], bad: Mapping[int, str]) -> list[pa.Array]:
-    """Returns the hidden columns: the reason, then the record."""
     count = len(messages)
     types = {"key": pa.binary(), "value": pa.binary(), **METADATA}
     if not bad:

@@ -1,8 +1,8 @@
 """Source of Kafka topics: a split per partition, with an offset as the position in the checkpoint.
 
-The first offset of a partition is looked up once, by the driver for partitions at the start and by the discovery for
-later partitions, and travels in the split, so every run begins at the same offset. Only committed records are read.
-Records that are deleted before they were read stop the job (`kafka/source/retention`).
+The first offset of a partition is looked up once, by the driver or by the discovery, and travels in the split, so every
+run begins at the same offset. Only committed records are read. Records that are deleted before they were read stop the
+job (`kafka/source/topic_checks`).
 
     driver: topics, offsets ──► splits ──► slot: KafkaReader per partition ──► one Fetcher for all of them
     slot: discovery, in a thread ──► splits of new partitions, from their earliest record
@@ -292,8 +292,7 @@ class KafkaTopics:
         return gone
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Counts offsets, also those of transaction markers.
-        Unknown partitions count from their earliest record."""
+        """Counts offsets, also of transaction markers; unknown partitions from their earliest record."""
         listed = {split.id: SPLIT.decode(split.payload) for split in splits}
         known = {id: POSITION.decode(at) for id, at in positions.items() if id in listed}
         places = {id: (of.topic, of.partition) for id, of in listed.items()}
@@ -314,7 +313,7 @@ class KafkaTopics:
     def to_end(self, positions: Mapping[str, bytes]) -> Mapping[str, tuple[bytes, int]]:
         """Skips to the end of the committed records, and counts offsets.
 
-        An end before the position shows that the topic lost records: the position stays, and the reader reports that.
+        If the topic lost records, the position is after the end and stays; the reader reports the loss.
         """
         places = {id: partition_of(id) for id in positions}
         with Cluster(self._client) as cluster:
@@ -339,7 +338,7 @@ class KafkaTopics:
     def discovery(self, known: NameSet) -> Discovery | None:
         """Returns the discovery; without `discover=` it lists only once, at a start from a checkpoint.
 
-        Partitions that were added since are read from their earliest record, whatever `start` says.
+        New partitions are read from their earliest record, whatever `start` says.
         """
         if self._until:
             return None

@@ -5,11 +5,9 @@ partition's end is beyond the position, and nothing has arrived for some seconds
 all quiet partitions together. A broker serves a connection in order, so an answer proves that everything fetched before
 has arrived.
 
-The client reports nothing while it skips aborted transactions, so a replacement may be wrong. Therefore the wait
-doubles with each replacement after which the partition stays quiet.
-
-A request without an answer ends every suspicion: the client handles outages itself. An answer with an error of
-leadership begins a suspicion: after an outage the client may be wrong about the leader.
+The client reports nothing while it skips aborted transactions, so a replacement may be wrong: the wait doubles with
+each replacement after which the partition stays quiet. A request without an answer ends every suspicion, because the
+client handles outages itself; an answer with an error of leadership begins a suspicion.
 """
 
 import time
@@ -71,8 +69,7 @@ class StallDetector:
         self._blamed, self._wait_s = None, self._timeouts.still
 
     def to_ask(self, unread: Collection[Partition], now_s: float) -> list[Partition]:
-        """Returns partitions whose ends to request now.
-        Call it often: after a pause, earlier observations do not count."""
+        """Returns partitions whose ends to request now. After a pause of the calls, observations restart."""
         if now_s - self._polled_s > self._timeouts.quiet:
             self._heard_s, self._suspected = {}, {}
         self._polled_s = now_s
@@ -93,10 +90,9 @@ class StallDetector:
         return quiet
 
     def answered(self, unread: Mapping[Partition, int], ends: Mapping[Partition, int | None], now_s: float) -> None:
-        """Records an answer. `unread`: the partitions of the request.
+        """Records an answer about the partitions `unread`.
 
-        `ends`: without partitions that have no end at present; None for partitions whose leader the client does not
-        know.
+        `ends`: without partitions that have no end at present; None: the client does not know the leader.
         """
         for partition, offset in unread.items():
             end = ends.get(partition, offset)
@@ -125,7 +121,6 @@ class StallDetector:
         return None
 
     def replaced(self, partition: Partition) -> None:
-        """Records that the client was replaced because of this partition."""
         self._heard_s, self._suspected = {}, {}
         self._blamed = partition
         self._wait_s *= 2
@@ -150,7 +145,7 @@ class StallWatch:
     def poll(self, consumer: Any, queues: Mapping[Partition, PartitionQueue]) -> str:
         """Returns why to replace the client; "" for no reason.
 
-        `queues`: of the partitions that await records. Call it after all fetched messages were handed out.
+        `queues`: of the partitions that await records. Called after all fetched messages were handed out.
         """
         now_s = time.monotonic()
         self._poll_at_s = now_s + self._timeouts.quiet / 10

@@ -55,7 +55,7 @@ class TopicIds:
         self._asked: dict[str, tuple[Future[Any], float]] = {}  # without an answer yet
 
     def forget(self, topic: str) -> None:
-        """Forgets a topic because a partition is read anew: earlier answers do not apply to the new rows."""
+        """Forgets a topic of which a partition is read anew: earlier answers do not apply."""
         self._seen.pop(topic, None)
         self._asked.pop(topic, None)
         self._in_vain_s.pop(topic, None)
@@ -79,7 +79,7 @@ class TopicIds:
         return unknown
 
     def _is_due(self, topic: str, now_s: float) -> bool:
-        """True if a request is due. A pending request is dropped when the answer would be too old."""
+        """True if a request is due; a pending request is dropped when its answer would be too old."""
         if topic in self._asked:
             return now_s - self._asked[topic][1] >= _ID_TRUSTED_S
         return topic not in self._seen or now_s - self._seen[topic][1] >= _ID_AHEAD_S
@@ -115,7 +115,6 @@ class TopicIds:
         self._in_vain_s.pop(topic, None)
 
     def _replace_admin(self, reason: str) -> None:
-        """Replaces the client; pending requests get no answer."""
         self._say(f"waits: the brokers do not tell its topics' ids ({reason}), and are asked by another client")
         put_away(self._admin)
         self._admin = None
@@ -132,8 +131,7 @@ Outlook = Literal["fine", "soon", "lost"]
 
 
 def outlook(position: int, earliest: int, earliest_before: int | None, end: int | None) -> Outlook:
-    """Compares a position with the retained offsets. `earliest_before`: at the last poll.
-    `end`: None if not known."""
+    """Compares a position with the retained offsets; `earliest_before`: at the last poll."""
     if position < earliest:
         return "lost"
     moving = earliest_before is not None and earliest > earliest_before
@@ -160,7 +158,7 @@ def lost(queue: PartitionQueue, wanted: int, earliest: int, end: int) -> Invalid
 class RetentionWatch:
     """Periodic check by the fetching thread, with the thread's client.
 
-    If that client does not know the leaders any more, other clients are used, replaced until a client knows them.
+    If that client does not know the leaders any more, other clients are used and replaced until one does.
     """
 
     def __init__(self, client: KafkaClient, kafka: Any) -> None:
@@ -172,7 +170,7 @@ class RetentionWatch:
         self._warned: set[Partition] = set()
 
     def poll(self, consumer: Any, queues: Collection[PartitionQueue]) -> float:
-        """Fails queues whose records are gone. Returns seconds until the next poll, also without an answer."""
+        """Fails queues whose records are gone. Returns seconds until the next poll."""
         wanted = [self._kafka.TopicPartition(queue.topic, queue.partition, EARLIEST) for queue in queues]
         if not wanted:
             return _POLL_S
@@ -202,7 +200,6 @@ class RetentionWatch:
         return list(answers)
 
     def explain(self, consumer: Any, queue: PartitionQueue) -> InvalidJob:
-        """Explains why the broker lacks the queue's next offset."""
         found = {}
         for what in (EARLIEST, LATEST):
             place = self._kafka.TopicPartition(queue.topic, queue.partition, what)
@@ -246,7 +243,7 @@ class RetentionWatch:
 
 
 def known_end(consumer: Any, partition: Any) -> int | None:
-    """End of a `TopicPartition` by the client's last fetch, without a request; None: not fetched yet."""
+    """End of a `TopicPartition` by the client's last fetch, without a request; None: not fetched."""
     cached = consumer.get_watermark_offsets(partition, cached=True)
     return cached[1] if cached is not None and cached[1] >= 0 else None
 

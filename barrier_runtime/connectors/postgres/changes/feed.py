@@ -1,8 +1,7 @@
 """Thread that fetches rows for a reader: chunks of the snapshot, then the log, into a bounded buffer.
 
-A lost session is replaced, with growing pauses and without limit; the new session continues after the last buffered
-item, so the reader notices nothing. While the buffer is full the thread reads nothing from the session, so the server
-waits, but the thread still sends keepalives.
+A lost session is replaced, with growing pauses and without limit, after the last buffered item. While the buffer is
+full the thread reads nothing but sends keepalives, so the server waits.
 
     reading the snapshot -> connecting <-> reading the log -> at the end (of `until`)
                        any -> failed: a person is needed
@@ -60,8 +59,7 @@ _EPOCH_US = 946_684_800_000_000
 class ChangeFeed:
     """Feed that starts its thread at once.
 
-    `parameters` are libpq's, with secrets. `name` of the session is equal in all generations of the source. `wake` is
-    called when an item is ready.
+    `parameters` are libpq's, with secrets. `wake` is called when an item is ready.
     """
 
     def __init__(
@@ -121,13 +119,12 @@ class ChangeFeed:
             self._bytes += size_of(item)
 
     def confirm(self, lsn: int) -> None:
-        """Allows the server to forget the log before `lsn`, which a completed checkpoint covers."""
+        """Allows the server to forget the log before `lsn`, covered by a completed checkpoint."""
         if lsn > self._confirmed:
             self._confirmed = lsn
             self._ring()
 
     def close(self) -> None:
-        """Stops the thread without waiting."""
         self._closing.set()
         self._ring()
 
@@ -254,7 +251,7 @@ class ChangeFeed:
         return connect(self._parameters, replication=False, name=self._name)
 
     def look_at(self, relation: Relation) -> CatalogTable:
-        """Checks catalog and publication again, which may have changed in the session. Raises `InvalidJob`."""
+        """Checks catalog and publication again in mid-session. Raises `InvalidJob`."""
         with self._looking() as looking:
             now = look_at_catalog(looking, relation)
             self.ids = check_publication(looking, self._staging.publication, tuple(self.tables), self.where)
@@ -300,7 +297,7 @@ class ChangeFeed:
             self._ear.recv(4096)
 
     def _tell_server(self, session: LogSession, *, now: bool = False) -> None:
-        """Reports the received position, and the confirmed position, up to which the server may drop log."""
+        """Reports the received and the confirmed position; the server drops log up to the latter."""
         if not now and session.told == self._confirmed and time.monotonic() - self._told_at < _TELL_S:
             return
         session.told, self._told_at = self._confirmed, time.monotonic()

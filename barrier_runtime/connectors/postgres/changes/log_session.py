@@ -31,10 +31,9 @@ from barrier_runtime.state.errors import InvalidJob
 
 @dataclass(frozen=True, slots=True)
 class TransactionRows:
-    """Rows of a transaction, or of a part of a transaction.
+    """Rows of a transaction or a part of it, after `first` earlier rows.
 
-    `lsn`: end of the previous transaction. `first`: rows of the transaction before these. `end_lsn`: end of the
-    transaction if these are the last rows, else None.
+    `lsn`: end of the previous transaction. `end_lsn`: end of this transaction if no rows follow, else None.
     """
 
     lsn: int
@@ -51,7 +50,7 @@ class TransactionRows:
 
 @dataclass(frozen=True, slots=True)
 class LoggedRows:
-    """Rows of the log, and the transactions that the rows belong to, in order. `at`: position after the item."""
+    """Rows of the log with their transactions, in order. `at`: position after the item."""
 
     rows: pa.RecordBatch
     transactions: tuple[TransactionRows, ...]
@@ -103,10 +102,9 @@ PART_BYTES: Final = 4 << 20  # of these messages, besides the last message
 
 
 class LogFeed(Protocol):
-    """Buffer that a session fills.
+    """Buffer that a session fills; `at` is the position after the last item.
 
-    `at` is the position after the last item. `ids` maps the server's table ids to names, `tables` names to numbers.
-    `end` is the position where reading ends, or None.
+    `ids` maps the server's table ids to names, `tables` names to numbers; reading stops at `end`, or never.
     """
 
     at: ChangePosition
@@ -127,7 +125,7 @@ class LogFeed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """Table of the source; columns in the log, and the place there of each of the table's columns."""
+    """Table of the source; columns in the log, and the place there of each column."""
 
     table: int
     width: int
@@ -136,7 +134,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Transaction:
-    """Transaction with messages that are not decoded yet, from message `first` on. `lsn`: end of the previous."""
+    """Transaction with undecoded messages, from message `first` on. `lsn`: end of the previous one."""
 
     begin: TransactionBegin
     lsn: int
@@ -146,7 +144,7 @@ class _Transaction:
 
 
 class LogSession:
-    """Session that starts at `at`, perhaps in the middle of the first transaction."""
+    """Session that starts at `at`, perhaps within a transaction."""
 
     def __init__(self, feed: LogFeed, at: ChangePosition) -> None:
         self.told = -1
@@ -162,7 +160,7 @@ class LogSession:
         self._repeated = False  # the current transaction was read before
 
     def message(self, data: memoryview) -> bool:
-        """Handles a message. Returns True if the server requests an answer now."""
+        """Handles a message. True if the server requests an answer now."""
         if data[0] == 119:  # w, of the log
             if data[HEADER] in ROW_KINDS:
                 if not self._repeated:
@@ -240,7 +238,7 @@ class LogSession:
         feed.is_end(lsn)
 
     def _put_reached(self) -> None:
-        """Reports that no rows come up to the last end, unless rows of a begun transaction before it are still due."""
+        """Reports that no rows come up to the last end, unless rows before it are still due."""
         at = self._feed.at
         if self._now is None and self._lsn > max(at.lsn, at.commit_lsn):
             reached = ChangePosition(self._lsn)
@@ -249,7 +247,7 @@ class LogSession:
     # ------------------------------------------------------------ decoding
 
     def flush(self) -> None:
-        """Decodes the collected messages and passes their rows to the feed."""
+        """Decodes the collected messages into the feed."""
         if not self._messages:
             return
         messages, transactions = self._messages, self._transactions
@@ -277,7 +275,7 @@ class LogSession:
         return self._feed.layout.of_changes(changes, stamps) if changes else None
 
     def _put(self, rows: pa.RecordBatch, counts: list[int], transactions: list[_Transaction]) -> None:
-        """Passes rows without those before the position that was given."""
+        """Passes rows from the given position on."""
         given, read, parts = self._given, 0, list[TransactionRows]()
         for transaction, count in zip(transactions, counts, strict=True):
             begin, first = transaction.begin, transaction.rows

@@ -34,7 +34,7 @@ _TEXT, _NULL, _UNCHANGED = b"tnu"
 class TextColumn:
     """Values as PostgreSQL writes them; null also for missing rows and `unchanged` values.
 
-    `unchanged`: the value is stored out of line (TOAST), did not change, and is missing in the log.
+    `unchanged`: stored out of line (TOAST), not changed, and missing in the log.
     """
 
     texts: pa.Array
@@ -51,7 +51,7 @@ class TextRows:
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """Changes of a table. `ops` has the codes of the letters c, u, d and t.
+    """Changes of a table; `ops` has the codes of the letters c, u, d and t.
 
     `before` has old keys (other columns are null), or old rows if `whole`.
     """
@@ -81,10 +81,10 @@ class RowMessages:
         self.relations: Numbers = self._words[self._starts + 1].astype(np.int64)
 
     def changes(self, chosen: Numbers, width: int, places: Sequence[int | None]) -> RowChanges:
-        """Decodes the messages with the numbers `chosen`, of a table with `width` columns in the log.
+        """Decodes the messages `chosen`, of a table with `width` columns in the log.
 
-        `places`: the place in the log of each wanted column; None: the column is null. Raises `ValueError` for messages
-        that version 1 of the protocol does not have.
+        `places`: in the log, of each wanted column; None: the column is null. Raises `ValueError` for messages that
+        version 1 does not have.
         """
         starts = self._starts[chosen]
         ops = _OPS[self._bytes[starts]]
@@ -99,7 +99,7 @@ class RowMessages:
         return RowChanges(ops, before, after, part == _OLD)
 
     def _rows(self, at: Numbers, present: Flags, width: int, places: Sequence[int | None]) -> TextRows:
-        """Rows of the messages with `present`, which begin at `at`; moves `at` after these rows."""
+        """Rows of the messages with `present`, which begin at `at`; moves `at` after them."""
         rows = np.flatnonzero(present)
         begins = at[rows] + 1
         if (self._shorts[begins] != width).any():
@@ -155,7 +155,7 @@ class TransactionCommit:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """Column in the log. `identifies`: part of the replica identity. `type`: the server's id of the type."""
+    """Column in the log. `identifies`: part of the replica identity. `type`: the server's type id."""
 
     name: str
     identifies: bool

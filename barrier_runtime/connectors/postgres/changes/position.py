@@ -1,10 +1,8 @@
-"""Position of a reader of changes: in the snapshot's rows, or in the log.
-
-Pure; stored in checkpoints as JSON.
+"""Position of a reader of changes, in the snapshot's rows or in the log; JSON in checkpoints. Pure.
 
 A position in the log is the end of the last complete transaction (`lsn`), and the number of rows (`skip`) already read
 of the next transaction, whose commit is at `commit_lsn`. The server repeats a transaction with the same changes in the
-same order, so after skipping these rows the next row follows.
+same order.
 
 | read so far                                  | lsn                             | commit_lsn | skip |
 |----------------------------------------------|---------------------------------|------------|------|
@@ -26,10 +24,7 @@ POSITION_VERSION: Final = 1
 
 
 class ChangePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Position; `row` rows of the snapshot's `chunk` are read.
-
-    `chunk=None`: no rows of a snapshot are left.
-    """
+    """Position; `row` rows of the snapshot's `chunk` are read (None: the snapshot is read)."""
 
     lsn: int
     commit_lsn: int = 0

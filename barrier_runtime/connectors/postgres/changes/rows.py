@@ -2,14 +2,13 @@
 
 Form "changes" (Debezium's): `op` is r (existed when the job began), c, u, d or t (truncate); `before` and `after` are
 structs of the table's columns. `before` is null unless the log has the old row: complete with REPLICA IDENTITY FULL,
-otherwise only the key, for deletes and for updates of the key. `unchanged` names the columns whose values are missing
-in the log, because they are stored out of line and did not change; these are null in `after`.
+otherwise only the key, for deletes and for updates of the key. `unchanged` names the columns that are null in `after`
+because their values, stored out of line, did not change and are missing in the log.
 
 Form "upsert": the table's columns, `deleted` and `changed_at`. A delete has the key, and other columns if the log has
 them. An update of the key is two rows: a delete of the old key, then the new row.
 
-With several tables a row has the column `table`, `changed_at`, and a struct per table, all null but the struct of its
-table.
+With several tables a row has the column `table`, `changed_at`, and a struct per table, all null but its table's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +49,7 @@ class ChangedTable:
 
     @property
     def has_key(self) -> bool:
-        """Returns False: all columns together identify a row."""
+        """Returns False if only all columns together identify a row."""
         return not all(column.key for column in self.columns)
 
     @property
@@ -72,7 +71,7 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class UpsertRows:
-    """Rows of form "upsert". `message`: the number of the message of each row; `deleted`: the row is a delete."""
+    """Rows of form "upsert": the number of the `message` of each row; `deleted`: the row is a delete."""
 
     message: Numbers
     deleted: Flags
@@ -80,7 +79,7 @@ class UpsertRows:
 
 
 def filled_in(changes: RowChanges, table: ChangedTable) -> TextRows:
-    """Returns the new rows; values that the log omits because they did not change come from the old row, if known."""
+    """Returns the new rows; unchanged values that the log omits come from the old row, if known."""
     columns = []
     for column, before, after in zip(table.columns, changes.before.columns, changes.after.columns, strict=True):
         fill = after.unchanged & ~changes.before.missing & (changes.whole | column.key)
@@ -92,7 +91,7 @@ def filled_in(changes: RowChanges, table: ChangedTable) -> TextRows:
 
 
 def upserts_of(changes: RowChanges, table: ChangedTable) -> UpsertRows:
-    """Returns a row per change, and two rows for an update of the key: a delete of the old key, then the new row."""
+    """Returns a row per change; for an update of the key a delete of the old key, then the new row."""
     before, after, ops = changes.before, filled_in(changes, table), changes.ops
     moved = (ops == _UPDATE) & ~before.missing & ~after.missing
     if moved.any():
@@ -127,7 +126,7 @@ def _equal(before: TextRows, after: TextRows, keys: Sequence[int]) -> Flags:
 
 
 class ChangeRowLayout:
-    """Makes batches. `fields[i]` is the schema of the stream of table i, `schema` that of the source."""
+    """Makes batches: `fields[i]` is the schema of the stream of table i, `schema` the source's."""
 
     def __init__(self, tables: Sequence[ChangedTable], form: Form, *, unchanged_as_null: bool, where: str) -> None:
         self.tables = tuple(tables)
@@ -167,7 +166,7 @@ class ChangeRowLayout:
     ) -> tuple[pa.RecordBatch, Numbers]:
         """Returns rows in the order of their messages, and the number of rows of each message.
 
-        `changes`: by table, the numbers of the messages and their content. `stamps` are of all messages. Raises
+        `changes`: by table, the numbers of the messages and their content. `stamps`: of all messages. Raises
         `InvalidJob` for changes that the form cannot express.
         """
         counts = np.zeros(len(stamps.xid), np.int64)
@@ -215,7 +214,6 @@ class ChangeRowLayout:
         return part if len(self.tables) == 1 else self._together({table: part}, {table: np.arange(count)}, count)
 
     def _of_table(self, at: int, changes: RowChanges, stamps: Stamps) -> tuple[pa.RecordBatch, Numbers]:
-        """Returns rows of a table, and the number of the message of each row."""
         table, fields = self.tables[at], self.fields[at]
         if self.form == "upsert":
             upserts = upserts_of(changes, table)
@@ -290,13 +288,12 @@ class ChangeRowLayout:
 
 
 def table_rows(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
-    """Rows of one table, with the columns of that table, from rows of several tables."""
+    """Rows of one table, with its columns, from rows of several tables."""
     mine = batch.column(batch.schema.names.index(table))
     return pa.RecordBatch.from_struct_array(mine.filter(mine.is_valid()))
 
 
 def _unchanged(table: ChangedTable, rows: TextRows) -> pa.Array:
-    """Names of the unchanged columns of each row."""
     flags = np.array([column.unchanged for column in rows.columns]).reshape(len(rows.columns), len(rows.missing)).T
     offsets = np.concatenate([[0], np.cumsum(flags.sum(axis=1))]).astype(np.int32)
     names = pa.array([column.name for column in table.columns], pa.string())

@@ -86,10 +86,7 @@ def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> A
 
 
 def read_table(connection: Any, name: str, as_text: Sequence[str], form: Form, where: str) -> ChangedTable:
-    """Returns the table "schema.table".
-
-    Raises `InvalidJob` if its changes cannot be read, or not in this form.
-    """
+    """Returns the table "schema.table". Raises `InvalidJob` if the form cannot express its changes."""
     schema, _, table = name.partition(".")
     found = connection.execute(_TABLE, (schema, table)).fetchone()
     if found is None:
@@ -141,7 +138,6 @@ def read_table(connection: Any, name: str, as_text: Sequence[str], form: Form, w
 
 
 def look_at_catalog(connection: Any, relation: Relation) -> CatalogTable:
-    """Table of a Relation message as of now."""
     found = connection.execute("select relreplident::text from pg_class where oid = %s", (relation.id,)).fetchone()
     columns = connection.execute(_NOW, (relation.id,)).fetchall()
     wanted = [column.type for column in relation.columns]
@@ -165,10 +161,9 @@ def check_server(connection: Any, where: str) -> None:
 
 
 def make_publication(connection: Any, name: str, tables: Sequence[str], *, ours: bool, where: str) -> None:
-    """Creates the publication if it is missing.
+    """Creates the publication if missing.
 
-    `ours`: the source chose the name, and an existing publication is set to `tables`. A publication that the user named
-    must have them.
+    `ours`: the source chose the name, so an existing publication is set to `tables`; the user's must have them.
     """
     sql = load_psycopg().sql
     listed = sql.SQL(", ").join(sql.Identifier(*table.split(".", 1)) for table in tables)
@@ -185,7 +180,7 @@ def make_publication(connection: Any, name: str, tables: Sequence[str], *, ours:
 
 
 def check_publication(connection: Any, name: str, tables: Sequence[str], where: str) -> dict[int, str]:
-    """Ids of `tables` on the server. Raises `InvalidJob` if the publication omits changes of a table."""
+    """Ids of `tables` on the server. Raises `InvalidJob` if the publication omits changes."""
     operations = ("insert", "update", "delete", "truncate")
     listed = ", ".join(f"pub{each}" for each in operations)
     published = connection.execute(f"select {listed} from pg_publication where pubname = %s", (name,)).fetchone()
@@ -215,7 +210,7 @@ def check_publication(connection: Any, name: str, tables: Sequence[str], where: 
 
 @dataclass(frozen=True)
 class ReplicationSlot:
-    """Replication slot. `confirmed` is the position up to which the server may have forgotten the log."""
+    """Replication slot; up to `confirmed` the server may have forgotten the log."""
 
     plugin: str | None
     database: str | None
@@ -266,7 +261,7 @@ def identify(connection: Any) -> tuple[str, int]:
 
 
 def end_older_session(connection: Any, pid: int, name: str, slot: str, where: str) -> None:
-    """Ends an older session of this source that uses the slot. Always raises `Unavailable`, for a retry."""
+    """Ends an older session of this source on the slot. Always raises `Unavailable`, for a retry."""
     ours = connection.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and application_name = %s", (pid, name)
     ).fetchone()
@@ -277,7 +272,7 @@ def end_older_session(connection: Any, pid: int, name: str, slot: str, where: st
 
 
 def server_time_us(connection: Any) -> int:
-    """Returns microseconds since 1970, by the server clock that also dates commits."""
+    """Microseconds since 1970, by the server clock that also dates commits."""
     (now,) = connection.execute("select (extract(epoch from clock_timestamp()) * 1000000)::bigint").fetchone()
     return int(now)
 

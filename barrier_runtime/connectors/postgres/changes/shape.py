@@ -40,8 +40,8 @@ _HEADER = 4  # of a modifier
 class CatalogTable:
     """Table in the server's catalog now.
 
-    `columns` maps numbers to name and type, without dropped columns. `types` maps id and modifier of the log's columns
-    to types; dropped types are missing.
+    `columns`: number → name and type, without dropped columns. `types`: id and modifier of the log's columns → type,
+    without dropped types.
     """
 
     identity: str
@@ -93,10 +93,7 @@ def _is_text(kind: ServerType) -> bool:
 
 
 def _scale(kind: ServerType) -> int:
-    """Digits after the point, a large number for numeric without (p, s).
-
-    The server refuses too many before it.
-    """
+    """Digits after the point; many for numeric without (p, s). The server checks digits before."""
     if kind.typmod < _HEADER:
         return 1 << 20
     return (((kind.typmod - _HEADER) & 0x7FF) ^ 1024) - 1024
@@ -107,7 +104,7 @@ def _digits(kind: ServerType) -> int:
 
 
 def _reads(kind: pa.DataType, there: ServerType) -> bool:
-    """Returns whether text of the server's type `there` reads as the right value of `kind`, or is refused."""
+    """True if text of type `there` reads as the right value of `kind`, or is refused."""
     if pa.types.is_string(kind):
         return _is_text(there)
     if pa.types.is_integer(kind):
@@ -118,10 +115,7 @@ def _reads(kind: pa.DataType, there: ServerType) -> bool:
 
 
 def _check_column(column: ChangedColumn, now: CatalogTable, shown: str) -> None:
-    """Compares name and number of a column with the catalog.
-
-    Raises `InvalidJob` for a renamed or replaced column.
-    """
+    """Raises `InvalidJob` for a column that the catalog renamed or replaced."""
     if not column.number:
         return
     found = now.columns.get(column.number)
@@ -159,10 +153,7 @@ def _check_type(column: ChangedColumn, there: ServerType | None, now: CatalogTab
 
 
 def _check_order(table: ChangedTable, places: Mapping[str, int], shown: str) -> None:
-    """Raises `InvalidJob` if columns changed their order.
-
-    The order only changes if a column was dropped and added again, or two columns exchanged names.
-    """
+    """Raises `InvalidJob` if columns changed their order, by being added again or exchanging names."""
     known = [(places[column.name], column.name) for column in table.columns if column.name in places]
     for (before, _), (after, name) in pairwise(known):
         if after < before:

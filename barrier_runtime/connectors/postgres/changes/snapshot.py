@@ -1,8 +1,8 @@
 """Snapshot of the tables as the job begins; the driver copies it into the job's storage, once.
 
 The server makes a slot and exports a snapshot of the moment at which the slot's log begins. This snapshot lives as long
-as the session that made the slot, so restarting slots cannot read it. The driver therefore copies the tables into
-Parquet objects before the job starts, and readers read these objects as often as necessary.
+as the session that made the slot, so restarting slots cannot read it: the driver copies the tables into Parquet objects
+before the job starts.
 
     1 publication · 2 slot with its snapshot · 3 objects `<id>/<n>.parquet` · 4 `<id>/staging.json` · 5 `current.json`
 
@@ -44,8 +44,8 @@ class StagedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SnapshotStaging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Record of a staged snapshot.
 
-    `taken_us` is by the server clock, before everything in the log. `lsn` is the start of the slot's log, `end` the
-    position where reading ends, or None. `prefix` begins the keys of the objects.
+    `taken_us`: by the server clock, before everything in the log. `lsn`: start of the slot's log; `end`: where reading
+    ends, or None. `prefix` begins the keys of the objects.
     """
 
     id: str
@@ -84,7 +84,7 @@ _STAGING = VersionedDecoder(_FORMAT, msgspec.json.Decoder(SnapshotStaging))
 
 
 class SnapshotPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Location of the record of a staging, as a split stores it. `storage` is the store's URL."""
+    """Location of the record of a staging, as a split stores it; `storage`: the store's URL."""
 
     storage: str
     record: str
@@ -113,10 +113,7 @@ def staging_prefix(paths: Paths, source: str, id: str) -> str:
 def copy_tables(
     connection: Any, snapshot: str, tables: Sequence[ChangedTable], store: ObjectStore, prefix: str, where: str
 ) -> list[StagedTable]:
-    """Copies the tables into objects.
-
-    `connection` is an ordinary session, `snapshot` the server's name for it.
-    """
+    """Copies the tables into objects, by an ordinary session and the server's name of the `snapshot`."""
     staged, chunk = [], 0
     sql = load_psycopg().sql
     with connection.transaction():

@@ -1,9 +1,8 @@
 """PostgreSQL tables as streams of changes: a consistent snapshot, then the log (logical replication).
 
-There is a single split, because the log is one sequence in commit order; rows of a key are therefore in order at any
-parallelism. The driver copies the snapshot into the job's storage when the job starts (`snapshot`). A thread reads the
-snapshot and then the log (`feed`); `position` has the positions. The server may forget only log that a completed
-checkpoint covers (`CheckpointListener`).
+There is a single split, because the log is one sequence in commit order, so rows of a key are in order at any
+parallelism. The driver copies the snapshot into the job's storage (`snapshot`); a thread reads the snapshot, then the
+log (`feed`). The server may forget only log that a completed checkpoint covers (`CheckpointListener`).
 """
 
 from collections import deque
@@ -248,7 +247,7 @@ class PostgresChanges:
         make_publication(connection, publication, names, ours=publication == ours, where=self._where)
 
     def _made_slot(self, replication: Any, slot: str) -> tuple[int, str | None]:
-        """Start of the slot's log and the name of the snapshot, None for an existing slot."""
+        """Start of the slot's log, and the name of the snapshot; None for an existing slot."""
         if self._given.slot is not None:
             with self._connected(replication=False) as connection:
                 state = look_at_slot(connection, slot)
@@ -275,10 +274,7 @@ class PostgresChanges:
 
 
 def _end_of_log(connection: Any) -> int:
-    """Position after all commits so far.
-
-    Writes a message into the log, so that a reader passes the position at once.
-    """
+    """Position after all commits so far; a message in the log makes a reader pass it at once."""
     (end,) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
     connection.execute("select pg_logical_emit_message(true, 'barrier-runtime', 'end')")
     return parsed_lsn(end)
@@ -347,7 +343,7 @@ class ChangesReader:
         return Polled(_together(parts), now_ns) if any(part.num_rows for part in parts) else None
 
     def _of_snapshot(self, item: SnapshotRows, feed: ChangeFeed, max_rows: int) -> pa.RecordBatch:
-        """Returns snapshot rows; no row of the log is buffered before a row of the snapshot."""
+        """Returns snapshot rows; no log row is buffered before them."""
         rows = item.rows.slice(0, max_rows)
         if rows.num_rows < item.rows.num_rows:
             rest = SnapshotRows(item.table, item.chunk, item.first + rows.num_rows, item.rows.slice(rows.num_rows))

@@ -45,7 +45,7 @@ _NUMERIC_HEADER = 4
 
 @dataclass(frozen=True)
 class ServerType:
-    """Type of PostgreSQL. `base` is the internal name, below any domain; `typmod` the modifier."""
+    """Type of PostgreSQL: internal name below any domain, and modifier."""
 
     base: str
     typmod: int = -1
@@ -63,10 +63,9 @@ class ServerType:
 
 @dataclass(frozen=True)
 class ChangedColumn:
-    """Column of a table.
+    """Column of a table, with `number` and `server_type` of the catalog as of the writing of the flow.
 
-    `key`: of the primary key, or of the index that identifies rows. `number` and `server_type` are from the server's
-    catalog as of the writing of the flow. `as_text`: read as PostgreSQL writes it, whatever the type.
+    `key`: of the primary key, or of the index that identifies rows. `as_text`: read as PostgreSQL writes it.
     """
 
     name: str
@@ -78,7 +77,7 @@ class ChangedColumn:
 
 
 def arrow_type(base: str, typmod: int) -> pa.DataType:
-    """Arrow type of a PostgreSQL type. `base` is the internal name, below any domain."""
+    """Arrow type of a PostgreSQL type; `base`: internal name below any domain."""
     if base == "numeric" and typmod >= 0:
         precision, scale = _numeric_digits(typmod)
         if precision <= _MOST_DIGITS and 0 <= scale <= precision:
@@ -87,17 +86,17 @@ def arrow_type(base: str, typmod: int) -> pa.DataType:
 
 
 def _numeric_digits(typmod: int) -> tuple[int, int]:
-    """Returns precision and scale; the scale may be negative."""
+    """Precision and scale, which may be negative."""
     return ((typmod - _NUMERIC_HEADER) >> 16) & 0xFFFF, (((typmod - _NUMERIC_HEADER) & 0x7FF) ^ 1024) - 1024
 
 
 def as_column(texts: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
-    """Converts an array of bytes to the column's type. Raises `InvalidJob` for a value outside the type."""
+    """Converts bytes to the column's type. Raises `InvalidJob` for a value outside the type."""
     return from_text(texts.cast(pa.string()), column, where)
 
 
 def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
-    """Returns `values` of a snapshot in the column's type. Raises `InvalidJob` unless every value is kept."""
+    """Returns `values` of a snapshot in the column's type. Raises `InvalidJob` unless all are kept."""
     if values.type == column.type:
         return values
     both = (values.type, column.type)
@@ -113,7 +112,7 @@ def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
 
 
 def from_text(texts: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
-    """Converts an array of strings to the column's type. Raises `InvalidJob` for a value outside the type."""
+    """Converts strings to the column's type. Raises `InvalidJob` for a value outside the type."""
     kind = column.type
     if pa.types.is_string(kind):
         return texts
@@ -149,7 +148,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _time_us(text: str) -> int:
-    """Parses `10:00:00.5`, which Arrow cannot, into microseconds. Raises `pa.ArrowInvalid` for 24:00."""
+    """Microseconds of `10:00:00.5`, which Arrow cannot parse. Raises `pa.ArrowInvalid` for 24:00."""
     hours, minutes, seconds = text.split(":")
     whole, _, fraction = seconds.partition(".")
     if hours == "24":

@@ -22,18 +22,17 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def negative_zeros(values: pa.Array) -> pa.Array:
-    """Marks -0.0 in a column of floats: -0.0 compares equal to 0.0."""
     numbers = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
     return pa.array((numbers == 0) & np.signbit(numbers), pa.bool_())
 
 
 def with_trailing_spaces(values: pa.Array) -> pa.Array:
-    """Marks texts that equal other texts if the database ignores trailing spaces."""
+    """Marks texts that equal others if the database ignores trailing spaces."""
     return pc.ends_with(values, " ")
 
 
 def below_microseconds(values: pa.Array) -> pa.Array:
-    """Marks times in nanoseconds that equal other times if the database stores only whole microseconds."""
+    """Marks times in nanoseconds that are not whole microseconds."""
     numbers = pc.fill_null(values.view(pa.int64()), 0).to_numpy()
     return pa.array(numbers % 1_000 != 0)
 
@@ -86,10 +85,10 @@ def _nothing(family: str, kind: pa.DataType, column: Any) -> Any:
 
 @dataclass(frozen=True)
 class ColumnRules:
-    """Rules of a database, by family of Arrow types.
+    """Rules of a database, by family of Arrow types. A rule returns None if not every value fits.
 
-    `refused` returns why a column takes no values of the family at all, with the remedy; `refused_in_key` the same for
-    key columns. `hint` completes the message about a type that does not fit. `in_key` adds refusals for key columns.
+    `refused` returns why a column takes no values of the family, with the remedy; `refused_in_key` the same for key
+    columns. `hint` completes the message about a type that does not fit. `in_key` adds refusals for key columns.
     """
 
     rules: Mapping[str, Rule]
@@ -226,7 +225,7 @@ def casting(kind: pa.DataType) -> Convert:
 
 
 def in_microseconds(kind: pa.DataType) -> Convert:
-    """Conversion that cuts off nanoseconds. Values out of range are still an error."""
+    """Conversion that cuts off nanoseconds; values out of range are an error."""
     return lambda values: values.cast(kind, safe=getattr(values.type, "unit", "") != "ns")
 
 

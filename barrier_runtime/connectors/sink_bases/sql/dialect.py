@@ -35,10 +35,7 @@ class SqlTarget:
 
 @dataclass(frozen=True)
 class DeliveryMark:
-    """Mark of a lineage: the last checkpoint whose rows are in the target.
-
-    Within a lineage checkpoints only rise, so a remembered mark is never too high.
-    """
+    """Mark of a lineage: the last checkpoint whose rows are in the target. Marks only rise."""
 
     job: str
     sink: str
@@ -54,8 +51,8 @@ class DeliveryMark:
 class Dialect(ABC):
     """Kind of database and the way to reach it.
 
-    The argument `target` of methods is the result of `read_target`. `make_mark` and `raise_mark` are statements with
-    the parameters job, sink, lineage, owner, known and checkpoint.
+    `target` of methods is the result of `read_target`. `make_mark` and `raise_mark` are statements with the parameters
+    job, sink, lineage, owner, known and checkpoint.
     """
 
     name: ClassVar[str]  # of the kind of database, for messages
@@ -78,14 +75,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def connect(self, where: str) -> Any:
-        """Connection with the session settings that the sink needs.
-
-        Statements form a transaction until `commit`.
-        """
+        """Connection with the sink's session settings; statements form a transaction until `commit`."""
 
     @abstractmethod
     def is_lost(self, error: Exception) -> bool:
-        """Returns whether the connection may be lost, so that a new connection may help at once."""
+        """True if the connection may be lost, so that a new connection may help at once."""
 
     @abstractmethod
     def translated(self, error: Exception, failure: str) -> BarrierRuntimeError:
@@ -103,14 +97,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def read_target(self, connection: Any, table: str, key: Sequence[str], where: str) -> SqlTarget:
-        """Reads the table from the catalog and checks everything that needs no rows.
+        """Reads the table from the catalog and checks everything that needs no rows. Raises `InvalidJob`.
 
-        `key` is empty for inserts. Raises `InvalidJob`.
+        `key` is empty for inserts.
         """
 
     @abstractmethod
     def make_marks(self, connection: Any, where: str) -> None:
-        """Creates the table of marks if it is missing; several processes may try at once.
+        """Creates a missing table of marks; several processes may try at once.
 
         Raises `Corrupt` for a layout of a newer release.
         """
@@ -124,7 +118,7 @@ class Dialect(ABC):
     # ------------------------------------------------------------ marks
 
     def mark_made(self, connection: Any, mark: DeliveryMark) -> int:
-        """Returns the mark; creates a missing mark.
+        """Returns the mark, created if missing.
 
         Runs in a transaction of its own: two transactions that insert the mark at once would deadlock later.
         """
@@ -159,7 +153,7 @@ class Dialect(ABC):
     ) -> bool:
         """Raises the mark and writes the rows in one transaction.
 
-        `raising` holds the parameters of `raise_mark`, `objects` the staged objects, `read` the rows of each object.
+        `raising`: the parameters of `raise_mark`; `objects`: the staged objects; `read`: the rows of each object.
         Returns False, without writing, if the mark differs from the mark that this process knows.
         """
 
@@ -173,7 +167,7 @@ class Dialect(ABC):
 
 
 class StatementDialect(Dialect):
-    """Database whose rows go into the table by one statement for many rows."""
+    """Database whose rows are written by one statement for many rows."""
 
     def deliver(
         self,
@@ -262,8 +256,8 @@ class SqlSession:
     def run(self, what: str, work: Callable[[Any], T]) -> T:
         """Runs `work(connection)` in one transaction and commits when `work` returns.
 
-        If an older connection proves lost, `work` runs again on a new connection. `what` names the work in errors.
-        Errors of the client library become errors of this project.
+        If an older connection proves lost, `work` runs again on a new connection. `what` names the work in errors,
+        which are errors of this project.
         """
         dialect, errors = self._dialect, self._dialect.errors()
         with self._using:

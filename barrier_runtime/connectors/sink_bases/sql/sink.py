@@ -55,7 +55,7 @@ class CommitGroups:
     def failed(self, steps: int, error: BarrierRuntimeError) -> None:
         """Halves the next group after a commit of `steps` steps raised `error`.
 
-        Raises `error` for a single step, which cannot be halved, and if the target may be unavailable.
+        Raises `error` for a single step, and if the target may be unavailable.
         """
         if steps == 1:
             raise error
@@ -66,7 +66,7 @@ class CommitGroups:
     def commit(
         self, steps: Sequence[Step], size: Callable[[Step], int], commit: Callable[[Sequence[Step]], None]
     ) -> None:
-        """Commits all `steps`, oldest first; each call of `commit` gets as many steps as the limits allow."""
+        """Commits all `steps`, oldest first, in groups within the limits."""
         done = 0
         while done < len(steps):
             group = steps[done : done + self._fitting(steps[done:], size)]
@@ -93,10 +93,7 @@ Mode = Literal["insert", "upsert"]
 
 
 class SqlSink(BatchingSink):
-    """Sink of a table. `dialect` is the database.
-
-    With `mode="upsert"` a row replaces the row with equal `key` columns.
-    """
+    """Sink of a table in the database `dialect`; `mode="upsert"` replaces rows with equal `key` columns."""
 
     def __init__(
         self, dialect: Dialect, table: str, *, mode: Mode, key: Sequence[str], max_bytes_in_memory: int
