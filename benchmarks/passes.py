@@ -30,9 +30,9 @@ from barrier_runtime.data.elements import Barrier, Element
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph
 from barrier_runtime.operators.base import Capture
-from barrier_runtime.runtime.alignment.aligner import Aligner
+from barrier_runtime.runtime.aligner import Aligner
 from barrier_runtime.runtime.host.clock import SourceTime
-from barrier_runtime.runtime.in_flight.writer import InFlightData
+from barrier_runtime.runtime.in_flight import InFlightData
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, OutputChannel, ResultPartition
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
 from barrier_runtime.runtime.scheduler import Scheduler

@@ -118,9 +118,9 @@ class Dataflow(Readers):
         `barrier-runtime slot`. `wire`: for tests, rows and messages are passed as bytes, under the rules and limits
         of a cluster."""
         if processes is not None:
-            from barrier_runtime.launch.several_processes import running
+            from barrier_runtime.launch import processes as in_processes
 
-            return running.run(self.plan, self._chosen_for(processes, options), processes)
+            return in_processes.run(self.plan, self._chosen_for(processes, options), processes)
         from barrier_runtime.launch.local import run_local
 
         _tell_what_stays_here(self.plan)
@@ -146,9 +146,9 @@ class Dataflow(Readers):
         >>> job.wait()
         """
         if processes is not None:
-            from barrier_runtime.launch.several_processes import running
+            from barrier_runtime.launch import processes as in_processes
 
-            return running.start(self.plan, self._chosen_for(processes, options), processes)
+            return in_processes.start(self.plan, self._chosen_for(processes, options), processes)
         from barrier_runtime.launch.local_handle import LocalJobHandle
 
         _tell_what_stays_here(self.plan)

@@ -22,7 +22,6 @@ from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob
 from barrier_runtime.launch.display import ConditionLog, Follower, Show
-from barrier_runtime.launch.ending import at_end, end_in_time
 from barrier_runtime.launch.options import JobOptions, url_for_slots
 from barrier_runtime.launch.outcome import (
     JobFailed,
@@ -44,7 +43,7 @@ from barrier_runtime.launch.requests import (
     savepoint_asked,
     savepoint_of,
 )
-from barrier_runtime.launch.steering import Requests, Steered, line_of
+from barrier_runtime.launch.steering import Requests, Steered, at_end, end_in_time, line_of
 from barrier_runtime.spark.task import SlotSettings, local_root
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.open import open_store

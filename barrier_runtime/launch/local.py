@@ -29,8 +29,8 @@ from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec, Shutdown
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
-from barrier_runtime.launch.one_process.links import LocalDataPlane, LocalLink, LocalMesh, WireOutput
-from barrier_runtime.launch.one_process.page import with_page
+from barrier_runtime.launch.local_links import LocalDataPlane, LocalLink, LocalMesh, WireOutput
+from barrier_runtime.launch.local_page import with_page
 from barrier_runtime.launch.options import JobOptions, StorageOfRun
 from barrier_runtime.launch.outcome import JobResult, interruption_told, raise_unless_ended_well
 from barrier_runtime.launch.prepare import PreparedJob

@@ -6,7 +6,7 @@
 | running  | asks the coordinator       | asks the coordinator         | waits            | over               |
 | over     | the last one, or its error | nothing                      | result, or error | -                  |
 
-A program that ends, also by an exception, stops its running jobs after a last checkpoint (see `ending`).
+A program that ends, also by an exception, stops its running jobs after a last checkpoint (see `steering`).
 """
 
 import asyncio
@@ -14,19 +14,21 @@ import threading
 from collections.abc import Callable
 from concurrent import futures
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.coordinator.client.rest_types import ReplaceAsked, RescaleAsked, SavepointAsked
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.why.job import answer
+from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
-from barrier_runtime.launch.ending import at_end, end_in_time
 from barrier_runtime.launch.local import make_runner, run_graph, run_prepared
-from barrier_runtime.launch.one_process.page import with_page
-from barrier_runtime.launch.one_process.requests import LocalRequests
+from barrier_runtime.launch.local_page import with_page
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.outcome import JobResult, how_to_stop, plain_errors
 from barrier_runtime.launch.prepare import PreparedJob
@@ -38,12 +40,9 @@ from barrier_runtime.launch.requests import (
     savepoint_asked,
     wait_for_savepoint,
 )
-from barrier_runtime.launch.steering import Requests, Steered, line_of
-from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.launch.steering import Requests, Steered, at_end, end_in_time, line_of
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore
-
-_ASKED_S = 30.0  # time limit for an answer of the job's loop, which users' functions may keep busy
-_AT_ONCE_S = 10.0  # time limit for the end of a job that stops at once while the program ends
 
 _T = TypeVar("_T")
 Mode = Literal["checkpoint", "drain", "now"]
@@ -238,3 +237,53 @@ class LocalJobHandle(Steered):
 
 async def _answered(ask: Callable[[], _T]) -> _T:
     return ask()
+
+
+class LocalRequests:
+    """`Requests` to the coordinator in this process.
+
+    `ask` calls a function with the runner, on the job's loop. `page`: client of the page's server, if any.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[Callable[[JobRunner], Any]], object],
+        status: Callable[[], JobStatus],
+        page: CoordinatorClient | None,
+    ) -> None:
+        self._ask = ask
+        self._status = status
+        self._served = page
+
+    def savepoint(self, job: str, asked: SavepointAsked, run_id: str) -> None:
+        self._ask(lambda runner: runner.savepoint(SavepointRequest(asked.id, asked.url)))
+
+    def rescale(self, job: str, asked: RescaleAsked, run_id: str) -> None:
+        request = RescaleRequest(asked.id, asked.parallelism, asked.timeout_ms)
+        self._ask(lambda runner: runner.rescale(request))
+
+    def replace(self, job: str, asked: ReplaceAsked, run_id: str) -> None:
+        allow = asked.allow_non_restored
+        request = RescaleRequest(asked.id, 1, asked.timeout_ms, asked.spec, allow_non_restored=allow)
+        self._ask(lambda runner: runner.replace(request))
+
+    def trigger(self, job: str, run_id: str) -> None:
+        self._ask(lambda runner: runner.trigger())
+
+    def why(self, job: str, checkpoint: int | None, run_id: str) -> Answer:
+        return answer(self._status(), checkpoint)
+
+    def page_link(self, job: str) -> str:
+        return self._page(job).page_link(job)
+
+    def report(self, job: str, run_id: str) -> bytes:
+        return self._page(job).report(job, run_id)
+
+    def _page(self, job: str) -> CoordinatorClient:
+        if self._served is None:
+            raise InvalidJob(f"job {job} runs without its page: start it with ui=True")
+        return self._served
+
+
+_ASKED_S = 30.0  # time limit for an answer of the job's loop, which users' functions may keep busy
+_AT_ONCE_S = 10.0  # time limit for the end of a job that stops at once while the program ends

@@ -37,10 +37,10 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.compiler import ListSplits, compile_plan
 from barrier_runtime.graph.job_graph import JobGraph, SourceSpec
 from barrier_runtime.graph.logical import Plan
-from barrier_runtime.inspect.pending_transactions import InDoubtResolver, PendingJob, PendingSink, read_pending
 from barrier_runtime.launch.batch_functions import BatchFunctions, has_batch_functions
 from barrier_runtime.launch.options import JobOptions, is_savepoint_url, job_spec, restart_options
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
+from barrier_runtime.runtime.sinks.pending_transactions import InDoubtResolver, PendingJob, PendingSink, read_pending
 from barrier_runtime.runtime.sources.assignment import check_none_lost
 from barrier_runtime.runtime.sources.progress import (
     NO_POSITION,

@@ -1,10 +1,15 @@
-"""Requests that the handle of every running job takes: savepoints, another number of slots, another program.
+"""Requests that the handle of every running job takes, and the last checkpoint when the program ends.
 
 `JobHandle` sends requests to a coordinator in another process, `LocalJobHandle` to the coordinator of its own process.
 Both coordinators are `Requests`, so waiting, repeating and all errors are the same code.
 """
 
+import atexit
+import concurrent.futures.thread  # noqa: F401 - registers its own function for the end before ours, to be called after
+import logging
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -156,3 +161,55 @@ def line_of(status: JobStatus) -> str:
         f"job {status.job}: {described(status.condition or status.phase, status.condition_reason)}, "
         f"{status.records:,} rows read, {checkpoints.completed} checkpoints completed{last}"
     )
+
+
+LAST_CHECKPOINT_S = 30.0  # time for the last checkpoint of a job whose program ends
+
+log = logging.getLogger("barrier_runtime")
+
+_calls: dict[object, Callable[[], None]] = {}
+_registered = False
+
+
+def at_end(call: Callable[[], None]) -> Callable[[], None]:
+    """Has `call` called when the program ends, and returns a function that cancels this.
+
+    Threads still take work then. `atexit` is too late: the interpreter ends the pools of threads before.
+    """
+    global _registered
+    if not _registered:
+        _registered = True
+        getattr(threading, "_register_atexit", atexit.register)(_end)
+    key = object()
+    _calls[key] = call
+
+    def cancel() -> None:
+        _calls.pop(key, None)
+
+    return cancel
+
+
+def _end() -> None:
+    for call in list(_calls.values()):
+        try:
+            call()
+        except Exception:
+            log.exception("a job could not be stopped while the program ends")
+
+
+def end_in_time(job: str, stop: Callable[[], object], ended: Callable[[float], bool]) -> None:
+    """Stops a running job after a last checkpoint; logs a line if the job has not ended in time.
+
+    `stop` requests the end and does not wait. `ended` waits for seconds, and returns whether the job has ended."""
+    if ended(0):
+        return
+    stop()
+    if ended(LAST_CHECKPOINT_S):
+        log.warning("job %s was running while its context or program ended: stopped after a last checkpoint", job)
+    else:
+        log.warning(
+            "job %s: its last checkpoint is not complete after %.0f s, so the job stops at once: the next run goes on "
+            "from the checkpoint before",
+            job,
+            LAST_CHECKPOINT_S,
+        )

@@ -41,24 +41,22 @@ from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.base import Capture, Operator, SplitPosition
 from barrier_runtime.operators.metrics import MetricRegistry
 from barrier_runtime.operators.user_code import add_position, add_replay
-from barrier_runtime.runtime.alignment.aligner import Aligner
-from barrier_runtime.runtime.alignment.tracker import BarrierTracker
+from barrier_runtime.runtime.aligner import Aligner
+from barrier_runtime.runtime.barrier_tracker import BarrierTracker
 from barrier_runtime.runtime.checkpointing import Checkpointing, CommitReporter, ExecutionEvents
 from barrier_runtime.runtime.context import GenerationExecutors, OperatorContexts
+from barrier_runtime.runtime.error_reports import NO_KEY, replay_command
 from barrier_runtime.runtime.host.generation_timers import GenerationTimers
 from barrier_runtime.runtime.host.workers import WorkerExecutor
-from barrier_runtime.runtime.in_flight.writer import InFlightData
+from barrier_runtime.runtime.in_flight import InFlightData
 from barrier_runtime.runtime.load import LoadSince
-from barrier_runtime.runtime.network.channels import PeerLost
-from barrier_runtime.runtime.network.data_plane import ChannelId, DataPlane
-from barrier_runtime.runtime.network.wiring import Wiring
+from barrier_runtime.runtime.network.channels import ChannelId, DataPlane, PeerLost
+from barrier_runtime.runtime.network.wiring import Wiring, connect_followers
 from barrier_runtime.runtime.opening import POLL_S, Closing, OpenChains
-from barrier_runtime.runtime.replay_command import NO_KEY, replay_command
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.restored_snapshots import committables, restored_in
 from barrier_runtime.runtime.scheduler import Scheduler
-from barrier_runtime.runtime.sources.following import connect_followers
-from barrier_runtime.runtime.sources.telling import LOOK_S, EventTimeTelling, held_back
+from barrier_runtime.runtime.sources.progress_reports import LOOK_S, EventTimeTelling, held_back
 from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes

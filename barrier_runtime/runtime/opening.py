@@ -15,11 +15,11 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import Chain, JobGraph
 from barrier_runtime.operators.base import Operator, SplitPosition
 from barrier_runtime.runtime.context import GenerationExecutors, OperatorContexts
+from barrier_runtime.runtime.error_reports import naming_source
 from barrier_runtime.runtime.host.workers import WorkerExecutor
-from barrier_runtime.runtime.in_flight.storage import read_in_flight
+from barrier_runtime.runtime.in_flight import read_in_flight
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.sources.driver import SourceDriver
-from barrier_runtime.runtime.sources.trouble import naming_source
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot

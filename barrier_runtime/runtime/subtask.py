@@ -24,9 +24,9 @@ from barrier_runtime.data.elements import (
     within,
 )
 from barrier_runtime.operators.base import Capture, Operator
-from barrier_runtime.runtime.alignment.aligner import Aligner
-from barrier_runtime.runtime.alignment.effects import (
+from barrier_runtime.runtime.aligner import (
     Aborted,
+    Aligner,
     AlignmentEffect,
     Block,
     InFlightComplete,
@@ -34,8 +34,8 @@ from barrier_runtime.runtime.alignment.effects import (
     TakeSnapshot,
     Unblock,
 )
-from barrier_runtime.runtime.alignment.tracker import BarrierTracker
-from barrier_runtime.runtime.in_flight.writer import InFlightData, InFlightWriter
+from barrier_runtime.runtime.barrier_tracker import BarrierTracker
+from barrier_runtime.runtime.in_flight import InFlightData, InFlightWriter
 from barrier_runtime.runtime.network.channels import InputChannel, ResultPartition
 from barrier_runtime.runtime.network.flow_control import SourceChunk
 from barrier_runtime.runtime.network.input_queues import InputQueues

@@ -36,7 +36,6 @@ from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.parquet import ParquetReader, plain_schema
 from barrier_runtime.connectors.source import Split, SplitReader
 from barrier_runtime.data.values.casts import kept_cast
-from barrier_runtime.spark.release import FROM_SPARK, refusal
 from barrier_runtime.spark.session import forwarded_environment
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
@@ -44,6 +43,18 @@ from barrier_runtime.state.store.open import open_store, within
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.urls import shown, without_credentials
 from barrier_runtime.state.versioned import Format, VersionedDecoder
+
+FROM_SPARK = (4, 2)  # to_arrow_schema takes a time zone
+
+
+def refusal(subject: str, found: str, needed: tuple[int, int]) -> str | None:
+    """The sentence that refuses PySpark `found` for `subject`, or None when it is new enough."""
+    major, minor = (int(part) for part in found.split(".")[:2])
+    if (major, minor) >= needed:
+        return None
+    least = f"{needed[0]}.{needed[1]}"
+    return f"{subject}: PySpark {found} is installed, {least} or newer is needed: pip install 'pyspark>={least},<5'"
+
 
 STAGING_VERSION = 1
 log = logging.getLogger("barrier_runtime.job")

@@ -19,7 +19,7 @@ import stat
 import tempfile
 import time
 import uuid
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any, cast
 import msgspec
 
 from barrier_runtime.coordinator.json_lines import JsonLines, Masked
+from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.own_versions import own_versions
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims
@@ -42,16 +43,48 @@ from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.slot import PEER_LOST, Slot, SlotIdentity
 from barrier_runtime.spark.deaths import died_lately
-from barrier_runtime.spark.slot_place import slot_place
 from barrier_runtime.state.descriptors import raise_limit
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
+from barrier_runtime.state.hosts import bare, is_every_interface
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.kv.small_files import remove_all
+from barrier_runtime.state.ports import PortRange, port_range
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.sockets import own_address_towards
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
+
+HOST, BIND = "BARRIER_RUNTIME_SLOT_HOST", "BARRIER_RUNTIME_SLOT_BIND"
+PORTS = OPTIONS["slot_ports"].variable
+
+
+@dataclass(frozen=True)
+class SlotPlace:
+    """`host`: other slots connect there. `bind`: the slot listens there, on a port of `ports`."""
+
+    host: str
+    bind: str
+    ports: PortRange
+
+
+def slot_place(options: SlotOptions, environment: Mapping[str, str], own_address: Callable[[], str]) -> SlotPlace:
+    """Returns the place of a slot. `own_address()`: the host's address on the network of the coordinator.
+
+    `environment` has values of the executor's host, which take precedence over the options of the job."""
+    host = bare(environment.get(HOST, ""))
+    if host and is_every_interface(host):
+        raise InvalidJob(
+            f"{HOST}={host} means every interface of the host, and nobody can connect there: name in {HOST} the "
+            f"address that other executors reach, and set {BIND}={host} to listen on every interface"
+        )
+    host = host or own_address()
+    if PORTS in environment:
+        ports = port_range(environment[PORTS], PORTS)
+    else:
+        ports = port_range(options.slot_ports, "slot_ports")
+    return SlotPlace(host, bare(environment.get(BIND, "")) or host, ports)
+
 
 log = logging.getLogger("barrier_runtime.slot")
 

@@ -19,7 +19,7 @@ from barrier_runtime.operators.joins.stored_runs import VALUE as RUNS_VALUE
 from barrier_runtime.operators.joins.stored_runs import restored_runs
 from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, decode_held
 from barrier_runtime.operators.state.broadcast_copy import KEY_TYPES, contents_of, entries_of
-from barrier_runtime.runtime.in_flight.storage import rows_in_flight
+from barrier_runtime.runtime.in_flight import rows_in_flight
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, StateDescription
 from barrier_runtime.state.snapshots.state_kinds import BROADCAST

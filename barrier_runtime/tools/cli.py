@@ -3,10 +3,10 @@
 import sys
 
 from barrier_runtime.state.errors import BarrierRuntimeError
-from barrier_runtime.tools.commands import flows, jobs, replays, slots, stored
+from barrier_runtime.tools.commands import flows, jobs, stored
 from barrier_runtime.tools.commands.app import app
 
-COMMANDS = (flows, jobs, slots, stored, replays)  # their import registers them with `app`
+COMMANDS = (flows, jobs, stored)  # their import registers them with `app`
 
 
 def main() -> None:

@@ -15,12 +15,15 @@ import time
 import webbrowser
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.coordinator.client.client import UnknownJob
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator, how_it_ended
 from barrier_runtime.coordinator.status.status import JobStatus
@@ -28,11 +31,42 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.outcome import JobResult, raise_unless_ended_well
 from barrier_runtime.launch.prepare import PreparedJob
+from barrier_runtime.operators.aggregation.functions import count, sum_
+from barrier_runtime.operators.state.value import ValueState
+from barrier_runtime.operators.windows.assigners import Tumbling
 from barrier_runtime.spark import deaths
 from barrier_runtime.spark.task import SlotSettings, run_slot
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.tools.demo_flow import demo_flow
+
+SHOPS = 12
+
+
+class Record:
+    """Best second of a shop so far."""
+
+    best = ValueState(int, default=0)
+
+    def process(self, shop: int, second: dict[str, Any], ctx: Any) -> Any:
+        if second["revenue"] > self.best.value:
+            self.best.value = second["revenue"]
+            yield {"shop": shop, "at": second["window_start"], "revenue": second["revenue"]}
+
+
+def demo_flow(output: str, rows_per_second: float, rows: int | None) -> Dataflow:
+    """Writes `seconds` and `records` below the folder `output`; endless without `rows`."""
+    flow = Dataflow("demo")
+    orders = flow.rate("orders", rows_per_second, rows, keys=SHOPS, splits=2, event_time="intended_at")
+    seconds = (
+        orders.select({"shop": "key", "at": "intended_at", "amount": "value * 7919 % 97"})
+        .key_by("shop")
+        .window("seconds", Tumbling(timedelta(seconds=1)), event_time="at")
+        .aggregate(orders=count(), revenue=sum_("amount"))
+    )
+    seconds.sink("seconds-out", JsonlSink(f"{output}/seconds"))
+    seconds.key_by("shop").process("records", Record).sink("records-out", JsonlSink(f"{output}/records"))
+    return flow
+
 
 _SLOTS = 2
 _INTERVAL_S = 1.0  # between checkpoints

@@ -15,7 +15,8 @@ import msgspec
 
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.coordinator.maintenance.in_doubt import InDoubtResolution
-from barrier_runtime.inspect.pending_transactions import (
+from barrier_runtime.runtime.sinks.pending_set import PendingEntry
+from barrier_runtime.runtime.sinks.pending_transactions import (
     InDoubtResolver,
     PendingJob,
     PendingSink,
@@ -23,7 +24,6 @@ from barrier_runtime.inspect.pending_transactions import (
     rows_told,
     running,
 )
-from barrier_runtime.runtime.sinks.pending_set import PendingEntry
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.object_store import ObjectStore

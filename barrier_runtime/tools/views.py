@@ -1,15 +1,15 @@
-"""Status of a job as terminal tables, for `status` and `top`.
+"""Views of a job: terminal tables for `status` and `top`, and the file of `report`.
 
-Takes a status, returns renderables. Names are plain text, never markup; characters that would move the cursor are
-replaced.
-
-`top` repeats the tables. While the coordinator is unreachable, `top` says so and keeps the last tables. In a low window
-fewer checkpoints are shown; lines that still do not fit are cut off at the end, where the least important lines are.
+Names are plain text, never markup; characters that would move the cursor are replaced. While the coordinator is
+unreachable, `top` says so and keeps the last tables. In a low window fewer checkpoints are shown; lines that still do
+not fit are cut off at the end, where the least important lines are.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,15 +17,25 @@ from rich.table import Table
 from rich.text import Text
 
 from barrier_runtime.coordinator.client.rest_types import JobSummary
+from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.page import render
 from barrier_runtime.coordinator.page.charts import backlog_in_words
 from barrier_runtime.coordinator.page.figures import duration
 from barrier_runtime.coordinator.page.job_view import events
 from barrier_runtime.coordinator.status.health import TROUBLED, described, in_seconds
+from barrier_runtime.coordinator.status.history import decode_history
+from barrier_runtime.coordinator.status.past_run import past_status
 from barrier_runtime.coordinator.status.statistics import late_rows_in_words
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.why.checkpoint import why_checkpoint
-from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.store.object_store import get_or_none
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.store.urls import shown
+from barrier_runtime.tools.coordinators import client_of
 
 CHECKPOINTS = 8
 _FAILURES = 3
@@ -291,3 +301,45 @@ def _screen(status: JobStatus, trouble: str, console: Console) -> RenderableType
         if len(console.render_lines(shown, pad=False)) <= console.height:
             break
     return shown
+
+
+def report(job: str, to: Path, coordinator: str | None, token_file: Path | None, checkpoints: str | None) -> int:
+    """Writes the page of `job`, from its coordinator or an ended job's checkpoints; returns the size in bytes.
+
+    The file has no script and loads nothing; apparent secrets are masked (`state/masked_text`). Raises `InvalidJob` or
+    `Unavailable`.
+    """
+    if coordinator is not None and checkpoints is not None:
+        raise InvalidJob("--coordinator is for a running job, --checkpoints for an ended job: leave one of them out")
+    if checkpoints is not None:
+        data = _from_store(check_job_id(job), checkpoints)
+    else:
+        data = client_of(job, coordinator, token_file).report(job)
+    write(to, data)
+    return len(data)
+
+
+def write(to: Path, data: bytes) -> None:
+    """Writes under a temporary name first, so that the file is complete or missing."""
+    beside = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(data)
+        beside.replace(to)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise InvalidJob(f"the report cannot be written to {to}: {error.strerror}: choose another file") from error
+
+
+def _from_store(job: str, url: str) -> bytes:
+    store, paths = open_store(url), Paths(job)
+    try:
+        view = read_log(store, paths)
+        known = get_or_none(store, paths.history)
+    except OSError as error:
+        raise Unavailable(f"the past of job {job} cannot be read from {shown(url)}: {error}: try again") from error
+    history = None if known is None else decode_history(paths.history, known)
+    status = past_status(view, history, None)
+    if status is None:
+        why = "there is no log of it" if view.head is None else "nothing says that it has ended"
+        raise InvalidJob(f"job {job} in {shown(url)}: {why}: check both names, or ask its coordinator (--coordinator)")
+    return render.report(render.explained(status, time.time_ns() // 1_000_000)).encode()

@@ -15,7 +15,7 @@ from barrier_runtime.data.rows import Row
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec
 from barrier_runtime.operators.base import Emit, Operator
-from barrier_runtime.runtime.alignment.aligner import Aligner
+from barrier_runtime.runtime.aligner import Aligner
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, ResultPartition
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.runtime.subtask import Subtask

@@ -28,7 +28,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Trigger,
 )
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
-from barrier_runtime.launch.one_process.links import LocalDataPlane, LocalMesh
+from barrier_runtime.launch.local_links import LocalDataPlane, LocalMesh
 from barrier_runtime.operators.base import Capture, Operator
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK
 from barrier_runtime.runtime.host.workers import Workers

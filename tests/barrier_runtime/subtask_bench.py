@@ -8,7 +8,7 @@ from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import Barrier, Batch
 from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.operators.base import Capture, Operator
-from barrier_runtime.runtime.alignment.aligner import Aligner
+from barrier_runtime.runtime.aligner import Aligner
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, ResultPartition
 from barrier_runtime.runtime.subtask import Subtask
 

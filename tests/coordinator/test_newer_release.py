@@ -19,7 +19,7 @@ from barrier_runtime.coordinator.maintenance.fsck_store import check_store, dele
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.store_calls import check_permit, delete_in_order
-from barrier_runtime.inspect.pending_transactions import read_pending
+from barrier_runtime.runtime.sinks.pending_transactions import read_pending
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.paths import Paths

@@ -13,7 +13,7 @@ from barrier_runtime.coordinator.status import health
 from barrier_runtime.coordinator.status.why import bottleneck
 from barrier_runtime.coordinator.status.why import checkpoint as why
 from barrier_runtime.runtime import execution
-from barrier_runtime.runtime.sinks import driver, effects, global_committer
+from barrier_runtime.runtime.sinks import driver, global_committer
 from barrier_runtime.runtime.sinks.global_committer import GlobalCommitDriver, GlobalEffect
 from tests.parsed import nodes
 
@@ -132,7 +132,7 @@ def test_the_moves_of_a_transaction() -> None:
 
 def test_the_effects_of_a_transactions_moves() -> None:
     (rows,) = tables(driver.__doc__)
-    known = {effect.__name__ for effect in typing.get_args(effects.Effect)}
+    known = {effect.__name__ for effect in typing.get_args(driver.Effect)}
     told = {name for cell in column(rows, 3) for name in known if re.search(rf"\b{name}\b", cell)}
     assert told == known - {"Recover"}, "what is restored is no transaction of this incarnation"
 

@@ -16,7 +16,7 @@ MUTANTS = (
     Mutant(
         "broadcast-rows-are-overtaken",
         "rows that could not be spread anew are in no snapshot",
-        "barrier_runtime/runtime/alignment/aligner.py",
+        "barrier_runtime/runtime/aligner.py",
         "        if missing & self._aligned_only:\n            return []\n",
         "",
         _SLICES,
@@ -32,7 +32,7 @@ MUTANTS = (
     Mutant(
         "in-flight-tail-is-lost",
         "the last row of a stored batch is restored whatever its number of rows",
-        "barrier_runtime/runtime/in_flight/storage.py",
+        "barrier_runtime/runtime/in_flight.py",
         "for start in range(0, batch.rows.num_rows, _ROWS_AT_ONCE)",
         "for start in range(0, max(1, batch.rows.num_rows - 1), _ROWS_AT_ONCE)",
         ("tests/barrier_runtime/runtime/in_flight/test_in_flight.py",),
@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "leftovers-behind-newer-rows",
         "rows that are left of a restore come before newer ones in the next snapshot",
-        "barrier_runtime/runtime/in_flight/writer.py",
+        "barrier_runtime/runtime/in_flight.py",
         "for each in chain(self._left, chain.from_iterable(in_turns)):",
         "for each in chain(chain.from_iterable(in_turns), self._left):",
         ("tests/barrier_runtime/runtime/alignment/test_unaligned.py",),
@@ -112,7 +112,7 @@ MUTANTS = (
     Mutant(
         "snapshot-before-all-barriers",
         "an aligned snapshot waits for the barrier of every live channel",
-        "barrier_runtime/runtime/alignment/aligner.py",
+        "barrier_runtime/runtime/aligner.py",
         "if self._live <= state.delivered:",
         "if len(self._live - state.delivered) <= 1 and len(self._live) > 1 or self._live <= state.delivered:",
         ("tests/barrier_runtime/runtime/alignment/test_alignment.py",),
@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         "unblocked-before-the-snapshot",
         "the snapshot is taken before any channel is read on",
-        "barrier_runtime/runtime/alignment/aligner.py",
+        "barrier_runtime/runtime/aligner.py",
         "return [snapshot, *unblock]",
         "return [*unblock, snapshot]",
         ("tests/barrier_runtime/runtime/alignment/test_alignment.py",),
@@ -758,7 +758,7 @@ MUTANTS = (
     Mutant(
         "rows-in-flight-forget-event-time",
         "rows that a barrier overtook meet the timers between them after a restore, too",
-        "barrier_runtime/runtime/in_flight/storage.py",
+        "barrier_runtime/runtime/in_flight.py",
         "Batch(batch.rows, batch.emit_ns, batch.reached)",
         "Batch(batch.rows, batch.emit_ns)",
         ("tests/barrier_runtime/runtime/test_timers_in_slices.py",),
@@ -766,7 +766,7 @@ MUTANTS = (
     Mutant(
         "rows-in-flight-beyond-other-channels",
         "event time of rows in flight is no further than the other channels had come",
-        "barrier_runtime/runtime/in_flight/writer.py",
+        "barrier_runtime/runtime/in_flight.py",
         "within(batch, others_ms)",
         "batch",
         ("tests/barrier_runtime/runtime/test_timers_in_slices.py",),
@@ -774,7 +774,7 @@ MUTANTS = (
     Mutant(
         "rows-in-flight-run-ahead-when-spread-anew",
         "at another parallelism rows in flight do not say how far event time was",
-        "barrier_runtime/runtime/in_flight/storage.py",
+        "barrier_runtime/runtime/in_flight.py",
         "                yield rows.reaching(None)",
         "                yield rows",
         ("tests/barrier_runtime/runtime/in_flight/test_in_flight.py",),
@@ -1072,7 +1072,7 @@ MUTANTS = (
     Mutant(
         "partial-rows-lose-their-aggregates-in-flight",
         "rows in flight keep the columns of partial aggregates",
-        "barrier_runtime/runtime/in_flight/storage.py",
+        "barrier_runtime/runtime/in_flight.py",
         "    names = [*schema.names, *partial_names(batch.rows.schema)]\n",
         "    names = [*schema.names]\n",
         ("tests/barrier_runtime/operators/aggregation/test_combiner.py",),

@@ -251,7 +251,7 @@ MUTANTS = (
     Mutant(
         "unwanted-values-are-uploaded",
         "nothing is uploaded for a checkpoint that was given up",
-        "barrier_runtime/runtime/snapshots.py",
+        "barrier_runtime/runtime/checkpointing.py",
         "capture.stored, self._check_wanted)",
         "capture.stored, lambda: None)",
         ("tests/barrier_runtime/runtime/test_large_values.py",),

@@ -18,8 +18,7 @@ from barrier_runtime.coordinator.server.daemon import MAX_CONNECTIONS
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Initiator
 from barrier_runtime.coordinator.wire.messages import Deploy, Peer, Registered
 from barrier_runtime.runtime.network import tcp as data_plane
-from barrier_runtime.runtime.network.channels import InputChannel
-from barrier_runtime.runtime.network.data_plane import ChannelId
+from barrier_runtime.runtime.network.channels import ChannelId, InputChannel
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.state.sockets import own_address_towards
 from tests.waiting import until

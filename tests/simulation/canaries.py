@@ -25,13 +25,12 @@ from barrier_runtime.coordinator.log import decision_log, restore_choice
 from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.data.elements import Barrier
 from barrier_runtime.operators.lookups import operator as lookups
+from barrier_runtime.runtime import aligner as alignment
 from barrier_runtime.runtime import slot as slot_module
 from barrier_runtime.runtime import subtask as subtask_module
-from barrier_runtime.runtime.alignment import aligner as alignment
-from barrier_runtime.runtime.in_flight.writer import InFlightWriter
+from barrier_runtime.runtime.in_flight import InFlightWriter
 from barrier_runtime.runtime.network import channels
 from barrier_runtime.runtime.sinks import driver as sink_driver
-from barrier_runtime.runtime.sinks import effects as sink_effects
 from barrier_runtime.state.backend import backend_snapshots
 from barrier_runtime.state.columns import segment_set as segment_log
 from barrier_runtime.state.snapshots import plan as snapshot_plan
@@ -291,8 +290,8 @@ def _lot_committed_in_part() -> Iterator[None]:
     def make(original: Any) -> Any:
         def start(self: Any, count: int) -> Any:
             return [
-                sink_effects.CommitTogether(effect.checkpoint, effect.committables[:1])
-                if isinstance(effect, sink_effects.CommitTogether)
+                sink_driver.CommitTogether(effect.checkpoint, effect.committables[:1])
+                if isinstance(effect, sink_driver.CommitTogether)
                 else effect
                 for effect in original(self, count)
             ]

@@ -22,8 +22,8 @@ from barrier_runtime.operators.joins.stored_runs import RunsOnDisk
 from barrier_runtime.operators.keyed.progress import Floors
 from barrier_runtime.operators.keyed.timers import Timers
 from barrier_runtime.operators.windows.operator import WindowOperator
-from barrier_runtime.runtime.alignment.aligner import Aligner
-from barrier_runtime.runtime.in_flight import storage as in_flight
+from barrier_runtime.runtime import in_flight
+from barrier_runtime.runtime.aligner import Aligner
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import Fenced
 from barrier_runtime.state.snapshots.local_copies import LocalCopies

@@ -16,8 +16,7 @@ import pytest
 
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.data.elements import Barrier, EndOfInput
-from barrier_runtime.runtime.network.channels import InputChannel
-from barrier_runtime.runtime.network.data_plane import ChannelId
+from barrier_runtime.runtime.network.channels import ChannelId, InputChannel
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.state.backend.keyed_backend import open_keyed_backend
 from barrier_runtime.state.errors import Unavailable

@@ -80,9 +80,9 @@ from barrier_runtime.operators.stable import operator as stable_module
 from barrier_runtime.operators.windows import aggregate as aggregate_module
 from barrier_runtime.operators.windows import firing as firing_module
 from barrier_runtime.operators.windows import operator as windows_module
+from barrier_runtime.runtime import in_flight
 from barrier_runtime.runtime import scheduler as scheduler_module
 from barrier_runtime.runtime import subtask as subtask_module
-from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.runtime.network import frames
 from barrier_runtime.runtime.network.control_link import ControlLink, TcpControlLink
 from barrier_runtime.runtime.sinks import pending_set

@@ -24,7 +24,7 @@ assert daemon.main(["--storage", "nowhere://", "--token-file", "/none"]) == 2
 _CONNECTS = """
 import asyncio
 from barrier_runtime.coordinator.wire.messages import Peer
-from barrier_runtime.runtime.network.data_plane import ChannelId
+from barrier_runtime.runtime.network.channels import ChannelId
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.state.errors import Unavailable
 

@@ -1,4 +1,4 @@
-"""Both ends of a channel inside a slot: bounded queues, no sockets.
+"""Both ends of a channel inside a slot, as bounded queues; and `DataPlane`, which connects slots.
 
 A subtask reads an `InputChannel`. A sender stops when the window of the channel (see `flow_control`) is full, and
 resumes when the channel grants credit. An input channel announces barriers as they arrive, and records in-flight data
@@ -10,14 +10,30 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
+import msgspec
+
+from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.data.elements import Barrier, Batch, CancelBarrier, Element, EndOfInput
 from barrier_runtime.data.partitioning import Rebalancer, hash_partition
 from barrier_runtime.data.plain_rows import PlainRows
 from barrier_runtime.graph.job_graph import Edge
-from barrier_runtime.runtime.alignment.effects import Announced
+from barrier_runtime.runtime.aligner import Announced
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES, Chunk, Window
 from barrier_runtime.runtime.network.frames import RowTooLarge
 from barrier_runtime.state.errors import InvalidJob
+
+
+class ChannelId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Claims of a data connection."""
+
+    token: int
+    edge: int
+    source_slot: int
+    target_slot: int
+
+
+Broken = Callable[[ChannelId, str], None]
+
 
 _CONTROL_BYTES = 64  # counted per control element
 _FEW_ROWS = 256
@@ -309,3 +325,32 @@ class ResultPartition:
     def control(self, element: Element) -> None:
         for channel in self._channels:
             channel.send(element)
+
+
+class DataPlane(Protocol):
+    """Connections between slots; the local runtime has a data plane without sockets."""
+
+    async def listen(self) -> tuple[str, int]: ...
+
+    def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None:
+        """Sets the incoming channels of generation `token`."""
+        ...
+
+    async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel: ...
+
+    async def all_connected(self) -> None:
+        """Returns when every expected channel is connected."""
+        ...
+
+    def beat(self) -> dict[int, int]:
+        """Sends signs of life on idle connections. Call in equal intervals.
+
+        Returns slots that were not heard -> number of calls since.
+        """
+        ...
+
+    def disconnect(self) -> None:
+        """Closes every channel of the current generation."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,20 +1,81 @@
-"""End of a data connection: bytes after the handshake, encrypted or not, signs of life, and loss.
+"""End of a data connection: connecting, bytes after the handshake, encrypted or not, signs of life, and loss.
 
 An encrypted connection carries the same bytes in frames of `wire/framing`; credit counts sizes before encryption.
 """
 
 import asyncio
+import errno
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, cast
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Protocol, TypeVar, cast
 
 import pyarrow as pa
 
 from barrier_runtime.coordinator.wire.framing import Framing
 from barrier_runtime.coordinator.wire.handshake import KEY_BYTES, PeerSession
 from barrier_runtime.coordinator.wire.peers import Policy
-from barrier_runtime.runtime.network.data_plane import ChannelId
+from barrier_runtime.runtime.network.channels import ChannelId
+from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.ports import PortRange
 from barrier_runtime.state.sockets import end_when_unanswered
+
+T = TypeVar("T")
+
+
+async def within(seconds: float, awaitable: Awaitable[T]) -> T:
+    """Returns the result of `awaitable`. Raises `asyncio.TimeoutError` after `seconds`, and never loses a cancellation.
+
+    `asyncio.wait_for` of Python 3.10 and 3.11 forgets the cancellation if the result arrives at the same time (CPython
+    issue 86296): a cancelled deployment would go on connecting for ever.
+    """
+    waited = asyncio.ensure_future(awaitable)
+    try:
+        await asyncio.wait({waited}, timeout=seconds)
+        if not waited.done():
+            raise asyncio.TimeoutError
+        return waited.result()
+    finally:
+        if not waited.done():
+            waited.cancel()
+            await asyncio.wait({waited})  # so that no task is left behind
+        if waited.done() and not waited.cancelled():
+            waited.exception()  # marks the exception as retrieved, also if the caller was cancelled at the same time
+
+
+_CONNECT_TIMEOUT_S = 2.0  # the kernel would repeat a lost request after 1, 3 and 7 s
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+_NO_ROUTE_S = 0.5  # pause after an attempt without a route, which fails at once
+
+
+class PacketsLost(Exception):
+    """A host answered neither with a connection nor with a refusal."""
+
+
+async def reach(protocol: Callable[[], asyncio.Protocol], host: str, port: int) -> None:
+    """Connects. Raises `PacketsLost`, or `OSError` for a refusal."""
+    loop = asyncio.get_running_loop()
+    try:
+        await within(_CONNECT_TIMEOUT_S, loop.create_connection(protocol, host, port))
+    except asyncio.TimeoutError as error:
+        raise PacketsLost from error
+    except OSError as error:
+        if error.errno not in _NO_ROUTE:
+            raise
+        await asyncio.sleep(_NO_ROUTE_S)
+        raise PacketsLost from error
+
+
+async def listen_on_one_of(host: str, ports: PortRange, protocol: Callable[[], asyncio.BaseProtocol]) -> asyncio.Server:
+    """Raises `Unavailable` if all ports are in use."""
+    loop = asyncio.get_running_loop()
+    for wanted in ports:
+        try:
+            return await loop.create_server(protocol, host, wanted)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise Unavailable(f"all ports {ports} of {host} are in use: give slot_ports a port for each slot of a host")
+
 
 _TOGETHER = 64 * 1024  # bytes that are joined before encryption: copying them costs less than a frame each
 PART_BYTES = 256 * 1024  # of a large buffer per encrypted frame: the receiver decrypts while more arrives

@@ -8,7 +8,7 @@ from collections import deque
 from barrier_runtime.data.elements import Barrier, Batch, EndOfInput
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.data.watermarks import WatermarkMerger
-from barrier_runtime.runtime.alignment.effects import Announced
+from barrier_runtime.runtime.aligner import Announced
 from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES, InputChannel
 
 

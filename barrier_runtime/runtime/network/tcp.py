@@ -25,13 +25,16 @@ from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Ha
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.coordinator.wire.peers import LineLimit, Policy, across_hosts
 from barrier_runtime.data.elements import Element, EndOfInput
-from barrier_runtime.runtime.host.within import within
-from barrier_runtime.runtime.network.channels import InputChannel, OutputChannel
-from barrier_runtime.runtime.network.connection import DataConnection, new_private_key
-from barrier_runtime.runtime.network.data_plane import Broken, ChannelId
+from barrier_runtime.runtime.network.channels import Broken, ChannelId, InputChannel, OutputChannel
+from barrier_runtime.runtime.network.connection import (
+    DataConnection,
+    PacketsLost,
+    listen_on_one_of,
+    new_private_key,
+    reach,
+    within,
+)
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
-from barrier_runtime.runtime.network.listening import listen_on_one_of
-from barrier_runtime.runtime.network.reaching import PacketsLost, reach
 from barrier_runtime.state.descriptors import remedy_if_exhausted
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavailable
 from barrier_runtime.state.ports import ANY_PORT, PortRange

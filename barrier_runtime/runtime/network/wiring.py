@@ -1,12 +1,22 @@
-"""Channels of a generation in a slot, inside the slot and to other slots, along the graph's edges."""
+"""Channels of a generation in a slot, along the graph's edges, and the order of sources of `Stream.followed_by`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph
-from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, OutputChannel, ResultPartition
-from barrier_runtime.runtime.network.data_plane import Broken, ChannelId, DataPlane
+from barrier_runtime.runtime.network.channels import (
+    Broken,
+    ChannelId,
+    DataPlane,
+    InputChannel,
+    LocalOutput,
+    OutputChannel,
+    ResultPartition,
+)
+from barrier_runtime.runtime.network.input_queues import InputQueues
 from barrier_runtime.runtime.sources.assignment import never_has_rows
+from barrier_runtime.runtime.subtask import Subtask
 
 _ALIGNED = ("forward", "same", "broadcast", "single")
 
@@ -101,3 +111,25 @@ class Wiring:
 
     def disconnect(self) -> None:
         self._plane.disconnect()
+
+
+_EARLIER = 0  # port of the input that is read first
+
+
+def connect_followers(subtasks: Sequence[Subtask]) -> None:
+    """Connects the sources of a slot to the steps whose first input ends before these sources are read.
+
+    A step has a channel from every subtask of the earlier source, so it knows without a message that the earlier source
+    has ended in all slots, also after a restore. Event time follows the first input until its end. Then the later
+    channels count, also before their first row: the first rows of a slow source would be late otherwise.
+    """
+    inputs = {name: subtask.queues for subtask in subtasks for name, _ in subtask.chain.operators}
+    for subtask in subtasks:
+        if subtask.source is not None and (steps := subtask.source[1].follows_in):
+            for step in steps:
+                inputs[step].read_in_turn(_EARLIER)
+            subtask.source[1].follow(partial(_have_ended, [inputs[step] for step in steps]))
+
+
+def _have_ended(inputs: Sequence[InputQueues]) -> bool:
+    return all(queues.has_ended(_EARLIER) for queues in inputs)

@@ -25,8 +25,22 @@ from barrier_runtime.coordinator.metric_table import EARLY_STAGING_FAILED, VISIB
 from barrier_runtime.data.latency import EmitTimes
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.runtime.sinks.driver import Backoff
-from barrier_runtime.runtime.sinks.sink_transaction import SinkTransaction
 from barrier_runtime.state.outside_errors import must_be_mended
+
+
+class SinkTransaction:
+    """Rows of a transaction of this incarnation, from the first write until they are visible."""
+
+    __slots__ = ("began_ms", "checkpoint", "committable", "emitted", "sealed", "transaction")
+
+    def __init__(self, transaction: Any, began_ms: int) -> None:
+        self.transaction = transaction
+        self.began_ms = began_ms
+        self.emitted = EmitTimes()
+        self.checkpoint = 0
+        self.sealed = False  # set last by the sealing thread, when `committable` is final
+        self.committable: bytes | None = None
+
 
 _MOST_QUEUED = 2  # one running and one waiting, beside the rows that gather
 _RETRIES = Backoff(first=0.1, most=5.0)

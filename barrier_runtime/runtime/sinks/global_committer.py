@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from barrier_runtime.runtime.sinks.driver import Backoff
-from barrier_runtime.runtime.sinks.effects import ReportFailing, RetryAt
+from barrier_runtime.runtime.sinks.driver import Backoff, ReportFailing, RetryAt
 from barrier_runtime.runtime.sinks.pending_set import PendingEntry, PendingSet, pending_sets
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 

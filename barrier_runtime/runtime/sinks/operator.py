@@ -28,9 +28,9 @@ from barrier_runtime.coordinator.metric_table import (
 )
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Capture, CommitReport, Emit, Operator, OperatorContext, SplitPosition
-from barrier_runtime.runtime.sinks.at_once import AtOnce
-from barrier_runtime.runtime.sinks.driver import SinkDriver, Stage, Transaction
-from barrier_runtime.runtime.sinks.effects import (
+from barrier_runtime.runtime.error_reports import COMMITTING, OPENING, STAGING, SinkTrouble
+from barrier_runtime.runtime.sinks.at_once import AtOnce, SinkTransaction
+from barrier_runtime.runtime.sinks.driver import (
     Commit,
     CommitTogether,
     Effect,
@@ -39,6 +39,9 @@ from barrier_runtime.runtime.sinks.effects import (
     ReportCommitted,
     ReportFailing,
     RetryAt,
+    SinkDriver,
+    Stage,
+    Transaction,
     TransactionVisible,
 )
 from barrier_runtime.runtime.sinks.global_committer import (
@@ -56,8 +59,6 @@ from barrier_runtime.runtime.sinks.pending_set import (
     entries_of_subtask,
     pending_sets,
 )
-from barrier_runtime.runtime.sinks.sink_transaction import SinkTransaction
-from barrier_runtime.runtime.sinks.trouble import COMMITTING, OPENING, STAGING, SinkTrouble
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.outside_errors import must_be_mended
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot

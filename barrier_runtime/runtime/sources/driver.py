@@ -44,6 +44,7 @@ from barrier_runtime.data.event_time import EventClock, check_event_time_type, g
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.base import Capture, OperatorContext, SplitPosition
 from barrier_runtime.operators.token_bucket import TokenBucket
+from barrier_runtime.runtime.error_reports import raise_named, runs_users_code
 from barrier_runtime.runtime.sources.ahead import DAY_MS, FAR_MS, Ahead, is_remote, tell_of_far_row
 from barrier_runtime.runtime.sources.assignment import (
     FinishedSplits,
@@ -64,7 +65,6 @@ from barrier_runtime.runtime.sources.progress import (
     SplitProgress,
 )
 from barrier_runtime.runtime.sources.split_state import OpenSplit
-from barrier_runtime.runtime.sources.trouble import raise_named, runs_users_code
 from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
 
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; others when their turn comes

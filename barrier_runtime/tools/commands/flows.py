@@ -69,11 +69,11 @@ def _run_local(flow: "Dataflow", options: dict[str, Any], processes: int | None)
 
             result, terminated = run_until_terminated(flow.plan, chosen, show)
         else:
-            from barrier_runtime.launch.several_processes import running
+            from barrier_runtime.launch import processes as in_processes
             from barrier_runtime.spark.closure import ship_by_value
 
             ship_by_value(sys.modules[USER_MODULE])
-            result, terminated = running.run_until_terminated(flow.plan, chosen, processes, show)
+            result, terminated = in_processes.run_until_terminated(flow.plan, chosen, processes, show)
     if result is not None:
         print(result)
     if terminated:

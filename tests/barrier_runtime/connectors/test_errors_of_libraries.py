@@ -11,8 +11,7 @@ import pytest
 from barrier_runtime import CollectSink
 from barrier_runtime.connectors.registry import CONNECTORS, PublicClass
 from barrier_runtime.graph.job_graph import SourceSpec
-from barrier_runtime.runtime.sinks.trouble import STAGING, SinkTrouble
-from barrier_runtime.runtime.sources.trouble import of_source
+from barrier_runtime.runtime.error_reports import STAGING, SinkTrouble, of_source
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.outside_errors import must_be_mended
 from tests.library_errors import LIBRARY_ERRORS, RAW_MENDED, RAW_PASSING, WHERE, LibraryErrors

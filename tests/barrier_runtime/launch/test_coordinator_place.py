@@ -9,8 +9,8 @@ from coordinator_world import spec
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
-from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob
-from barrier_runtime.launch.coordinator_place import (
+from barrier_runtime.launch.coordinator_of_job import (
+    CoordinatorOfJob,
     CoordinatorPlace,
     check_bound,
     check_closures_encrypted,

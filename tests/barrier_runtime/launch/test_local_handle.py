@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from barrier_runtime import CallableSink, Dataflow, InvalidJob, JobFailed, Unavailable, committed_files
-from barrier_runtime.launch import ending
+from barrier_runtime.launch import steering
 from barrier_runtime.launch.display import table_of
 from barrier_runtime.launch.local_handle import LocalJobHandle
 from barrier_runtime.launch.requests import SavepointFailed
@@ -54,7 +54,7 @@ def test_a_job_runs_beside_the_program_until_it_is_stopped() -> None:
 def test_a_job_that_has_ended_is_not_kept_until_the_program_ends() -> None:
     job = start(endless([]))
     job.stop("now")
-    assert job._end not in ending._calls.values()
+    assert job._end not in steering._calls.values()
 
 
 def test_a_stop_waits_for_the_end_unless_asked_not_to() -> None:

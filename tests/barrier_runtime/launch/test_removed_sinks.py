@@ -7,8 +7,8 @@ from typing import ClassVar
 import pytest
 
 from barrier_runtime import CollectSink, Dataflow, JsonlSink
-from barrier_runtime.inspect.pending_transactions import read_pending
 from barrier_runtime.launch.outcome import JobFailed
+from barrier_runtime.runtime.sinks.pending_transactions import read_pending
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store
 

@@ -6,8 +6,8 @@ from subtask_bench import Bench, barrier, rows
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch, EndOfInput, Idle, Watermark
 from barrier_runtime.data.watermarks import WatermarkMerger
 from barrier_runtime.operators.base import Capture, Emit, Operator
-from barrier_runtime.runtime.alignment.aligner import Aligner
-from barrier_runtime.runtime.alignment.tracker import BarrierTracker
+from barrier_runtime.runtime.aligner import Aligner
+from barrier_runtime.runtime.barrier_tracker import BarrierTracker
 
 
 class Holding(Operator):

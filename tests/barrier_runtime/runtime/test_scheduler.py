@@ -14,7 +14,7 @@ from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import Edge, SourceSpec
 from barrier_runtime.operators.base import Operator
-from barrier_runtime.runtime.alignment.aligner import Aligner
+from barrier_runtime.runtime.aligner import Aligner
 from barrier_runtime.runtime.host.clock import LoopTimer
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, ResultPartition
 from barrier_runtime.runtime.scheduler import Scheduler

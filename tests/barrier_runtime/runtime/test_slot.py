@@ -32,7 +32,7 @@ from barrier_runtime.coordinator.wire.messages import (
     SubtaskId,
     Trigger,
 )
-from barrier_runtime.launch.one_process.links import LocalDataPlane
+from barrier_runtime.launch.local_links import LocalDataPlane
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.runtime.host.process import Heap
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable

@@ -6,8 +6,8 @@ import threading
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import Barrier
 from barrier_runtime.operators.base import Capture
+from barrier_runtime.runtime.checkpointing import SnapshotRun, ValuesStore
 from barrier_runtime.runtime.host.workers import Workers
-from barrier_runtime.runtime.snapshots import SnapshotRun, ValuesStore
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
 
 SMALL = 10  # bytes

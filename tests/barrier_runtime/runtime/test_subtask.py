@@ -10,7 +10,7 @@ from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import WATERMARK_MAX, Barrier, Batch, CancelBarrier, EndOfInput, Idle, Watermark
 from barrier_runtime.data.few_rows import MOST_ROWS
 from barrier_runtime.operators.base import Operator
-from barrier_runtime.runtime.alignment.tracker import BarrierTracker
+from barrier_runtime.runtime.barrier_tracker import BarrierTracker
 from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES
 from tests.drawn import examples
 

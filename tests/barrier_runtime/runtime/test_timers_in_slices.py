@@ -16,7 +16,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, Batch, EndOfInput, Wate
 from barrier_runtime.data.rows import Row
 from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.operators.functions.process import ProcessOperator
-from barrier_runtime.runtime.in_flight.storage import read_in_flight, write_in_flight
+from barrier_runtime.runtime.in_flight import read_in_flight, write_in_flight
 from barrier_runtime.state.keys.key_groups import key_group
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.values.timer_table import TimerTable

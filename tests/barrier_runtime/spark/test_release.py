@@ -2,7 +2,7 @@
 
 import pytest
 
-from barrier_runtime.spark.release import FROM_SPARK, refusal
+from barrier_runtime.spark.frame_source import FROM_SPARK, refusal
 
 
 @pytest.mark.parametrize("found", ["3.5.9", "4.0.5", "4.1.4"])

@@ -7,7 +7,7 @@ import pytest
 
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
-from barrier_runtime.spark.slot_place import SlotPlace, slot_place
+from barrier_runtime.spark.task import SlotPlace, slot_place
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.ports import ANY_PORT, PortRange
 

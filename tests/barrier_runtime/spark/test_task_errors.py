@@ -2,7 +2,7 @@
 
 import pytest
 
-from barrier_runtime.spark.task_errors import FailedTask, essence, why_slots_fail
+from barrier_runtime.spark.stage import FailedTask, essence, why_slots_fail
 
 NO_PACKAGE = """org.apache.spark.SparkException: \nError from python worker:
   /usr/bin/python3.11: Error while finding module specification for 'barrier_runtime.spark.worker_daemon' \

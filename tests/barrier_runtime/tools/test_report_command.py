@@ -9,7 +9,7 @@ from tcp_slot import TcpSlot
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.wire.messages import CheckpointComplete, Deploy, Start, Trigger
 from barrier_runtime.state.errors import InvalidJob, Unavailable
-from barrier_runtime.tools.report import report
+from barrier_runtime.tools.views import report
 from tests.waiting import until
 
 JOB = spec(checkpoints=options(interval_ms=50))
@@ -68,7 +68,7 @@ def test_a_job_that_is_not_there_and_a_file_that_cannot_be_written_are_named(tmp
         report("flights", tmp_path / "report.html", None, None, str(tmp_path / "store"))
     with pytest.raises(InvalidJob, match=r"job name '\.\./x' is not allowed"):
         report("../x", tmp_path / "report.html", None, None, str(tmp_path / "store"))
-    from barrier_runtime.tools.report import write
+    from barrier_runtime.tools.views import write
 
     with pytest.raises(InvalidJob, match=r"cannot be written to .*none/report.html: No such file or directory"):
         write(tmp_path / "none" / "report.html", b"x")

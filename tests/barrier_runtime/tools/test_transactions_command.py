@@ -19,8 +19,8 @@ from barrier_runtime.connectors.registry import SINKS
 from barrier_runtime.connectors.sink_bases.file_committable import StagedFile, encode_committable
 from barrier_runtime.connectors.sink_value import decode_sink, describe_sink, make_sink
 from barrier_runtime.coordinator.log.records import Fence, decode_record
-from barrier_runtime.inspect.pending_transactions import read_pending, rows_told
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
+from barrier_runtime.runtime.sinks.pending_transactions import read_pending, rows_told
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store, open_store
 from barrier_runtime.state.store.paths import Paths

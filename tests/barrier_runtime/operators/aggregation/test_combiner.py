@@ -38,7 +38,7 @@ from barrier_runtime.operators.windows.clocks import EventTime
 from barrier_runtime.operators.windows.contents import Aggregates
 from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.parts import WindowParts
-from barrier_runtime.runtime.in_flight import storage
+from barrier_runtime.runtime import in_flight
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
@@ -251,7 +251,7 @@ def test_partial_rows_and_rows_share_a_connection() -> None:
 def test_rows_in_flight_keep_their_partial_aggregates() -> None:
     """A restore drops columns that the program does not read any more."""
     partial = forced(["k"], {"n": count()}).combined(Batch(made([{"k": "a", "g": 0, "v": 1}] * 3), 5))
-    kept = storage._as_sent_now(partial, pa.schema([("k", pa.string()), ("v", pa.int64())]))
+    kept = in_flight._as_sent_now(partial, pa.schema([("k", pa.string()), ("v", pa.int64())]))
     assert kept.schema.names[:2] == ["k", "v"]
     assert rows_of(kept.rows).tolist() == [3]
 

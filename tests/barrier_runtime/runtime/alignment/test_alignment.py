@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import Barrier, CancelBarrier
-from barrier_runtime.runtime.alignment.aligner import Aligner
-from barrier_runtime.runtime.alignment.effects import Aborted, Block, TakeSnapshot, Unblock
-from barrier_runtime.runtime.alignment.tracker import BarrierTracker
+from barrier_runtime.runtime.aligner import Aborted, Aligner, Block, TakeSnapshot, Unblock
+from barrier_runtime.runtime.barrier_tracker import BarrierTracker
 from tests.drawn import examples
 
 TOKEN = 7

@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 from subtask_bench import TOKEN, Bench, barrier, rows, values
 
 from barrier_runtime.data.elements import Barrier, Batch, CancelBarrier, EndOfInput, Watermark
-from barrier_runtime.runtime.alignment.aligner import Aligner
-from barrier_runtime.runtime.alignment.effects import Aborted, Block, InFlightComplete, StartTimer, TakeSnapshot
+from barrier_runtime.runtime.aligner import (
+    Aborted,
+    Aligner,
+    Block,
+    InFlightComplete,
+    StartTimer,
+    TakeSnapshot,
+)
 from tests.drawn import examples
 
 

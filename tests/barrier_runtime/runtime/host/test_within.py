@@ -5,7 +5,7 @@ import gc
 
 import pytest
 
-from barrier_runtime.runtime.host.within import within
+from barrier_runtime.runtime.network.connection import within
 
 
 async def test_a_result_and_a_time_limit() -> None:

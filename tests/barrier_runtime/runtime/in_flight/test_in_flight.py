@@ -6,7 +6,7 @@ import pytest
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import Edge
-from barrier_runtime.runtime.in_flight.storage import read_in_flight, write_in_flight
+from barrier_runtime.runtime.in_flight import read_in_flight, write_in_flight
 from barrier_runtime.runtime.network import frames
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.keys.key_groups import key_group_range, key_groups_of

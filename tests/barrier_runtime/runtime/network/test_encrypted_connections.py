@@ -9,8 +9,7 @@ import pytest
 from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.coordinator.wire.peers import across_hosts, never
 from barrier_runtime.data.elements import Batch, EndOfInput, Watermark
-from barrier_runtime.runtime.network.channels import InputChannel
-from barrier_runtime.runtime.network.data_plane import ChannelId
+from barrier_runtime.runtime.network.channels import ChannelId, InputChannel
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.state.errors import Unavailable
 from tests.waiting import eventually

@@ -8,9 +8,8 @@ from barrier_runtime.coordinator.wire.messages import Peer
 from barrier_runtime.data.elements import Watermark
 from barrier_runtime.runtime.network import control_link
 from barrier_runtime.runtime.network import tcp as data_plane
-from barrier_runtime.runtime.network.channels import InputChannel
+from barrier_runtime.runtime.network.channels import ChannelId, InputChannel
 from barrier_runtime.runtime.network.control_link import TcpControlLink
-from barrier_runtime.runtime.network.data_plane import ChannelId
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.state.errors import Unavailable
 from tests.waiting import eventually

@@ -5,13 +5,14 @@ from sink_harness import Subtask, numbers_in, numbers_in_commit_log
 
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, commits_parts
-from barrier_runtime.runtime.sinks.driver import Backoff, SinkDriver
-from barrier_runtime.runtime.sinks.effects import (
+from barrier_runtime.runtime.sinks.driver import (
+    Backoff,
     Commit,
     PreCommit,
     ReportCommitted,
     ReportFailing,
     RetryAt,
+    SinkDriver,
     TransactionVisible,
 )
 from barrier_runtime.runtime.sinks.global_committer import (

@@ -2,8 +2,7 @@
 
 import pytest
 
-from barrier_runtime.runtime.sinks.driver import SinkDriver, Stage
-from barrier_runtime.runtime.sinks.effects import (
+from barrier_runtime.runtime.sinks.driver import (
     Commit,
     CommitTogether,
     PreCommit,
@@ -11,6 +10,8 @@ from barrier_runtime.runtime.sinks.effects import (
     ReportCommitted,
     ReportFailing,
     RetryAt,
+    SinkDriver,
+    Stage,
     TransactionVisible,
 )
 from barrier_runtime.runtime.sinks.pending_set import (

@@ -18,7 +18,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.joins.columns import Side
 from barrier_runtime.operators.joins.interval import IntervalJoinOperator
 from barrier_runtime.runtime.sources.driver import SourceDriver
-from barrier_runtime.runtime.sources.telling import LOOK_S, EventTimeTelling
+from barrier_runtime.runtime.sources.progress_reports import LOOK_S, EventTimeTelling
 from tests.drawn import examples
 
 SCHEMA = pa.schema([("split", pa.int64()), ("t", pa.int64())])

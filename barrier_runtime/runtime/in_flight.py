@@ -1,26 +1,27 @@
-"""In-flight rows of a snapshot: stored as frames, and read back as the rows a subtask processes first.
+"""In-flight rows of a snapshot: recorded while it is taken, stored as frames, and read back to be processed first.
 
 There is a file per input port (more if a schema changes). All files of a snapshot are in a single object, or inside the
-manifest if they are tiny. Runs on worker threads only.
+manifest if they are tiny. Reading and writing block, so on worker threads only.
 
 At another parallelism rows of a hash edge are distributed again by key group, so that rows meet the state of their key;
-on a rebalance edge all rows of an old subtask go to the same new subtask. Rows of a key keep their order, because the
-receiving subtask processes these rows before anything new. Other edges have no rows in flight,
-because their barriers are always aligned. The event time reached
-at each row is stored, so that timers and windows fire between the same rows after a restore; at another parallelism
+rows of a rebalance edge move with their old subtask. Rows of a key keep their order, because the receiving subtask
+processes these rows first. Other edges have no rows in flight: their barriers are always aligned. The event time
+reached at each row is stored, so timers and windows fire between the same rows after a restore; at another parallelism
 this time is dropped, because it would be ahead of the rows of other subtasks. See docs/design/unaligned-checkpoints.md.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
+from typing import TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.elements import Batch, within
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.operators.aggregation.partial_schema import partial_names
-from barrier_runtime.runtime.in_flight.writer import InFlightData
+from barrier_runtime.runtime.network.channels import InputChannel
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter, UnknownFrames
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.keys.key_groups import key_group_range
@@ -28,6 +29,61 @@ from barrier_runtime.state.snapshots.plan import in_flight_file
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot
 from barrier_runtime.state.snapshots.verified import describe, read_verified
 from barrier_runtime.state.store.object_store import ObjectStore
+
+InFlightData: TypeAlias = dict[int, list[Batch]]  # port of the first operator -> batches in their order
+
+
+class InFlightWriter:
+    """Recorder of the rows in flight to a subtask, for at most one checkpoint at a time.
+
+    The channels record (`InputChannel.record`); batches are referred to, not copied.
+    """
+
+    def __init__(self, inputs: list[InputChannel]) -> None:
+        self._inputs = inputs
+        self._checkpoint = 0  # 0: nothing is recorded
+        self._left: list[tuple[int, Batch]] = []
+        self._channels: list[tuple[int, int, list[Batch]]] = []  # port, limit of event time in ms, batches
+
+    def begin(
+        self, checkpoint: int, left: Iterable[tuple[int, Batch]], channels: Iterable[int], others: Callable[[int], int]
+    ) -> None:
+        """Records `channels` for `checkpoint`, after the (port, batch) pairs `left`.
+
+        `others(index)`: lowest watermark (ms) of the channels other than `index`, which limits event time at the rows
+        of channel `index`. `finish` stores the limit with the rows: after a restore the other channels do not send
+        their watermarks again before these rows.
+        """
+        self.drop(self._checkpoint)
+        self._checkpoint = checkpoint
+        self._left = list(left)
+        self._channels = [
+            (self._inputs[index].port, others(index), self._inputs[index].record(checkpoint)) for index in channels
+        ]
+
+    def finish(self, checkpoint: int) -> InFlightData:
+        """Returns all rows recorded for `checkpoint`.
+
+        Batches of different channels alternate, as when they are read.
+        """
+        assert checkpoint == self._checkpoint, f"recorded for checkpoint {self._checkpoint}, wanted is {checkpoint}"
+        in_flight: InFlightData = {}
+        in_turns = zip_longest(
+            *([(port, within(batch, others_ms)) for batch in batches] for port, others_ms, batches in self._channels)
+        )
+        for each in chain(self._left, chain.from_iterable(in_turns)):
+            if each is not None:
+                in_flight.setdefault(each[0], []).append(each[1])
+        self.drop(checkpoint)
+        return in_flight
+
+    def drop(self, checkpoint: int) -> None:
+        if checkpoint != self._checkpoint:
+            return
+        self._checkpoint, self._left, self._channels = 0, [], []
+        for channel in self._inputs:
+            channel.stop_recording()
+
 
 _ROWS_AT_ONCE = 256  # processed before the slot does anything else
 

@@ -4,7 +4,7 @@ No channel is blocked or overtaken. Pure, with the events and effects of `alignm
 """
 
 from barrier_runtime.data.elements import Barrier, CancelBarrier
-from barrier_runtime.runtime.alignment.effects import Aborted, AlignmentEffect, Announced, TakeSnapshot
+from barrier_runtime.runtime.aligner import Aborted, AlignmentEffect, Announced, TakeSnapshot
 
 
 class BarrierTracker:

@@ -8,8 +8,7 @@ from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.codec import decode_to_coordinator, decode_to_slot, encode
 from barrier_runtime.coordinator.wire.messages import Peer, Register, ToCoordinator, ToSlot
 from barrier_runtime.data.elements import Element
-from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, OutputChannel
-from barrier_runtime.runtime.network.data_plane import Broken, ChannelId
+from barrier_runtime.runtime.network.channels import Broken, ChannelId, InputChannel, LocalOutput, OutputChannel
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
 from barrier_runtime.runtime.slot import Slot
 

@@ -1,1 +1,0 @@
-"""Reads a job's stored data without the job."""

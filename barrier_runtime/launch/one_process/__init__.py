@@ -1,1 +1,0 @@
-"""Parts of a job whose coordinator and slots share a process with the program."""

@@ -1,1 +1,0 @@
-"""Runs with slots in processes of their own, without Spark: the program of a job, and slots of other machines."""

@@ -1,1 +1,0 @@
-"""State machines of barrier alignment, pure."""

@@ -1,1 +1,0 @@
-"""In-flight rows of a snapshot."""
