@@ -1,4 +1,4 @@
-"""Barrier alignment of one subtask as a pure state machine: (channel, event, now) → effects.
+"""Barrier alignment of a subtask as a pure state machine: (channel, event, now) → effects.
 
 The snapshot of checkpoint n reflects all elements before barrier n and none after. An *aligned* checkpoint blocks: the
 subtask stops reading a channel that has delivered barrier n until all live channels have. An *unaligned* checkpoint
@@ -16,12 +16,12 @@ limits its alignment: None is for ever, 0 is not at all.
     aligning n       barrier n, the last missing barrier     snapshot n, unblock all → idle, done = n
     aligning n       barrier m > n                           abort n, unblock all → aligning m
     aligning n       cancel m >= n, or order to abort n      abort, unblock all → idle, done = m
-    aligning n       a channel ends, no live one missing     snapshot n, unblock all → idle, done = n
+    aligning n       a channel ends, no other is missing     snapshot n, unblock all → idle, done = n
     any              order to abort m, m not seen yet, or    m is aborted: its barriers start no alignment
                      cancel m arrives
     any              barrier or cancel <= done, old token    ignored and counted
 
-Barriers with an `aligned_timeout_ms`, of which the coordinator triggers one at a time (`max_concurrent` is 1):
+Barriers with an `aligned_timeout_ms`, which the coordinator triggers singly (`max_concurrent` is 1):
 
     idle             trigger or first arrival of n           start the timer of n
     idle             n arrives                               aligning n, no channel blocked yet
@@ -71,8 +71,7 @@ class Unblock:
 class TakeSnapshot:
     """Forward `barrier`, then take the snapshot.
 
-    `recorded`: channels whose rows before the barrier belong to the snapshot as in-flight data. On all other channels
-    the subtask has processed these rows.
+    `recorded`: channels whose rows before the barrier are in-flight data; on all others the subtask has processed them.
     """
 
     barrier: Barrier
@@ -83,8 +82,6 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class InFlightComplete:
-    """All in-flight data of checkpoint `id` have been recorded."""
-
     id: int
 
 
@@ -117,10 +114,7 @@ class NoCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """State after the snapshot, while rows before the barrier still arrive on the channels `missing`.
-
-    `missing` is never empty.
-    """
+    """State after the snapshot, while rows before the barrier still arrive on the channels `missing` (never empty)."""
 
     checkpoint: int
     missing: frozenset[int]
@@ -157,7 +151,7 @@ class Aligner:
 
     @property
     def blocked(self) -> frozenset[int]:
-        """Channels that are not read, because they have delivered the barrier of the pending checkpoint."""
+        """Channels that have delivered the barrier of the pending checkpoint, and are not read."""
         return self._state.delivered if isinstance(self._state, Aligning) else frozenset()
 
     @property
@@ -179,7 +173,7 @@ class Aligner:
     # events before delivery
 
     def on_trigger(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Notes that the coordinator triggered the checkpoint; barriers are on their way."""
+        """Notes the trigger: barriers are on their way."""
         if barrier.token != self._token or not self._is_new(barrier.id) or barrier.aligned_timeout_ms is None:
             return []
         if self._triggered is None or barrier.id > self._triggered.id:
@@ -269,7 +263,7 @@ class Aligner:
         return effects
 
     def on_end(self, channel: int, now_ms: float) -> list[AlignmentEffect]:
-        """Ends `channel`: from now on the channel counts as having delivered every barrier."""
+        """Ends `channel`, which from now on counts as having delivered every barrier."""
         self._live.discard(channel)
         self._ends.add(channel)
         return self._heard_from(channel) + self._progress(now_ms)
@@ -285,9 +279,8 @@ class Aligner:
         return []
 
     def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Takes the snapshot without waiting for the rows before `barrier`, an aligned barrier.
-
-        `barrier`, or the end, has arrived on every channel.
+        """Takes the snapshot before the rows ahead of the aligned `barrier`, which (or the end) arrived on every
+        channel.
         """
         missing = self._live - self.blocked
         if barrier.token != self._token or not self._is_new(barrier.id) or self._recorded:
@@ -311,14 +304,13 @@ class Aligner:
         return timeout_ms is not None and (timeout_ms == 0 or self._timed_out >= barrier.id)
 
     def _overtaken_by(self, barrier: Barrier) -> list[AlignmentEffect]:
-        """Aborts an older checkpoint that is being aligned."""
         state = self._state
         if isinstance(state, Aligning) and barrier.id > state.barrier.id:
             return self._abort(state, f"barrier {barrier.id} overtook it")
         return []
 
     def _begin(self, barrier: Barrier, now_ms: float) -> tuple[Aligning, list[AlignmentEffect]]:
-        """Starts the alignment of `barrier`, or continues the alignment under way."""
+        """Starts or continues the alignment of `barrier`."""
         if isinstance(self._state, Aligning):
             self._state = replace(self._state, urgent=self._state.urgent or self._is_late(barrier))
             return self._state, []
@@ -351,10 +343,7 @@ class Aligner:
         return []
 
     def _begin_without_barriers(self, now_ms: float) -> None:
-        """Starts a triggered checkpoint without barriers.
-
-        The ends of all inputs have arrived, and no barrier of the checkpoint: upstream ended before the checkpoint.
-        """
+        """Starts a triggered checkpoint when the ends of all inputs have arrived, but no barrier."""
         triggered = self._triggered
         if triggered is None or not self._is_new(triggered.id) or not self._is_late(triggered):
             return
@@ -362,7 +351,7 @@ class Aligner:
             self._state = Aligning(triggered, now_ms, urgent=True, recording=self._recorded)
 
     def _heard_from(self, channel: int) -> list[AlignmentEffect]:
-        """Ends the recording of `channel`: all rows before the barrier have arrived."""
+        """Ends the recording of `channel`: its last row before the barrier has arrived."""
         recorded = self._recorded
         if recorded is None or channel not in recorded.missing:
             return []
@@ -379,7 +368,7 @@ class Aligner:
     def _taken(
         self, state: Aligning, barrier: Barrier, recorded: tuple[int, ...], now_ms: float
     ) -> list[AlignmentEffect]:
-        """Takes the snapshot of `state`; `barrier` is the barrier as sent to the outputs."""
+        """Takes the snapshot. `barrier` is the barrier as sent to the outputs."""
         unblock = self._ended(state)
         snapshot = TakeSnapshot(
             barrier,

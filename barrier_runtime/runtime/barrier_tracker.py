@@ -1,6 +1,6 @@
-"""At-least-once checkpoints: the snapshot is taken when the last barrier arrives.
+"""At-least-once checkpoints: the snapshot is taken when the last barrier arrives; no channel is blocked or overtaken.
 
-No channel is blocked or overtaken. Pure, with the events and effects of `alignment.aligner.Aligner`.
+Pure, with the events and effects of `aligner.Aligner`.
 """
 
 from barrier_runtime.data.elements import Barrier, CancelBarrier
@@ -28,15 +28,12 @@ class BarrierTracker:
         return max(self._arrived, default=None)
 
     def on_trigger(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Does nothing: this tracker starts no timers."""
         return []
 
     def on_arrival(self, channel: int, element: Announced, now_ms: float) -> list[AlignmentEffect]:
-        """Does nothing: barriers count on delivery, because none is overtaken."""
         return []
 
     def on_timeout(self, checkpoint: int, now_ms: float) -> list[AlignmentEffect]:
-        """Never called: this tracker starts no timers."""
         return []
 
     def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:

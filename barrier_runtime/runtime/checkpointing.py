@@ -1,14 +1,13 @@
-"""Snapshots of one generation in one slot, from the captured state to the ack or the failure, and its other events.
+"""Snapshots of a generation in a slot, from the captured state to the ack or the failure, and other events.
 
     DRAINING → (every keyed backend drained) → WRITING on executors → DONE (ack) | FAILED (decline)
     cancelled in DRAINING: drained to the end (the captured state is the newest state), nothing is written remotely
-    values too large for the manifest are uploaded during WRITING
-    in-flight rows, if any, are written when their recording is complete, in parallel; DONE requires them
+    WRITING: values too large for the manifest are uploaded; in-flight rows are written, when completely recorded
 
-Captured state is drained in slices between passes of the subtasks. Executors are per operator, so the blocking parts of
-an operator run in the order of their checkpoints. An operator with only small values needs no executor, because two
-turns of a thread would be most of the snapshot's cost. After a checkpoint is decided, operators learn which objects
-their snapshots stored, and can refer to these objects in later snapshots.
+State is drained in slices between passes of the subtasks. Executors are per operator, so the blocking parts of an
+operator run in the order of their checkpoints. An operator with small values needs no executor: two turns of a thread
+would be most of the snapshot's cost. After the decision operators learn which objects their snapshots stored, and may
+refer to them in later snapshots.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +46,7 @@ class ValuesStore:
 
 
 class SnapshotRun:
-    """Snapshot in progress. Call `drain_slice` between batches until it returns False; the rest follows."""
+    """Snapshot in progress. Call `drain_slice` between batches until it returns False."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class SnapshotRun:
             self._write()
 
     def drain_slice(self, slices: int = 1) -> bool:
-        """Drains `slices` slices of captured state. True while more is left."""
+        """Drains up to `slices` slices. True while more is left."""
         if not self._undrained:
             return False
         if self._undrained[-1].drain(slices * _DRAIN_ENTRIES):
@@ -95,7 +94,7 @@ class SnapshotRun:
         return bool(self._undrained)
 
     def cancel(self) -> None:
-        """Cancels the snapshot of an aborted checkpoint. Running work ends without a report."""
+        """Cancels an aborted checkpoint. Running work ends without a report."""
         self.cancelled = True
         self.over = not self._undrained
 
@@ -117,7 +116,7 @@ class SnapshotRun:
             return
         waiting = dict(self._captures)
         for name, capture in self._captures.items():
-            # One operator is left, because the snapshot must not complete within this call.
+            # the last operator stays: the snapshot must not complete within this call
             if len(waiting) > 1 and self._is_small(capture):
                 del waiting[name]
                 self._took[name] = 0.0, 0.0
@@ -129,7 +128,7 @@ class SnapshotRun:
             )
 
     def _is_small(self, capture: Capture) -> bool:
-        """True if nothing of `capture` has to be written before the report."""
+        """True if nothing has to be written before the report."""
         if capture.keyed is not None or capture.blocking is not None or capture.parts is not None or capture.stored:
             return False
         return all(len(value) <= self._values_store.small_bytes for value in capture.values.values())
@@ -150,7 +149,7 @@ class SnapshotRun:
         return OperatorSnapshot(name, self.subtask.index, self._parallelism, small, keyed, objects=objects)
 
     def to_tell(self) -> list[Callable[[], None]]:
-        """Calls to make when the checkpoint is decided, see `Capture.on_stored`. Requires a finished snapshot."""
+        """Calls to make when the checkpoint is decided, see `Capture.on_stored`."""
         calls: list[Callable[[], None]] = []
         for name, snapshot in self._finished.items():
             on_stored = self._captures[name].on_stored
@@ -203,7 +202,7 @@ def _cleaned_up(_: Any, error: BaseException | None) -> None:
 
 
 class ExecutionEvents(Protocol):
-    """Events that a generation reports to its slot, on the loop."""
+    """Events of a generation for its slot, on the loop."""
 
     def acknowledged(
         self,
@@ -239,7 +238,7 @@ class CommitReporter:
 
 
 class Checkpointing:
-    """Snapshots in progress (`runs`), and operators to inform when a checkpoint is decided."""
+    """Snapshots in progress (`runs`), and operators to inform after the decision."""
 
     def __init__(
         self,
@@ -252,7 +251,7 @@ class Checkpointing:
         now_ms: Callable[[], float],
         wake: Callable[[], None],
     ) -> None:
-        """`fail(subtask, operator, error)` is called for an error of a snapshot that no retry can cure."""
+        """`fail(subtask, operator, error)` is called for an error that no retry can cure."""
         self._token = token
         self._parallelism = parallelism
         self._res = resources
@@ -315,7 +314,7 @@ class Checkpointing:
             run.recorded(in_flight, write, self._executors.of_rows_in_flight(subtask.chain))
 
     def drain_slice(self, slices: int = 1) -> bool:
-        """Drains `slices` slices of one snapshot's captured state. True if more is left."""
+        """Drains up to `slices` slices of a snapshot. True if more is left."""
         more = any(run.drain_slice(slices) for run in self.runs)
         self.runs = [run for run in self.runs if not run.over]
         return more
@@ -346,7 +345,7 @@ class Checkpointing:
         return [run for run in self.runs if (run.subtask, run.barrier.id) == (subtask, checkpoint)]
 
     def _new_key(self) -> str:
-        """New key for an object of a snapshot; never used before or again."""
+        """Key of an object, never used before or again."""
         return self._res.paths.data_file(self._token, self._res.uuid, self._res.new_uuid())
 
     def _store_values(

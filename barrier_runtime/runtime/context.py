@@ -1,6 +1,6 @@
 """Contexts of operators: executors, a folder, restored snapshots and keyed state.
 
-Contexts are created on worker threads, where operators are opened: this code reads the large values of snapshots.
+Made on worker threads, because large values of snapshots are read.
 """
 
 import shutil
@@ -23,11 +23,10 @@ from barrier_runtime.state.snapshots.stored_values import with_values
 
 
 class GenerationExecutors:
-    """Executors of one generation.
+    """Executors of a generation.
 
-    Every operator and source has an unhurried executor for work that may take for ever, such as commits, and an
-    executor for snapshots. Every chain has an executor for rows in flight. An operator that is opened again gets new
-    executors, and an operator can request more.
+    Every operator and source has an unhurried executor for work that may take for ever, such as commits, and another
+    for snapshots. Every chain has an executor for rows in flight. Operators that are opened again get new executors.
     """
 
     def __init__(self, workers: WorkerPool, on_error: Callable[[Exception], None]) -> None:
@@ -46,13 +45,13 @@ class GenerationExecutors:
         return unhurried, snapshots
 
     def add_further(self) -> WorkerExecutor:
-        """Returns an unhurried executor for parallel work of an operator. Nothing waits for this work."""
+        """Returns an unhurried executor for parallel work, which nothing awaits."""
         executor = self._new(unhurried=True)
         self._further.append(executor)
         return executor
 
     def add_awaited(self) -> WorkerExecutor:
-        """Returns an executor for parallel work that ends soon: an operator is closed after running work has ended."""
+        """Returns an executor for parallel work that ends soon, and is awaited before the operator is closed."""
         return self._new()
 
     def add_in_flight(self, chain: int) -> None:
@@ -65,12 +64,11 @@ class GenerationExecutors:
         return self._in_flight[chain]
 
     def hanging(self, operator: str) -> WorkerExecutor | None:
-        """The operator's unhurried executor if still busy, else None."""
         executor = self._unhurried.get(operator)
         return executor if executor is not None and executor.busy else None
 
     def retire(self) -> list[WorkerExecutor]:
-        """Retires all executors. Returns the busy executors whose work ends soon, so that callers can wait."""
+        """Retires all executors. Returns those that still work and end soon."""
         unhurried = [*self._unhurried.values(), *self._further]
         busy = [executor for executor in self._all if executor.busy and executor not in unhurried]
         for executor in self._all:
@@ -84,7 +82,7 @@ class GenerationExecutors:
 
 
 class AtHand(Protocol):
-    """Description of the row that a chain is processing."""
+    """Description of the row being processed."""
 
     def replay_command(self, chain: int, operator: str, key: object = ...) -> str: ...
     def source_position(self, chain: int) -> str: ...
@@ -123,7 +121,7 @@ class OperatorContexts:
         self._wake_from_thread = wake_from_thread
 
     def make(self, chain: int, operator: str, restored: tuple[OperatorSnapshot, ...]) -> OperatorContext:
-        """Creates a context; runs on a worker thread. `restored`: the snapshots of all operators."""
+        """Creates a context, on a worker thread. `restored`: snapshots of all operators."""
         res, options = self._res, self._res.options
         of_operator = [each for each in restored if each.operator == operator]
         own = tuple(with_values(res.store, of_operator, res.transfers_at_once))
@@ -194,9 +192,8 @@ class OperatorContexts:
         )
 
     def closing(self, operator: str, close: Callable[[], None]) -> Callable[[], None]:
-        """Returns a call of `close` that also releases the operator's folder.
-
-        The returned call refers to nothing else of the generation.
+        """Returns a call that closes the operator and releases its folder, and refers to nothing else of the
+        generation.
         """
         return partial(_closed, close, self._res.copies, self._folder(operator))
 

@@ -56,7 +56,6 @@ def raise_named(error: BaseException, spec: SourceSpec, subtask: int, split: str
 
 @contextlib.contextmanager
 def naming_source(spec: SourceSpec, subtask: int) -> Iterator[None]:
-    """Converts exceptions during the opening of a source."""
     try:
         yield
     except Exception as error:
@@ -79,7 +78,7 @@ class SinkTrouble:
         self._where = f"sink {name!r} ({kind.__name__}), subtask {subtask}"
 
     def of(self, error: BaseException, doing: str) -> BarrierRuntimeError:
-        """Converts `error` for the job. For a user's sink class the error shows the user's own frames."""
+        """Converts `error`; for a user's sink class the error shows the user's own frames."""
         if isinstance(error, BarrierRuntimeError):
             return error
         found = told(error, f"{self._where}: {doing}", _TARGET if doing == OPENING else _ROWS)
@@ -96,7 +95,6 @@ class SinkTrouble:
         return self.of(error, f"rows with the columns {columns} cannot be written")
 
     def around(self, doing: str, call: Callable[[], T]) -> T:
-        """Calls `call`, and converts exceptions."""
         try:
             return call()
         except Exception as error:
@@ -109,7 +107,7 @@ class SinkTrouble:
         raise found from error
 
     def commit_failed(self, error: BaseException) -> str:
-        """Text of a failed commit. The rows are decided: the commit is retried until it succeeds."""
+        """Text of a failed commit, which is retried until it succeeds."""
         found = self.of(error, COMMITTING) if must_be_mended(error) else error
         if not isinstance(found, InvalidJob):
             return f"{type(found).__name__}: {found}"
@@ -122,11 +120,11 @@ NO_KEY = object()
 def replay_command(
     begin: str, checkpoint: int, operator: str, columns: Sequence[str], key: Any, rows: tuple[str, int, int] | None
 ) -> str:
-    """Command line of `barrier-runtime replay` that processes the rows again; "" if they cannot be replayed.
+    """Command `barrier-runtime replay` for the rows; "" if they cannot be replayed.
 
-    `begin`: the launcher's part, with program and checkpoints; "" if the program cannot be replayed. `checkpoint`: the
-    newest completed checkpoint; 0: none. `columns`: columns of `key`; `rows`: split, first and last row (from 0) of the
-    batch, if the step is in one chain with the source.
+    `begin`: the launcher's part, with program and checkpoints; "" if the program cannot be replayed. `checkpoint`:
+    newest completed; 0: none. `columns`: of `key`. `rows`: split, first and last row (from 0) of the batch, if the step
+    is in one chain with the source.
     """
     if not begin:
         return ""

@@ -1,4 +1,4 @@
-"""One generation of the dataflow in one slot: its parts and the coordinator's orders.
+"""A generation of the dataflow in a slot: parts, and the coordinator's orders.
 
     NEW → restore() → connect() → start() → … → cancel()          cancel is legal at any point and idempotent
 
@@ -7,7 +7,7 @@
 | `opening.OpenChains`          | operators and sources, opened with their state off the loop  |
 | `context.OperatorContexts`    | contexts of operators: executors, a folder, keyed state      |
 | `network.wiring.Wiring`       | the channels                                                 |
-| `subtask.Subtask`             | rows, event time and barriers of one chain                   |
+| `subtask.Subtask`             | rows, event time and barriers of a chain                     |
 | `scheduler.Scheduler`         | the order of the subtasks' turns                             |
 | `checkpointing.Checkpointing` | snapshots, from the captured state to the ack                |
 | `opening.Closing`             | closing of operators and sources                             |
@@ -66,7 +66,7 @@ _ADAPT_S = 0.2  # interval of adapting the windows of channels
 
 
 class Execution:
-    """One generation in one slot; the `SubtaskHost` of its subtasks."""
+    """A generation in a slot, and the `SubtaskHost` of its subtasks."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class Execution:
         self._mode = mode
         self._res = resources
         self._events = events
-        self._completed = deploy.checkpoint or 0  # the newest completed checkpoint
+        self._completed = deploy.checkpoint or 0  # newest
         self._cancelled = False
         self.later = GenerationTimers(self._timer, resources.clock.monotonic_s, resources.memory.hold_compactions)
-        # Set when this generation is cancelled and all operators are closed.
+        # set when this generation is cancelled and all operators are closed
         self.closed: asyncio.Future[None] = resources.loop.create_future()
         self.now_ns = resources.clock.wall_ns
         self.scheduler = Scheduler(
@@ -123,8 +123,10 @@ class Execution:
     # ------------------------------------------------------------ restore and connect
 
     async def restore(self) -> None:
-        """Opens every operator with the restored state, off the loop. Raises errors of operators, but waits for a
-        server that does not answer; the coordinator limits this time."""
+        """Opens every operator with the restored state, off the loop. Raises errors of operators.
+
+        Waits for a server that does not answer: the coordinator limits the time.
+        """
         self._wiring.make_inputs()
         deploy, restored = self._deploy, self._deploy.operators
         if deploy.manifest is not None:
@@ -196,7 +198,6 @@ class Execution:
     # ------------------------------------------------------------ orders of the coordinator
 
     def trigger(self, barrier: Barrier, *, pause: bool = False, overtakes_timers: bool = False) -> None:
-        """See `Subtask.on_trigger`."""
         if pause:
             self.later.pause(barrier.id)
         self._guarded(lambda subtask: subtask.on_trigger(barrier, pause, overtakes_timers))
@@ -232,7 +233,7 @@ class Execution:
         self._guarded(tell)
 
     def lowest_event_time(self, watermark_ms: int) -> None:
-        """Sets the lowest watermark of all splits of the job, which limits the splits of this slot."""
+        """Sets the lowest watermark of the job's splits, which limits the splits of this slot."""
         self._telling.answered(watermark_ms)
         for subtask in self.subtasks:
             if subtask.source is not None:
@@ -240,7 +241,7 @@ class Execution:
         self.scheduler.wake()
 
     def tell_again(self) -> None:
-        """Reports source progress again, for a coordinator that may be new."""
+        """Reports source progress again: a new coordinator may lead."""
         self._telling.forget()
 
     def abort(self, checkpoint: int) -> None:
@@ -259,7 +260,7 @@ class Execution:
                 self._step_failed(subtask, error)
 
     def _between_passes(self) -> bool:
-        """Handles arrived barriers, then drains a slice of one snapshot. True if more is left."""
+        """Handles arrived barriers, then drains a slice of a snapshot. True if more is left."""
         for subtask in self.subtasks:
             if subtask.announcements:
                 self._guarded(Subtask.take_announcements)
@@ -314,14 +315,14 @@ class Execution:
         self._fail(subtask.id, operator, error)
 
     def replay_command(self, chain: int, operator: str, key: object = NO_KEY) -> str:
-        """Command that processes the current row of the operator again, or the rows of `key`."""
+        """Command that processes the current row, or the rows of `key`, again."""
         columns = next((edge.keys for edge in self._graph.inputs(chain) if edge.partitioning == "hash"), ())
         source = self._chains.sources.get(chain)
         rows = None if source is None else source[1].last_rows()
         return replay_command(self._graph.replay, self._completed, operator, columns, key, rows)
 
     def source_position(self, chain: int) -> str:
-        """Origin of the current batch of a chain with a source; "" for other chains."""
+        """Origin of the current batch; "" for chains without a source."""
         source = self._chains.sources.get(chain)
         return "" if source is None else source[1].last_read()
 
@@ -333,11 +334,11 @@ class Execution:
         self._broken(PeerLost(f"the data connection with slot {other} (edge {channel.edge}) broke: {reason}"))
 
     def _broken(self, error: Exception) -> None:
-        """Fails the generation for an error outside of a step: a timer, blocking work, draining."""
+        """Fails the generation for an error outside of a step, such as in a timer or blocking work."""
         self._fail(None, getattr(error, "operator", ""), error)
 
     def _fail(self, subtask: SubtaskId | None, operator: str, error: Exception) -> None:
-        """Reports the failure before channels close, so that failures reported by peers do not come first."""
+        """Reports the failure before channels close: failures that peers report come later."""
         if not self._cancelled:
             self._events.failed(subtask, operator, error)
             self.cancel()
@@ -347,7 +348,7 @@ class Execution:
         try:
             loop.call_soon_threadsafe(self.scheduler.wake)
         except RuntimeError:
-            if not loop.is_closed():  # otherwise the slot has left, and nothing is left to wake
+            if not loop.is_closed():  # otherwise the slot has left
                 raise
 
     def _timer(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
@@ -403,7 +404,7 @@ class Execution:
         return f"{id} ({self._graph.chains[id.chain].name}) for {longest.seconds:.1f} s", longest.reading
 
     def figures(self) -> dict[str, float]:
-        """Metrics of this generation: of the slot, and of each chain under the name of its first operator."""
+        """Metrics of the slot, and of each chain under the name of its first operator."""
         figures = {
             RECORDS.name: float(self._chains.records),
             **self._chains.skipped,
@@ -429,7 +430,6 @@ class Execution:
         return figures
 
     def source_progress(self) -> dict[str, HeldBack]:
-        """Report of each source with event time that has not ended."""
         return {
             name: held_back(driver)
             for subtask in self.subtasks

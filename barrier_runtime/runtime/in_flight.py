@@ -1,13 +1,13 @@
 """In-flight rows of a snapshot: recorded while it is taken, stored as frames, and read back to be processed first.
 
-There is a file per input port (more if a schema changes). All files of a snapshot are in a single object, or inside the
-manifest if they are tiny. Reading and writing block, so on worker threads only.
+A file per input port (more if a schema changes); all files of a snapshot are a single object, or inside the manifest if
+tiny. Reading and writing block.
 
-At another parallelism rows of a hash edge are distributed again by key group, so that rows meet the state of their key;
-rows of a rebalance edge move with their old subtask. Rows of a key keep their order, because the receiving subtask
-processes these rows first. Other edges have no rows in flight: their barriers are always aligned. The event time
-reached at each row is stored, so timers and windows fire between the same rows after a restore; at another parallelism
-this time is dropped, because it would be ahead of the rows of other subtasks. See docs/design/unaligned-checkpoints.md.
+At another parallelism rows of a hash edge are distributed again by key group, to the state of their key; rows of a
+rebalance edge move with their old subtask. Rows of a key keep their order, because the receiving subtask processes them
+first. Other edges have no rows in flight: their barriers are always aligned. The event time reached at each row is
+stored, so timers and windows fire between the same rows after a restore; at another parallelism this time would be
+ahead of the rows of other subtasks, and is dropped. See docs/design/unaligned-checkpoints.md.
 """
 
 import hashlib
@@ -34,9 +34,8 @@ InFlightData: TypeAlias = dict[int, list[Batch]]  # port of the first operator -
 
 
 class InFlightWriter:
-    """Recorder of the rows in flight to a subtask, for at most one checkpoint at a time.
-
-    The channels record (`InputChannel.record`); batches are referred to, not copied.
+    """Recorder of the rows in flight to a subtask, for at most a single checkpoint at a time. Refers to batches, copies
+    none.
     """
 
     def __init__(self, inputs: list[InputChannel]) -> None:
@@ -50,9 +49,9 @@ class InFlightWriter:
     ) -> None:
         """Records `channels` for `checkpoint`, after the (port, batch) pairs `left`.
 
-        `others(index)`: lowest watermark (ms) of the channels other than `index`, which limits event time at the rows
-        of channel `index`. `finish` stores the limit with the rows: after a restore the other channels do not send
-        their watermarks again before these rows.
+        `others(index)`: lowest watermark (ms) of the other channels, which limits event time at the rows of channel
+        `index`. The limit is stored with the rows: after a restore the other channels repeat no watermark before these
+        rows.
         """
         self.drop(self._checkpoint)
         self._checkpoint = checkpoint
@@ -62,10 +61,7 @@ class InFlightWriter:
         ]
 
     def finish(self, checkpoint: int) -> InFlightData:
-        """Returns all rows recorded for `checkpoint`.
-
-        Batches of different channels alternate, as when they are read.
-        """
+        """Returns all rows recorded for `checkpoint`; batches of channels alternate, as when they are read."""
         assert checkpoint == self._checkpoint, f"recorded for checkpoint {self._checkpoint}, wanted is {checkpoint}"
         in_flight: InFlightData = {}
         in_turns = zip_longest(
@@ -91,10 +87,7 @@ _ROWS_AT_ONCE = 256  # processed before the slot does anything else
 def write_in_flight(
     data: InFlightData, store: ObjectStore, new_key: Callable[[], str], inline_bytes: int, check: Callable[[], None]
 ) -> tuple[InFlight, ...]:
-    """Stores rows in flight.
-
-    `check` is called before an upload, and raises if the checkpoint is not wanted any more.
-    """
+    """Stores rows in flight. `check` is called before an upload, and raises for an aborted checkpoint."""
     encoded = [(port, part) for port, batches in sorted(data.items()) for part in _encoded(batches)]
     inline = sum(len(part) for _, part in encoded) <= inline_bytes
     key = None
@@ -124,8 +117,7 @@ def read_in_flight(
 ) -> list[tuple[int, Batch]]:
     """Returns (port, batch) pairs that `subtask` of `operator` processes first.
 
-    `edges`: edges into the operator, by port. Raises `InvalidJob` if the edges changed incompatibly, `Corrupt` for
-    damage.
+    `edges`: into the operator, by port. Raises `InvalidJob` if the edges changed incompatibly, `Corrupt` for damage.
     """
     replay: list[tuple[int, Batch]] = []
     for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.subtask):
@@ -145,12 +137,12 @@ def read_in_flight(
 
 
 def rows_in_flight(store: ObjectStore, ref: FileRef) -> list[pa.RecordBatch]:
-    """All rows of one file. Raises `Corrupt` for damage."""
+    """All rows of a file. Raises `Corrupt` for damage."""
     return [batch.rows for batch in _decoded(store, ref)]
 
 
 def _as_sent_now(batch: Batch, schema: pa.Schema | None) -> Batch:
-    """Drops columns that the program does not read any more: an edge has one schema."""
+    """Drops columns that the program does not read any more: an edge has a single schema."""
     if schema is None or not schema.names:
         return batch
     names = [*schema.names, *partial_names(batch.rows.schema)]

@@ -1,8 +1,7 @@
-"""Load of the subtasks of a slot: busy, blocked by receivers, held by a server; and long steps.
+"""Load of the subtasks of a slot (busy, blocked by receivers, held by a server), and long steps.
 
-The scheduler counts (`Load`, `LongSteps`). A heartbeat contains the totals; a snapshot contains the increase since the
-subtask's last snapshot (`LoadSince`), which helps to explain a slow checkpoint. Totals only rise while the generation
-lives. Nothing is measured per row.
+Heartbeats contain the totals of the generation; a snapshot contains the increase since the subtask's last snapshot,
+which helps to explain a slow checkpoint. Nothing is measured per row.
 """
 
 from collections import deque
@@ -16,15 +15,14 @@ from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 _LONG_S = 0.02  # a step of this length delays a barrier noticeably
-_KEPT = 32  # long steps; the newest explain a slow checkpoint as well as all of them
+_KEPT = 32  # the newest long steps explain a slow checkpoint as well as all of them
 
 
 @dataclass
 class Load:
     """Load of a subtask in seconds.
 
-    `busy_s`: in steps that did work; `blocked_s`: while a receiver had no room; `held_s`: while an operator of the
-    subtask had none.
+    `busy_s`: in steps that did work; `blocked_s`: while a receiver had no room; `held_s`: while an operator had none.
     """
 
     busy_s: float = 0.0
@@ -53,7 +51,7 @@ class Load:
 class LongSteps:
     """Steps that blocked the loop of a slot for long: end, duration and chain of each.
 
-    `reading`: a reader of this package needed most of the time, not a function of the program.
+    `reading`: a reader of this package needed most of the time, not the program.
     """
 
     def __init__(self) -> None:
@@ -64,10 +62,7 @@ class LongSteps:
             self._steps.append((ended_s, seconds, chain, reading))
 
     def longest_since(self, since_s: float) -> tuple[float, int, bool]:
-        """Seconds, chain and `reading` of the longest step that ended after `since_s`.
-
-        (0, -1, False) if there was none.
-        """
+        """Seconds, chain and `reading` of the longest step that ended after `since_s`; (0, -1, False): none."""
         steps = ((s, chain, reading) for ended_s, s, chain, reading in self._steps if ended_s > since_s)
         return max(steps, default=(0.0, -1, False))
 
@@ -93,7 +88,7 @@ class LoadSince:
     ) -> SnapshotTimes:
         """Returns `times` with the load since the last call.
 
-        `rows` taken by the subtask and `starved_s` of the loop's thread are totals since the generation began.
+        `rows` and `starved_s` (of the loop's thread) are totals of the generation.
         """
         before, self._mark = self._mark, _Mark(rows, load.busy_s, load.blocked_s, load.held_s, starved_s, now_s)
         step_s, chain, reading = steps.longest_since(before.at_s)

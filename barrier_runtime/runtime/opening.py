@@ -1,8 +1,8 @@
 """Opening and closing of the operators and sources of a generation, off the loop.
 
-Every chain is opened on a separate thread. If an operator's server does not answer, the chain is closed and opened
-again with growing pauses; the coordinator limits this time. A dropped generation is closed when all work has ended that
-may use the operators.
+Every chain is opened on a thread. If an operator's server does not answer, the chain is closed and opened again with
+growing pauses; the coordinator limits this time. A dropped generation is closed after all work that may use the
+operators.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
-_OPEN_AGAIN_S = 0.2  # pause before an operator whose server does not answer is opened again; doubles
+_OPEN_AGAIN_S = 0.2  # pause before a chain is opened again; doubles
 _OPEN_AGAIN_MOST_S = 10.0  # longest pause
 
 
 class OpenChains:
-    """Open operators (in order), sources, and restored rows in flight of a generation, by chain."""
+    """Open operators (in order), sources, and restored rows in flight, by chain."""
 
     def __init__(
         self,
@@ -59,15 +59,14 @@ class OpenChains:
         """Opens all chains in parallel. Raises errors of operators."""
         self._restored = restored
         self._opening = [asyncio.ensure_future(self._open_patiently(chain)) for chain in self._graph.chains]
-        # The first failure is raised at once, while other chains may still wait. Their threads continue then, and after
-        # a cancellation: see `quiet`.
+        # The first failure is raised at once; threads of other chains continue, also after a cancellation: see `quiet`.
         opened, _ = await asyncio.wait(self._opening, return_when=asyncio.FIRST_EXCEPTION)
         for each in opened:
             each.result()
         self._restored = ()
 
     def take_in_flight(self, chain: int) -> list[tuple[int, Batch]]:
-        """(port, batch) pairs that were in flight to the chain in the restored checkpoint."""
+        """(port, batch) pairs in flight to the chain in the restored checkpoint."""
         return self._in_flight.pop(chain, [])
 
     @property
@@ -79,7 +78,7 @@ class OpenChains:
 
     @property
     def records(self) -> int:
-        """Input records of this slot, each counted once however often it was replayed."""
+        """Input records of this slot, each counted once however often replayed."""
         drivers = list(self.sources.values())  # a copy, because worker threads still add during a restore
         return sum(driver.records for _, driver in drivers)
 
@@ -90,7 +89,7 @@ class OpenChains:
         return {SKIPPED_ROWS.key(name): float(rows) for name, each in drivers if (rows := each.skipped) is not None}
 
     def written(self, chain: int) -> Mapping[str, SplitPosition]:
-        """Positions that the sink of a chain with a source has written, of all subtasks. Blocks."""
+        """Positions written by the sink of a chain with a source, of all subtasks. Blocks."""
         operators = self.operators[chain]
         return operators[-1][1].written() if operators else {}
 
@@ -197,8 +196,8 @@ POLL_S = 0.05  # interval of checks whether work has ended
 class Closing:
     """Closing of the operators of a generation; `closed` is set after the last part.
 
-    A commit may hang for ever and occupy a thread. The hanging commit then keeps the sink in memory, but not the
-    generation with state and channels.
+    A commit may hang for ever on its thread. The thread keeps the sink in memory, but not the generation with state and
+    channels.
     """
 
     def __init__(self, resources: SlotResources, closed: asyncio.Future[None]) -> None:

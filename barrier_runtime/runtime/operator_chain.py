@@ -1,7 +1,6 @@
 """Chain of operators: passes rows, event time and barriers from operator to operator, and out.
 
-An operator may need several turns to reach a watermark, and passes the watermark on afterwards; the chain keeps this
-pending work.
+An operator may need several turns to reach a watermark, and passes it on afterwards; the chain keeps this pending work.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from barrier_runtime.runtime.network.channels import ResultPartition
 
 
 class OperatorChain:
-    """`operators`: opened (name, operator) pairs in chain order; `outputs`: all edges out of the chain."""
+    """`operators`: opened (name, operator) pairs in order; `outputs`: all edges out of the chain."""
 
     def __init__(self, operators: list[tuple[str, Operator]], outputs: list[ResultPartition]) -> None:
         self.operators = operators
@@ -44,7 +43,7 @@ class OperatorChain:
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
         holders = [at for at, (_, operator) in enumerate(operators) if operator.holds_watermarks]
-        # Position of an operator with its own watermark -> the watermark sent on.
+        # position of an operator with its own watermark -> the watermark sent on
         self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)
         self.makes_event_time = bool(self._assigners)  # in place of the event time of the inputs
         self.advancing: tuple[int, int] | None = None  # operator that is advancing, and its next watermark
@@ -71,7 +70,6 @@ class OperatorChain:
 
     @property
     def has_room(self) -> bool:
-        """Returns whether there is room for the results of a row."""
         for output in self.outputs:
             if not output.writable:
                 return False
@@ -82,7 +80,6 @@ class OperatorChain:
 
     @property
     def may_emit(self) -> bool:
-        """Returns whether there is room for the results of the first operator."""
         return all(output.writable for output in self.outputs) and all(
             operator.has_room for operator in self._bounded if operator is not self.first
         )
@@ -106,12 +103,12 @@ class OperatorChain:
         return rest
 
     def took(self, reached: Callable[[], tuple[str, SplitPosition]]) -> None:
-        """Tells a sink that wants positions what a source's batch has reached, after all rows of the batch."""
+        """Tells a sink that wants positions the position after all rows of a source's batch."""
         if self._takes_positions:
             self.operators[-1][1].reached(*reached())
 
     def _emit_from(self, position: int) -> Emit:
-        """Emit of operator `position - 1`: to operator `position`, or to the edges after the last operator."""
+        """Emit of operator `position - 1`, to operator `position` or to the edges."""
         name = self.operators[position - 1][0] if position else ""
         side: dict[str, list[Callable[[Batch], None]]] = {}
         for output in self.outputs:
@@ -134,7 +131,7 @@ class OperatorChain:
 
     @property
     def is_under_way(self) -> bool:
-        """Returns True while event time is advancing: no row may be taken meanwhile."""
+        """True while event time is advancing: no row may be taken meanwhile."""
         return self.advancing is not None or (self._goes_far and self.first.going_to_ms is not None)
 
     def advance(self, watermark_ms: int) -> None:
@@ -163,7 +160,7 @@ class OperatorChain:
             self._tell_idle()
 
     def by_wall_clock(self, last: bool = False) -> bool:
-        """Processes due wall-clock work of the first operator. Rows of this work do not end idleness."""
+        """Does due wall-clock work of the first operator, whose rows do not end idleness."""
         if not self.first.on_wall_clock(self._emits[1], last):
             return False
         if self.advancing is None:
@@ -178,8 +175,10 @@ class OperatorChain:
             self.control(Idle())
 
     def _end_idleness(self) -> None:
-        """Ends announced idleness with new rows. Rows that the first operator holds do so at once, before they are out:
-        otherwise event time of other subtasks could pass these rows meanwhile."""
+        """Ends announced idleness with new rows, also rows that the first operator still holds.
+
+        Otherwise event time of other subtasks could pass these rows meanwhile.
+        """
         self._told_idle = False
         if self.first.unfinished:
             self.control(Watermark(self.watermark))
@@ -191,9 +190,8 @@ class OperatorChain:
             self._advance(at + 1, reached)
 
     def _advance(self, first: int, watermark_ms: int) -> None:
-        """Advances event time at operator `first` and at its successors, in turn.
-
-        An operator receives the watermark when the operator before it has processed the watermark.
+        """Advances event time at operator `first` and then at its successors: each receives a watermark that its
+        predecessor has processed.
         """
         for position in range(first, len(self.operators)):
             operator = self.operators[position][1]

@@ -42,7 +42,7 @@ _REST_S = 20.0  # longest wait for a compaction
 
 
 class Preparing:
-    """Preparation of one slot, for the loop's thread. `tell` is called when `done` changes."""
+    """Preparation of a slot, on the loop's thread. `tell` is called when `done` changes."""
 
     def __init__(self, resources: SlotResources, tell: Callable[[], None]) -> None:
         self._res = resources
@@ -55,7 +55,7 @@ class Preparing:
         self.done = 0  # the newest checkpoint whose key groups were prefetched
 
     def order(self, order: Prefetch, timers: GenerationTimers | None) -> None:
-        """Handles an order. `timers` belong to the running generation."""
+        """Handles an order. `timers`: of the running generation."""
         if timers is not None:
             timers.move_is_near()
         if self._parallelism != order.parallelism:
@@ -73,7 +73,7 @@ class Preparing:
         res.workers.submit(work, partial(self._fetched, order, timers, until_s, ended))
 
     def end(self) -> None:
-        """Ends prefetching before a restore; the restore waits for a file that is being fetched."""
+        """Ends prefetching before a restore, which waits for a file that is being fetched."""
         self._ended.set()
         self._following = None
 
@@ -119,13 +119,13 @@ def prefetch(
     at_once: int = 1,
     ended: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Fetches files, `at_once` at a time, and returns the number of bytes. Blocking.
+    """Fetches files, `at_once` at a time, and returns the number of bytes. Blocks.
 
-    The restore fetches files that fail, or are not begun when `ended()` becomes true.
+    The restore fetches the rest: files that fail, or are not begun when `ended()` becomes true.
     """
     try:
         snapshots = snapshots_in(store, paths, order.manifest, order.checkpoint)
-    except BarrierRuntimeError as error:  # a newer checkpoint is complete, and this checkpoint may be deleted
+    except BarrierRuntimeError as error:  # this checkpoint may be deleted: a newer checkpoint is complete
         log.info("slot %d fetches nothing of checkpoint %d: %s", slot, order.checkpoint, error)
         return 0
     wanted = list(wanted_files(snapshots, slot, order.parallelism, order.max_parallelism))
@@ -142,7 +142,7 @@ def prefetch(
             try:
                 download_verified(store, ref, path)
             except (BarrierRuntimeError, OSError) as error:
-                path.unlink(missing_ok=True)  # possibly a partial file, on a disk that may be full
+                path.unlink(missing_ok=True)  # possibly partial, on a full disk
                 log.info("slot %d cannot fetch %s yet: %s", slot, ref.name, error)
                 return 0
             copies.fetched(ref, path)

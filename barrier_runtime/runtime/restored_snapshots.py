@@ -1,7 +1,4 @@
-"""Snapshots that a slot restores: from the coordinator's message, or from a manifest.
-
-Reading a manifest blocks, so on worker threads only.
-"""
+"""Snapshots that a slot restores, from the coordinator's message or from a manifest. Reading a manifest blocks."""
 
 from barrier_runtime.coordinator.log.decided import inline_data
 from barrier_runtime.coordinator.log.manifest import check_files, verified_manifest
@@ -19,8 +16,7 @@ from barrier_runtime.state.store.paths import Paths
 def snapshots_in(store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint: int) -> tuple[OperatorSnapshot, ...]:
     """All snapshots in the manifest of `checkpoint` that the coordinator named.
 
-    Raises `Corrupt`, naming the object, if the manifest is missing, differs from the decided manifest, or belongs to
-    another checkpoint.
+    Raises `Corrupt`, naming the object, if the manifest is missing or is not the decided manifest of this checkpoint.
     """
     data = get_or_none(store, ref.key)
     if data is not None and paths.log_position(ref.key) is not None:
@@ -56,7 +52,7 @@ def restored_in(
 
 
 def committables(store: ObjectStore, paths: Paths, at_once: int, order: CommitGlobally) -> list[OperatorSnapshot]:
-    """Snapshots of the sink in a checkpoint that is committed globally, with large values."""
+    """Snapshots of the sink in a globally committed checkpoint, with large values."""
     snapshots = order.snapshots
     if order.manifest is not None:
         found = snapshots_in(store, paths, order.manifest, order.checkpoint)

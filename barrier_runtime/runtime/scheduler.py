@@ -1,14 +1,13 @@
 """Scheduler of a slot's subtasks on the event loop: short passes, sinks before sources, never waiting.
 
 A pass runs every subtask that has input and room for output, up to four times if rows are left and rounds are quick.
-The first round of a quick pass runs sources before sinks, so rows of a source reach a sink of the same slot in the same
-pass. Between passes the loop serves sockets, timers and messages. Without work the scheduler sleeps until a channel, a
+The first round of a quick pass runs sources before sinks, so their rows reach a sink of the slot in the same pass.
+Between passes the loop serves sockets, timers and messages. Without work the scheduler sleeps until a channel, a
 trigger or a source's schedule wakes it.
 
-Rows of a source with due times wait for other rows, because a pass costs about the same for one row as for fifty. The
-wait is four times the duration of a pass, at least half of the latency target (the other half is for the passes on the
-way to a sink), at most all of it; half of that if rows of another slot wait. A late source is polled at once. See
-docs/design/scheduling-of-a-slot.md.
+Rows of a source with due times wait for other rows, because a pass costs about the same for one row as for fifty: four
+durations of a pass, at least half of the latency target (the rest is for the way to a sink), at most all of it; half of
+that if rows of another slot wait. A late source is polled at once. See docs/design/scheduling-of-a-slot.md.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ _ASK_AGAIN_NS = 1_000_000  # for a source whose next due time is unknown
 _PASS_BUDGET_S = 0.002
 _ROUNDS_S = 0.0005  # of a pass; a round that has begun is finished
 _MOST_ROUNDS = 4
-_LONG_STEP_S = 2.0  # no socket or timer was served meanwhile, so the step is reported
+_LONG_STEP_S = 2.0  # reported, because no socket or timer was served meanwhile
 _BETWEEN_SHARE = 0.5  # of the duration of the last pass, for small work between passes
 _REST = 4.0  # durations of a pass for which rows wait for others
 _LEAST_REST = 0.5  # share of the latency target
@@ -35,7 +34,7 @@ _LOOK_S = 0.001  # interval of looks at blocked subtasks; the last pass before a
 
 @dataclass(frozen=True)
 class LongestStep:
-    """Step that blocked the slot. `reading`: a reader of this package needed most of the time."""
+    """Step that blocked the slot. `reading`: mostly in a reader of this package."""
 
     seconds: float
     subtask: Subtask
@@ -43,10 +42,9 @@ class LongestStep:
 
 
 class Scheduler:
-    """`on_error(subtask, error)` receives every error of a pass (None: outside of a step).
+    """`on_error(subtask, error)` receives every error of a pass (None: outside of a step), and stops the scheduler.
 
-    The owner then stops the scheduler. No error is left to the loop's logger, because a slot that no longer runs would
-    look alive.
+    No error is left to the loop's logger: a slot that no longer runs would look alive.
     """
 
     def __init__(
@@ -95,14 +93,13 @@ class Scheduler:
             self._loop.call_soon(self._pass)
 
     def wake_by_input(self) -> None:
-        """Wakes the slot for an element in a channel. A running pass notices the element before the pass ends."""
+        """Wakes the slot for an element in a channel, which a running pass still notices."""
         self._came = True
         if not self._scheduled and not self._stopped:
             self._scheduled = True
             self._loop.call_soon(self._pass)
 
     def _rang(self) -> None:
-        """Starts a pass directly, because the timer calls on the loop."""
         self._rings_ns = None
         if not self._scheduled and not self._stopped:
             self._scheduled = True
@@ -119,7 +116,7 @@ class Scheduler:
             again = not self._stopped and self._work()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # the loop would log a BaseException and continue, and the rows would be lost
+        except BaseException as error:  # the loop would log a BaseException and continue without the rows
             if isinstance(error, SystemExit) and came_by_signal(error):
                 raise
             again = self._woken
@@ -130,13 +127,13 @@ class Scheduler:
             self.wake()
 
     def _work(self) -> bool:
-        """Runs a pass; True if another pass is due at once. The last round covers wakes before it."""
+        """Runs a pass; True if another is due at once. The last round covers wakes before it."""
         started = self._now_s()
         more = self._work_between(started)
         stepped = now = self._now_s()
         deadline = stepped + _PASS_BUDGET_S
         worked = polled = False
-        # Sinks first, so that there is room. Quick passes leave room, and rows go all the way in one round.
+        # Sinks first make room. Quick passes leave room, so rows go all the way in one round.
         subtasks = self._downwards if self._last_pass_s < _ROUNDS_S else self._subtasks
         for _ in range(_MOST_ROUNDS):
             self._woken = self._came = False
@@ -158,7 +155,7 @@ class Scheduler:
         if worked or more:
             self.busy_s += now - started
         self._came = False
-        # Work between passes that a round created (a captured snapshot) starts before the slot sleeps.
+        # work that a round created (a captured snapshot) starts before the slot sleeps
         if left or more or self._work_between(now) or self._woken or self._came:
             if self._looked_s is None or now - self._looked_s >= _LOOK_S:
                 self._look(now)
@@ -168,10 +165,7 @@ class Scheduler:
         return False
 
     def _round(self, subtasks: list[Subtask], now: float, deadline: float) -> tuple[bool, bool]:
-        """Steps each of `subtasks` once.
-
-        Returns whether a subtask worked (or time is over), and whether a source did.
-        """
+        """Steps each of `subtasks` once. Returns whether a subtask worked (or time is over), and a source did."""
         worked = polled = False
         for subtask in subtasks:
             self._stepping = subtask
@@ -228,14 +222,13 @@ class Scheduler:
             self._longest = LongestStep(seconds, subtask, 2 * subtask.chain.load.read_s > seconds)
 
     def take_longest(self) -> LongestStep | None:
-        """Longest step of seconds since the last call."""
         longest, self._longest = self._longest, None
         return longest
 
     def _work_between(self, started: float) -> bool:
         """Works on a slice, or on more if passes are long; True if more is left.
 
-        Otherwise a snapshot under full load would take a hundred times as long as on an idle slot.
+        A snapshot under full load would take a hundred times as long otherwise.
         """
         until = started + self._last_pass_s * _BETWEEN_SHARE
         while self._between():
@@ -244,7 +237,7 @@ class Scheduler:
         return False
 
     def _look(self, now: float) -> None:
-        """Notes the subtasks without room; they count as waiting until the next look."""
+        """Notes the subtasks without room, which count as waiting until the next look."""
         since_s = 0.0 if self._looked_s is None else now - self._looked_s
         self._looked_s = now
         if self._held:

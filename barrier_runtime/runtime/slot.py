@@ -1,4 +1,4 @@
-"""Slot: a process (locally, an object) that runs one subtask of every chain.
+"""Slot: a process (locally, an object) that runs a subtask of every chain.
 
     phase      order                                     move
     idle       Deploy                                    restoring: open operators, connect, then send Restored
@@ -7,8 +7,7 @@
     any        Shutdown                                  leave; `outcome` says how the job ended for this slot
 
 Orders with a lower token are ignored; every order may be repeated. The slot keeps answers that matter until the
-coordinator has resolved them, and sends these answers again after each registration, because either side may lose the
-other at any moment.
+coordinator has resolved them, and repeats them after each registration, because either side may lose the other.
 """
 
 import asyncio
@@ -112,7 +111,7 @@ class Slot:
         self._stops = False  # a checkpoint was triggered with which the job stops
         self._paused = 0  # the checkpoint after which sources read nothing
         self._failure: SubtaskFailed | None = None
-        self._told = ""  # text of the last failure; the stack is logged the first time only
+        self._told = ""  # text of the last failure, whose stack was logged
         self.trouble: BaseException | None = None  # the last error, for a program that runs the slot in its process
         self._restored: Restored | None = None
         self._metrics = MetricRegistry(resources.clock.wall_ns)
@@ -292,7 +291,7 @@ class Slot:
                 self._paused = 0
 
     def _on_heard(self, message: Heard) -> None:
-        """Does nothing: the link has noted the time of the message."""
+        """Does nothing: the link has noted the time."""
 
     def _on_shutdown(self, message: Shutdown) -> None:
         if not self.left.done():
@@ -300,7 +299,7 @@ class Slot:
         self._drop_generation(self.token)
 
     def _highest_seen(self) -> int:
-        """Highest checkpoint of triggers and barriers: an id that arrived only through a channel is used, too."""
+        """Highest checkpoint of triggers and barriers: some ids arrive only through a channel."""
         if self._execution is not None:
             seen = (subtask.highest_seen for subtask in self._execution.subtasks)
             self._highest_checkpoint = max(self._highest_checkpoint, *seen, 0)
@@ -330,7 +329,7 @@ class Slot:
         self._restored = None
 
     def _trim_while_idle(self, closed: "asyncio.Future[None]") -> None:
-        """Collects garbage now, while another slot is awaited, rather than between restore and start."""
+        """Collects garbage while another slot is awaited, rather than between restore and start."""
         if self._phase == "idle" and self._untrimmed and not self.left.done() and all(c.done() for c in self._closing):
             self._trim_memory()
 
@@ -371,7 +370,7 @@ class Slot:
         key = sink_key(operator, subtask)
         self._committed[key] = max(checkpoint, self._committed.get(key, 0))
         if self._ended or self._stops:
-            self._tell_figures()  # the job may end with this commit, so the last report must be complete
+            self._tell_figures()  # the job may end with this commit: the last report must be complete
         self._send(Committed(self.token, checkpoint, operator, subtask))
 
     def commit_failing(self, checkpoint: int, operator: str, subtask: int, attempts: int, error: str) -> None:
@@ -392,7 +391,7 @@ class Slot:
         exhausted = remedy_if_exhausted(error)
         if exhausted and exhausted not in text:
             text = f"{text}: {exhausted}"
-        if not permanent:  # permanent errors end the job, which reports them without our stack
+        if not permanent:  # the job reports permanent errors, without our stack
             stack = None if unavailable or text == self._told else error
             self._told = text
             fields = {"generation": self.token, "operator": operator or None, PEER_LOST: isinstance(error, PeerLost)}
@@ -459,7 +458,7 @@ class Slot:
 
 
 def _shortened(text: str) -> str:
-    """Text that fits into a message, whatever the error of a library or row contains. Keeps both ends.
+    """Text that fits into a message, whatever a library's error or a row contains. Keeps both ends.
 
     Half a surrogate pair, as in a file name that is not UTF-8, is escaped.
     """

@@ -1,11 +1,10 @@
 """Subtask: a chain of operators behind aligned input channels. Sans-io: callers pass the time.
 
-Owns the alignment and blocking of inputs, the order *forward the barrier, then capture state*, and the end of the
-input; the operators and their event time are an `OperatorChain`. Never waits, opens a socket or reads a clock; the host
-finishes captures.
+Owns the alignment of inputs, the order *forward the barrier, then capture state*, and the end of the input; operators
+and event time are an `OperatorChain`, and the host finishes captures.
 
-Rows in flight in the restored checkpoint (`replay`) are processed before arriving rows: so rows keep their order and
-are not late, even if they come from other subtasks than before. Rows left at the next snapshot are in flight again.
+Restored rows in flight (`replay`) are processed before arriving rows: they keep their order and are not late, even from
+other subtasks than before. Rows left at the next snapshot are in flight again.
 """
 
 from collections import deque
@@ -44,13 +43,11 @@ from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 _ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets have their turn
-_STEP_NS = 2_000_000  # longest duration of a step
-_HELD_UP_MS = 10  # time for which a barrier waits for timers; then rows before the barrier are stored instead
+_STEP_NS = 2_000_000  # longest step
+_HELD_UP_MS = 10  # a barrier waits for timers; then rows before the barrier are stored instead
 
 
 class SubtaskHost(Protocol):
-    """Services of the slot for a subtask."""
-
     def now_ms(self) -> float: ...
     def now_ns(self) -> int: ...
     def starved_ns(self) -> int: ...  # how long this thread has waited for a processor; costs some microseconds
@@ -59,8 +56,9 @@ class SubtaskHost(Protocol):
     def captured(
         self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:
-        """Finishes and acknowledges the snapshot of `captures` at `barrier`. `times`: all but `async_ms`. `recording`:
-        in-flight data belong to the snapshot; `recorded` follows."""
+        """Finishes and acknowledges the snapshot of `captures`. `times`: all but `async_ms`. `recording`: `recorded`
+        follows with in-flight data.
+        """
         ...
 
     def recorded(self, subtask: "Subtask", checkpoint: int, in_flight: InFlightData) -> None: ...
@@ -73,8 +71,10 @@ class SubtaskHost(Protocol):
 
 
 class Subtask:
-    """`operators`: opened (name, operator) pairs in chain order. `source`: set for source chains, which have no inputs.
-    `replay`: (port, batch) pairs that were in flight in the restored checkpoint."""
+    """`operators`: opened (name, operator) pairs in order. `source`: of a chain without inputs.
+
+    `replay`: (port, batch) pairs that were in flight in the restored checkpoint.
+    """
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Subtask:
         self._paused = 0  # the checkpoint after which the source emits nothing
         self._stands = 0  # the checkpoint after which no wall-clock timer fires
         self._overtaking = 0  # the last checkpoint whose barriers need not wait for event time
-        # Checkpoint whose barriers all wait for event time, and since when (ms).
+        # checkpoint whose barriers all wait for event time, and since when (ms)
         self._held_up: tuple[int, float] | None = None
         self._ending = False  # event time is advancing to the end
         self.chain.first.stops = source is None
@@ -119,7 +119,6 @@ class Subtask:
 
     @property
     def ended(self) -> bool:
-        """Returns whether the subtask only answers triggers."""
         return self.chain.ended
 
     @property
@@ -134,7 +133,6 @@ class Subtask:
 
     @property
     def has_input(self) -> bool:
-        """Returns whether an element in a queue may be read."""
         for channel in self.inputs:  # noqa: SIM110
             if channel.readable:
                 return True
@@ -199,9 +197,9 @@ class Subtask:
     def _go_on(self) -> bool:
         """Continues the advance of event time, then takes the barriers that are next on their channels.
 
-        Rows that the operator gave back, and rows in the queues, come before the barriers after them. If the requested
-        checkpoint `overtakes_timers` and event time still advances, its barriers overtake these rows once all of them
-        have been in the queues for `_HELD_UP_MS`.
+        Rows that the operator gave back, and rows in the queues, come before later barriers. If the requested
+        checkpoint `overtakes_timers` and event time still advances, its barriers overtake these rows after
+        `_HELD_UP_MS` in all queues.
         """
         self._advance_further()
         if self._ending:
@@ -310,12 +308,12 @@ class Subtask:
             self._replay.appendleft((port, rest))
 
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
-        """Limits event time at the rows of one channel to the watermark of the other channels."""
+        """Limits event time at the rows of a channel to the watermark of the other channels."""
         return within(batch, self._merger.others(channel), self.chain.heard)
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
         if isinstance(said, Watermark):
-            if said.ms != WATERMARK_MAX:  # otherwise `_end` advances, after the wall-clock work that comes first
+            if said.ms != WATERMARK_MAX:  # otherwise `_end` advances, after the wall-clock work
                 self.chain.advance(said.ms)
         elif said is not None:
             self.chain.idle()
@@ -324,13 +322,14 @@ class Subtask:
 
     @property
     def highest_seen(self) -> int:
-        """Highest checkpoint whose barrier arrived here."""
         return max(self.last_checkpoint, self._aligner.aligning or 0)
 
     def on_trigger(self, barrier: Barrier, pause: bool = False, overtakes_timers: bool = False) -> None:
-        """Triggers checkpoint `barrier.id`: sources inject the barrier, ended subtasks answer at once. `pause`: until
-        an abort, a source reads nothing after the barrier, and no wall-clock timer fires. `overtakes_timers`: barriers
-        do not wait long for event time; rows that do are in flight then."""
+        """Triggers a checkpoint: sources inject the barrier, ended subtasks answer at once.
+
+        `pause`: until an abort, a source reads nothing after the barrier, and no wall-clock timer fires.
+        `overtakes_timers`: barriers do not wait long for event time; rows that do are in flight then.
+        """
         if barrier.token != self.token or barrier.id <= self.last_checkpoint:
             return
         if pause:

@@ -19,7 +19,7 @@ Done = Callable[[Any, BaseException | None], None]
 
 _SNAPSHOT_THREADS = 16
 _OPENING_THREADS = 64  # a generation whose `open` hangs occupies a thread for ever
-_UNHURRIED_THREADS = 1_024  # one per executor with running work; of dropped generations only hanging ones
+_UNHURRIED_THREADS = 1_024  # a thread per executor with running work; of dropped generations only hanging ones
 
 
 class Submit(Protocol):

@@ -2,7 +2,7 @@
 
 A subtask reads an `InputChannel`. A sender stops when the window of the channel (see `flow_control`) is full, and
 resumes when the channel grants credit. An input channel announces barriers as they arrive, and records in-flight data
-for unaligned snapshots. A subtask writes to a `ResultPartition`, which partitions rows over the `OutputChannel`s of one
+for unaligned snapshots. A subtask writes to a `ResultPartition`, which partitions rows over the `OutputChannel`s of an
 edge and sends control elements to all of them.
 """
 
@@ -276,7 +276,7 @@ def _size(element: Element) -> int:
 
 
 class ResultPartition:
-    """All channels of one outgoing edge of a subtask, in the order of the downstream subtasks."""
+    """All channels of an outgoing edge of a subtask, in the order of the downstream subtasks."""
 
     def __init__(
         self, edge: Edge, channels: list[OutputChannel], subtask: int, max_parallelism: int, operator: str = ""

@@ -78,7 +78,7 @@ _FORMAT = Format(
 
 
 class FrameWriter:
-    """Encodes the elements of one channel, in order. Not shared between connections."""
+    """Encodes the elements of a channel, in order. Not shared between connections."""
 
     def __init__(self) -> None:
         self._sequence = 0
@@ -153,7 +153,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Decodes the elements of one channel, in order. Raises `FrameError` at the first wrong byte."""
+    """Decodes the elements of a channel, in order. Raises `FrameError` at the first wrong byte."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -13,7 +13,7 @@ from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES, InputChann
 
 
 class InputQueues:
-    """Input channels of one subtask; the `index` of a channel is the position in `channels`."""
+    """Input channels of a subtask; the `index` of a channel is the position in `channels`."""
 
     def __init__(self, channels: list[InputChannel]) -> None:
         self.channels = channels

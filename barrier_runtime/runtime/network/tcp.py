@@ -1,4 +1,4 @@
-"""TCP mesh between slots: one connection per channel, both ends. The only folder with data sockets.
+"""TCP mesh between slots: a connection per channel, both ends. The only folder with data sockets.
 
 A connection begins with a mutual HMAC challenge on the job's secret; the claims name generation and channel. The
 receiver refuses an old token or an unexpected channel; a connection of a later generation waits until this slot has
@@ -7,7 +7,7 @@ running generation fails if a connection breaks or carries a wrong frame. An idl
 each interval of `beat`: a frame, or a repeated credit.
 
 The receiver reads all data at once and grants credit: the number of bytes that the sender may have sent since the
-beginning, which rises as the subtask takes elements. So at most the window of the channel and one step's output are in
+beginning, which rises as the subtask takes elements. So at most the window of the channel and a step's output are in
 flight, and a barrier is never stuck in a socket behind rows that nobody takes.
 """
 

@@ -2,9 +2,8 @@
 
 `write` runs on the loop; early encoding, early staging and `pre_commit` run on the snapshot executor; `commit` runs on
 another executor, so that a slow commit delays neither barriers nor the next pre-commit. So two threads use the sink at
-the same time: a commit of an earlier transaction beside a pre-commit of the current one. If rows arrive faster than
-they can be staged, the operator has no room until staging catches up: memory stays bounded, and the stream waits. Sinks
-with `writes_at_once` write on a further executor (`sinks/at_once`).
+the same time. If rows arrive faster than they can be staged, the operator has no room until staging catches up: memory
+stays bounded. Sinks with `writes_at_once` write on a further executor (`sinks/at_once`).
 
 A pre-commit that failed, or never ran because its checkpoint was aborted, loses nothing: the blocking part of the next
 snapshot first pre-commits every older transaction that is not durable yet.

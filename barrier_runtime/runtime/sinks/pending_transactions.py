@@ -42,7 +42,7 @@ _WATCH_S = 2.0  # minimum, for a run without a lease: its log should get two che
 
 @dataclass(frozen=True)
 class PendingSink:
-    """Pending transactions of one sink. Every entry is decided, and not known to be visible."""
+    """Pending transactions of a sink. Every entry is decided, and not known to be visible."""
 
     name: str
     value: SinkValue | None  # None: written by a release that did not describe sinks
@@ -190,7 +190,7 @@ def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], No
 
 @dataclass(frozen=True)
 class InDoubtResolver:
-    """Resolves one job's pending transactions.
+    """Resolves a job's pending transactions.
 
     `factories`: by name, for users' own sinks. `overrides`: settings by sink, which replace or extend those of the
     snapshot."""

@@ -228,7 +228,7 @@ class SourceDriver:
         return sum(filter(None, known)) if any(rows is not None for rows in known) else None
 
     def poll(self, now_ns: int, max_rows: int | None = None) -> Batch | None:
-        """Returns rows of one split that are available and due, or None. Never waits."""
+        """Returns rows of a split that are available and due, or None. Never waits."""
         if self._ended_early:
             return None
         self._polled_ns = now_ns
@@ -322,7 +322,7 @@ class SourceDriver:
         return batch if batch is None or reached is None else batch.reaching(reached)
 
     def watermark(self) -> int | None:
-        """Lowest watermark of the unfinished splits; None while one of them has none. When all splits are finished, the
+        """Lowest watermark of the unfinished splits; None while a split has none. When all splits are finished, the
         watermark of their rows: the end of the input follows, so that timers due by the last rows fire before timers
         due only by the end, however the rows were cut into batches."""
         if self._spec.event_time is None:

@@ -54,7 +54,7 @@ _PROGRESS = VersionedDecoder(_FORMAT, msgspec.json.Decoder(SourceProgress))
 class RestoredSource:
     """Combined snapshots of a source. `where` is for messages.
 
-    `done_rows` and `done_ms` of finished splits are not known per split; for each snapshot one subtask takes them over.
+    `done_rows` and `done_ms` of finished splits are not known per split; a single subtask takes over those of a snapshot.
     """
 
     def __init__(self, snapshots: tuple[OperatorSnapshot, ...], subtask: int, parallelism: int, where: str) -> None:
