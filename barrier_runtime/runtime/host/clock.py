@@ -1,10 +1,9 @@
 """Clock of a slot: wall-clock time, steady time and timers, replaceable by virtual time.
 
-Code that also runs in virtual time uses a `Clock` and never the `time` module; the simulation has a clock per process.
+Code that also runs in virtual time uses a `Clock` and never the `time` module.
 
-Timers wake a loop with a precision of fractions of a millisecond. The timers of event loops count whole milliseconds,
-so a wait of half a millisecond is none or two. Linux has timers that are files, which any loop can watch; other systems
-use the loop's timers.
+The timers of event loops count whole milliseconds, so a wait of half a millisecond is none or two. Linux has timers
+that are files, precise to fractions of a millisecond; other systems use the loop's timers.
 """
 
 import asyncio
@@ -21,15 +20,10 @@ _LEAST_NS = 1_000  # zero would switch the timer off
 
 
 class Timer(Protocol):
-    """Timer that calls back on the loop `delay_s` after the last `set`.
-
-    Rings once, but may ring once more if set again.
-    """
+    """Timer that calls back on the loop `delay_s` after the last `set`; may ring once more if set again."""
 
     def set(self, delay_s: float) -> None: ...
-    def close(self) -> None:
-        """Idempotent."""
-        ...
+    def close(self) -> None: ...
 
 
 class LoopTimer:
@@ -101,10 +95,7 @@ class Clock(Protocol):
 
 
 class SourceTime:
-    """Time for sources: wall-clock time at the start plus elapsed steady time.
-
-    Setting the wall clock affects neither schedules nor idle timeouts.
-    """
+    """Time for sources: wall-clock time at the start plus elapsed steady time. Setting the clock has no effect."""
 
     def __init__(self, clock: Clock) -> None:
         self._steady_s = clock.monotonic_s

@@ -1,7 +1,6 @@
 """Deferred work of a generation in a slot: operators' timers, and work that waits for a move.
 
-While the job is about to move to other slots, such work waits, so that the move has the processor to itself and little
-to fetch.
+Such work waits while the job is about to move: the move has the processor to itself and little to fetch.
 
 | a move is …                  | entries that databases merge | compactions                                          |
 |------------------------------|------------------------------|------------------------------------------------------|
@@ -16,14 +15,14 @@ from typing import Any, TypeAlias
 
 _Later: TypeAlias = Callable[[float, Callable[[], None]], Any]
 _LOOK_S = 0.05  # interval of checks whether work may continue
-_NEAR_S = 10.0  # after a sign that the job is about to move; a longer preparation repeats the sign
+_NEAR_S = 10.0  # a longer preparation repeats the sign of a move
 
 
 class GenerationTimers:
     """Timers of a generation, for the loop's thread; `ends_before_move` may be called on any thread.
 
     `later(delay_s, callback)` calls back once, unless the generation has ended. `hold(True)` keeps compactions from
-    beginning, `hold(False)` allows them again.
+    beginning.
     """
 
     def __init__(self, later: _Later, now_s: Callable[[], float], hold: Callable[[bool], None]) -> None:
@@ -57,12 +56,12 @@ class GenerationTimers:
             self._later(_LOOK_S, self._look)
 
     def ends_before_move(self, under_way: Callable[[], bool]) -> None:
-        """Registers work that cannot wait once it has begun."""
+        """Registers work that cannot wait once begun."""
         self._under_way.append(under_way)
 
     @property
     def at_rest(self) -> bool:
-        """Returns whether none of the work registered by `ends_before_move` is running."""
+        """Returns whether no registered work is running."""
         return self._ended or not any(each() for each in self._under_way)
 
     def end(self) -> None:
@@ -91,7 +90,7 @@ class GenerationTimers:
     def call_when_settled(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Calls back when no move is near.
 
-        Entries that a database merges before or during a move are new in its last checkpoint, and would be written,
+        Entries that a database merges before or during a move are new in the last checkpoint, and would be written,
         uploaded and fetched while sources pause.
         """
 

@@ -1,12 +1,11 @@
-"""Garbage collection, interpreter settings and metrics of a slot's process.
+"""Garbage collection, interpreter settings and metrics of a slot's process; not for a process of the user's program.
 
 Pauses of the garbage collector are the tail of the latency. Imports live for ever and are most of the heap, so they are
-frozen: the collector skips them. A dropped generation leaves cycles of objects, including caches, so a collection
-follows, which takes milliseconds without the imports. A generation that created very many objects, for example by
-imports of functions, is frozen too; then a collection of the whole heap is needed to free the generation.
+frozen. A dropped generation leaves cycles of objects, so a collection follows, which takes milliseconds without the
+imports. A generation that created very many objects, for example by imports of functions, is frozen too; then freeing
+the generation needs a collection of the whole heap.
 
-Neither `Heap` nor `tune_interpreter` is for a process of the user's program. Heartbeats report the metrics of the
-process; `Execution.figures` has the metrics of a generation.
+Heartbeats report the metrics of the process; `Execution.figures` has those of a generation.
 """
 
 import gc
@@ -52,8 +51,8 @@ class Heap:
 def _tracked() -> int:
     """Number of objects that the collector tracks, counted in a single step of the interpreter.
 
-    No other thread may run in between. The list of the objects also refers to a tuple that another thread is filling
-    from a generator; that thread would get a SystemError ("bad argument to internal function").
+    No other thread may run in between: the list also refers to a tuple that another thread is filling from a generator,
+    and that thread would get a SystemError ("bad argument to internal function").
     """
     return next(map(len, map(gc.get_objects, (None,))))
 

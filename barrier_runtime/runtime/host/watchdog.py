@@ -1,11 +1,10 @@
 """Watchdog thread that ends a Python worker without an owner, and starved times of threads.
 
-A long-lived loop never touches the pipe to the JVM, so the loop would not notice the loss of the executor, the PySpark
-daemon or the application. The process exits at once (`os._exit`) if the parent changed, if the other side closed the
-inherited sockets to the JVM, or if the coordinator has been silent for the whole lease. The exit touches nothing
-remote.
+The loop never touches the pipe to the JVM, so the loop would not notice the loss of the executor, the PySpark daemon or
+the application. The process exits at once (`os._exit`) if the parent changed, if the other side closed the inherited
+sockets to the JVM, or if the coordinator has been silent for the whole lease. Nothing remote is touched.
 
-The starved time of a thread is the time for which the thread was ready to run without a processor: 0 except on Linux.
+A thread starves while ready to run without a processor: measured on Linux, 0 elsewhere.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ ORPHANED = 77  # exit status, for readers of logs
 
 
 def inherited_sockets() -> list[int]:
-    """Connected stream sockets of this process, on Linux and other /proc systems. Call before opening any."""
+    """Connected stream sockets of this process, on systems with /proc. Call before opening any."""
     found = []
     directory = Path("/proc/self/fd")
     if not directory.is_dir():
@@ -40,10 +39,10 @@ def inherited_sockets() -> list[int]:
 
 
 class Watchdog:
-    """Exits the process if orphaned, or if `silent_s()` exceeds `lease_s`.
+    """Exits the process if orphaned, or if `silent_s()`, seconds since the coordinator's last message, exceeds
+    `lease_s`.
 
-    `silent_s()` returns the seconds since the coordinator's last message. `clean_up` removes local files and must not
-    raise.
+    `clean_up` removes local files and must not raise.
     """
 
     def __init__(

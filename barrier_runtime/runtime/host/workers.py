@@ -1,8 +1,8 @@
 """Threads of a slot for blocking work: uploads, downloads, fsync, external commits.
 
-Everything else runs on the loop. A *sequential executor* runs work in order, on shared threads, and never waits for
-another executor: a slow sink delays neither a checkpoint nor another sink. Work that may hang has separate threads:
-commits to any number of dead targets block neither snapshots nor the next restore.
+A *sequential executor* runs work in order, on shared threads, and never waits for another executor: a slow sink delays
+neither a checkpoint nor another sink. Work that may hang has separate threads: commits to any number of dead targets
+block neither snapshots nor the next restore.
 """
 
 import asyncio
@@ -47,38 +47,29 @@ class Workers:
         self._closed = False
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
-        """Runs `work` on an opening thread.
-
-        After `close` no work begins, not even queued work: the slot is leaving.
-        """
+        """Runs `work` on an opening thread. After `close` no work begins, not even queued work: the slot is leaving."""
         self._on(self._opening, work, done)
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """Runs `work` as `submit` does, to open and close operators; waits for no snapshot and no commit."""
+        """Runs `work` as `submit` does, to open and close operators."""
         return await asyncio.wrap_future(self._opening.submit(work), loop=self._loop)
 
     def executor(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> "WorkerExecutor":
         """Returns a new sequential executor.
 
-        `on_error` receives exceptions of `done`, which nobody else would notice. `unhurried`: the work may take for
-        ever, as commits may, and uses no thread of snapshots.
+        `on_error` receives exceptions of `done`. `unhurried`: the work may take for ever, as commits may, and uses no
+        thread of snapshots.
         """
         return WorkerExecutor(partial(self._on, self._unhurried if unhurried else self._snapshots), on_error)
 
     def close(self) -> None:
-        """Closes the pool without waiting.
-
-        Running work is decided or harmless, and the process may be about to exit.
-        """
+        """Closes the pool without waiting: running work is decided or harmless, and the process may soon exit."""
         self._closed = True
         for threads in self._all:
             threads.close()
 
     def drain(self, timeout_s: float) -> bool:
-        """Closes the pool and waits for running work; False after `timeout_s`.
-
-        Blocks: not for the loop's thread.
-        """
+        """Closes the pool and waits for running work; False after `timeout_s`. Not for the loop's thread."""
         self.close()
         end = time.monotonic() + timeout_s
         return all(threads.join(max(0.0, end - time.monotonic())) for threads in self._all)

@@ -1,8 +1,7 @@
 """Both ends of a channel inside a slot, as bounded queues; and `DataPlane`, which connects slots.
 
-A subtask reads an `InputChannel`. A sender stops when the window of the channel (see `flow_control`) is full, and
-resumes when the channel grants credit. An input channel announces barriers as they arrive, and records in-flight data
-for unaligned snapshots. A subtask writes to a `ResultPartition`, which partitions rows over the `OutputChannel`s of an
+A subtask reads `InputChannel`s. A sender stops when the window of the channel (see `flow_control`) is full, until the
+channel grants credit. A subtask writes to a `ResultPartition`, which partitions rows over the `OutputChannel`s of an
 edge and sends control elements to all of them.
 """
 
@@ -48,9 +47,9 @@ class PeerLost(ConnectionError):
 class InputChannel:
     """Input channel of a subtask.
 
-    A channel that is `blocked` by alignment is not read, but still fills up to its window. On an `empty` channel no row
-    ever arrives. Barriers, cancels and the end are also appended on arrival to `announcements`, which all channels of a
-    subtask share.
+    A channel that is `blocked` by alignment is not read, but still fills up to the window. On an `empty` channel no row
+    ever arrives. Barriers, cancels and the end are also appended on arrival to `announcements`, shared by all channels
+    of a subtask.
     """
 
     __slots__ = (
@@ -123,7 +122,7 @@ class InputChannel:
     def pop(self, ahead: bool = False) -> Element:
         """Takes the next element, or the first rows of a large batch.
 
-        `ahead`: the reader has no room, and the sender gets no credit for this element until `settle`.
+        `ahead`: the reader has no room; the sender gets credit for this element at `settle`.
         """
         element, size = self._elements.popleft()
         if isinstance(element, Batch):
@@ -141,8 +140,7 @@ class InputChannel:
     def pop_along(self, with_batch: Batch, rows: int) -> Batch | None:
         """Takes the next element if `with_batch` and the element can be processed together, else None.
 
-        The element must be readable now, and a small batch of at most `rows` rows and the same schema, without event
-        times within.
+        That is a readable small batch of at most `rows` rows and the same schema, without event times within.
         """
         if self.blocked or not self._elements:
             return None
@@ -175,7 +173,7 @@ class InputChannel:
 
     def adapt(self, elapsed_s: float) -> None:
         before = self.window.bytes
-        if self.blocked:  # a blocked channel is not read, so nothing follows about the speed of its reader
+        if self.blocked:  # nothing follows about the speed of a reader that is blocked
             self.window.forget(self._taken)
         else:
             self.window.adapt(self._taken, bool(self._elements), elapsed_s)
@@ -190,10 +188,7 @@ class InputChannel:
             self._on_credit()
 
     def _cut(self, batch: Batch, size: int) -> tuple[Batch, int]:
-        """Splits off the first rows of a batch that would keep its reader busy for long.
-
-        The other rows stay first in the queue.
-        """
+        """Splits off the first rows of a batch that would keep the reader busy for long."""
         rows = batch.rows
         count = max(1, rows.num_rows * self.chunk.bytes // size)
         if count >= rows.num_rows:
@@ -207,8 +202,7 @@ class InputChannel:
     def record(self, checkpoint: int) -> list[Batch]:
         """Batches before the barrier of `checkpoint`.
 
-        Until that barrier or the end arrives, or `stop_recording` is called, arriving batches are appended to the
-        returned list.
+        Arriving batches are appended to the returned list until that barrier, the end or `stop_recording`.
         """
         recorded: list[Batch] = []
         for element, _ in self._elements:
@@ -243,7 +237,7 @@ def _ends_recording(element: Element, checkpoint: int) -> bool:
 class OutputChannel(Protocol):
     @property
     def writable(self) -> bool:
-        """Returns whether the receiver has room. `send` always accepts: the bound is soft by one step's output."""
+        """Returns whether the receiver has room. `send` always accepts: the bound is soft by a step's output."""
         ...
 
     def send(self, element: Element) -> None: ...
@@ -281,7 +275,7 @@ class ResultPartition:
     def __init__(
         self, edge: Edge, channels: list[OutputChannel], subtask: int, max_parallelism: int, operator: str = ""
     ) -> None:
-        """`operator`: name of the operator that produces the rows, for errors."""
+        """`operator`: name of the producer of the rows, for errors."""
         self._edge = edge
         self.tag = edge.tag
         self._channels = channels
@@ -328,7 +322,7 @@ class ResultPartition:
 
 
 class DataPlane(Protocol):
-    """Connections between slots; the local runtime has a data plane without sockets."""
+    """Connections between slots. Jobs in a single process have a data plane without sockets."""
 
     async def listen(self) -> tuple[str, int]: ...
 

@@ -25,8 +25,8 @@ T = TypeVar("T")
 async def within(seconds: float, awaitable: Awaitable[T]) -> T:
     """Returns the result of `awaitable`. Raises `asyncio.TimeoutError` after `seconds`, and never loses a cancellation.
 
-    `asyncio.wait_for` of Python 3.10 and 3.11 forgets the cancellation if the result arrives at the same time (CPython
-    issue 86296): a cancelled deployment would go on connecting for ever.
+    `asyncio.wait_for` of Python 3.10 and 3.11 forgets a cancellation at the moment of the result (CPython issue 86296):
+    a cancelled deployment would go on connecting for ever.
     """
     waited = asyncio.ensure_future(awaitable)
     try:
@@ -84,7 +84,7 @@ Chunks = Iterable[bytes | pa.Buffer]
 
 
 class Plane(Protocol):
-    """Part of the data plane that a connection calls; the class is `tcp.TcpDataPlane`."""
+    """Part of `tcp.TcpDataPlane` that a connection calls."""
 
     timeout_s: float
     encrypts: Policy
@@ -115,7 +115,7 @@ class DataConnection(asyncio.Protocol):
         return self._plane.encrypts(self.transport.get_extra_info("peername"))
 
     def _agreed(self, session: PeerSession) -> None:
-        """Encrypts from now on if the handshake agreed on keys. Raises `FrameRejected` when bytes were changed."""
+        """Encrypts from now on if the handshake agreed on keys. Raises `FrameRejected` for changed bytes."""
         if session.encrypted:
             framing = session.framing(PART_BYTES)
             writelines = self.transport.writelines
@@ -155,7 +155,7 @@ def new_private_key() -> bytes:
 
 
 def encrypted(framing: Framing, chunks: Chunks) -> list[bytes]:
-    """Returns encrypted frames for the bytes of `chunks`: one for small chunks, parts without a copy for large."""
+    """Returns encrypted frames of `chunks`: a frame for small chunks, parts without a copy for large."""
     known = list(chunks)
     if sum(map(len, known)) <= _TOGETHER:
         return [framing.frame(b"".join(known))]

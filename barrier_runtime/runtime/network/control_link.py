@@ -1,8 +1,8 @@
 """Slot's end of the control connection: connects, authenticates, registers, reconnects after a loss.
 
-With several daemons the link stays with the daemon that serves the job, and tries all in turn if that daemon is gone,
-silent, or a standby. The slot keeps working meanwhile. Messages sent without a connection are dropped on purpose: after
-every registration the slot sends again the state that matters (unresolved acks, phase, commits).
+The link stays with the daemon that serves the job, and tries all in turn if that daemon is gone, silent, or a standby.
+The slot keeps working meanwhile. Messages sent without a connection are dropped on purpose: after every registration
+the slot sends again the state that matters (unresolved acks, phase, commits).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # then the last value, for as long as th
 
 
 class ControlLink(Protocol):
-    """Connection to the coordinator; the local runtime has a link without sockets."""
+    """Connection to the coordinator; jobs in a single process have a link without sockets."""
 
     def send(self, message: ToCoordinator) -> None: ...
 
@@ -107,7 +107,7 @@ class TcpControlLink:
         return _RETRY_S[0 if position else min(rounds, len(_RETRY_S) - 1)]
 
     async def _serve(self, connection: "_ControlConnection") -> bool:
-        """Runs one connection to the end; True if the coordinator served and may be back at once."""
+        """Runs a connection to the end; True if the coordinator served and may be back at once."""
         loop = asyncio.get_running_loop()
         await within(_CONNECT_TIMEOUT_S, loop.create_connection(lambda: connection, *self._addresses[self._at]))
         await within(_CONNECT_TIMEOUT_S, connection.proven)

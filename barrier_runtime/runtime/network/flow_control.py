@@ -1,14 +1,14 @@
 """Limits of the bytes in flight on a channel, and of the bytes processed at once. Pure.
 
-Bytes in flight are sent and not yet taken by the reading subtask. The limit, the *window*, follows throughput
-(FLIP-183, buffer debloating). While the reader cannot keep up, the window holds the bytes taken in `DRAIN_S`, so that a
+Bytes in flight are sent and not yet taken by the reading subtask. Their limit, the *window*, follows throughput
+(FLIP-183, buffer debloating): while the reader cannot keep up, the window holds the bytes taken in `DRAIN_S`, so that a
 barrier is never far behind. A reader that keeps up gets the largest window, which costs nothing while the queue is
 empty. The first window lies in between, so that a slow reader does not start with more bytes than a minute's work.
 
 A *chunk* is the part of a batch that is processed at once: about `CHUNK_NS` of work, so that a slow operator does not
-hold up barriers, sockets and timers for the duration of a large batch. Time for which the slot's thread waited for a
-processor is not work: smaller chunks would not shorten that time, and each chunk has a cost. The fixed cost of a chunk
-does not count either: two long chunks of different sizes show the cost per byte.
+hold up barriers, sockets and timers. Time for which the thread waited for a processor is not work: smaller chunks would
+not shorten that time. The fixed cost of a chunk does not count either: two long chunks of different sizes show the cost
+per byte.
 """
 
 from collections.abc import Callable
@@ -68,7 +68,7 @@ class Chunk:
         self._least = 0  # smallest chunks since
 
     def begin(self, starved_ns: Callable[[], int]) -> None:
-        """Starts a measurement. `starved_ns` returns how long the thread has waited for a processor."""
+        """Starts a measurement. `starved_ns`: how long the thread has waited for a processor."""
         if self._is_long:
             self._starved_ns = starved_ns()
 
@@ -114,7 +114,7 @@ class Chunk:
 
 
 class SourceChunk(Chunk):
-    """Most rows of a source's next batch. The first batch is small, since its rows may be slow."""
+    """Most rows of a source's next batch. The first batch is small, since rows may be slow."""
 
     __slots__ = ()
 
@@ -122,7 +122,7 @@ class SourceChunk(Chunk):
         super().__init__(_FIRST_ROWS * _ROW_BYTES)
 
     def rows(self, starved_ns: Callable[[], int]) -> int:
-        """Starts a measurement, as `begin`, of a batch of at most as many rows as are returned."""
+        """Starts a measurement, and returns the most rows of the batch."""
         self.begin(starved_ns)
         return self.bytes // _ROW_BYTES
 

@@ -99,7 +99,6 @@ class FrameWriter:
         return self._frame(END, b"")
 
     def alive(self) -> bytes:
-        """Returns a sign of life for an idle connection."""
         return b"".join(self._frame(ALIVE, b""))
 
     def _batch(self, batch: Batch) -> list[bytes | pa.Buffer]:
@@ -163,9 +162,8 @@ class FrameReader:
         self._ahead = 0  # bytes of frames that belong to the next batch
 
     def feed(self, data: bytes) -> list[tuple[Element, int]]:
-        """Returns all complete elements, each with its size on the wire.
-
-        The size of a batch includes the preceding schema and event times, so the sizes add up to all bytes received.
+        """Returns all complete elements, each with the size on the wire, which includes preceding schema and event
+        times.
         """
         buffer: bytes | bytearray = data
         if self._buffer:
@@ -247,7 +245,7 @@ class FrameReader:
 
 
 def _payloads(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
-    """Splits rows into chunks below the cap, whatever the sizes of single rows; each with its row count."""
+    """Splits rows into chunks below the cap, whatever the sizes of single rows; each with a row count."""
     if rows.num_rows <= 1 or rows.nbytes <= _BYTES_PER_FRAME_TARGET:
         payload = rows.serialize()
         if payload.size <= MAX_PAYLOAD:

@@ -1,7 +1,4 @@
-"""Input channels of a subtask: order of reading, barriers in queues, watermark over all channels.
-
-Also joins small batches that can be processed together.
-"""
+"""Input channels of a subtask: order of reading, barriers in queues, common watermark, joined small batches."""
 
 from collections import deque
 
@@ -46,8 +43,7 @@ class InputQueues:
     def is_awaited(self, channel: InputChannel, done: int, wanted: int) -> bool:
         """True if a checkpoint after `done` waits for `channel` to be read.
 
-        The queue holds a barrier of such a checkpoint; or holds the end while `wanted` is such a checkpoint, which gets
-        no more barriers.
+        The queue holds a barrier of such a checkpoint; or holds the end while `wanted` is such a checkpoint.
         """
         return self._barrier_behind[channel.index] > done or (wanted > done and channel.index in self._end_behind)
 
@@ -70,7 +66,7 @@ class InputQueues:
         return None
 
     def next_awaited(self, done: int, wanted: int) -> InputChannel | None:
-        """As `next_readable`, among awaited channels only."""
+        """As `next_readable`, among awaited channels."""
         count = len(self.channels)
         for offset in range(count):
             channel = self.channels[(self._next + offset) % count]
@@ -80,7 +76,7 @@ class InputQueues:
         return None
 
     def gathered(self, batch: Batch, count: int, channel: InputChannel) -> Batch:
-        """Joins `batch` from `channel` with the next batches of its port, up to the size of a small batch.
+        """Joins `batch` from `channel` with the next batches of the port, up to the size of a small batch.
 
         Operators cost the same per batch, whatever the number of rows.
         """

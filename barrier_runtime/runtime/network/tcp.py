@@ -197,7 +197,7 @@ class TcpDataPlane:
     def came(self, incoming: "_Incoming") -> None:
         """Registers an unauthenticated connection; at `MAX_UNPROVEN` connections aborts the oldest first.
 
-        A slot needs milliseconds to authenticate, so the oldest connection is hardly a slot's.
+        A slot authenticates within milliseconds, so the oldest connection is hardly a slot's.
         """
         while len(self._unproven) >= MAX_UNPROVEN:
             oldest = next(iter(self._unproven))
@@ -304,7 +304,7 @@ class _Incoming(DataConnection):
         self._fail(reason)
 
     def wait(self) -> None:
-        """Confirms to the other end that the claims arrived, ahead of their generation."""
+        """Confirms that the claims arrived, ahead of their generation."""
         self._write([_NOT_YET])
 
     def begin(self, target: InputChannel) -> None:
@@ -336,7 +336,7 @@ class _Incoming(DataConnection):
             self._write([_CREDIT.pack(credit)])
 
     def _send_alive(self) -> None:
-        """Repeats the credit, which includes signs of life of the other end."""
+        """Repeats the credit, as a sign of life."""
         self._send_credit()
         if self._idle:
             self._write([_CREDIT.pack(self._credit)])

@@ -74,7 +74,7 @@ class AtOnce:
 
     @property
     def has_room(self) -> bool:
-        """Returns True also after a failure: the next rows raise the error."""
+        """True also after a failure: the next rows raise the error."""
         return len(self._queued) < _MOST_QUEUED or self.failed is not None
 
     def wrote(self, staged: SinkTransaction) -> None:
@@ -150,7 +150,7 @@ class AtOnce:
         return False
 
     def _listen(self) -> None:
-        """Waits for the newest acknowledgement, which covers all earlier writes. One call waits at a time."""
+        """Waits for the newest acknowledgement, which covers all earlier writes. A single call waits at a time."""
         while self._sent and self._sent[0].acknowledgement is None:
             self._show(self._sent.popleft())
         if self._sent and not self._heard:

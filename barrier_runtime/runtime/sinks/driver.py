@@ -58,10 +58,7 @@ class PreCommit:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Makes a transaction visible.
-
-    The answer is `committed(checkpoint)` or `commit_failed(checkpoint, error, now)`.
-    """
+    """Makes a transaction visible; the answer is `committed(checkpoint)` or `commit_failed(checkpoint, error, now)`."""
 
     checkpoint: int
     committable: bytes
@@ -77,10 +74,7 @@ class CommitTogether:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Commits the transactions, then drops transactions that older generations left undecided.
-
-    Answered like `Commit`.
-    """
+    """Commits the transactions, then drops those that older generations left undecided. Answered like `Commit`."""
 
     checkpoint: int
     committables: tuple[bytes, ...]
@@ -88,8 +82,6 @@ class Recover:
 
 @dataclass(frozen=True, slots=True)
 class TransactionVisible:
-    """Announces that readers can see transaction `txn`."""
-
     txn: int
 
 
@@ -181,9 +173,9 @@ class Backoff:
 class SinkDriver:
     """State machine of the table above.
 
-    `name` (job, sink, subtask) is used in messages only. `part_of_whole`: a global committer makes visible the
-    transactions that all subtasks have committed. `together`: the sink can commit several transactions at once.
-    `only_globally`: a subtask only recovers; the global committer commits.
+    `name` (job, sink, subtask) is for messages. `part_of_whole`: a global committer makes visible the transactions that
+    all subtasks have committed. `together`: the sink can commit several transactions at once. `only_globally`: a
+    subtask only recovers; the global committer commits.
     """
 
     def __init__(
@@ -231,7 +223,7 @@ class SinkDriver:
 
     @property
     def decided(self) -> int:
-        """Number of decided, uncommitted transactions with rows, or not sealed yet: these may have rows."""
+        """Number of decided, uncommitted transactions with rows, or not sealed yet."""
         return sum(
             len(transaction.entries) or transaction.stage is Stage.SEALING
             for transaction in self._pending
@@ -240,12 +232,12 @@ class SinkDriver:
 
     @property
     def undecided(self) -> int:
-        """Number of transactions that are closed by a barrier and not decided."""
+        """Number of closed, undecided transactions."""
         return sum(transaction.checkpoint > self._decided_through for transaction in self._pending)
 
     @property
     def awaits_pre_commit(self) -> bool:
-        """Returns whether a decided transaction still lacks its committable."""
+        """True while a decided transaction lacks a committable."""
         return any(t.stage is Stage.SEALING and t.checkpoint <= self._decided_through for t in self._pending)
 
     # ------------------------------------------------------------ events
@@ -285,10 +277,7 @@ class SinkDriver:
         raise self._violation(f"a committable for checkpoint {checkpoint}, of which no transaction is pending")
 
     def complete(self, checkpoint: int) -> list[Effect]:
-        """Decides `checkpoint`: commits all transactions closed by it or earlier.
-
-        A repeated call only repeats the report.
-        """
+        """Decides `checkpoint`: commits all transactions closed by then. A repeated call only repeats the report."""
         self._note(f"complete({checkpoint})")
         if checkpoint in self._aborted:
             raise self._violation(f"checkpoint {checkpoint} was aborted and is now reported as decided")
@@ -303,7 +292,7 @@ class SinkDriver:
         return self._advance()
 
     def abort(self, checkpoint: int) -> list[Effect]:
-        """Notes that `checkpoint` is never decided. Its rows stay pending, for the next decided checkpoint."""
+        """Notes that `checkpoint` is never decided. The rows stay pending, for the next decided checkpoint."""
         self._note(f"abort({checkpoint})")
         if checkpoint == self._decided_through and checkpoint > 0:
             raise self._violation(f"checkpoint {checkpoint} is decided and is now reported as aborted")

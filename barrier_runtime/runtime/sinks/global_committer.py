@@ -1,8 +1,7 @@
-"""Driver of a sink's global committer. Pure: events in, effects out.
+"""Driver of a sink's global committer, in subtask 0. Pure: events in, effects out.
 
-Subtask 0 of a sink with a global committer has an instance. For rising checkpoints, the coordinator requests a global
-commit after every subtask has committed its part, and passes the committables of the manifest. Only the newest request
-counts, because a manifest lists everything that is not visible yet.
+For rising checkpoints, the coordinator requests a global commit when every subtask has committed, and passes the
+committables of the manifest. Only the newest request counts: a manifest lists everything that is not visible yet.
 
 | state   | event                      | next    | effect                                    |
 |---------|----------------------------|---------|-------------------------------------------|
@@ -22,7 +21,7 @@ from barrier_runtime.runtime.sinks.driver import Backoff, ReportFailing, RetryAt
 from barrier_runtime.runtime.sinks.pending_set import PendingEntry, PendingSet, pending_sets
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
-ReadEntries: TypeAlias = Callable[[], tuple[PendingEntry, ...]]  # blocks, because the entries may have to be fetched
+ReadEntries: TypeAlias = Callable[[], tuple[PendingEntry, ...]]  # may block: the entries may have to be fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def entries_read(read: Callable[[], Sequence[OperatorSnapshot]], where: str) -> 
 
 
 class GlobalCommitDriver:
-    """State machine of the table above. `done`: checkpoint up to which everything is visible at the start."""
+    """State machine of the table above. `done`: everything up to this checkpoint was visible at the start."""
 
     def __init__(self, backoff: Backoff = Backoff(), done: int = 0) -> None:
         self._backoff = backoff

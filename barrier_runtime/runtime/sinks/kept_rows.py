@@ -21,7 +21,7 @@ class KeptRows:
         self._stored: Mapping[str, FileRef] = {}  # of the decided checkpoint
 
     def restore(self, snapshots: Sequence[OperatorSnapshot], subtask: int, parallelism: int) -> None:
-        """Restores kept rows. Raises `InvalidJob` if the sink cannot keep rows: its rows would be lost."""
+        """Restores kept rows. Raises `InvalidJob` if the sink would lose them."""
         mine = [each for each in snapshots if each.subtask % parallelism == subtask]
         kept = [
             {name.removeprefix(KEPT): value for name, value in each.values.items() if name.startswith(KEPT)}

@@ -67,7 +67,7 @@ _MOST_STAGINGS = 2  # one running and one waiting, beside the buffer that fills 
 
 
 class SinkOperator(Operator):
-    """Operator of a sink. `make_sink` builds a fresh, unopened sink; `open` calls `make_sink` once."""
+    """Operator of a sink. `make_sink` makes an unopened sink; `open` calls `make_sink` once."""
 
     def __init__(self, name: str, make_sink: Callable[[], TwoPhaseCommitSink]) -> None:
         self._name = name
@@ -81,8 +81,8 @@ class SinkOperator(Operator):
         """Checks the target, then commits the transactions that the restored checkpoint decided.
 
         If the target cannot be reached, the job continues: commits are retried in order, before anything newer is
-        committed. After rescaling the generation starts only when all decided transactions are committed, because those
-        of another subtask may hold older rows of keys that this subtask now owns.
+        committed. After rescaling the generation starts only when all decided transactions are committed: those of
+        another subtask may hold older rows of keys that this subtask now owns.
         """
         where = f"job {context.job!r}, sink {self._name!r}, subtask {context.subtask}"
         self._context = context
@@ -186,7 +186,7 @@ class SinkOperator(Operator):
         if self._stagings >= _MOST_STAGINGS or (self._at_once is not None and not self._at_once.has_room):
             return False
         most = self._sink.most_decided
-        # The loop handles the outcome of the recovery with the next element, so that element must be let through.
+        # the loop handles the outcome of the recovery with the next element: let that element through
         return most is None or self._recovered is not None or self._driver.decided < most
 
     def snapshot(self, checkpoint: int) -> Capture:
@@ -403,9 +403,9 @@ class SinkOperator(Operator):
     # ------------------------------------------------------------ recovery
 
     def _recover_now(self, effects: list[Effect], rescaled: bool) -> None:
-        """Recovers for the first time, in `open`, which may block and is not on the loop.
+        """Recovers for the first time, in `open`, which may block: usually a request per decided file.
 
-        The loop handles the outcome with the next element. Usually takes a request per decided file.
+        The loop handles the outcome with the next element.
         """
         for effect in effects:
             assert isinstance(effect, Recover), effect  # an empty driver has no other effects

@@ -1,14 +1,14 @@
 """Pending set of a sink subtask in a snapshot: committables not known to be visible, with checkpoints.
 
-The pending set allows any process to finish a decided checkpoint: the process that restores the checkpoint commits all
-listed entries. Versioned msgspec data, never pickle; an unknown version is refused.
+Whichever process restores a decided checkpoint commits all listed entries. Versioned msgspec data, never pickle; an
+unknown version is refused.
 
 An entry keeps the index of the subtask that *wrote* it. After rescaling, entry e belongs to subtask `e.subtask % P`,
-and so do the orphans with that index in their names, because the subtask that deletes orphans must know which
-transactions are decided.
+and so do orphans with that index in their names: the subtask that deletes orphans must know which transactions are
+decided.
 
-Many entries are packed (version 2): every checkpoint stores everything that is not visible, which can be the same names
-up to a thousand times if commits are held back (`commit_every`).
+Many entries are packed (version 2): if commits are held back (`commit_every`), up to a thousand checkpoints store the
+same names.
 """
 
 import zlib
@@ -68,7 +68,7 @@ def decode_pending(data: bytes, where: str) -> PendingSet:
 
 
 def entries_of_subtask(sets: Iterable[PendingSet], subtask: int, parallelism: int) -> tuple[PendingEntry, ...]:
-    """Entries that subtask `subtask` of `parallelism` has to finish, oldest checkpoint first."""
+    """Entries that a subtask has to finish, oldest checkpoint first."""
     mine = [entry for each in sets for entry in each.entries if entry.subtask % parallelism == subtask]
     return tuple(sorted(mine, key=lambda entry: (entry.checkpoint, entry.subtask)))
 

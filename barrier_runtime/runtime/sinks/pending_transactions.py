@@ -1,10 +1,10 @@
-"""Transactions that a job's last decided checkpoint leaves to commit, read from its checkpoints alone.
+"""Transactions that a job's last decided checkpoint leaves to commit, read from the checkpoints alone.
 
 The code of `barrier-runtime transactions`, without flow and coordinator: reads decision log and manifest, makes the
-sinks from their descriptions in snapshots, and resolves the transactions. A commit does what a stalled
-process of the last generation might do at any later time: a commit is idempotent, and does no harm to a job that
-starts meanwhile. Dropping needs a generation of its own (`coordinator.maintenance.in_doubt`): dropped transactions
-must be out of reach of the previous run, and of an older generation than the next run.
+sinks from their descriptions in snapshots, and resolves the transactions. A commit is what a stalled process of the
+last generation might do at any later time: idempotent, and harmless to a job that starts meanwhile. Dropping needs a
+separate generation (`coordinator.maintenance.in_doubt`): dropped transactions must be out of reach of the previous run,
+and of an older generation than the next run.
 """
 
 import time
@@ -37,7 +37,7 @@ from barrier_runtime.state.store.paths import Paths
 
 _POLL_S = 0.1
 _READS_AT_ONCE = 8
-_WATCH_S = 2.0  # minimum, for a run without a lease: its log should get two checkpoints by then
+_WATCH_S = 2.0  # minimum, for a run without a lease, whose log should get two checkpoints by then
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class PendingJob:
 def read_pending(store: ObjectStore, job: str) -> PendingJob:
     """Reads the pending transactions of a job.
 
-    Raises `InvalidJob` if there is no such job or a newer release wrote it, and `Corrupt` if log or manifest are
-    damaged."""
+    Raises `InvalidJob` for an unknown job or a newer release's, and `Corrupt` if log or manifest are damaged.
+    """
     paths = Paths(job)
     view = _read_log(store, paths)
     if view.head is None or view.fence is None:
@@ -139,7 +139,7 @@ def _sinks(operators: Sequence[OperatorSnapshot], job: str) -> Iterator[PendingS
 
 
 def rows_told(committable: bytes) -> int | None:
-    """Number of rows in a committable, if the committable has it; else None."""
+    """Number of rows in a committable; None if unknown."""
     try:
         said = msgspec.json.decode(committable)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -162,7 +162,8 @@ def _tells_rows(part: object) -> bool:
 def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], None] = time.sleep) -> str:
     """Leader of the job, found by watching log and lease for a while; "" if nobody seems to lead.
 
-    A job that takes no checkpoints, because it only waits for its last commits, is not noticed."""
+    A job that takes no checkpoints, waiting only for the last commits, is not noticed.
+    """
     if pending.ended:
         return ""
     paths = Paths(pending.job)
@@ -192,8 +193,8 @@ def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], No
 class InDoubtResolver:
     """Resolves a job's pending transactions.
 
-    `factories`: by name, for users' own sinks. `overrides`: settings by sink, which replace or extend those of the
-    snapshot."""
+    `factories`: by name, for users' own sinks. `overrides`: settings by sink, in addition to those of the snapshot.
+    """
 
     store: ObjectStore
     pending: PendingJob

@@ -1,11 +1,11 @@
 """Preparation of readers on a few threads before their turn, so that the loop waits for no request.
 
-Prepares exactly the readers whose `prepare` sends requests to a store (`RemoteReader`). A split is not polled during
-the preparation of its reader; the slot is woken afterwards. The number of prepared splits is bounded, and so are the
-bytes that the `PartFetcher` of the subtask holds.
+Prepares exactly the readers whose `prepare` sends requests to a store (`RemoteReader`). A split is not polled
+meanwhile; the slot is woken afterwards. The number of prepared splits is bounded, and so are the bytes that the
+`PartFetcher` of the subtask holds.
 
-Also logs rows whose event time is far ahead of this machine's clock: rows after such a row are late. A far event time
-is no error, because only the user knows whether the time is right.
+Also logs rows whose event time is far ahead of this machine's clock: rows after such a row are late. Only the user
+knows whether the time is right, so this is no error.
 """
 
 import logging
@@ -41,9 +41,9 @@ class Ahead:
             self._fill()
 
     def has_come(self, split: OpenSplit) -> bool:
-        """True if `split`, whose turn it is, can be polled. Raises the error of the preparation."""
+        """True if `split`, which is next, can be polled. Raises the error of the preparation."""
         if split.id in self._later and all(future.done() for _, future in self._begun.values()):
-            self._begin(split)  # despite `_MOST`: the turns of the prepared splits may come after this one
+            self._begin(split)  # despite `_MOST`: the turns of the prepared splits may come later
         if split.id not in self._begun or not self._begun[split.id][1].done():
             return False
         future = self._begun.pop(split.id)[1]
@@ -56,7 +56,7 @@ class Ahead:
         return split.id in self._begun
 
     def close(self) -> None:
-        """Closes the fetcher at once, and each reader under preparation when its thread is done."""
+        """Closes the fetcher at once, and each reader under preparation when the thread is done."""
         for split, future in self._begun.values():
             reader, split.reader = split.reader, None
             if reader is not None:

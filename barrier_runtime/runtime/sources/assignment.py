@@ -105,7 +105,7 @@ class Assignment:
 
 
 def under_known_ids(listed: Sequence[Split], restored: RestoredSource, where: str) -> list[Split]:
-    """Returns `listed` with the former id of each split that the snapshot knows only by its former id."""
+    """Returns `listed` with the former id of each split that the snapshot knows only by that id."""
     if not any(split.formerly for split in listed):
         return list(listed)
 
@@ -169,8 +169,8 @@ def compare_finished(
 ) -> None:
     """Compares finished splits of this subtask, of a fixed list, with their content at their end.
 
-    Raises `InvalidJob` for other content. Renews the mark if the content is the same. A source may leave splits for a
-    later start; see `MarkingSource.renewed_marks`.
+    Raises `InvalidJob` for other content, else renews the mark. A source may leave splits for a later start; see
+    `MarkingSource.renewed_marks`.
     """
     marked = []
     for split in listed[subtask::parallelism]:
@@ -184,10 +184,9 @@ def compare_finished(
 def assign_staged(
     listed: Sequence[Split], restored: RestoredSource, subtask: int, parallelism: int, where: str
 ) -> Assignment:
-    """Assigns the splits of a staged source.
+    """Assigns the splits of a staged source: those of a checkpoint with positions, which contains all splits.
 
-    A checkpoint with positions contains all splits of the staged rows. The listed splits may have been staged later, by
-    a run that never took over the job.
+    The listed splits may have been staged later, by a run that never took over the job.
     """
     if not restored.any:
         return assign_listed(listed, restored, subtask, parallelism, where)
@@ -209,9 +208,9 @@ def assign_discovered(
     parallelism: int,
     where: str,
 ) -> Assignment:
-    """Assigns each split to `source.owner`, and starts the discovery of more splits if the source has one.
+    """Assigns each split to `source.owner`, and starts the discovery of more splits, if any.
 
-    A growing split is read to the size at which it was started; discovery finds the rest, as for splits at their end.
+    A growing split is read to the size at the start; discovery finds the rest, as for splits at their end.
     """
     _require_complete(restored, where)
     _check_chosen(source, restored, where)
@@ -250,7 +249,7 @@ def assign_discovered(
 def reading_subtasks(
     source: Source, listed: Sequence[Split], restored: RestoredSource, parallelism: int
 ) -> frozenset[int]:
-    """Subtasks with splits that are not finished, as far as known at the start: the same set in every subtask."""
+    """Subtasks with unfinished splits, as far as known at the start: the same set in every subtask."""
     if isinstance(source, DiscoveringSource):
         ids = {split.id for split in listed} | restored.splits.keys()
         return frozenset(source.owner(id, parallelism) for id in ids if id not in restored.finished)
@@ -264,7 +263,7 @@ def reading_subtasks(
 def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
     """Raises `InvalidJob` if no subtask could continue from the restored snapshot; starts nothing.
 
-    Reasons: a split in progress is missing, or a file changed after it was read.
+    Reasons: a split in progress is missing, or a file changed after reading.
     """
     if isinstance(source, StagedSource):  # the splits listed before staging are not those that are read
         return

@@ -1,13 +1,9 @@
-"""Driver of a subtask's part of a source: splits, order of reading, snapshots, watermark.
+"""Driver of a subtask's part of a source: splits, order of reading, snapshots, watermark. Sans-io apart from the
+readers.
 
-Split i of a fixed list belongs to subtask i % parallelism; a discovering source determines the owner of each split. Of
-the splits with due rows the split with the lowest event time is read first, so that no split runs ahead and makes rows
-of another split late.
-
-A discovered split is part of the next snapshot as soon as it can be read; splits discovered after the restored snapshot
-are discovered again. While discovery runs, a subtask without splits is idle and does not end.
-
-Sans-io apart from the readers: callers pass the time.
+Of the splits with due rows the split with the lowest event time is read first, so that no split runs ahead and makes
+rows of another split late. A discovered split is part of the next snapshot as soon as readable; splits discovered after
+the restored snapshot are discovered again. While discovery runs, a subtask without splits is idle and does not end.
 """
 
 import heapq
@@ -118,8 +114,11 @@ class SourceDriver:
         self._readers: frozenset[int] = frozenset()  # subtasks that share the limit
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
-        """Opens readers at their restored positions. `context.restored` must contain the snapshots of *all* subtasks of
-        this source, because a changed list of splits moves splits between subtasks."""
+        """Opens readers at their restored positions.
+
+        `context.restored` must contain the snapshots of *all* subtasks of this source, because a changed list of splits
+        moves splits between subtasks.
+        """
         self._spec = spec
         self.runs_users_code = runs_users_code(spec.source)
         self._timeout_ns = (spec.idle_timeout_ms or 0) * 1_000_000
@@ -185,8 +184,10 @@ class SourceDriver:
                 prepared += 1
 
     def wait_for_slower(self, max_drift_ms: int) -> None:
-        """Limits how far the event time of a split may be ahead of the job's slowest split. Until `lowest_in_job` is
-        called, only splits without rows are read."""
+        """Limits how far the event time of a split may be ahead of the job's slowest split.
+
+        Until `lowest_in_job` is called, only splits without rows are read.
+        """
         if self.has_event_time:
             self._max_drift_ms = max_drift_ms
             self._ahead_ms = WATERMARK_MIN
@@ -207,8 +208,11 @@ class SourceDriver:
         return self._earlier_ended is not None
 
     def lowest_in_job(self, watermark_ms: int) -> None:
-        """Sets the lowest watermark that a split of the job allows. WATERMARK_MIN: a split has had no row, or a
-        slot has not reported; WATERMARK_MAX: no split holds the others back."""
+        """Sets the lowest watermark that a split of the job allows.
+
+        WATERMARK_MIN: a split has had no row, or a slot has not reported; WATERMARK_MAX: no split holds the others
+        back.
+        """
         if self._max_drift_ms is None:
             return
         if watermark_ms in (WATERMARK_MIN, WATERMARK_MAX):
@@ -219,7 +223,6 @@ class SourceDriver:
 
     @property
     def waiting_splits(self) -> int:
-        """Number of unfinished splits that wait for slower splits."""
         return sum(1 for place in self._queue if place[0] > self._ahead_ms)
 
     def backlog(self) -> int | None:
@@ -322,9 +325,11 @@ class SourceDriver:
         return batch if batch is None or reached is None else batch.reaching(reached)
 
     def watermark(self) -> int | None:
-        """Lowest watermark of the unfinished splits; None while a split has none. When all splits are finished, the
-        watermark of their rows: the end of the input follows, so that timers due by the last rows fire before timers
-        due only by the end, however the rows were cut into batches."""
+        """Lowest watermark of the unfinished splits; None while a split has none.
+
+        When all splits are finished, the watermark of their rows: the end of the input follows, so that timers due by
+        the last rows fire before timers due only by the end, however the rows were cut into batches.
+        """
         if self._spec.event_time is None:
             return None
         if not self._queue:
@@ -349,8 +354,11 @@ class SourceDriver:
         return watermark_ms
 
     def next_due_ns(self, gathering_ns: int = 0) -> int | None:
-        """Time of the next poll, or None to poll as soon as possible. Known if every unfinished split knows its due
-        time (plus `gathering_ns`, for which rows wait for others), and no later than the next look of the discovery."""
+        """Time of the next poll, or None to poll as soon as possible.
+
+        Known if every unfinished split has a due time (plus `gathering_ns`, for which rows wait for others), and no
+        later than the next look of the discovery.
+        """
         if self._ended_early:
             return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
@@ -380,8 +388,10 @@ class SourceDriver:
         return earliest
 
     def least_far(self) -> tuple[str, int | None]:
-        """Unfinished split that holds the watermark back, and the watermark that this split allows: None before the
-        first row. ("", None) without such a split."""
+        """Unfinished split that holds the watermark back, and the watermark that this split allows.
+
+        None before the first row; ("", None) without such a split.
+        """
         split: OpenSplit | None
         if self._follows:
             return "", None
@@ -413,7 +423,7 @@ class SourceDriver:
 
     @property
     def idle(self) -> bool:
-        """Returns whether no split exists yet, or every split was silent beyond the idle timeout."""
+        """True if no split exists yet, or every split was silent beyond the idle timeout."""
         if not self._queue:
             return self._discovery is not None
         return self._spec.idle_timeout_ms is not None and not any(True for _ in self._counted())
@@ -426,14 +436,14 @@ class SourceDriver:
         return heapq.nsmallest(most, silent), len(silent)
 
     def last_rows(self) -> tuple[str, int, int] | None:
-        """Split, first and last row (from 0) of the batch of the last `poll`; None if that returned no batch."""
+        """Split, first and last row (from 0) of the batch of the last `poll`; None without a batch."""
         if self._latest is None:
             return None
         split, rows = self._latest
         return split.id, split.rows - rows, split.rows - 1
 
     def last_read(self) -> str:
-        """Origin of the batch of the last `poll`, for messages. Empty if that returned no batch."""
+        """Origin of the batch of the last `poll`, for messages; "" without a batch."""
         latest = self.last_rows()
         if latest is None:
             return ""
@@ -444,7 +454,7 @@ class SourceDriver:
 
     @property
     def records(self) -> int:
-        """Number of rows of this subtask's splits up to their positions. A replayed row counts once."""
+        """Rows of this subtask's splits up to their positions. A replayed row counts once."""
         return self._done_rows + self._kept_rows
 
     @property
@@ -520,15 +530,18 @@ class SourceDriver:
         return (*split.order, next(self._numbers), split)
 
     def _counted(self) -> Iterator[OpenSplit]:
-        """Unfinished splits that may hold the watermark back: all except silent splits. A split is silent if polls
-        returned nothing for longer than the idle timeout. A split that was not polled counts."""
+        """Unfinished splits that may hold the watermark back: all except silent splits.
+
+        A split is silent if polls returned nothing for longer than the idle timeout. A split that was not polled
+        counts.
+        """
         every, timeout_ns = self._spec.idle_timeout_ms is None, self._timeout_ns
         return (split for *_, split in self._queue if every or split.silent_for_ns() <= timeout_ns)
 
     def _observe(
         self, split: OpenSplit, batch: Batch, others: list[_Place], now_ms: int
     ) -> npt.NDArray[np.int64] | None:
-        """Event time at each row of `batch` from `split`, if an operator needs it."""
+        """Event time at each row of `batch` from `split`, if an operator needs event times."""
         spec = self._spec
         if spec.event_time is None:
             return None
@@ -626,7 +639,7 @@ class SourceDriver:
                 self._grown[split.id] = split
 
     def _open_found(self, split: Split) -> None:
-        """Opens a discovered split off the loop. Until then no snapshot has the split: a restore discovers it again."""
+        """Opens a discovered split off the loop. Until then no snapshot has the split: a restore discovers anew."""
         reached = self._at_end.get(split.id)
         ahead = len(self._queue) < _PREPARED_AHEAD and self._ends is None  # `Ahead` prepares remote files
 

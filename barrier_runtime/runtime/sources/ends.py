@@ -83,7 +83,7 @@ class Ends:
 
 
 def last_positions(splits: list[OpenSplit], written: Mapping[str, SplitPosition]) -> dict[str, SplitPosition]:
-    """Returns the last known position of each split: the checkpoint's, or a later position that a sink has written.
+    """Last known position of each split: the checkpoint's, or a later position that a sink has written.
 
     The number of rows orders the positions of a split, because each row counts once in all generations.
     """

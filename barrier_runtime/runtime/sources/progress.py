@@ -1,9 +1,9 @@
 """Progress of a source in a snapshot, and the combined progress of all subtasks.
 
-Unfinished splits of a discovering source include their payload, so that a restore can create them without a listing.
-Finished splits are names in a `NameSet`, kept for ever, because a forgotten split would be read twice. The runs of the
-set are separate values, stored once; names added since the last run are a value that every checkpoint writes again. A
-split of a fixed list that was never polled is in no snapshot.
+Unfinished splits of a discovering source include their payload, so that a restore needs no listing. Finished splits are
+names in a `NameSet`, kept for ever, because a forgotten split would be read twice. The runs of the set are separate
+values, stored once; every checkpoint writes the names added since the last run again. A split of a fixed list that was
+never polled is in no snapshot.
 
 A restored subtask looks names up in the sets of all subtasks, but stores only a share.
 """
@@ -54,7 +54,8 @@ _PROGRESS = VersionedDecoder(_FORMAT, msgspec.json.Decoder(SourceProgress))
 class RestoredSource:
     """Combined snapshots of a source. `where` is for messages.
 
-    `done_rows` and `done_ms` of finished splits are not known per split; a single subtask takes over those of a snapshot.
+    `done_rows` and `done_ms` of finished splits are not known per split: a single subtask takes over those of a
+    snapshot.
     """
 
     def __init__(self, snapshots: tuple[OperatorSnapshot, ...], subtask: int, parallelism: int, where: str) -> None:

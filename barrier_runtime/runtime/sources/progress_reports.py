@@ -1,7 +1,7 @@
 """Timing of reports of source progress to the coordinator, for `max_drift`. Pure.
 
 A slot reports every 50 ms while the progress changes, because the answer limits how far splits may advance. Otherwise
-the interval doubles up to a second: the slot waits for other slots. See docs/design/in-flight-data.md.
+the interval doubles up to a second. See docs/design/in-flight-data.md.
 """
 
 from collections.abc import Mapping
