@@ -1,7 +1,7 @@
-"""Threads of this process that call the functions of `for_each_batch`: one per function.
+"""Threads of this process that call the functions of `for_each_batch`, a thread per function.
 
-The threads read requests from the job's storage (`connectors/memory/batch_function`). So neither the requesting slot,
-nor the number of its deaths, nor an earlier program that ran the job makes a difference.
+The threads read requests from the job's storage (`connectors/memory/batch_function`). So the requesting slot, its
+deaths and earlier programs that ran the job make no difference.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 
 
 class BatchFunctions:
-    """Batch functions of one plan. A context manager that stops the threads at its end."""
+    """Batch functions of a plan. A context manager that stops the threads at the end."""
 
     def __init__(self, plan: Plan, store: ObjectStore, make_frame: MakeFrame) -> None:
         self.trouble: Exception | None = None  # why a function is no longer called
@@ -56,7 +56,7 @@ class BatchFunctions:
         loop, running = asyncio.get_running_loop(), asyncio.ensure_future(job)
 
         def cancel() -> None:
-            with contextlib.suppress(RuntimeError):  # the job has ended meanwhile and its loop is closed
+            with contextlib.suppress(RuntimeError):  # the job has ended meanwhile and closed the loop
                 loop.call_soon_threadsafe(running.cancel)
 
         self.start(cancel)

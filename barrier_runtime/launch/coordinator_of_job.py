@@ -1,6 +1,6 @@
-"""Coordinator of a job with slots in other processes: its addresses, and the child process or the running daemons.
+"""Coordinator of a job with slots in other processes: a child process or running daemons, and the address for slots.
 
-The addresses for slots are chosen from options and Spark's settings, before anything starts.
+The address is chosen from options and Spark's settings, before anything starts.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def is_one_host(master: str) -> bool:
 
 
 def is_local(master: str) -> bool:
-    """True if all executors of a Spark master are on the driver's host, as far as the master's URL shows."""
+    """True if all executors of a Spark master are on the driver's host, as far as the URL shows."""
     scheme, _, hosts = master.strip().partition("://")
     if is_one_host(master):
         return True
@@ -63,9 +63,10 @@ def is_local(master: str) -> bool:
 
 
 def place_of_coordinator(options: OptionValues, master: str, conf: Mapping[str, str]) -> CoordinatorPlace:
-    """Returns the addresses of the program's own coordinator. `conf`: Spark's settings, of the session if it is made.
+    """Returns the addresses of the program's own coordinator. `conf`: Spark's settings, of the session if there is one.
 
-    Raises `InvalidJob` for addresses that the executors of `master` cannot connect to."""
+    Raises `InvalidJob` for addresses that the executors of `master` cannot connect to.
+    """
     host, said = options.coordinator_host, "coordinator_host"
     bind = options.coordinator_bind
     if host is None and is_local(master):
@@ -106,7 +107,7 @@ def check_daemon(url: str, control_host: str, master: str) -> None:
 
 
 def check_bound(place: CoordinatorPlace, bound: str, master: str) -> None:
-    """Raises `InvalidJob` if the coordinator's host name is loopback on its own host, as in many /etc/hosts."""
+    """Raises `InvalidJob` if the name of the coordinator's host is loopback on that host, as in many /etc/hosts."""
     if place.host == place.bind and is_loopback(bound) and not is_local(master):
         raise InvalidJob(
             f"the coordinator's host {place.host!r} is {bound} on this host, a loopback address, and executors of the "
@@ -121,9 +122,10 @@ _CLOSURE_ENCRYPTED = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 def check_closures_encrypted(options: OptionValues, master: str, conf: Mapping[str, str], *, on_loopback: bool) -> None:
     """Raises `InvalidJob` if Spark would send the job's secret, which is in the closure, unencrypted to other hosts.
 
-    `conf`: settings of the session. Spark encrypts with `spark.network.crypto.enabled` only where it authenticates.
+    `conf`: settings of the session; `spark.network.crypto.enabled` has an effect only with authentication.
     `on_loopback`: slots connect to the coordinator at a loopback address. Workers of other hosts can register at a
-    `spark://` master with a loopback address, and could use the secret at a coordinator that they reach."""
+    `spark://` master with a loopback address, and could use the secret at a coordinator that they reach.
+    """
     if options.insecure_network_ok or is_one_host(master) or (on_loopback and is_local(master)):
         return
     authenticates = _is_on(conf, "spark.authenticate")
@@ -172,7 +174,7 @@ def _are_on_loopback(client: FailoverClient, master: str) -> bool:
 
 
 class CoordinatorOfJob:
-    """Coordinator of one job. Raises `InvalidJob` if executors of `spark` cannot connect to the address."""
+    """Coordinator of a job. Raises `InvalidJob` if executors of `spark` cannot connect to the address."""
 
     def __init__(self, spec: JobSpec, options: JobOptions, spark: Any = None) -> None:
         self._spec = spec
@@ -222,13 +224,13 @@ class CoordinatorOfJob:
         return tuple(dict.fromkeys([first, *others]))
 
     def status(self) -> JobStatus | None:
-        """Status of the job; None while the coordinator restarts.
-
-        Raises if the coordinator is lost or refuses this run."""
+        """Status of the job; None while the coordinator restarts. Raises if the coordinator is lost or refuses this
+        run.
+        """
         return self.next_status(None, 0.0)
 
     def next_status(self, last: JobStatus | None, wait_s: float) -> JobStatus | None:
-        """Status as soon as the status differs from `last`, at the latest after `wait_s`. See `status`."""
+        """Status as soon as different from `last`, at the latest after `wait_s`. See `status`."""
         try:
             return self.client.next_status(self._spec.job, self._spec.run_id, last, wait_s)
         except Unavailable:
@@ -241,7 +243,7 @@ class CoordinatorOfJob:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child process; None for a daemon that somebody else started."""
+        """Process id of the child process; None for a daemon."""
         return self._embedded.pid if self._embedded is not None else None
 
     def close(self) -> None:
@@ -250,7 +252,7 @@ class CoordinatorOfJob:
 
 
 def submitted(job: PreparedJob, options: JobOptions, store: ObjectStore, spark: Any = None) -> CoordinatorOfJob:
-    """Finishes the preparation of a job with slots in other processes, and submits the job to a coordinator."""
+    """Finishes the preparation of a job with slots in other processes, and submits the job."""
     assert options.checkpoints is not None
     job.resolve_in_doubt(store)
     job.begin_with_savepoint(store)

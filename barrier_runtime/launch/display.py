@@ -1,7 +1,7 @@
 """Display of a run: progress lines, a notebook widget, rows as a table.
 
-`Follower` compares each status with the previous status. A death is reported once: with the length of the recovery
-when the job runs again, or after 5 s if the job does not run by then.
+`Follower` compares each status with the previous status. A death is reported once: with the length of the recovery, or
+after 5 s without recovery.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ class Follower:
 
     def happened(self, status: JobStatus) -> list[str]:
         lines = []
-        if not self._ran:  # events before this program began are not news, and a start is not a recovery
+        if not self._ran:  # events before this program began are not news, and a start is no recovery
             self._ran = status.phase == "running"
             self._takeovers = status.taken_over
             self._told = {each.token for each in status.recoveries}
@@ -99,7 +99,8 @@ class Follower:
     def lines(self, status: JobStatus, width: int | None = None) -> list[str]:
         """Returns a line per sink; a single line for the job until figures of a sink are known.
 
-        A line that does not fit into `width` columns is shortened; then the name of the sink is cut."""
+        Lines too long for `width` columns are shortened; the name of the sink is cut last.
+        """
         rate = self._rows_per_s(status)
         speed = "" if rate is None else f", {rate:,.0f}/s"
         late = sum(late_rows(status).values())
@@ -117,7 +118,7 @@ class Follower:
         ]
 
     def _rows_per_s(self, status: JobStatus) -> float | None:
-        """Rows per second of all sources, since the last status at least 0.5 s ago; None if not known yet."""
+        """Rows per second of all sources, over at least 0.5 s; None if not known yet."""
         if self._at is None or status.records < self._at[1]:
             self._at, self._rate = (status.at_ms, status.records), None
         passed_s = (status.at_ms - self._at[0]) / 1000
@@ -197,7 +198,8 @@ def progress_shown(stream: TextIO | None = None, every_s: float = _PLAIN_S, *, p
     """Yields a function that shows a status: a line per sink.
 
     On a terminal lines are updated in place, elsewhere printed every `every_s`. `stream`: standard error by default.
-    `plain`: lines are never overwritten, because other processes write to this terminal, too."""
+    `plain`: lines are never overwritten, because other processes write to this terminal, too.
+    """
     out = sys.stderr if stream is None else stream
     if out is None:  # a program without a console
         yield lambda status: None
@@ -229,7 +231,7 @@ class _Plain:
     def __call__(self, status: JobStatus) -> None:
         lines = self._follower.happened(status)
         now_s = time.monotonic()
-        progress = self._follower.lines(status)  # called for each status, because the call measures rates
+        progress = self._follower.lines(status)  # for each status, because the call measures rates
         if now_s - self._told_s >= self._every_s:
             self._told_s = now_s
             lines += progress
@@ -263,9 +265,7 @@ class Watched(Protocol):
 
 
 def live_widget(handle: Watched) -> Any | None:
-    """Widget for a notebook: figures that update themselves, and a button that stops the job.
-
-    None if ipywidgets is not installed."""
+    """Widget for a notebook: live figures, and a button that stops the job; None without ipywidgets."""
     try:
         import ipywidgets
     except ImportError:
@@ -296,9 +296,7 @@ def _widget_text(handle: Watched) -> str:
 
 
 def table_of(status: JobStatus) -> str:
-    """HTML table of a job's figures.
-
-    `at_ms` is the coordinator's clock, and 0 for a job that has ended: its figures have no age."""
+    """HTML table of a job's figures. `at_ms`: coordinator's clock; 0 for an ended job, whose figures have no age."""
     figures = live(status, status.at_ms)
     cells = "".join(
         f'<td style="padding:2px 14px 2px 0"><small>{name}</small><br><b>{html.escape(figures[key])}</b></td>'

@@ -26,8 +26,9 @@ _LONGEST_S = 86_400
 def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = None) -> pa.Table:
     """Returns at most `rows` rows that `stream` produces within `within_s` seconds.
 
-    The steps that lead to the stream run in this process with one subtask each, without the flow's sinks and
-    checkpoints, and stop after enough rows. Raises the errors of a failed job."""
+    The steps that lead to the stream run in this process with a single subtask, without the flow's sinks and
+    checkpoints, and stop after enough rows. Raises the errors of a failed job.
+    """
     if not isinstance(rows, int) or rows < 1:
         raise InvalidJob(f"show: {rows!r} rows: give a whole number from 1 on")
     if within_s is not None and not 0 < within_s <= _LONGEST_S:
@@ -55,7 +56,6 @@ def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = No
 
 
 def _leading_to(plan: Plan, stream: Input, sink: CallableSink) -> Plan:
-    """Returns a plan of the steps that lead to `stream`, followed by `sink`."""
     wanted, todo = set(), [stream.node]
     while todo:
         number = todo.pop()

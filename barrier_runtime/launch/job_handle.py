@@ -1,8 +1,7 @@
 """Handle of a job whose slots are processes of their own: coordinator, slots, and a thread that watches these.
 
-While the coordinator wants the job, dead parts are started again: the coordinator's process by its supervisor, a
-single slot by its carrier (Spark, or this program), all slots by `AllSlots`. When the program ends, nothing stays
-behind.
+While the coordinator wants the job, dead parts are started again: the coordinator's process by a supervisor, a single
+slot by the carrier (Spark, or this program), all slots by `AllSlots`. When the program ends, nothing stays behind.
 """
 
 import contextlib
@@ -51,15 +50,15 @@ from barrier_runtime.state.store.open import open_store
 log = logging.getLogger("barrier_runtime.job")
 
 _LEADING = frozenset({"waiting", "restoring", "running"})  # phases in which a coordinator knows the job's slots
-_POLL_S = 0.25  # minimum time between two requests of the status, also when nobody answers
+_POLL_S = 0.25  # minimum time between two requests of the status, also without answer
 _NEWS_WITHIN_S = 1.0  # longest wait for a new status, and so the interval of looking at the carrier
-_ROOM_S = 3.0  # time that slots are missing before the carrier is asked for room, and the interval of asking again
+_ROOM_S = 3.0  # time that slots are missing before the carrier is asked for room, and interval of asking again
 _LEAVE_S = 15.0  # time for slots to leave before they are ended
 
 
 @plain_errors
 class JobHandle(Steered):
-    """Handle of a running job. The end of its context stops the job after a last checkpoint, `close` at once."""
+    """Handle of a running job. The end of the context stops the job after a last checkpoint, `close` at once."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class JobHandle(Steered):
         self._last: JobStatus | None = None
         self._follower = Follower()
         self._conditions = ConditionLog()
-        self._trouble: Exception | None = None  # why the job cannot be followed to its end
+        self._trouble: Exception | None = None  # error that keeps this program from following the job
         self._stop_mode: Literal["checkpoint", "drain", "now"] | None = None
         self._stop_asked: SavepointAsked | None = None
         self._room_s = time.monotonic()  # time of the last look for free cores
@@ -120,7 +119,7 @@ class JobHandle(Steered):
         return self._ended.is_set()
 
     def line(self) -> str:
-        """One line for people: condition, rows, checkpoints."""
+        """Condition, rows and checkpoints, as a line for people."""
         return f"job {self._spec.job} starts" if self._last is None else line_of(self._last)
 
     def status(self) -> JobStatus:
@@ -191,7 +190,7 @@ class JobHandle(Steered):
             raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
 
     def _raise_trouble(self) -> None:
-        """Raises the error because of which this program cannot follow the job to its end."""
+        """Raises the error that keeps this program from following the job."""
         if self._functions.trouble is not None:
             raise self._functions.trouble
         if self._trouble is not None:
@@ -279,7 +278,7 @@ class JobHandle(Steered):
     def _watch(self) -> None:
         try:
             self._follow()
-        except Exception as error:  # Spark raises many kinds; an error lost here would leave `wait` waiting for ever
+        except Exception as error:  # Spark raises many kinds; without this error `wait` would wait for ever
             self._trouble = self._carrier.trouble() or error
         self._ended.set()
 
@@ -336,7 +335,7 @@ class JobHandle(Steered):
                 self._coordinator.client.tell_room(self._spec.job, room, self._spec.run_id)
 
     def _repeat_stop(self, status: JobStatus) -> None:
-        """Sends the stop request to a new leader: a restarted coordinator knows only requests in the log."""
+        """Sends the stop request to a new leader, which knows only requests in the log."""
         if self._stop_mode is not None and status.leader != self._stop_told:
             with contextlib.suppress(Unavailable, InvalidJob):  # away again: the next status starts another attempt
                 self._coordinator.client.stop(self._spec.job, self._stop_mode, self._spec.run_id, self._stop_asked)

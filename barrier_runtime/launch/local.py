@@ -1,9 +1,8 @@
-"""Runs a whole job in one process, without Spark, JVM and sockets.
+"""Runs a whole job in a single process, without Spark, JVM and sockets: for tests, debugging and small jobs.
 
-Graph, operators and protocol objects are those of a cluster. For tests, debugging and small jobs. Every slot is a
-`Slot` on one event loop; control messages and channels are function calls. Checkpoints go to `checkpoints=`, else to
-a folder that is removed at the end. With `wire=True`, for tests, rows and messages are passed as bytes, under the
-rules and limits of a cluster.
+Graph, operators and protocol objects are those of a cluster. The `Slot`s share an event loop; control messages and
+channels are function calls. Checkpoints go to `checkpoints=`, else to a folder that is removed at the end. With
+`wire=True`, for tests, rows and messages are passed as bytes, under the rules and limits of a cluster.
 """
 
 import asyncio
@@ -49,7 +48,7 @@ from barrier_runtime.state.store.paths import Paths
 
 T = TypeVar("T")
 
-wire_by_default = False  # default of `wire` in `run_local` and `run_graph`; tests set it
+wire_by_default = False  # of `run_local` and `run_graph`; set by tests
 SIGTERM_S = 8.0  # containers are killed ten seconds after the request to end
 _NEWS_WITHIN_S = 3.0
 _SIGNALS_S = 1.0
@@ -61,8 +60,9 @@ _NO_FILE = "a job in one process cannot load a file anew beside the modules that
 def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> JobResult:
     """Runs `plan` in this process until the job ends. Raises the errors of `Dataflow.run`.
 
-    `options`: from `JobOptions.for_local_run`. `wire`: for tests, see the module. Ctrl-C ends the job, and SIGTERM
-    ends the program; temporary folders are removed in both cases."""
+    `options`: from `JobOptions.for_local_run`. Ctrl-C ends the job, and SIGTERM ends the program; temporary folders are
+    removed in both cases.
+    """
     slots: list[Slot] = []
 
     async def run(graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
@@ -77,10 +77,10 @@ def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> J
 def run_until_terminated(
     plan: Plan, options: JobOptions, show: Callable[[JobStatus], None]
 ) -> tuple[JobResult | None, bool]:
-    """`run_local` of a command: SIGTERM stops the job with a last checkpoint within 8 seconds.
+    """`run_local` of a command: SIGTERM stops the job with a last checkpoint within 8 seconds. For the main thread.
 
-    `show` is called with each status. Returns the result (None after the 8 seconds) and whether the signal came. For
-    the main thread."""
+    `show` is called with each status. Returns the result (None after the 8 seconds) and whether the signal came.
+    """
     told = _Terminator(show)
     try:
         return _run(plan, options, told.run_graph, ()), told.came
@@ -153,9 +153,7 @@ class _Terminator:
 
 
 class Termination:
-    """Handles SIGTERM in programs without a handler of their own.
-
-    The job is cancelled and its folders are removed; then the signal ends the program."""
+    """Handles SIGTERM in programs without a handler: cancels the job and removes folders before the end."""
 
     def __init__(self) -> None:
         self._ours = False
@@ -177,7 +175,8 @@ class Termination:
     async def watched(self, job: Coroutine[Any, Any, JobStatus]) -> JobStatus:
         """Runs `job` with a handler on the loop, which cancels the job.
 
-        A handler that raises could raise in any task, and the task might handle the exception."""
+        A handler that raises could raise in any task, and the task might handle the exception.
+        """
         if not (self._ours and _in_main_thread()):
             return await job
         loop, running = asyncio.get_running_loop(), asyncio.current_task()
@@ -244,7 +243,7 @@ def make_runner(spec: JobSpec, store: ObjectStore) -> JobRunner:
 
 
 def raised_in(slots: Sequence[Slot]) -> list[BaseException]:
-    """The last error of each slot that raised."""
+    """Last error of each slot that raised."""
     return [slot.trouble for slot in slots if slot.trouble is not None]
 
 
@@ -261,9 +260,10 @@ async def run_graph(
 ) -> JobStatus:
     """Runs coordinator and slots on this loop until the job ends, and returns the last status.
 
-    `runner`: of a caller who follows or stops the job; run by this function. `wire`: see the module; None means
-    `wire_by_default`. `clock`: of the slots. `slots` receives the slots as they start, for the program that runs the
-    job. `programs`: by name in `JobSpec`, the programs that may replace the first program."""
+    `runner`: of a caller who follows or stops the job. `wire`: see the module; None means `wire_by_default`. `clock`:
+    of the slots. `slots` receives the slots as they start, for the program that runs the job. `programs`: by name in
+    `JobSpec`, the programs that may replace the first program.
+    """
     pa.array([0])  # the first conversion imports pandas: not in the loop of a running slot
     wire = wire_by_default if wire is None else wire
     output = WireOutput if wire else LocalOutput
@@ -303,7 +303,7 @@ async def run_graph(
         await asyncio.wait([loop.create_task(runner.quiet())], timeout=_LEAVE_S)
         await asyncio.to_thread(
             workers.drain, _LEAVE_S
-        )  # a chain may still be opening, and would create its folder again
+        )  # a chain may still be opening, and would create the folder again
         scratch.close()
 
 
@@ -325,8 +325,8 @@ async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) 
 def _leave_the_heap(dropped: bool) -> None:
     """Does nothing: this process belongs to the user's program.
 
-    A slot in a process of its own freezes objects after start-up and collects a dropped generation. Here the user's
-    frozen objects stay frozen, and the collector frees the rest."""
+    Objects that the user froze stay frozen, and the collector frees dropped generations.
+    """
 
 
 def _slot(

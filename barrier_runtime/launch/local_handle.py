@@ -147,7 +147,7 @@ class LocalJobHandle(Steered):
         self._over.wait()
 
     def line(self) -> str:
-        """One line for people: condition, rows, checkpoints."""
+        """Condition, rows and checkpoints, as a line for people."""
         if self._over.is_set() and self._error is not None and self._last is None:
             return f"job {self._name} failed: {self._error}"
         if not self._known.is_set():
@@ -219,7 +219,7 @@ class LocalJobHandle(Steered):
                 return asked.result(0.2)
             except futures.TimeoutError:
                 waited_s += 0.2
-            except futures.CancelledError:  # the job ended before its loop ran the call
+            except futures.CancelledError:  # the job ended before the loop ran the call
                 return None
             if waited_s >= _ASKED_S:
                 raise Unavailable(
@@ -228,7 +228,6 @@ class LocalJobHandle(Steered):
         return None if asked.cancelled() or not asked.done() else asked.result()
 
     def _end(self, *, after_checkpoint: bool = True) -> None:
-        """Stops the job, because its context or the program ends."""
         if after_checkpoint:
             end_in_time(self._name, partial(self._request_stop, "checkpoint"), self._over.wait)
         self._request_stop("now")

@@ -1,4 +1,4 @@
-"""Connections between the coordinator and the slots of one process: function calls in place of sockets."""
+"""Connections between the coordinator and the slots in a single process: function calls in place of sockets."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from barrier_runtime.runtime.slot import Slot
 
 
 class LocalMesh:
-    """All channels between the slots of one process, by identity."""
+    """All channels between the slots of a process, by identity."""
 
     def __init__(self) -> None:
         self._channels: dict[ChannelId, asyncio.Future[InputChannel]] = {}
@@ -37,7 +37,7 @@ class LocalMesh:
 
 
 class LocalDataPlane:
-    """`DataPlane` of one slot in a `LocalMesh`. Connecting finds the channel that the receiver offered."""
+    """`DataPlane` of a slot in a `LocalMesh`. Connecting finds the channel that the receiver offered."""
 
     def __init__(self, mesh: LocalMesh, output: type[LocalOutput] = LocalOutput) -> None:
         self._mesh = mesh
@@ -58,7 +58,7 @@ class LocalDataPlane:
         """Returns at once: a writer that is not connected yet has sent nothing."""
 
     def beat(self) -> dict[int, int]:
-        """Returns nothing: slots of one process hear each other."""
+        """Returns nothing: slots in the same process hear each other."""
         return {}
 
     def disconnect(self) -> None:
@@ -83,7 +83,7 @@ class WireOutput(LocalOutput):
 
 
 class LocalLink:
-    """Both ends of a control connection inside one loop: delivers in order, in later iterations."""
+    """Both ends of a control connection inside a loop: delivers in order, in later iterations."""
 
     def __init__(self, runner: JobRunner, loop: asyncio.AbstractEventLoop, wire: bool) -> None:
         self._runner = runner
@@ -99,7 +99,7 @@ class LocalLink:
     def close(self) -> None:
         """Does nothing: the job ends, and the message Shutdown ends the slot."""
 
-    # Both ends send; the type of a message names its receiver.
+    # both ends send; the type of a message names the receiver
     def send(self, message: ToCoordinator | ToSlot) -> None:
         if self._wire:
             read = decode_to_coordinator if isinstance(message, ToCoordinator) else decode_to_slot

@@ -1,7 +1,6 @@
 """Page and REST interface of a job that runs in this process, on the job's loop, for `ui=True`.
 
-The job's coordinator has no process of its own, so its web server runs beside the slots. The bearer token is in a
-private folder, as for a coordinator that is a child process.
+The web server runs beside the slots. The bearer token is in a private folder, as for a coordinator in a child process.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ async def with_page(
     ui: bool,
     serves: Callable[[CoordinatorClient], None] = _nobody,
 ) -> T:
-    """Runs the job of `runner`, with its page if `ui`. `serves` receives a client of the page's server."""
+    """Runs the job of `runner`, with the page if `ui`. `serves` receives a client of the page's server."""
     if not ui:
         return await run()
     async with page_of(runner, store) as client:
@@ -56,7 +55,8 @@ async def with_page(
 async def page_of(runner: JobRunner, store: ObjectStore) -> AsyncIterator[CoordinatorClient]:
     """Serves the page of the job that `runner` leads, and yields a client.
 
-    Raises `InvalidJob` if the packages of `[coordinator]` are missing."""
+    Raises `InvalidJob` if the packages of `[coordinator]` are missing.
+    """
     try:
         from barrier_runtime.coordinator.server.daemon import rest_server
         from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress

@@ -1,9 +1,9 @@
 """Outcome of a call for a user's program: a job's result, or an error without our frames.
 
-An error's message names the fault and the remedy. The dozen frames between the user's call and the raising line do
-not help users, so `plain_errors` removes them (the logger `barrier_runtime` shows them at level DEBUG). Protocol
-violations and corrupt files keep their frames, because they need a look at our code. `__cause__` is the user's own
-exception, if there is one, with its traceback from the user's first frame on, for debuggers and error collectors.
+The dozen frames between the user's call and the raising line do not help users, so `plain_errors` removes them (the
+logger `barrier_runtime` shows them at level DEBUG). Protocol violations and corrupt files keep their frames, because
+they need a look at our code. `__cause__` is the user's own exception, if any, with the traceback from the user's first
+frame on, for debuggers and error collectors.
 """
 
 import functools
@@ -37,8 +37,9 @@ _ENOUGH = 300  # characters that distinguish an error from others; long errors a
 class JobFailed(BarrierRuntimeError):
     """The job ended in failure; the text ends with the remedy.
 
-    If a function of the user raised, `__cause__` is that exception after `run_local`; on Spark the text begins with
-    its traceback. `told` is the whole text."""
+    If a function of the user raised, `__cause__` is that exception after `run_local`; on Spark the text begins with the
+    traceback. `told` is the whole text.
+    """
 
     def __init__(self, message: str, status: JobStatus | None = None, told: str = "") -> None:
         super().__init__(message)
@@ -63,7 +64,7 @@ class JobResult:
         return late_rows(self.status)
 
     def __str__(self) -> str:
-        """One line for people; everything else is in `status`."""
+        """Summary for people; everything else is in `status`."""
         checkpoints = self.status.checkpoints
         last = (
             f", the last is {checkpoints.last_completed.checkpoint}" if checkpoints.last_completed is not None else ""
@@ -93,7 +94,7 @@ def tell_page(client: HasPage, job: str) -> None:
     """Prints the page's address; only a terminal, whose output is not stored, gets a link that logs in."""
     address = f"{client.url.rstrip('/')}/jobs/{job}"
     if sys.stderr is not None and sys.stderr.isatty():
-        # Without a link the job runs as well: the daemon is of a release without the page, or is away.
+        # The job runs without a link as well: the daemon is of a release without the page, or is away.
         with suppress(BarrierRuntimeError):
             address = client.page_link(job)
     print(f"job {job}: page at {address}", file=sys.stderr)
@@ -103,7 +104,8 @@ def tell_page(client: HasPage, job: str) -> None:
 def interruption_told(job: str, goes_on: bool) -> Iterator[None]:
     """Replaces the message of a Ctrl-C inside the context by the state of the job, without frames.
 
-    `goes_on`: true if the next run continues from checkpoints."""
+    `goes_on`: true if the next run continues from checkpoints.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -146,7 +148,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class WrongCall(InvalidJob, TypeError):
-    """A method was called with arguments that do not fit its signature."""
+    """A method was called with arguments that do not fit."""
 
 
 def plain_errors(cls: C) -> C:
@@ -158,7 +160,7 @@ def plain_errors(cls: C) -> C:
 
 
 def plainly(method: F) -> F:
-    """Wraps one method as `plain_errors` does."""
+    """Wraps a method as `plain_errors` does."""
     wrong_argument = wrong_arguments_of(method)
 
     @functools.wraps(method)

@@ -1,15 +1,13 @@
-"""Preparation of a plan before a run, and the work after its end, on Spark and in a local run.
+"""Preparation of a plan before a run, and the work afterwards, on Spark and in a local run. Blocking; for the driver.
 
-    PreparedJob(plan, options)     compile; describe the job to the coordinator
-    prove(store)                   refuse a store that cannot hold a decision log
-    resolve_in_doubt(store)        commit decided transactions of sinks that the program no longer has
-    begin_with_savepoint(store)    make the savepoint of `restore=` the job's newest checkpoint
-    stage(storage_url)             write the rows of staged sources to storage, and compile again with their splits
-    batch_functions(store, …)      call the functions of `for_each_batch` while the job runs
-    (the job runs)
-    unstage(storage_url)           remove those rows, once the job has finished
-
-Blocking; for the driver.
+PreparedJob(plan, options)     compile; describe the job to the coordinator
+prove(store)                   refuse a store that cannot hold a decision log
+resolve_in_doubt(store)        commit decided transactions of sinks that the program no longer has
+begin_with_savepoint(store)    make the savepoint of `restore=` the job's newest checkpoint
+stage(storage_url)             write the rows of staged sources to storage, and compile again with their splits
+batch_functions(store, …)      call the functions of `for_each_batch` while the job runs
+(the job runs)
+unstage(storage_url)           remove those rows, once the job has finished
 """
 
 import logging
@@ -135,7 +133,7 @@ def _replay_begins(plan: Plan, options: JobOptions) -> str:
 
 
 def program_of(plan: Plan) -> str:
-    """File and name by which the command line finds the flow; "app.py:flow" if unknown."""
+    """File and flow for the command line; "app.py:flow" if unknown."""
     if plan.program:
         return plan.program
     main = sys.modules.get("__main__")
@@ -149,7 +147,8 @@ def patient_listing(options: JobOptions) -> ListSplits:
     """Returns the listing of splits for `compile_plan`.
 
     While a server does not answer, the driver waits as long as the restart strategy allows, as slots do
-    (`coordinator.checkpoints.failures`); then the last `Unavailable` is raised."""
+    (`coordinator.checkpoints.failures`); then the last `Unavailable` is raised.
+    """
     wait_limit_ms = RestartPolicy(restart_options(options)).wait_limit_ms
     allowed = "sets no end" if wait_limit_ms is None else f"allows {wait_limit_ms / 1000:g} s"
 
@@ -175,9 +174,10 @@ def patient_listing(options: JobOptions) -> ListSplits:
 def commit_removed_sinks(graph: JobGraph, store: ObjectStore, options: JobOptions) -> None:
     """Commits the decided transactions of sinks that `graph` lacks, before the job forgets them.
 
-    `allow_non_restored` drops the state of operators that are gone. A decided transaction is not state: everything
-    upstream counts its rows, and no other sink will write them. Committing is idempotent, also beside a run that
-    still lives. Raises `InvalidJob`, with the sink and the number of transactions, if the commit fails."""
+    `allow_non_restored` drops the state of operators that are gone. A decided transaction is not state: its rows count
+    everywhere upstream, and no other sink will write them. Committing is idempotent, also beside a run that still
+    lives. Raises `InvalidJob`, with the sink and the number of transactions, if the commit fails.
+    """
     if not options.allow_non_restored or options.restore == "none":
         return
     if get_or_none(store, Paths(graph.name).log_record(FIRST_POSITION)) is None:
@@ -231,7 +231,8 @@ def _staged(graph: JobGraph) -> Iterator[StagedSource]:
 def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[SourceSpec]) -> tuple[str, bool]:
     """Page for people about the restore of a start, and whether the job would start. Writes nothing.
 
-    `sources`: of the flow, with their current splits. Raises `InvalidJob` if there is nothing to restore."""
+    `sources`: of the flow, with their current splits. Raises `InvalidJob` if there is nothing to restore.
+    """
     if options.checkpoints is None:
         raise InvalidJob("what a start would restore is in the job's folder: give checkpoints=")
     store = open_as_found(options.checkpoints)
@@ -300,14 +301,14 @@ def _page(
 
 
 def check_splits(restored: Mapping[str, RestoredSource], sources: Sequence[SourceSpec]) -> None:
-    """Raises `InvalidJob` if the splits of one of `sources` do not allow to continue from `restored`."""
+    """Raises `InvalidJob` if the splits of a source do not allow to continue from `restored`."""
     for spec in sources:
         if spec.name in restored:
             check_none_lost(spec.source, spec.splits, restored[spec.name], f"source {spec.name!r}")
 
 
 def restored_sources(store: ObjectStore, manifest: Manifest) -> Mapping[str, RestoredSource]:
-    """Restored sources by name, each as if a single subtask continued all its splits."""
+    """Restored sources by name, each as if a single subtask continued all splits."""
     having: dict[str, list[OperatorSnapshot]] = {}
     for snapshot in _having(store, manifest, SPLITS_VALUE):
         having.setdefault(snapshot.operator, []).append(snapshot)
@@ -333,7 +334,6 @@ def _sources(sources: Mapping[str, RestoredSource], specs: Mapping[str, SourceSp
 
 
 def _left(spec: SourceSpec | None, restored: RestoredSource) -> str:
-    """Text about the rows that a source still has to read."""
     if spec is None or not isinstance(spec.source, MeasuringSource):
         return ""
     going = [split for split in spec.splits if split.id not in restored.finished]

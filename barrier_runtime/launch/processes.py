@@ -39,14 +39,15 @@ from barrier_runtime.state.store.paths import Paths
 def run(plan: Plan, options: JobOptions, processes: int) -> JobResult:
     """Runs `plan` until the job ends, with `processes` slots in processes of this machine.
 
-    Raises the errors of `JobHandle.wait`. SIGTERM ends the program after its temporary folders are removed."""
+    Raises the errors of `JobHandle.wait`. SIGTERM ends the program after temporary folders are removed.
+    """
     told = interruption_told(plan.name, goes_on=options.checkpoints is not None)
     with Termination(), told, start(plan, options, processes) as handle:
         return handle.wait()
 
 
 def start(plan: Plan, options: JobOptions, processes: int) -> JobHandle:
-    """Starts `plan` and returns at once. The other slots of the job are started by `barrier-runtime slot`."""
+    """Starts `plan` and returns at once. `barrier-runtime slot` starts the other slots of the job."""
     job = PreparedJob(plan, options)
     check_travels(job.graph)
     local_root(options.run_id)  # refuses an untrusted folder here rather than in the slots
@@ -60,9 +61,10 @@ def start(plan: Plan, options: JobOptions, processes: int) -> JobHandle:
 
 
 def run_until_terminated(plan: Plan, options: JobOptions, processes: int, show: Show) -> tuple[JobResult, bool]:
-    """`run` of a command: SIGTERM stops the job with a last checkpoint. Returns the result and whether the signal came.
+    """`run` of a command: SIGTERM stops the job with a last checkpoint. For the main thread.
 
-    For the main thread."""
+    Returns the result and whether the signal came.
+    """
     told = interruption_told(plan.name, goes_on=options.checkpoints is not None)
     with told, start(plan, options, processes) as handle, _stopped_by_sigterm(handle) as came:
         handle.show = show
@@ -99,10 +101,11 @@ def join(
     say: Callable[[str], None],
     given: Mapping[str, object] = NOTHING,
 ) -> JobStatus:
-    """Runs `slots` of the running job of `flow`, a process for each, until the job ends; the last status.
+    """Runs `slots` of the running job of `flow`, a process for each, until the job ends; returns the last status.
 
     `given`: options of this machine's slots, which win over the flow's. Raises `InvalidJob` if the job runs another
-    program, or has other slots."""
+    program, or has other slots.
+    """
     status = client.status(flow.plan.name)
     settings = _settings(flow, client, token, status, given)
     _check_slots(slots, status)
@@ -121,7 +124,7 @@ def join(
 def _followed(client: FailoverClient, status: JobStatus, carrier: ProcessCarrier) -> JobStatus:
     """Does the coordinator's orders until the job ends."""
     while status.outcome is None:
-        with suppress(Unavailable):  # the coordinator is being restarted, and the slots wait for it as well
+        with suppress(Unavailable):  # the coordinator is being restarted, and the slots wait, too
             status = client.next_status(status.job, status.run_id, status, _LOOK_S)
             for order in status.kill:
                 carrier.kill(order.task_attempt, "given up")

@@ -1,9 +1,9 @@
 """Requests to the coordinator of a running job: a savepoint, another number of slots, another program.
 
-A request has an id. A restarted coordinator does not know earlier requests, so the waiting program repeats its
-request to each new leader. A command that replaces the program names a file, and the program that runs the job loads
-that file in a separate process (`tools.load_program`): no code crosses the network except in Spark's closures, the
-new process has none of the old program's modules, and a failure to load is an answer.
+A restarted coordinator does not know earlier requests, so the waiting program repeats a request, by id, to each new
+leader. A command that replaces the program names a file, and the program that runs the job loads that file in a
+separate process (`tools.load_program`): no code crosses the network except in Spark's closures, the new process has
+none of the old program's modules, and a failure to load is an answer.
 """
 
 import logging
@@ -46,8 +46,9 @@ def wait_until_over(
 ) -> _Result | None:
     """Returns the first result that `over` finds in a status; None after `timeout` seconds.
 
-    `status` returns None while the coordinator restarts. A new leader does not know the request, so `ask` repeats
-    the request. Raises the errors of `over`, and `ended(status)` if the job ends before."""
+    `status` returns None while the coordinator restarts; `ask` repeats the request to a new leader. Raises the errors
+    of `over`, and `ended(status)` if the job ends before.
+    """
     until = None if timeout is None else time.monotonic() + timeout
     leader = ""
     while until is None or time.monotonic() < until:
@@ -77,10 +78,11 @@ def wait_for_change(
     ask: Callable[[], object],
     status: Callable[[], JobStatus | None],
 ) -> RescaleStatus:
-    """Waits for the change `id` of a running job (number of slots, program) and returns its record.
+    """Waits for the change `id` of a running job (number of slots, program) and returns the record.
 
-    `became`: the change, as in "it was rescaled". `stays`: what the job keeps if the change fails. `ask`, `status`:
-    see `wait_until_over`. Raises `failed` when the job continues unchanged, or has ended before."""
+    `became`: the change, as in "it was rescaled". `stays`: the part that the job keeps if the change fails. `ask`,
+    `status`: see `wait_until_over`. Raises `failed` when the job continues unchanged, or has ended before.
+    """
 
     def over(known: JobStatus) -> RescaleStatus | None:
         found = next((each for each in known.rescales if each.id == id), None)
@@ -98,13 +100,12 @@ def wait_for_change(
 
 
 def ended_before(status: JobStatus, became: str) -> str:
-    """Message that the job ended before the request was done, with the reason unless a person ended it."""
+    """Message that the job ended before the request was done, with the reason unless a person ended the job."""
     why = "" if status.outcome in ("finished", "cancelled") else f": {status.error or status.reason}"
     return f"job {status.job} ended ({status.outcome}) before {became}{why}"
 
 
 def known_status(client: Any, job: str, run_id: str) -> JobStatus | None:
-    """Status of the job; None if no coordinator answers."""
     try:
         status: JobStatus = client.status(job, run_id)
     except Unavailable:
@@ -113,12 +114,12 @@ def known_status(client: Any, job: str, run_id: str) -> JobStatus | None:
 
 
 class SavepointFailed(BarrierRuntimeError):
-    """The savepoint failed. The job continues, unless it is being drained or has ended before."""
+    """The savepoint failed. The job continues, unless already being drained or ended."""
 
 
 @dataclass(frozen=True)
 class SavepointTaken:
-    """A complete savepoint. `url`: the folder, which can be copied or moved whole. `bytes`: of its files."""
+    """A complete savepoint. `url`: the folder, which can be copied or moved whole. `bytes`: size of the files."""
 
     url: str
     checkpoint: int
@@ -138,8 +139,9 @@ def savepoint_asked(url: str) -> SavepointAsked:
 def savepoint_asked_again(asked: SavepointAsked, known: JobStatus) -> SavepointAsked:
     """Returns the earlier request for a final savepoint in the same folder, if any, else `asked`.
 
-    The earlier request must be open, or the job must have ended with its savepoint. So a repeated command gets the
-    result of the first."""
+    The earlier request must be open, or the job must have ended with that savepoint. So a repeated command gets the
+    result of the first.
+    """
     for each in reversed(known.savepoints):
         same = each.stops and each.url == asked.url and not each.error
         if same and (each.ended_ms is None or known.outcome is not None):
@@ -191,7 +193,7 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 class RescaleFailed(BarrierRuntimeError):
-    """The rescale failed. The job continues with its previous slots, unless it has ended before."""
+    """The rescale failed. The job continues with the previous slots, unless ended before."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ def rescale_asked(parallelism: int, timeout_s: float) -> RescaleAsked:
 def wait_for_rescale(
     job: str, asked: RescaleAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
 ) -> Rescaled:
-    """Waits for the end of a rescale. `ask`, `status`: see `wait_until_over`. Raises `RescaleFailed`."""
+    """Waits for the end of a rescale, as `wait_until_over`. Raises `RescaleFailed`."""
 
     def stays(found: RescaleStatus) -> str:
         return f"{found.before} slots and not with {found.parallelism}"
@@ -233,7 +235,7 @@ _LOADER = "barrier_runtime.tools.load_program"
 
 
 class ReplaceFailed(BarrierRuntimeError):
-    """The replace failed. The job continues with its previous program, unless it has ended before."""
+    """The replace failed. The job continues with the previous program, unless ended before."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,7 @@ def new_program(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> 
 
 
 def continuing_job(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> PreparedJob:
-    """Compiles a program for the running job. Raises `InvalidJob` if it can never continue the job."""
+    """Compiles a program for the running job. Raises `InvalidJob` if the program can never continue the job."""
     if plan.name != order.job:
         raise InvalidJob(f"the flow is called {plan.name!r}, the job {order.job!r}: give the flow the job's name")
     if has_batch_functions(plan):
@@ -309,7 +311,8 @@ def continuing_job(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) 
 def load_order(flow: str, spec: JobSpec, answer: str = "") -> LoadOrder:
     """Makes a load order. `spec`: of the run's start, also for a job that was rescaled since.
 
-    The reason: a generated source has a split for each slot of the parallelism for which its flow was compiled."""
+    A generated source has a split for each slot of the parallelism for which the flow was compiled.
+    """
     return LoadOrder(flow, spec.job, spec.parallelism, spec.max_parallelism, spec.checkpoints.mode, answer)
 
 
@@ -326,7 +329,7 @@ def replace_asked(flow: str, timeout_s: float, *, allow_non_restored: bool = Fal
 def wait_for_replace(
     job: str, asked: ReplaceAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
 ) -> Replaced:
-    """Waits for the end of a replace. `ask`, `status`: see `wait_until_over`. Raises `ReplaceFailed`."""
+    """Waits for the end of a replace, as `wait_until_over`. Raises `ReplaceFailed`."""
 
     kept = "the program that it had"
     found = wait_for_change(job, asked.id, ReplaceFailed, "its program was replaced", lambda _: kept, ask, status)
@@ -336,8 +339,9 @@ def wait_for_replace(
 class Programs:
     """Loads requested programs, once per request id, in a separate thread, and reports the results.
 
-    `own`: file and flow that this program was started with, or "". Only this file can be loaded: a holder of the
-    token can have no other code loaded."""
+    `own`: file and flow that this program was started with, or "". Only this file can be loaded: a holder of the token
+    can have no other code loaded.
+    """
 
     def __init__(
         self,
@@ -372,7 +376,7 @@ class Programs:
         spec = None if loaded.program is None else loaded.program.spec
         try:
             self._tell(ReplaceAsked(wanted.id, spec=spec, error=loaded.error))
-        except (Unavailable, InvalidJob) as error:  # away: its successor asks again
+        except (Unavailable, InvalidJob) as error:  # away: the next leader asks again
             log.warning("job %s: what was loaded could not be told: %s", self._spec.job, error)
 
     def _load(self, wanted: ProgramWanted) -> LoadedProgram:

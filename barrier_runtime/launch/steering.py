@@ -1,7 +1,7 @@
 """Requests that the handle of every running job takes, and the last checkpoint when the program ends.
 
-`JobHandle` sends requests to a coordinator in another process, `LocalJobHandle` to the coordinator of its own process.
-Both coordinators are `Requests`, so waiting, repeating and all errors are the same code.
+`JobHandle` sends requests to a coordinator in another process, `LocalJobHandle` to a coordinator in this process. Both
+coordinators are `Requests`, so waiting, repeating and all errors are the same code.
 """
 
 import atexit
@@ -75,7 +75,9 @@ class Steered(ABC):
 
     @abstractmethod
     def _learn(self, id: str, flow: HasPlan, order: LoadOrder) -> JobSpec:
-        """Compiles `flow` for the running job, makes the program known to new slots by `id`, and describes it."""
+        """Compiles `flow` for the running job, makes the program known to new slots by `id`, and returns the
+        description.
+        """
 
     def trigger_checkpoint(self) -> None:
         """Takes a checkpoint in addition to those of the interval."""
@@ -140,7 +142,7 @@ class Steered(ABC):
 
     @abstractmethod
     def line(self) -> str:
-        """One line for people: condition, rows, checkpoints."""
+        """Condition, rows and checkpoints, as a line for people."""
 
     def __repr__(self) -> str:
         return f"<{self.line()}>"
@@ -154,7 +156,7 @@ class Steered(ABC):
 
 
 def line_of(status: JobStatus) -> str:
-    """One line for people about a job: condition, rows, checkpoints."""
+    """Condition, rows and checkpoints of a job, as a line for people."""
     checkpoints = status.checkpoints
     last = "" if checkpoints.last_completed is None else f", the last is {checkpoints.last_completed.checkpoint}"
     return (

@@ -1,6 +1,6 @@
-"""Content of Spark's closure, and the check that it can be pickled, before anything starts.
+"""Content of Spark's closure, and the check before anything starts that everything can be pickled.
 
-Spark would find an object that cannot be pickled only when it submits the stage; the check here names the operator.
+Spark would fail only when submitting the stage; the check names the operator.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ def check_travels(graph: JobGraph) -> None:
                 cloudpickle.dumps(part)
             except InvalidJob as error:
                 raise InvalidJob(f"operator {name!r}: {error}") from error
-            except Exception as error:  # every object may refuse with an error of its own
+            except Exception as error:  # any object may refuse with any error
                 found = uncopyable(part) or "something, such as a lock, a connection or an open file"
                 raise InvalidJob(
                     f"operator {name!r} cannot be sent to Spark's workers ({error}): its function refers to {found}, "
@@ -40,13 +40,13 @@ def check_travels(graph: JobGraph) -> None:
 
 
 def pickled(graph: JobGraph) -> bytes:
-    """Graph pickled for Spark's closure. Call `check_travels` before: its errors name the operator."""
+    """Graph pickled for Spark's closure. Call `check_travels` before, whose errors name the operator."""
     dumped: bytes = _cloudpickle().dumps(graph)
     return dumped
 
 
 def fingerprint(graph: JobGraph, spec: JobSpec) -> str:
-    """Fingerprint of a program: of its structure and the source files of its functions."""
+    """Fingerprint of a program's structure and the source files of the functions."""
     modules: set[str] = set()
 
     class Pickler(_cloudpickle().CloudPickler):  # type: ignore[misc]
@@ -64,7 +64,6 @@ def fingerprint(graph: JobGraph, spec: JobSpec) -> str:
 
 
 def _source_file(module: str) -> Path | None:
-    """Source file of a user's module."""
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None or module.partition(".")[0] in (*sys.stdlib_module_names, "barrier_runtime"):
         return None

@@ -16,9 +16,10 @@ _found: dict[int, str] = {}
 
 
 def watch() -> None:
-    """Installs the handler in the daemon before it forks.
+    """Installs the handler in the daemon before the first fork.
 
-    PySpark's manager ignores SIGCHLD from its start, so the handler is set after each fork."""
+    PySpark's manager ignores SIGCHLD from the start, so the handler is set after each fork.
+    """
     os.register_at_fork(after_in_parent=_listen, after_in_child=_ignore)
 
 
@@ -51,10 +52,11 @@ def _reap(number: int, frame: FrameType | None) -> None:
 
 
 def _note(pid: int, number: int) -> None:
-    """Records and reports a death. Must not raise: the daemon and its workers would end.
+    """Records and reports a death. Must not raise: the daemon and all workers would end.
 
-    The handler may interrupt itself when two workers die at once. Therefore the line goes to `os.write`:
-    `sys.stderr` refuses writes meanwhile."""
+    The handler may interrupt itself when two workers die at once. Therefore the line goes to `os.write`: `sys.stderr`
+    refuses writes meanwhile.
+    """
     name = signal.Signals(number).name
     _found[pid] = name
     for old in list(_found)[:-_KEPT]:

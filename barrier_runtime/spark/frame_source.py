@@ -1,21 +1,19 @@
-"""A Spark DataFrame as a bounded source: the query runs once, and its partitions become Parquet files.
+"""A Spark DataFrame as a bounded source: the query runs once, and the partitions become Parquet files.
 
 Slots are Spark tasks that live as long as the job, so they cannot be the tasks of a query. A query that runs again
-after a failure may produce other rows, or the same rows in another order, so positions in its result would be
-meaningless. Therefore Spark writes the rows to the job's storage before the job starts, and the object
-`current.json` beside them lists the valid files with their sizes. The object is created once per job (put-if-absent:
-one of two drivers wins), so a restart, also of the whole program, reads the same bytes. Only a fresh start
-(`restore="none"`) runs the query again.
+after a failure may produce other rows, or another order, so positions in the result would be meaningless. Therefore
+Spark writes the rows to the job's storage before the job starts, and the object `current.json` beside them lists the
+valid files with their sizes. The object is created once per job (put-if-absent: one of two drivers wins), so a restart,
+also of the whole program, reads the same bytes. Only a fresh start (`restore="none"`) runs the query again.
 
     driver dies before `current.json`       the files are unknown; the next run stages again
     driver dies after `current.json`        the next run finds the object and does not run the query
-    two drivers at once                     both stage; the second one to finish uses the first one's rows
-    a task of the query runs twice          each attempt writes under its own name; the one that Spark accepted counts
+    two drivers at once                     both stage; the second to finish uses the rows of the first
+    a task of the query runs twice          each attempt writes under another name; Spark accepts a single attempt
 
 Split names contain the id of their staging, and a checkpoint has everything to continue the splits. So a run that
-stages again, but is refused or dies before it leads the job, changes nothing for the job. The driver deletes the
-files of all stagings when the job has finished; for a job that never finishes they are deleted with its folder,
-`<job>/sources`.
+stages again, but is refused or dies before leading the job, changes nothing. The driver deletes the files of all
+stagings when the job has finished; files of a job that never finishes are deleted with the folder `<job>/sources`.
 """
 
 import logging
@@ -48,7 +46,7 @@ FROM_SPARK = (4, 2)  # to_arrow_schema takes a time zone
 
 
 def refusal(subject: str, found: str, needed: tuple[int, int]) -> str | None:
-    """The sentence that refuses PySpark `found` for `subject`, or None when it is new enough."""
+    """Refusal of PySpark `found` for `subject`; None for a release that is new enough."""
     major, minor = (int(part) for part in found.split(".")[:2])
     if (major, minor) >= needed:
         return None
@@ -67,7 +65,7 @@ class StagedFrames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FrameStaging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`current.json`: one run of the query. Files are ordered as partitions; empty ones have no file."""
+    """`current.json`: a run of the query. Files are ordered as partitions; empty partitions have no file."""
 
     id: str
     columns: list[tuple[str, str]]  # name, Arrow type
@@ -234,7 +232,8 @@ def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
 def write_partitions(dataframe: Any, schema: pa.Schema, url: str, prefix: str, where: str) -> list[WrittenFrames]:
     """Runs the query; writes a Parquet object `<prefix><name>` per partition with rows, in their order.
 
-    Without any rows there is one object without rows. Raises `InvalidJob` when the query fails."""
+    Without any rows there is a single object without rows. Raises `InvalidJob` when the query fails.
+    """
     writer = _PartitionWriter(schema, url, prefix, forwarded_environment())
     rows = _collected(dataframe.mapInArrow(writer, _WRITTEN), where)
     if not rows:
@@ -292,9 +291,7 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _collected(dataframe: Any, where: str) -> list[Any]:
-    """Collects all rows. Cancels a query whose tasks fail repeatedly.
-
-    In a session for slots Spark would retry for ever."""
+    """Collects all rows. Cancels a query whose tasks fail repeatedly: a session for slots would retry for ever."""
     context = dataframe.sparkSession.sparkContext
     tag = f"barrier-runtime-stage-{uuid.uuid4().hex}"
     ended = threading.Event()

@@ -1,7 +1,7 @@
 """Spark session of a job, made or checked; checks of Java and of the workers' Python.
 
-A slot must be replaced alone and at once. Hence many task failures are allowed, and there is no speculation, no
-dynamic allocation, no waiting for locality, no reuse of workers.
+A slot must be replaced alone and at once. Hence many task failures are allowed, and there is no speculation, no dynamic
+allocation, no waiting for locality, no reuse of workers.
 """
 
 import os
@@ -48,7 +48,8 @@ def check_java() -> int:
 def check_worker_python(program: str, path: str) -> None:
     """Checks that Spark's workers can import this package. Raises `InvalidJob`.
 
-    `program`: Spark's `pythonExec`. `path`: the PYTHONPATH that Spark gives to its workers."""
+    `program`: Spark's `pythonExec`. `path`: PYTHONPATH of the workers.
+    """
     found = shutil.which(program)
     if found == sys.executable:
         return
@@ -65,7 +66,7 @@ def check_worker_python(program: str, path: str) -> None:
 
 
 class DataFrames:
-    """Makes DataFrames of `spark`. Rows keep their order within one subtask's file, as far as Spark does."""
+    """Makes DataFrames of `spark`. Rows keep the order of a subtask's file, as far as Spark does."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
@@ -125,7 +126,8 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
     """Makes a SparkSession with our settings.
 
     Raises `InvalidJob` without Java, without pyspark, or if another context is live. `checkpoints`: URL of the job's
-    store, whose client the worker daemon imports before it forks."""
+    store, whose client the worker daemon imports.
+    """
     check_java()
     try:
         from pyspark import SparkContext
@@ -156,14 +158,15 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
 def _quieten(spark: Any) -> None:
     """Silences Spark's loggers, which would print two Java stacks for each slot that is replaced.
 
-    A slot's own messages, with Python tracebacks, still go to standard error."""
+    Messages of slots, with Python tracebacks, still go to standard error.
+    """
     log4j = spark.sparkContext._jvm.org.apache.logging.log4j
     for name in _NOISY_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
 def check_session(spark: Any, parallelism: int) -> None:
-    """Refuses a session that cannot run slots, and names each setting with its remedy."""
+    """Refuses a session that cannot run slots, and names each setting with the remedy."""
     conf = spark.sparkContext.getConf()
     problems = []
     if conf.get("spark.dynamicAllocation.enabled", "false").strip().lower() == "true":
@@ -185,7 +188,7 @@ def check_session(spark: Any, parallelism: int) -> None:
 
 
 def forwarded_environment() -> dict[str, str]:
-    """Environment variables that Spark's workers need to find the same object store."""
+    """Environment variables by which Spark's workers find the same object store."""
     return {name: os.environ[name] for name in _FORWARDED if name in os.environ}
 
 

@@ -35,7 +35,7 @@ log = logging.getLogger("barrier_runtime.job")
 
 @dataclass(frozen=True)
 class FailedTask:
-    """A failed attempt to become a slot, if its Python never reached the coordinator.
+    """A failed attempt to become a slot, whose Python never reached the coordinator.
 
     `launched_ms`: on the driver's clock. `error`: Spark's text, with stacks of the JVM.
     """
@@ -121,7 +121,7 @@ _OURS = "barrier-runtime "  # prefix of the names of applications and jobs, see 
 
 
 class RoomOfJob:
-    """Free and held cores for one job's slots. `group`: prefix of the groups of its Spark jobs."""
+    """Free and held cores for a job's slots. `group`: prefix of the groups of this job's Spark jobs."""
 
     def __init__(self, spark: Any, group: str) -> None:
         self._spark = spark
@@ -137,7 +137,8 @@ class RoomOfJob:
     def look(self) -> Room:
         """Cores, holders, and the newest error of tasks launched since no slot was missing; logs the first error.
 
-        `starting` is 0 if a task failed since the last look: such slots do not start."""
+        `starting` is 0 if a task failed since the last look: such slots do not start.
+        """
         found, active, failures = room(self._spark, self._group), 0, 0
         failed: list[FailedTask] = []
         for job in _jobs(self._spark):
@@ -219,9 +220,10 @@ def _group_of(job: Any) -> str:
 
 
 def cluster_of(master: str, ui_port: int, application: str) -> "tuple[int, Counter[str]] | None":
-    """Cores of a standalone cluster, and the cores of its other applications by name.
+    """Cores of a standalone cluster, and the cores of other applications by name.
 
-    None if the cluster is of another kind, or its master's page does not answer."""
+    None for other clusters, or if the master's page does not answer.
+    """
     found = _MASTER.match(master)
     if found is None:
         return None
@@ -248,7 +250,7 @@ _REMEDY = (
     "or spark.archives)"
 )
 _OF_THE_JVM = re.compile(r"\n\s*at [\w.$]+[\w.$/<>]*\(")
-_DAEMON = "Error from python worker:"  # Spark's, before the output of a Python that ended at its start
+_DAEMON = "Error from python worker:"  # Spark's, before the output of a Python that ended at the start
 _DAEMON_ENDS = "PYTHONPATH was:"
 _CLASS = "SQLSTATE:"  # Spark's class of an error, after the output of Python
 _ORDERED = "leaves its job to another process"  # of `task.result_of`: a process that another replaced
@@ -265,7 +267,7 @@ def why_slots_fail(failed: Iterable[FailedTask], since_ms: int) -> str:
 
 
 def essence(error: str) -> str:
-    """Returns the line of Spark's text that names the cause: the last line of Python's output, else the first line."""
+    """Line of Spark's text that names the cause: the last line of Python's output, else the first line."""
     if _DAEMON in error:
         text = error.partition(_DAEMON)[2].partition(_DAEMON_ENDS)[0]
     else:

@@ -59,7 +59,7 @@ class _Wanted:
             raise InvalidJob(f'.option("checkpoint", {number!r}): give the number of a checkpoint of .option("job", …)')
         self._checkpoint = None if number is None else int(number)
         if self.job and number is None:
-            # The pin lasts until its expiry: a source never learns that Spark has finished reading, or never will.
+            # the pin lasts until the expiry: a source never learns that Spark has finished reading, or never will
             self._checkpoint = pinned_checkpoint(self.path, self.job)[0].manifest.checkpoint
 
     def opened(self) -> StoredState:
@@ -108,7 +108,7 @@ class _PushingReader(_Reader):
 
 
 def _for_spark(schema: pa.Schema) -> pa.Schema:
-    """Schema for Spark, which has one binary and one text type, and no unsigned numbers."""
+    """Schema for Spark, which has a single binary type, a single text type, and no unsigned numbers."""
     return pa.schema([field.with_type(_plain(field.type)) for field in schema])
 
 

@@ -1,7 +1,7 @@
-"""Content of one Spark task: a slot on an event loop, until the coordinator ends the slot.
+"""Content of a Spark task: a slot on an event loop, until the coordinator ends the slot.
 
-The slot owns the process: event loop, threads, local directory, watchdog. The identity of a slot is (run, slot
-index, process uuid, Spark task attempt), never the partition number alone.
+The slot owns the process: event loop, threads, local directory, watchdog. The identity of a slot is (run, slot index,
+process uuid, Spark task attempt), never the partition number alone.
 """
 
 import asyncio
@@ -71,7 +71,8 @@ class SlotPlace:
 def slot_place(options: SlotOptions, environment: Mapping[str, str], own_address: Callable[[], str]) -> SlotPlace:
     """Returns the place of a slot. `own_address()`: the host's address on the network of the coordinator.
 
-    `environment` has values of the executor's host, which take precedence over the options of the job."""
+    `environment` has values of the executor's host, which take precedence over the options of the job.
+    """
     host = bare(environment.get(HOST, ""))
     if host and is_every_interface(host):
         raise InvalidJob(
@@ -146,9 +147,10 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
 
 
 def _check_encryption(coordinators: tuple[tuple[str, int], ...]) -> None:
-    """Raises `ImportError` if this host lacks the library that connections to other hosts need.
+    """Raises `ImportError` if this host lacks the library for connections to other hosts.
 
-    Spark shows the error to the driver. Later, each handshake would fail, for ever."""
+    Spark shows the error to the driver. Later, each handshake would fail, for ever.
+    """
     if any(across_hosts(address) for address in coordinators):
         importlib.import_module("barrier_runtime.coordinator.wire.framing")
 
@@ -168,31 +170,32 @@ def without_expected_stacks(record: logging.LogRecord) -> bool:
 def without_lost_peers(record: logging.LogRecord) -> bool:
     """Filter of log handlers for people: drops records of connections whose other side died.
 
-    The driver logs one line for all slots about the death and the recovery; the failure itself is in the job's
-    status."""
+    The driver logs a single line about the death and the recovery; the failure itself is in the job's status.
+    """
     return not getattr(record, PEER_LOST, False)
 
 
 @functools.cache
 def _sockets_of_spark(pid: int) -> list[int]:
-    """Sockets that this process had before its first slot.
+    """Sockets that this process had before the first slot.
 
-    A process that Spark reuses has more, such as the pools of S3 clients, whose other side may close them at any
-    time."""
+    A process that Spark reuses has more, such as the pools of S3 clients, whose other side may close them at any time.
+    """
     return inherited_sockets()
 
 
 def result_of(slot: int, shutdown: Shutdown) -> tuple[int, str, str]:
-    """Result of the Spark task. A slot that must leave while its job continues raises instead.
+    """Result of the Spark task. Raises for a slot that must leave while the job continues.
 
-    Spark would regard a task that returns as done, and never start the slot again."""
+    Spark would regard a task that returns as done, and never start the slot again.
+    """
     if shutdown.outcome == "replaced":
         raise Unavailable(f"slot {slot} leaves its job to another process: {shutdown.reason}")
     return slot, shutdown.outcome, shutdown.reason
 
 
 def local_root(run_id: str) -> Path:
-    """Folder of the local files of one run on this host; mode 0700, removed when its slots end."""
+    """Folder of the local files of a run on this host; mode 0700, removed when the slots end."""
     base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     root = Path(base) / f"barrier-runtime-{os.getuid()}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -201,7 +204,7 @@ def local_root(run_id: str) -> Path:
 
 
 def _check_private(root: Path) -> None:
-    """Raises if another user may read the folder: in a shared parent, that user may have made it first."""
+    """Raises if another user may read the folder: in a shared parent, that user may have made the folder first."""
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InvalidJob(
@@ -212,7 +215,7 @@ def _check_private(root: Path) -> None:
 
 
 def remove_local(directory: Path) -> None:
-    """Removes a slot's local files, its databases' files in memory, and the run's folder if empty."""
+    """Removes a slot's local files, the databases' files in memory, and the run's folder if empty."""
     remove_all()
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):  # other slots of the run are still there
@@ -323,7 +326,7 @@ async def _run(
 
 
 def loaded_graph(settings: SlotSettings) -> JobGraph:
-    """Program of a slot. A replacing program is unpickled here, so that the slot can report its errors."""
+    """Program of a slot. A replacing program is unpickled here, so that the slot can report errors."""
     if isinstance(settings.graph, JobGraph):
         return settings.graph
     return cast(JobGraph, pickle.loads(settings.graph))  # from Spark's closure, like any other function
@@ -382,9 +385,7 @@ def _link_broke(left: "asyncio.Future[Shutdown]", linking: "asyncio.Task[None]")
 
 @contextlib.contextmanager
 def lent_environment(variables: dict[str, str]) -> Iterator[None]:
-    """Sets variables that are unset here while the slot runs.
-
-    The next job in this process may use another endpoint."""
+    """Sets variables that are unset here while the slot runs: the next job in this process may use another endpoint."""
     lent = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(lent)
     try:
@@ -398,8 +399,9 @@ def lent_environment(variables: dict[str, str]) -> Iterator[None]:
 def living_in(directory: Path) -> Iterator[None]:
     """Holds a lock in `directory` while this process lives.
 
-    A process id would not do: it belongs to one container, and several may share the folder. The lock file gets its
-    name after it is locked: whoever finds an unlocked file removes the folder."""
+    A process id belongs to a single container, and several may share the folder. The lock file gets the final name when
+    locked: whoever finds an unlocked file removes the folder.
+    """
     made = directory / f"{_LIFE}.new"
     with made.open("w") as life:
         fcntl.flock(life, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""PySpark's worker daemon, which imports our modules before it forks: replaced slots need not.
+"""PySpark's worker daemon, which imports our modules before forking: replaced slots need not.
 
 Named in `spark.python.daemon.module`. Threads that libraries start at import do not survive a fork; the libraries
 imported here (numpy, pyarrow) install fork handlers, and nothing runs on threads before the fork.
@@ -38,7 +38,7 @@ _PRELOADED = (
 
 
 def preload() -> None:
-    """Imports `_PRELOADED` and all operators, because a flow imports operators only when it uses them."""
+    """Imports `_PRELOADED` and all operators, which a flow imports only when used."""
     operators = importlib.import_module("barrier_runtime.operators")
     below = pkgutil.walk_packages(operators.__path__, f"{operators.__name__}.")
     for name in (*_PRELOADED, *(module.name for module in below)):
@@ -51,7 +51,7 @@ def preload() -> None:
     if os.environ.get(STORE) in ("s3", "s3a"):
         _preload_s3()
     own_versions()  # reads all sources
-    pyarrow.array([0])  # imports pandas, if installed: 0.4 s of a slot's loop at its first conversion
+    pyarrow.array([0])  # imports pandas, if installed: 0.4 s of a slot's loop at the first conversion
 
 
 def _preload_s3() -> None:
@@ -62,16 +62,17 @@ def _preload_s3() -> None:
         for name in ("obstore.store", "barrier_runtime.state.store.s3.by_obstore"):
             importlib.import_module(name)
         importlib.import_module("barrier_runtime.state.store.s3.aws").read_descriptions()
-    except (ImportError, InvalidJob):  # the slot has the same error, and reports it with the remedy
+    except (ImportError, InvalidJob):  # the slot reports the same error, with the remedy
         return
 
 
 def forget_archives() -> None:
     """Removes the finders of zip archives, which saves 0.4 s of a slot's start.
 
-    PySpark is imported from an archive, by a finder for each of its folders. Every worker begins with
-    `importlib.invalidate_caches`, and then each finder reads the whole directory of the archive again. A finder that
-    is needed again is made from the directory in memory."""
+    PySpark is imported from an archive, by a finder per folder. Every worker begins with `importlib.invalidate_caches`,
+    and then each finder reads the whole directory of the archive again. A finder that is needed again is made from the
+    directory in memory.
+    """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):
             del sys.path_importer_cache[path]

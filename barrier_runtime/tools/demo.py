@@ -1,7 +1,7 @@
-"""The command `demo`: a live flow with its page, from the package alone, without Spark or Java.
+"""The command `demo`: a live flow with a page, from the package alone, without Spark or Java.
 
-This process takes the part of Spark: it starts a process per slot, and restarts a process that died. Everything else
-is as on a cluster. At the end the demo counts the written windows: each must exist once.
+This process takes the part of Spark: a process per slot, restarted after a death. Everything else is as on a cluster.
+At the end the demo counts the written windows: each must exist once.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ _LOOK_S = 1.0
 
 
 class _SlotOrder(msgspec.Struct, frozen=True):
-    """Order that a slot's process reads from its standard input."""
+    """Order that a slot's process reads from standard input."""
 
     slot: int
     attempt: int
@@ -139,7 +139,7 @@ def counted(folder: str) -> str:
 def _prepared(
     folder: str, rows_per_second: float, rows: int | None, run_id: str = ""
 ) -> tuple[PreparedJob, JobOptions]:
-    """Prepares the job, equally in this process and in the processes of its slots."""
+    """Prepares the job, equally in this process and in the processes of slots."""
     given: dict[str, Any] = {"run_id": run_id} if run_id else {}
     options = JobOptions.from_keywords(
         {
@@ -164,7 +164,6 @@ def _follow(
     signals: "_Signals",
     say: Callable[[str], None],
 ) -> JobStatus:
-    """Follows the job to its end."""
     status: JobStatus | None = None
     stopping = False
     while status is None or status.outcome is None:
@@ -248,7 +247,7 @@ class _Slots:
                 process.kill()
 
     def leave(self) -> None:
-        """Waits for slots to leave by themselves after the end of the job."""
+        """Waits for slots to leave after the end of the job."""
         deadline = time.monotonic() + _LEAVE_S
         for _, process in self._running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -265,7 +264,7 @@ class _Slots:
 
 
 def _slot_main() -> int:
-    """Runs a slot: `python -m barrier_runtime.tools.demo`, with its order on standard input."""
+    """Runs a slot: `python -m barrier_runtime.tools.demo`, with the order on standard input."""
     order = _ORDER.decode(sys.stdin.buffer.read())
     job, options = _prepared(order.folder, order.rows_per_second, order.rows, order.run_id)
     settings = SlotSettings(

@@ -34,7 +34,7 @@ def loading(order: LoadOrder) -> LoadedProgram:
 
 
 def modules_beside(file: Path) -> list[ModuleType]:
-    """Modules of the user: `file` itself, and modules imported from its folder."""
+    """Modules of the user: `file`, and modules imported from the same folder."""
     folder = file.resolve().parent
     found = []
     for module in tuple(sys.modules.values()):

@@ -1,4 +1,4 @@
-"""The command `new`: a project with a flow that runs, its test, a Makefile and a compose file.
+"""The command `new`: a project with a flow that runs, a test, a Makefile and a compose file.
 
 The templates are in `project/`. No existing file is overwritten.
 """

@@ -24,7 +24,7 @@ def replayed(
     stop: bool,
     redact: Sequence[str],
 ) -> int:
-    """Prints each row when it is replayed. Returns the exit code: 1 if a function raised."""
+    """Prints each replayed row. Returns the exit code: 1 if a function raised."""
     key = _key(flow, operator, keys)
     done = replay(
         flow,
@@ -81,7 +81,7 @@ def _number(told: str) -> int | str:
 
 
 def _key(flow: "Dataflow", operator: str, told: Sequence[str]) -> Any:
-    """Key from `told`: one value for a key of one column, or column=value for each column.
+    """Key from `told`: a value for a key of a single column, or column=value for each column.
 
     Values are parsed as JSON if possible, unless the column is known to be text.
     """

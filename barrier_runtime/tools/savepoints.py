@@ -20,7 +20,6 @@ from barrier_runtime.state.store.urls import shown
 
 
 def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTaken:
-    """Requests a savepoint and waits for it."""
     run_id, asked = client.status(job).run_id, savepoint_asked(url)
     return wait_for_savepoint(
         job, asked, lambda: client.savepoint(job, asked, run_id), lambda: known_status(client, job, run_id), timeout
@@ -62,7 +61,7 @@ def listing(url: str) -> str:
 
 
 def describe(url: str) -> tuple[str, bool]:
-    """Page about the savepoint in the folder `url`, and True if all its files exist."""
+    """Page about the savepoint in the folder `url`, and True if all files exist."""
     savepoint = read_savepoint(url)
     taken, sizes = savepoint.taken, object_sizes(savepoint.taken)
     missing = missing_objects(url, savepoint)

@@ -32,10 +32,7 @@ def show(
     limit: int,
     redact: Sequence[str] = (),
 ) -> tuple[str, str]:
-    """Up to `limit` entries as lines of JSON, and the checkpoint with its age.
-
-    `redact`: columns to hide.
-    """
+    """Up to `limit` entries as lines of JSON, and the checkpoint with the age. `redact`: columns to hide."""
     lines: list[str] = []
     with open_checkpoint(url, job, checkpoint) as stored:
         operator, name = _named(state)
@@ -120,7 +117,7 @@ def _told(value: Any) -> Any:
 
 
 def _known(state: str, tables: Sequence[StateTableInfo]) -> tuple[str, str]:
-    """Operator and state that one of the two sides has, or an operator alone."""
+    """Operator and state of either side, or an operator alone."""
     operator, _, name = state.rpartition(".")
     if any(each.operator == state for each in tables):
         return state, ""

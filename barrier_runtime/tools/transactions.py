@@ -99,7 +99,7 @@ def _resolution(store: ObjectStore, pending: PendingJob) -> InDoubtResolution:
 
 
 def _settled(resolver: InDoubtResolver, sink: PendingSink, token: int, action: str, accept_loss: bool) -> Outcome:
-    """Resolves the transactions of one sink. An error of the sink does not affect other sinks."""
+    """Resolves the transactions of a sink. An error of the sink does not affect other sinks."""
     outcome = Outcome(sink.name, [])
     try:
         if action == "commit":
@@ -219,7 +219,7 @@ def _overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _factory(entry: str) -> tuple[str, Callable[[], TwoPhaseCommitSink]]:
-    """Factory from `name=file.py:factory`: a sink, a subclass of it or a function without arguments."""
+    """Factory from `name=file.py:factory`: a sink, a subclass of a sink, or a function without arguments."""
     name, _, target = entry.partition("=")
     file, _, attribute = target.rpartition(":")
     path = Path(file)
