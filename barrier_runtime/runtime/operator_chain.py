@@ -131,7 +131,7 @@ class OperatorChain:
 
     @property
     def is_under_way(self) -> bool:
-        """True while event time is advancing: no row may be taken meanwhile."""
+        """Returns whether event time is advancing: no row may be taken meanwhile."""
         return self.advancing is not None or (self._goes_far and self.first.going_to_ms is not None)
 
     def advance(self, watermark_ms: int) -> None:

@@ -74,7 +74,7 @@ class AtOnce:
 
     @property
     def has_room(self) -> bool:
-        """True also after a failure: the next rows raise the error."""
+        """Returns True also after a failure: the next rows raise the error."""
         return len(self._queued) < _MOST_QUEUED or self.failed is not None
 
     def wrote(self, staged: SinkTransaction) -> None:

@@ -237,7 +237,7 @@ class SinkDriver:
 
     @property
     def awaits_pre_commit(self) -> bool:
-        """True while a decided transaction lacks a committable."""
+        """Returns whether a decided transaction lacks a committable."""
         return any(t.stage is Stage.SEALING and t.checkpoint <= self._decided_through for t in self._pending)
 
     # ------------------------------------------------------------ events

@@ -116,8 +116,7 @@ class SourceDriver:
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
         """Opens readers at their restored positions.
 
-        `context.restored` must contain the snapshots of *all* subtasks of this source, because a changed list of splits
-        moves splits between subtasks.
+        `context.restored` contains the snapshots of all subtasks, because a changed list moves splits between subtasks.
         """
         self._spec = spec
         self.runs_users_code = runs_users_code(spec.source)
@@ -208,11 +207,7 @@ class SourceDriver:
         return self._earlier_ended is not None
 
     def lowest_in_job(self, watermark_ms: int) -> None:
-        """Sets the lowest watermark that a split of the job allows.
-
-        WATERMARK_MIN: a split has had no row, or a slot has not reported; WATERMARK_MAX: no split holds the others
-        back.
-        """
+        """Sets the job's lowest watermark. WATERMARK_MIN: not known of every split; WATERMARK_MAX: no limit."""
         if self._max_drift_ms is None:
             return
         if watermark_ms in (WATERMARK_MIN, WATERMARK_MAX):
@@ -388,10 +383,7 @@ class SourceDriver:
         return earliest
 
     def least_far(self) -> tuple[str, int | None]:
-        """Unfinished split that holds the watermark back, and the watermark that this split allows.
-
-        None before the first row; ("", None) without such a split.
-        """
+        """Unfinished split that holds the watermark back ("": none), with its watermark (None before a row)."""
         split: OpenSplit | None
         if self._follows:
             return "", None
@@ -423,7 +415,7 @@ class SourceDriver:
 
     @property
     def idle(self) -> bool:
-        """True if no split exists yet, or every split was silent beyond the idle timeout."""
+        """Returns whether no split exists yet, or every split was silent beyond the idle timeout."""
         if not self._queue:
             return self._discovery is not None
         return self._spec.idle_timeout_ms is not None and not any(True for _ in self._counted())
@@ -532,8 +524,7 @@ class SourceDriver:
     def _counted(self) -> Iterator[OpenSplit]:
         """Unfinished splits that may hold the watermark back: all except silent splits.
 
-        A split is silent if polls returned nothing for longer than the idle timeout. A split that was not polled
-        counts.
+        A split is silent if polls returned nothing for longer than the idle timeout; splits that were not polled count.
         """
         every, timeout_ns = self._spec.idle_timeout_ms is None, self._timeout_ns
         return (split for *_, split in self._queue if every or split.silent_for_ns() <= timeout_ns)

@@ -72,7 +72,7 @@ class OpenSplit:
 
     @property
     def waits_for_bytes(self) -> bool:
-        """True if the last poll returned nothing because the bytes have not arrived yet."""
+        """Returns whether the last poll returned nothing because the bytes have not arrived yet."""
         return self.fetched is not None and self.fetched.fetching
 
     @property
