@@ -6,9 +6,8 @@ reader keeps nothing forever.
     <job>/pins/used                          there were pins: only then are they listed before each deletion
     <job>/pins/<checkpoint>-<seconds>-<id>   nothing of that checkpoint or a later one is deleted
 
-No reader loses files: the reader pins the newest known checkpoint, and only then looks for the newest one. That one is
-dropped after the pin was written, and the coordinator lists pins after dropping a checkpoint and before deleting its
-files.
+No reader loses files: the reader pins the newest known checkpoint, and only then looks for the newest one, which is
+dropped after the pin was written. The coordinator lists pins after dropping a checkpoint and before deleting files.
 
 | what happens                           | then                                                                      |
 |----------------------------------------|---------------------------------------------------------------------------|

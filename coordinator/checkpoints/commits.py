@@ -6,11 +6,11 @@ transactions. See docs/design/targets-and-committables.md.
 
     checkpoint n complete → every subtask Committed(n) → CommitGlobally(n) to slot 0 → Committed(n, global) → Visible(n)
 
-A job is finished only when all commits are done (I10). The state follows from the log, the manifest and messages of
-slots, so a successor reconstructs it.
+A job is finished only when all commits are done (I10). A successor reconstructs the state from the log, the manifest
+and messages of slots.
 
-**Failing commits** are reported to people. A successor hears of a failure with the next attempt, up to half a minute
-later; therefore the job's history stores failures, too:
+**Failing commits** are reported to people, and stored in the job's history: a successor hears of a failure only with
+the next attempt, up to half a minute later.
 
 | report about a checkpoint of a sink's subtask | no failure known | a failure known |
 |---|---|---|
@@ -20,13 +20,11 @@ later; therefore the job's history stores failures, too:
 | an earlier checkpoint is visible | none | unchanged |
 | another number of slots, another program | none | removed: everything before was visible |
 
-`noted` changes when the history has to be written: a failure began or ended, or has another reason. Another reason
-counts at most once in `NOTE_AGAIN_MS`, because reasons may contain times and numbers of requests. Further
-attempts alone are not stored.
+`noted` changes when the history has to be written: a failure began, ended, or has another reason. Another reason counts
+at most once in `NOTE_AGAIN_MS`, because reasons may contain times.
 
 **Held commits.** A sink with `commit_every` holds back global commits, so that a table of a lakehouse gets one commit
-for all checkpoints of that time. Only the coordinator holds back: subtasks commit parts with each checkpoint, and
-manifests list everything invisible.
+for all checkpoints of that time. Subtasks commit parts with each checkpoint, and manifests list everything invisible.
 
 | a sink with `commit_every` | its global committer |
 |---|---|
@@ -40,8 +38,7 @@ manifests list everything invisible.
 | the clock was set back | waits for `commit_every` from then on |
 
 Another process (a start, a takeover) does not know when a commit was last due, and begins with a commit of the decided
-checkpoints. A job in a crash loop therefore makes at most one commit per start, and the restart's back-off bounds the
-rate of starts.
+checkpoints. So a job in a crash loop makes at most one commit per start.
 """
 
 from collections import deque

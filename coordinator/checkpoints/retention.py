@@ -1,27 +1,24 @@
 """Retained checkpoints, and stored objects that nobody can need any more. Pure mark and sweep.
 
-Only the coordinator of the current generation deletes, with a `Permit`. No reference counts are stored; marks come from
-manifests that the log decided. Leaks are allowed, corruption is not: in doubt nothing is deleted. The log alone says
-which checkpoints are kept (`log/decided`); this module repeats the log's step after the append, so no deleted object
-belongs to a kept checkpoint.
+Only the coordinator of the current generation deletes, with a `Permit`. Marks come from manifests that the log decided;
+no reference counts are stored. In doubt nothing is deleted. The log alone says which checkpoints are kept
+(`log/decided`); this module repeats the log's step after the append.
 
-**Files of dropped checkpoints** wait. A slot builds snapshots on files of the newest checkpoint that the slot *knows*
-to be complete. Until the slot has heard of the decision that pushed checkpoint d out, the next snapshot may refer to
-files of d. An ack of a checkpoint triggered after that decision was announced proves the knowledge, because the control
-connection is first in, first out, and carries all acks. So files of d are deleted only when a checkpoint triggered
-after d was dropped has completed, and all others triggered until then are resolved. As a second fence, a checkpoint
-that refers to a deleted object is never decided (`condemned`).
+**Files of dropped checkpoints** wait, because a slot builds snapshots on files of the newest checkpoint that the slot
+*knows* to be complete. An ack of a checkpoint that was triggered after a decision was announced proves that the slot
+knows the decision: the control connection is first in, first out. So files of checkpoint d are deleted only when a
+checkpoint triggered after d was dropped has completed, and all others triggered until then are resolved. As a second
+fence, a checkpoint that refers to a deleted object is never decided (`condemned`).
 
 **Files of undecided checkpoints** are useless after the checkpoint's end, because slots build on decided checkpoints
-alone, and upload everything else again. They are deleted while their generation lives:
+alone. They are deleted while their generation lives:
 
 - Files named in acks, also in late ones, at once (`abandoned`), unless a kept checkpoint, a dropped checkpoint that
   waits, or an ack of an open checkpoint names them.
 - Files that no ack named, by the sweep. Uploads follow the trigger, so objects older than a manifest or file of a
   decided checkpoint written before the first open trigger belong to no open checkpoint. Both times are the store's,
-  with the minimum age between them. If that fails, an open checkpoint loses a file; the file is condemned, and the
-  checkpoint refused. A coordinator that takes the generation over knows neither condemned files nor open checkpoints:
-  that coordinator aborts those, and sweeps only after a first decision.
+  with the minimum age between them. If that fails, an open checkpoint loses a file and is refused. A coordinator that
+  takes the generation over aborts the open checkpoints, and sweeps only after a first decision.
 """
 
 import enum
@@ -65,7 +62,6 @@ class SweepPlan:
         return self.manifests + self.files
 
     def and_then(self, other: "SweepPlan") -> "SweepPlan":
-        """Returns a plan for both."""
         return SweepPlan(self.manifests + other.manifests, self.files + other.files, max(self.newest, other.newest))
 
 

@@ -20,8 +20,7 @@
     when the next completes. A savepoint that the job stops with is then covered by the newer checkpoint.
 
 The checkpoint of a savepoint in COVERED or COPYING is held: retention drops it later (`held`). If a process that does
-not lead any more still copies, the successor's retention may delete the files; then the copy fails, and no
-savepoint.json exists.
+not lead any more still copies, the successor may delete the files; then the copy fails, without savepoint.json.
 """
 
 import enum

@@ -11,9 +11,9 @@
 | has made a commit in time, and nothing waits too long        | no            | no       |
 | has had nothing to commit for as long as the limit           | no            | no       |
 
-So a sink whose every second commit is late yields a single report and log line. A checkpoint waits too long when it was
-decided more than `INTERVALS` checkpoint intervals and more than `REPORT_AFTER_MS` ago. For decisions before a restart
-the wait begins when the job runs again: a restore commits them.
+So a sink whose every second commit is late yields a single report and log line; the same holds for uploads. A
+checkpoint waits too long when it was decided more than `INTERVALS` checkpoint intervals and more than `REPORT_AFTER_MS`
+ago. For decisions before a restart the wait begins when the job runs again: a restore commits them.
 
 **Uploads** are a subtask's work for a checkpoint off its loop: writing state, and staging rows of a sink. An upload is
 slow if it takes longer than the interval between checkpoints; checkpoints then follow each other more slowly, and rows
@@ -25,8 +25,6 @@ become visible later:
 | an upload exceeded the interval, and `REPORT_AFTER_MS`    | from now on             | yes       |
 | all in time, but not for the checkpoint before            | yes                     | no        |
 | none is known: the job does not run                       | as before               | no        |
-
-So a chain whose every second upload is slow yields a single report and log line.
 """
 
 from collections.abc import Iterable

@@ -117,7 +117,6 @@ class Job:
 
     @property
     def led(self) -> Leadership:
-        """Leadership, for phases of a leader."""
         if not isinstance(self.leadership, Leadership):
             raise ProtocolViolation(f"job {self.spec.job}: done without leading: file a bug")
         return self.leadership
@@ -277,7 +276,6 @@ class Job:
 
     @property
     def stop_record(self) -> StopWish | None:
-        """Entry about the stop in log records."""
         return record_of(self.stop, self.savepoints)
 
     @property

@@ -1,9 +1,8 @@
 """Facts of a generation, made anew with each generation. Pure.
 
-`ReachedEventTimes` holds the event time of all slots, for jobs whose splits wait for slower splits (`max_drift`). Each
-slot reports the sources' event time, and the answer is the lowest of all slots. So nothing is broadcast, and a lost
-message only costs the time until the next one. A slot without a report may have the slowest split, so no split proceeds
-before all slots have reported. The next generation starts without reports, because sources begin at the checkpoint.
+`ReachedEventTimes` answers with the lowest event time of all slots' sources, for jobs whose splits wait for slower
+splits (`max_drift`). A slot without a report may have the slowest split, so no split proceeds before all slots have
+reported. A lost message costs the time until the next one.
 """
 
 from collections import deque

@@ -80,7 +80,6 @@ def victim(slots: SlotTable, link: SilentLink) -> RegisteredSlot | None:
 
 
 def silence_of(links: tuple[SilentLink, ...]) -> str:
-    """Returns a text that names the pairs."""
     return "; ".join(
         f"slot {link.slot} of host {link.host} has not heard slot {link.peer} of host {link.peer_host} for "
         f"{link.silent_ms / 1000:.0f} s, and both reach the coordinator"

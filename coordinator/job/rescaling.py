@@ -6,9 +6,8 @@
     MOVING ─ FENCE with the new description is appended, the new slots run ─► DONE
         └────────────────────┴──────────────────────────┴─ the job goes on as it was ─► FAILED
 
-Sources read nothing after the barrier of checkpoint m (`Trigger.pause`). So the generation that restores m continues
-with the very next row, and no row is read twice. The FENCE record alone says which slots of which program the job has:
-before the append the old ones, afterwards the new ones. See docs/design/rescaling.md.
+Sources read nothing after the barrier of checkpoint m (`Trigger.pause`), so no row is read twice. The FENCE record
+alone says which slots of which program the job has. Design: docs/design/rescaling.md.
 
 | what happens             | STARTING           | STOPPING             | COMMITTING             | MOVING           |
 |--------------------------|--------------------|----------------------|------------------------|------------------|
@@ -24,28 +23,23 @@ before the append the old ones, afterwards the new ones. See docs/design/rescali
 | the same id is requested | -                  | -                    | -                      | -                |
 
 (*) As for any generation: `resource_wait_timeout`.
-(+) Unless COMPLETE of m is being appended: then the log decides. No record names a manifest that is stored later, as
-    for any undecided checkpoint.
+(+) Unless COMPLETE of m is being appended: then the log decides.
 (#) The successor begins a generation as before; the client requests the change again under the same id.
 (§) A request of the job itself for all slots (`phases/width`) waits without end for new slots, each time from the first
     round on, and yields to any other request.
 (&) Replace only: if the new program's first generation ends before it runs, or does not run within `timeout_ms` of the
-    deployment, the job falls back. Another FENCE record has the old description, and the old slots, which stood by,
-    restore m: FAILED. A successor of the coordinator that made the move knows only the new program.
+    deployment, another FENCE has the old description, and the old slots, which stood by, restore m: FAILED. A successor
+    of the coordinator that made the move knows only the new program.
 
-A replace of a file begins in LOADING: like STARTING without slots, and ended by the driver's error about the file. All
-slots move, so each new slot stands by beside an old slot. Each decided checkpoint from the request on, and finally m,
-is checked against the new program.
+A replace of a file begins in LOADING: like STARTING without slots, and ended by the driver's error about the file. Each
+decided checkpoint from the request on, and finally m, is checked against the new program.
 
 A client may request a change in any phase of the job. New slots are admitted once this process leads, because the
-driver starts them once per request; the rest waits for a running generation, from which `timeout_ms` counts, so a long
-restore takes no time from the change. Until this process leads, the log's description may differ from the submitted
-one, and then decides (`know_description`).
+driver starts them once per request; the rest waits for a running generation, from which `timeout_ms` counts.
 
-**Fetching ahead** (`FetchingAhead`). In STARTING, slots that get key groups fetch them in rounds, beside the job's
-work. A round names a checkpoint, and ends when every receiving slot has fetched that checkpoint's files, and no present
-slot merges or compacts databases. The first round has no time limit; later rounds fetch only newer files. The pause is
-left with files newer than the last round, fetched while sinks commit m and during the restore.
+**Fetching ahead** (`FetchingAhead`). In STARTING, slots that get key groups fetch them in rounds. A round names a
+checkpoint, and ends when every receiving slot has fetched that checkpoint's files, and no present slot merges or
+compacts databases. Later rounds fetch only newer files.
 
 | the slots have answered for …    | then                                                                     |
 |----------------------------------|--------------------------------------------------------------------------|
@@ -55,9 +49,8 @@ left with files newer than the last round, fetched while sinks commit m and duri
 |                                  | compacted until now in full, so that the move's checkpoint need not      |
 | the checkpoint of the last round | the sources may stop: little is new                                      |
 
-Once the checkpoint of the last round is decided, only the one to move with follows (`holds_others`), so that the new
-files date from after the last round. A timeout ends any round: in the first the change fails, in any later one the
-sources stop.
+Once the checkpoint of the last round is decided, only the one to move with follows (`holds_others`). A timeout ends any
+round: in the first the change fails, in any later one the sources stop.
 """
 
 import dataclasses
@@ -218,7 +211,6 @@ class Rescale:
 
     @property
     def what(self) -> str:
-        """Description for people."""
         if self.request.replaces:
             return "its program was replaced"
         return f"rescaled from {self.before.parallelism} to {self.parallelism} slots"
@@ -282,7 +274,6 @@ class Rescales:
 
     @property
     def open(self) -> Rescale | None:
-        """The open rescale."""
         return next((each for each in self._entries.values() if not each.state.over), None)
 
     @property

@@ -1,10 +1,9 @@
 """Place of a decided checkpoint's manifest, and how long the checkpoint may be restored. Pure.
 
-A small manifest is inside the COMPLETE record: one put stores decision and manifest, so neither exists without the
-other (I2). A larger manifest is an object, stored before the record that names the manifest's hash. Records are never
-deleted, so a manifest inside a record proves nothing about the snapshot files that the manifest names. The log itself
-says which decisions are kept: each FENCE and COMPLETE lists their positions (`kept`). A decision that the newest of
-these records does not list is dropped for every reader, even if the manifest can still be read.
+A small manifest is inside the COMPLETE record: one put stores decision and manifest (I2). A larger manifest is an
+object, stored before the record that names the manifest's hash. Each FENCE and COMPLETE lists the positions of kept
+decisions (`kept`). A decision that the newest of these records does not list is dropped for every reader, even if the
+manifest can still be read: the files that the manifest names may be gone.
 
 | state of checkpoint n | shown by                                 | restored by | files of n                          |
 |-----------------------|------------------------------------------|-------------|-------------------------------------|
@@ -23,12 +22,9 @@ these records does not list is dropped for every reader, even if the manifest ca
 |                  | that put, with a permit that is | sweep finds them           |                                    |
 |                  | checked again                   |                            |                                    |
 
-A list only loses positions and gains the record's own, so a dropped checkpoint never comes back, even if a later run
-retains more. A put with an unknown outcome drops nothing yet (I9): deletions wait for the answer. A replaced
-coordinator drops nothing, because the log does not contain the record.
-
-A reader of state tables that pinned a checkpoint (`pins`) while the checkpoint was kept may continue to read the
-checkpoint; no job starts from that checkpoint any more.
+A list only loses positions and gains the record's own, so a dropped checkpoint never comes back. A put with an unknown
+outcome drops nothing yet (I9). A reader that pinned a kept checkpoint (`pins`) may read on when the checkpoint is
+dropped; no job starts from that checkpoint any more.
 
 Records of earlier releases list nothing: those checkpoints are kept as long as the manifests are in the store. An
 earlier release refuses a log with newer records (`Format`), so no record without a list follows a record with a list.

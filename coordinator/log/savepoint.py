@@ -3,14 +3,13 @@
     <savepoint>/data/<checkpoint>-<token>-<id>/<number>     snapshot files, as the checkpoint had them
     <savepoint>/savepoint.json                              written last: without it there is no savepoint
 
-File names are relative to that folder, so a copy of the folder is a copy of the savepoint. The savepoint shares nothing
-with the job, so neither can harm the other. The job's own recovery never restores a savepoint.
+File names are relative to that folder, so a copy of the folder is a copy of the savepoint. The savepoint shares no
+object with the job, and the job's own recovery never restores a savepoint.
 
-A savepoint is taken of a checkpoint whose rows are all visible, so there are no transactions on which the job, a
-successor or a fork would have to agree.
+A savepoint is taken of a checkpoint whose rows are all visible, so there are no transactions to agree on.
 
-A job that starts from a savepoint first copies it to the job's folder as a checkpoint (`imported`). After that,
-recovery, retention and rescaling treat that checkpoint like any other, and the savepoint may be deleted.
+A job that starts from a savepoint first copies it to the job's folder as a checkpoint (`imported`); then the savepoint
+may be deleted. Design: docs/design/savepoints.md.
 """
 
 import re
@@ -147,8 +146,6 @@ def imported(
 
 
 def with_keys(snapshot: OperatorSnapshot, objects: Mapping[str, str]) -> OperatorSnapshot:
-    """Returns the snapshot with its files at other keys."""
-
     def moved(ref: FileRef) -> FileRef:
         return ref if ref.key is None else msgspec.structs.replace(ref, key=objects[ref.key])
 
@@ -166,7 +163,6 @@ def in_savepoint(key: str) -> bool:
 
 
 def files_by_object(manifest: Manifest) -> dict[str, set[FileRef]]:
-    """Returns the files that each object of the manifest holds."""
     found: dict[str, set[FileRef]] = {}
     for snapshot in manifest.operators:
         for ref in snapshot.files:

@@ -1,13 +1,11 @@
-"""Generation without slots, to resolve a dead job's transactions by hand.
+"""Generation without slots, to resolve a dead job's transactions by hand. Blocking; used by one thread.
 
-Dropped transactions must be out of reach of every process. Therefore the resolution begins with a FENCE after the log
-that was read, like every generation. An unnoticed leader of the job loses the next append; a process that starts the
-job takes a higher token, or was faster, and then nothing is resolved. The resolution is a run of its own, and continues
-from the last run's restore point: no coordinator adopts the run, and a start of the job restores the same checkpoint as
-before.
+The resolution begins with a FENCE after the log that was read. An unnoticed leader of the job loses the next append; a
+process that starts the job takes a higher token, or was faster, and then nothing is resolved. No coordinator adopts the
+resolution, a run without slots that continues from the last run's restore point: a start of the job restores the same
+checkpoint as before.
 
-A FINISH follows. Dying before FINISH only changes the text for people: "the job was killed", which is true as well.
-Blocking; used by one thread.
+A FINISH follows. Dying before FINISH only changes the text for people.
 """
 
 import time

@@ -105,7 +105,6 @@ class ControlServer:
             log.warning("%s", line)
 
     def _make_room(self) -> None:
-        """Disconnects the oldest unproven peers if all places are taken."""
         while len(self._unproven) >= MAX_UNPROVEN:
             oldest = next(iter(self._unproven))
             del self._unproven[oldest]

@@ -1,10 +1,9 @@
 """Writer of a job's history and of the log's hint; the job never waits for a write.
 
-The history has counters, past checkpoints and slots. Only the leader writes, one put at a time; later changes are part
-of the next put. Stored figures may be five seconds old, or as many log records as the hint: before each put the writer
-reads the log, and at one checkpoint a second two more requests per checkpoint would be a sixth of all. Slots are stored
-at once, because a successor has the tasks of hanging slots killed. At the end of a run the history records the outcome,
-for clients of a daemon that did not see the end.
+Only the leader writes, one put at a time; later changes are part of the next put. To save requests
+(docs/design/store-requests.md), stored figures may be five seconds old, or as many log records as the hint. Slots are
+stored at once, because a successor has the tasks of hanging slots killed. At the end of a run the history records the
+outcome, for clients of a daemon that did not see the end.
 """
 
 import asyncio
@@ -72,7 +71,6 @@ class HistoryWriter:
                 await asyncio.sleep(backoff_s(attempt))
 
     def save(self) -> None:
-        """Starts a write if there is something new."""
         if not self._unsaved():
             return
         if self._saving is None:

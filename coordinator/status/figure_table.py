@@ -1,8 +1,7 @@
 """THE table of a job's figures: one row each, read from the job's status. Pure.
 
-`/metrics`, OpenTelemetry, the page's tiles and docs/metrics.md are made of the rows. A new figure is a new row and the
-line that measures the figure; `make tables` writes docs/metrics.md. Figures that operators and slots send with their
-heartbeats are rows of `coordinator/metric_table.py`.
+`/metrics`, OpenTelemetry, the page's tiles and docs/metrics.md are made of the rows; CONTRIBUTING.md says how to add a
+row. Figures that operators and slots send with their heartbeats are rows of `coordinator/metric_table.py`.
 
 Names and labels never change: people's alarms use them. Per job there are at most 40 series, 12 per operator and 6 per
 slot; no label has values that grow without bound. The shipped dashboard and alerts are checked against the rows.

@@ -6,10 +6,9 @@ coordinator's loop; therefore results are cached by their inputs, and percentile
 
 `LatencyHour` holds both latencies of each sink over the last hour: a point per minute, kept in the job's history.
 
-Histograms have the layout and encoding of HdrHistogram: 1 µs to 1 h, three significant digits. The text is V2
-(compressed, base64), so other releases and common tools can read histograms. HdrHistogram's Python library is not used,
-because the package installs others that no job needs, and a program `dump_hdrh`. Only nonzero counts are kept: mostly a
-few hundred of 23,552.
+Histograms have the layout and encoding of HdrHistogram (V2: compressed, base64): 1 µs to 1 h, three significant digits.
+HdrHistogram's Python library would install packages that no job needs, and a program `dump_hdrh`. Only nonzero counts
+are kept: mostly a few hundred of 23,552.
 
 Value `v` has the index `(b << 10) + (v >> b)`, `b` being the bits of `v` above eleven; up to 2,047 that is `v` itself.
 """

@@ -311,7 +311,6 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def what(self) -> str:
-        """Description for people."""
         return "replace" if self.kind == "replace" else f"rescale {self.before} → {self.parallelism} slots"
 
 

@@ -47,7 +47,6 @@ def _trigger(job: Job, now_ms: int) -> None:
 
 
 def announce(job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) -> None:
-    """Sends the trigger to `slots`."""
     for slot in slots:
         stops = job.stop_checkpoint is not None and checkpoint.id >= job.stop_checkpoint
         trigger = Trigger(

@@ -81,7 +81,6 @@ def _read_manifest(job: Job) -> None:
 
 
 def copy_visible(job: Job) -> None:
-    """Copies the savepoints whose rows are all visible."""
     for due in job.savepoints.due(job.commits.all_through):
         job.outbox.put(CopySavepoint(due.url, due.copy))
 

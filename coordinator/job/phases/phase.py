@@ -23,7 +23,6 @@ class Phase:
     judges_silence = False  # whether `on_tick` ends the generation of a slot that is silent for too long
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
-        """Begins the phase."""
         return None
 
     def deadline(self, job: Job) -> int | None:
@@ -34,7 +33,6 @@ class Phase:
         return None
 
     def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
-        """Takes a registered slot."""
         return None
 
     def on_incompatible(self, job: Job) -> Decision | None:

@@ -19,16 +19,15 @@ slots, `JobSpec.full_parallelism` the number to which the job returns (0: the pr
 | few         | another coordinator takes over, as the FENCE says                | few  | -                           |
 | few         | the user's program is started again                              | all  | -                           |
 
-(+) A slot that comes and goes must not move the job all the time: a return is requested `degrade_after` after the end
-    of the last one, and twice as long after each further return within 60 times `degrade_after`, up to 16 times as
-    long. The history keeps these ends for a successor.
+(+) A return is requested `degrade_after` after the end of the last one, and twice as long after each further return
+    within 60 times `degrade_after`, up to 16 times as long: a slot that comes and goes must not move the job all the
+    time. The history keeps these ends for a successor.
 
 Missing slots are counted over all generations since the last that ran, without the time in which no slot was missing:
 a slot that dies during each restore stays away, too. The last slot to go has a quarter of `degrade_after` at least.
 
-The FENCE restores the newest checkpoint, as after any failure: rows since then are read again, and commits that were
-under way are made by the fewer slots. Slots beyond the new number leave, so that Spark can give their cores to missing
-slots below that number. A return to full width is a rescale like any other, and reads no row twice.
+The FENCE restores the newest checkpoint, as after any failure. Slots beyond the new number leave, so that Spark can
+give their cores to missing slots below that number. Design: docs/design/rescaling.md.
 """
 
 from collections.abc import Sequence

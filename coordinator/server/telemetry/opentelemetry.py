@@ -134,7 +134,6 @@ class Tracing:
         self._jobs: dict[tuple[str, str], tuple[object, NewSpans]] = {}  # (job, run) -> last examined revision
 
     async def run(self) -> None:
-        """Runs until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK_S)
@@ -306,7 +305,6 @@ class Metering:
         self._now_ms = now_ms
 
     async def run(self, every_s: float) -> None:
-        """Runs until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(every_s)

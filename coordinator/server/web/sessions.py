@@ -1,9 +1,9 @@
 """Logins at the page: sessions in a cookie, links that log in once, and a delay after wrong tokens.
 
-Except for `use`, pure: callers pass `now_ms` and random text. A session is signed with a key made from the daemon's
-token and kept only by the browser, so a session survives a killed daemon and is valid at each daemon with the same
-token. It names no user and cannot be revoked; it ends after twelve hours, or when the daemon gets another token. Links
-are signed likewise.
+Except for `use`, pure: callers pass `now_ms` and random text. Sessions and links are signed with keys made from the
+daemon's token; only the browser keeps a session, so a session survives a killed daemon and is valid at each daemon with
+the same token. A session names no user and cannot be revoked; it ends after twelve hours, or when the daemon gets
+another token.
 
 `use` records used links in the store, so each link works once, whichever daemon is asked or was killed:
 
