@@ -124,7 +124,7 @@ def wanted_savepoint(store: ObjectStore, url: str, spec: JobSpec) -> WantedSavep
     try:
         savepoint, owner = find_savepoint(url), claimed_by(url)
     except InvalidJob as error:  # there is no such folder
-        raise _told_of_own_checkpoints(error, store, spec) from error
+        raise _with_own_checkpoints(error, store, spec) from error
     if savepoint is not None:
         what = named(url, savepoint)
         view = _log_of(store, spec, savepoint.id)
@@ -138,7 +138,7 @@ def wanted_savepoint(store: ObjectStore, url: str, spec: JobSpec) -> WantedSavep
         then = "before" if own else f"which {owner} has claimed since{owner.place}"
         why = f"job {spec.job} {did} {shown(url)} {then}, and goes on from checkpoint {reached}, which it has reached"
         return WantedSavepoint(None, why, view, GoOn(why))
-    raise _told_of_own_checkpoints(no_savepoint(url), store, spec)
+    raise _with_own_checkpoints(no_savepoint(url), store, spec)
 
 
 def _has_begun(spec: JobSpec, owner: Claim, view: LogView) -> bool:
@@ -169,7 +169,7 @@ def import_savepoint(
     return importing.done(importing.look())
 
 
-def _told_of_own_checkpoints(error: InvalidJob, store: ObjectStore, spec: JobSpec) -> InvalidJob:
+def _with_own_checkpoints(error: InvalidJob, store: ObjectStore, spec: JobSpec) -> InvalidJob:
     """Adds a hint for a repeated command: after the import the savepoint may have been deleted."""
     view = _log_of(store, spec, "")
     if not view.completes:

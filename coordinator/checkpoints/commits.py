@@ -321,7 +321,7 @@ class CommitTracker:
     # ------------------------------------------------------------ global committers
 
     def decided(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...], manifest: ManifestRef) -> None:
-        """Keeps what global committers will need of the complete checkpoint's manifest."""
+        """Keeps the part of the complete checkpoint's manifest that global committers need."""
         self._newest = checkpoint
         operators = tuple(without_own(each) for each in operators)  # a subtask's own rows are not committed yet
         self._pending_bytes = sum(_value_bytes(each) for each in operators if each.operator in self._sinks)

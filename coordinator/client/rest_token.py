@@ -106,7 +106,7 @@ def signature(key: bytes, call: Call, time_ms: int, nonce: str) -> str:
 
 
 def masked(key: bytes, nonce: str, secret: bytes) -> bytes:
-    """Hides a secret of at most 32 bytes in the answer to the call with `nonce`, or reveals what this call hid."""
+    """Hides a secret of at most 32 bytes in the answer to the call with `nonce`, or reveals that secret."""
     mask = hmac.digest(key, b"answer:" + nonce.encode(), "sha256")
     return bytes(each ^ other for each, other in zip(secret, mask, strict=True))
 

@@ -393,7 +393,7 @@ def _goes_on(before: JobSpec, spec: JobSpec) -> str:
 
 
 def _slots_of(spec: JobSpec) -> tuple[str, int, int]:
-    """Returns what a move changes in the description of a run."""
+    """Returns the part of a run's description that a move changes."""
     return spec.program, spec.parallelism, spec.full_parallelism
 
 

@@ -22,7 +22,7 @@ NOBODY_MS = 2**63 - 1  # no split holds others back: all have ended or are idle
 class ReachedEventTimes:
     _of_slot: dict[int, Mapping[str, HeldBack]] = field(default_factory=dict)
 
-    def told(self, slot: int, sources: Mapping[str, HeldBack]) -> None:
+    def reported(self, slot: int, sources: Mapping[str, HeldBack]) -> None:
         self._of_slot[slot] = sources
 
     def lowest_ms(self, slots: int) -> int:

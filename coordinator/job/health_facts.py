@@ -44,7 +44,7 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str, n
         interval_ms=job.spec.checkpoints.interval_ms,
         narrow=shown(job.spec),
         blocked=tuple(
-            BlockedSlot(slot.index, slot.blocked, slot.blocked_told_ms, slot.blocked_reading)
+            BlockedSlot(slot.index, slot.blocked, slot.blocked_reported_ms, slot.blocked_reading)
             for slot in job.slots.connected
             if slot.blocked
         ),

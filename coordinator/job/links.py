@@ -72,7 +72,7 @@ class Links:
         return now_ms - slot.in_time_since_ms
 
 
-def victim(slots: SlotTable, link: SilentLink) -> RegisteredSlot | None:
+def slot_to_move(slots: SlotTable, link: SilentLink) -> RegisteredSlot | None:
     """Returns the slot to move: that of the host with fewer slots, else the one with the higher number."""
     pair = [slot for slot in (slots.at(link.slot), slots.at(link.peer)) if slot is not None and slot.connected]
     hosts = [slot.register.host for slot in slots]

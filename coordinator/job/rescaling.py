@@ -141,7 +141,7 @@ class RescaleRequest:
         """Returns whether the job itself requests the slots that stayed away."""
         return self.id.startswith(RETURN)
 
-    def same_wish(self, other: "RescaleRequest") -> bool:
+    def same_request(self, other: "RescaleRequest") -> bool:
         if self.replaces and other.replaces:
             return not other.flow or self.flow == other.flow  # the driver's answer does not repeat the flow
         return (self.parallelism, self.replaces) == (other.parallelism, other.replaces)
@@ -308,7 +308,7 @@ class Rescales:
         """Returns why the request is refused; "" if it is possible, or already known."""
         known = self._entries.get(request.id)
         if known is not None:
-            if known.request.same_wish(request):
+            if known.request.same_request(request):
                 return ""
             if request.replaces or known.request.replaces:
                 return f"{request.id} is the id of another wish: use a new one"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from barrier_runtime.coordinator.job.events import Link
-from barrier_runtime.coordinator.status.latency import ToldHistograms
-from barrier_runtime.coordinator.status.shares import ToldFigures
+from barrier_runtime.coordinator.status.latency import ReportedHistograms
+from barrier_runtime.coordinator.status.shares import ReportedFigures
 from barrier_runtime.coordinator.status.status import SlotDuring
 from barrier_runtime.coordinator.wire.messages import HeldBack, Register
 
@@ -52,8 +52,8 @@ class Contact:
         silences = [length for ended, length in self._silences if ended > since_ms]
         if now_ms - self._heard_ms >= self._notable_ms:
             silences.append(now_ms - self._heard_ms)
-        stalls = [length for told, length in self._stalls if told > since_ms]
-        delays = [length for told, length in self._delays if told > since_ms]
+        stalls = [length for ended, length in self._stalls if ended > since_ms]
+        delays = [length for ended, length in self._delays if ended > since_ms]
         if not (silences or stalls or delays):
             return None
         return SlotDuring(slot, max(silences, default=0), max(stalls, default=0.0), max(delays, default=0.0))
@@ -79,12 +79,12 @@ class RegisteredSlot:
     lost_ms: int | None = None
     gone_ms: int | None = None  # as `lost_ms`, also when a stall of this coordinator restarts waiting times
     metrics: dict[str, float] = field(default_factory=dict)
-    latency: ToldHistograms = field(default_factory=lambda: ToldHistograms(began_empty=False))
+    latency: ReportedHistograms = field(default_factory=lambda: ReportedHistograms(began_empty=False))
     opening: dict[str, float] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
-    figures: ToldFigures = field(default_factory=ToldFigures)
+    figures: ReportedFigures = field(default_factory=ReportedFigures)
     sources: dict[str, HeldBack] = field(default_factory=dict)  # as in the last `Heartbeat`
     blocked: str = ""  # as in the last `Heartbeat` with that field
-    blocked_told_ms: int = 0
+    blocked_reported_ms: int = 0
     blocked_reading: bool = False
     asked_to_prefetch: tuple[str, int] = "", 0  # move and checkpoint of the last Prefetch on this connection
     prefetched: int = 0  # as in the last `Heartbeat` since the first Prefetch

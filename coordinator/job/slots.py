@@ -22,7 +22,7 @@ from barrier_runtime.coordinator.job.slot import (
 )
 from barrier_runtime.coordinator.metric_table import LOOP_LAG_MS
 from barrier_runtime.coordinator.status.history import KnownSlot
-from barrier_runtime.coordinator.status.latency import ToldHistograms
+from barrier_runtime.coordinator.status.latency import ReportedHistograms
 from barrier_runtime.coordinator.status.status import AbsentSlot, Room, SlotDuring
 from barrier_runtime.coordinator.wire.messages import Heartbeat, JobSpec, Peer, Register
 
@@ -39,7 +39,6 @@ def _known(register: Register) -> KnownSlot:
 
 class SlotTable:
     def __init__(self, spec: JobSpec, heartbeat_ms: int) -> None:
-        """Table without slots. `heartbeat_ms`: interval of a slot's heartbeats."""
         self._job = spec.job
         self._carrier = spec.carrier
         self._program = spec.program
@@ -222,7 +221,7 @@ class SlotTable:
             self.heard(existing, now_ms)
             existing.deployed_token = max(existing.deployed_token, register.token)
             return Reconnected(existing, old_link)
-        latency = ToldHistograms(began_empty=register.token == 0)
+        latency = ReportedHistograms(began_empty=register.token == 0)
         contact = Contact(self._heartbeat_ms, now_ms)
         slot = RegisteredSlot(index, register, link, now_ms, contact, deployed_token=register.token, latency=latency)
         if self._is_member(place):
@@ -293,7 +292,7 @@ class SlotTable:
         slot.contact.heartbeat(message.sent_at_ms, message.metrics.get(LOOP_LAG_MS.name, 0.0), now_ms)
         slot.opening = message.opening if message.token == slot.deployed_token else {}
         if message.blocked:
-            slot.blocked, slot.blocked_told_ms = message.blocked, now_ms
+            slot.blocked, slot.blocked_reported_ms = message.blocked, now_ms
             slot.blocked_reading = message.blocked_reading
         if message.latency:
             slot.latency.tell(message.latency, now_ms)

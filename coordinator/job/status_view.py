@@ -36,7 +36,7 @@ def job_status(
     figures = [slot.metrics for slot in slots]
     watermark = over_slots(WATERMARK_MS, figures)
     restored = job.generation.restored
-    told = [slot.latency for slot in (*job.slots.departed, *slots)]
+    histograms = [slot.latency for slot in (*job.slots.departed, *slots)]
     over = outcome in ("finished", "failed", "cancelled")
     return JobStatus(
         job=job.spec.job,
@@ -79,8 +79,8 @@ def job_status(
         recoveries=tuple(job.record.recoveries),
         watermark_ms=None if watermark is None or not _WATERMARK_NONE < watermark < 2**63 - 1 else int(watermark),
         records=int(over_slots(RECORDS, figures) or 0),
-        latency=latency.merged(each.newest for each in told),
-        latency_last_minute=latency.last_minute(told, now_ms),
+        latency=latency.merged(each.newest for each in histograms),
+        latency_last_minute=latency.last_minute(histograms, now_ms),
         commits=commits_status(job, condition.slow),
         rescales=job.rescales.statuses,
         standbys=standbys_wanted(job),

@@ -105,19 +105,19 @@ def changed_kind(
         return None  # at most rows in flight
     name = snapshot.operator
     now = next((chain.kinds[name] for chain in chains if name in chain.kinds), "")
-    before = _told(snapshot)
+    before = _kinds_before(snapshot)
     if any(name in (*chain.stateful, *chain.sinks) for chain in chains):
         if not now or not before or now in before:
             return _changed_target(chains, snapshot, settled)
         if _family(now) == SOURCE and SOURCE in before and KIND not in snapshot.values:
             return None
         if _family(now) == SINK and all(_family(kind) == SINK for kind in before):
-            changed = ChangedKind(_said(before), _said((now,)), pending=True)
+            changed = ChangedKind(_shown(before), _shown((now,)), pending=True)
             return changed if _holds_rows(snapshot, settled) else None
-        return ChangedKind(_said(before), _said((now,)))
+        return ChangedKind(_shown(before), _shown((now,)))
     if not now and not before:
         return None  # both kinds are unknown
-    return ChangedKind(_said(before) or "a step with state", f"{_said((now,)) if now else 'a step'} without state")
+    return ChangedKind(_shown(before) or "a step with state", f"{_shown((now,)) if now else 'a step'} without state")
 
 
 def _changed_target(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, settled: bool) -> ChangedKind | None:
@@ -142,7 +142,7 @@ def changed_column(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot) -> t
     return next(((name, known[name], now[name]) for name in now if known.get(name, now[name]) != now[name]), None)
 
 
-def _told(snapshot: OperatorSnapshot) -> frozenset[str]:
+def _kinds_before(snapshot: OperatorSnapshot) -> frozenset[str]:
     """Returns the kinds of step that may have written the snapshot; empty if nothing identifies the kind."""
     kind = snapshot.values.get(KIND)
     if kind is not None:
@@ -206,13 +206,13 @@ def _family(kind: str) -> str:
     return kind.partition(":")[0]
 
 
-def _said(kinds: Iterable[str]) -> str:
+def _shown(kinds: Iterable[str]) -> str:
     """Returns text for people: "a source of Kafka", "a kafka sink", "a process step"."""
-    said: Sequence[str] = [_said_of_one(kind) for kind in sorted(kinds)]
+    said: Sequence[str] = [_shown_kind(kind) for kind in sorted(kinds)]
     return " or ".join(said)
 
 
-def _said_of_one(kind: str) -> str:
+def _shown_kind(kind: str) -> str:
     family, _, more = kind.partition(": ")
     if family == SOURCE:
         return f"a source of {more}" if more else "a source"

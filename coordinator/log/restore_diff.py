@@ -24,8 +24,8 @@ class RestoreDiff:
             self.refused = str(error)
 
     def __str__(self) -> str:
-        told = "\n".join(f"  {line}" for line in self.lines) or "  no operator has state"
-        return f"{told}\n" + (f"refused: {self.refused}\n" if self.refused else "")
+        text = "\n".join(f"  {line}" for line in self.lines) or "  no operator has state"
+        return f"{text}\n" + (f"refused: {self.refused}\n" if self.refused else "")
 
 
 def _lines(spec: JobSpec, manifest: Manifest, settled: bool) -> Iterable[str]:

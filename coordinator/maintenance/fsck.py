@@ -216,7 +216,7 @@ class LogWalk:
         found = self._checkpoint_at[position - FIRST_POSITION]
         return None if found == _UNREADABLE else found
 
-    # ------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------ kept checkpoints
 
     def _follow(self, position: int, record: Record) -> None:
         if isinstance(record, Fence):

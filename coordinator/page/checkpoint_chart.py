@@ -65,12 +65,12 @@ def _of_subtask(subtask: SubtaskPhases) -> Iterator[tuple[str, float]]:
     yield "async", subtask.async_ms
 
 
-def told(checkpoint: CheckpointStatus) -> str:
+def tooltip(checkpoint: CheckpointStatus) -> str:
     """Returns a line for the tooltip and for screen readers."""
-    return _told(checkpoint, phases_of(checkpoint))
+    return _tooltip(checkpoint, phases_of(checkpoint))
 
 
-def _told(checkpoint: CheckpointStatus, phases: Sequence[tuple[str, float]]) -> str:
+def _tooltip(checkpoint: CheckpointStatus, phases: Sequence[tuple[str, float]]) -> str:
     if checkpoint.outcome != COMPLETE:
         why = f": {checkpoint.reason[:120]}" if checkpoint.reason else ""
         return f"checkpoint {checkpoint.checkpoint} {checkpoint.outcome} after {duration(checkpoint.duration_ms)}{why}"
@@ -110,7 +110,7 @@ def strip(history: Sequence[CheckpointStatus], link: str, events: Sequence[Event
     out += _bars(phases, step, top)
     for index, checkpoint in enumerate(shown):
         x = _LEFT + index * step
-        title = escape(_told(checkpoint, phases[index]))
+        title = escape(_tooltip(checkpoint, phases[index]))
         hit = f'<title>{title}</title><path class="hit" d="M{x:.1f} 0h{step:.1f}v{_BASE}h-{step:.1f}z"/>'
         number = checkpoint.checkpoint
         out.append(Markup(f'<a class="bar" href="{escape(link)}{number}">{hit}</a>' if link else f"<g>{hit}</g>"))
@@ -213,7 +213,7 @@ _WIDE, _NARROW = 1000, 340
 _LEFT, _RIGHT = 96, 12
 _ROW, _BAR = 26, 16
 _NARROWEST = 4.0
-_TOLD = 160  # characters of a reason: the table below has it whole
+_REASON = 160  # characters of a reason: the table below has it whole
 
 
 def timeline(status: JobStatus, events: Sequence[EventView], now_ms: int) -> Markup:
@@ -281,7 +281,7 @@ def _end(event: EventView) -> int:
 
 def _mark(event: EventView, x: Callable[[int], float], last_ms: int, right: int) -> Markup:
     took = "" if event.took_ms is None else f", took {duration(event.took_ms)}"
-    told = f"{time_of_day(event.at_ms)} {event.what}{took}{': ' if event.why else ''}{event.why[:_TOLD]}"
+    title = f"{time_of_day(event.at_ms)} {event.what}{took}{': ' if event.why else ''}{event.why[:_REASON]}"
     if event.took_ms is None and event.kind == "takeover":
         shape = Markup('<path d="M{:.1f} -9l7 9l-7 9l-7 -9z"/>').format(x(event.at_ms))
     else:  # an open event extends to now
@@ -291,13 +291,14 @@ def _mark(event: EventView, x: Callable[[int], float], last_ms: int, right: int)
         shape = Markup('<rect x="{:.1f}" y="{}" width="{:.1f}" height="{}" rx="2"/>').format(
             begin, -_BAR // 2, wide, _BAR
         )
-    return Markup('<g class="m-{}"><title>{}</title>{}</g>').format(event.kind, told, shape)
+    return Markup('<g class="m-{}"><title>{}</title>{}</g>').format(event.kind, title, shape)
 
 
 def _failures(status: JobStatus, x: Callable[[int], float]) -> Markup:
     return Markup("").join(
         Markup('<g class="m-failure"><title>{}</title><path d="M{:.1f} -8l8 15h-16z"/></g>').format(
-            f"{time_of_day(each.at_ms)} slot {each.slot} {each.operator}: {each.error[:_TOLD]}", x(each.at_ms)
+            f"{time_of_day(each.at_ms)} slot {each.slot} {each.operator}: {each.error[:_REASON]}",
+            x(each.at_ms),
         )
         for each in status.failures
     )

@@ -276,7 +276,7 @@ def _of_checkpoint(facts: JobFacts, checkpoint: CheckpointStatus) -> dict[str, A
     operators = job_view.operators(facts.status)
     return {
         "checkpoint": checkpoint,
-        "told": checkpoint_chart.told(checkpoint),
+        "told": checkpoint_chart.tooltip(checkpoint),
         "parts_of": checkpoint_chart.phases_of(checkpoint),
         "phase_names": checkpoint_chart.NAMES | {"failed": "until it failed"},
         "subtasks": checkpoint_chart.subtasks(checkpoint, operators),

@@ -218,7 +218,7 @@ def _claims(session: PeerSession) -> SlotClaims:
 
 
 def _of_other_protocol(session: PeerSession, writer: asyncio.StreamWriter) -> Register:
-    """Returns what is known of a slot that proved the secret in another version of the protocol: to be refused."""
+    """Returns a Register, to be refused, of a slot that proved the secret in another version of the protocol."""
     claims, host = _claims(session), str((writer.get_extra_info("peername") or ("unknown",))[0])
     versions = {PROTOCOL: str(session.hello.version)}
     return Register(claims.slot, claims.uuid, 0, host, 0, "", 0, 0, "idle", versions=versions)

@@ -44,7 +44,7 @@ from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import Leases
 from barrier_runtime.coordinator.server.logs import configure
-from barrier_runtime.coordinator.server.telemetry.opentelemetry import Telling
+from barrier_runtime.coordinator.server.telemetry.opentelemetry import OpenTelemetryExports
 from barrier_runtime.coordinator.server.web.front import now_ms
 from barrier_runtime.coordinator.wire.peers import across_hosts, never
 from barrier_runtime.state.descriptors import raise_limit
@@ -249,7 +249,7 @@ async def _run(settings: Settings) -> None:
         loop.add_signal_handler(number, stopping.set)
     if settings.exit_with_parent:
         _watch_parent(loop, stopping, settings.parents_directory)
-    telling = Telling(directory, now_ms)
+    exports = OpenTelemetryExports(directory, now_ms)
     page = None if settings.no_ui else (f"http://{for_rest}", settings.token_file)
     request_s = 2 * settings.handshake_timeout
     serving = loop.create_task(_serve_rest(directory, for_slots, web, token, page, stopping, request_s))
@@ -258,10 +258,10 @@ async def _run(settings: Settings) -> None:
         with announced:
             await stopping.wait()
     finally:
-        told = telling.end()
+        exported = exports.end()
         await server.close()
         await directory.close()
-        await told
+        await exported
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving

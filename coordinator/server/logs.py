@@ -62,11 +62,11 @@ class End:
     fields: dict[str, Any]
 
 
-class NewEnds:
+class NewFailures:
     """Failures since the last look; none at first, because a predecessor logged old ones."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, int, int]] | None = None
+        self._before: set[tuple[str, int, int]] | None = None
 
     def look(self, history: History) -> list[End]:
         """Returns new failures, and remembers the keys of this history."""
@@ -81,23 +81,23 @@ class NewEnds:
                 fields = {"generation": record.token, "checkpoint": record.checkpoint}
                 text = f"checkpoint {record.checkpoint} did not complete ({record.outcome}): {record.reason}"
                 found[("checkpoint", record.token, record.checkpoint)] = End(text, fields)
-        told, self._told = self._told, set(found)
-        return [] if told is None else [end for key, end in found.items() if key not in told]
+        before, self._before = self._before, set(found)
+        return [] if before is None else [end for key, end in found.items() if key not in before]
 
 
 class SlowLines:
     """Log lines for slow commits and uploads: a warning at the beginning, an info at the end."""
 
     def __init__(self) -> None:
-        self._told: tuple[SlowCommit | SlowUpload, ...] = ()
+        self._before: tuple[SlowCommit | SlowUpload, ...] = ()
 
     def look(self, known: tuple[SlowCommit | SlowUpload, ...]) -> list[tuple[int, str]]:
         """Returns (level, text) of new lines."""
-        told, self._told = self._told, known
-        if known == told:
+        before, self._before = self._before, known
+        if known == before:
             return []
-        began = [(logging.WARNING, _begun(each)) for each in known if each not in told]
-        return began + [(logging.INFO, _over(each)) for each in told if each not in known]
+        began = [(logging.WARNING, _begun(each)) for each in known if each not in before]
+        return began + [(logging.INFO, _over(each)) for each in before if each not in known]
 
 
 def _begun(slow: SlowCommit | SlowUpload) -> str:

@@ -246,10 +246,10 @@ class Api:
         """Takes the driver's report about free cores for the job's slots."""
         runner = await self._runner(request)
         try:
-            told = _ROOM.decode(await _body(request))
+            room = _ROOM.decode(await _body(request))
         except UNREADABLE as error:
             raise InvalidJob(f'the body is not understood ({error}): send {{"cores": 8, "held_by": {{}}}}') from error
-        runner.tell_room(bounded(told))
+        runner.tell_room(bounded(room))
         return _json(TriggerReply("accepted", ""), 202)
 
     async def submit(self, request: Request) -> Response:
@@ -266,8 +266,8 @@ class Api:
         self._check_storage(unquote(request.headers.get(STORAGE_HEADER, "")))
         runner = await self._directory.submit(spec)
         secret = self._directory.secret(job, spec.run_id)
-        told = masked(self._key, caller.nonce, secret) if caller.nonce else secret
-        return _json(SubmitReply(runner.phase, told.hex(), self._control.host, self._control.port))
+        shown_secret = masked(self._key, caller.nonce, secret) if caller.nonce else secret
+        return _json(SubmitReply(runner.phase, shown_secret.hex(), self._control.host, self._control.port))
 
     def _check_storage(self, of_program: str) -> None:
         """Checks that slots and coordinator keep the job's checkpoints in the same store."""
@@ -458,8 +458,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
-    told = f"this request met a defect, {place_of(error)}: the coordinator's log has the stack; ask again"
-    return _json(ErrorReply(told), 500)
+    text = f"this request met a defect, {place_of(error)}: the coordinator's log has the stack; ask again"
+    return _json(ErrorReply(text), 500)
 
 
 def _json(value: object, status: int = 200) -> Response:

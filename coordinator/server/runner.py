@@ -43,9 +43,9 @@ from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
+from barrier_runtime.coordinator.server.failure_record import write_end
 from barrier_runtime.coordinator.server.history_writer import HistoryWriter
-from barrier_runtime.coordinator.server.last_word import write_end
-from barrier_runtime.coordinator.server.logs import JobLog, NewEnds, SlowLines
+from barrier_runtime.coordinator.server.logs import JobLog, NewFailures, SlowLines
 from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreEffects, StoreThreads
 from barrier_runtime.coordinator.status.health import TROUBLED, Condition
 from barrier_runtime.coordinator.status.history import History
@@ -101,7 +101,7 @@ class JobRunner:
         self._identity = Identity(leader, host, predecessor, versions)
         self._protocol = JobProtocol(spec, self._identity, origin)
         self._log = JobLog(log, spec.job, lambda: self._protocol.token)
-        self._ends = NewEnds()
+        self._ends = NewFailures()
         self._slow_lines = SlowLines()
         self._ends_of: object = None  # the last examined revision of the history
         store = with_own_use(store)  # a daemon has one store for all jobs
@@ -264,12 +264,12 @@ class JobRunner:
 
     async def changed(self, wait_s: float) -> None:
         """Waits until the status version changes, at most `wait_s`."""
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._listening[told] = self._news
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listening[waiter] = self._news
         try:
-            await asyncio.wait([told], timeout=wait_s)
+            await asyncio.wait([waiter], timeout=wait_s)
         finally:
-            del self._listening[told]
+            del self._listening[waiter]
 
     @property
     def _news(self) -> tuple[object, ...]:
@@ -278,9 +278,9 @@ class JobRunner:
     def _tell_listeners(self) -> None:
         if self._listening:
             news = self._news
-            for told, before in self._listening.items():
-                if news != before and not told.done():
-                    told.set_result(None)
+            for waiter, before in self._listening.items():
+                if news != before and not waiter.done():
+                    waiter.set_result(None)
 
     # ------------------------------------------------------------ slots
 
@@ -366,9 +366,9 @@ class JobRunner:
         if led_at is None:
             self._end(JobEnded("failed", reason))
         else:
-            self._spawn(self._say_last_word(led_at, reason))
+            self._spawn(self._record_failure(led_at, reason))
 
-    async def _say_last_word(self, led_at: int, reason: str) -> None:
+    async def _record_failure(self, led_at: int, reason: str) -> None:
         """Writes FINISH; then the job has ended, with or without that record."""
         write = partial(write_end, self._store, self.spec, self._identity, led_at, reason, self._clock(), self._sleep)
         try:

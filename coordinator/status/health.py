@@ -166,7 +166,7 @@ class BlockedSlot:
 
     slot: int
     by: str
-    told_ms: int
+    reported_ms: int
     reading: bool = False
 
 
@@ -294,7 +294,7 @@ class ProgressWatch:
         since_ms = self._running_since_ms - self._idle_ms
         if facts.expects_checkpoint and self._over(since_ms, facts.timeout_ms, now_ms):
             return "NO_CHECKPOINT", _no_checkpoint(facts, now_ms - since_ms, now_ms)
-        blocked = [slot for slot in facts.blocked if not self._over(slot.told_ms, BLOCKED_MS, now_ms)]
+        blocked = [slot for slot in facts.blocked if not self._over(slot.reported_ms, BLOCKED_MS, now_ms)]
         slow = [*map(slow_sink, self.slow.shown), *map(slow_upload, self.slow_uploads.shown)]
         slow += [f"with {facts.narrow}"] if facts.narrow else []
         return ("BLOCKED", _blocked(blocked)) if blocked else ("RUNNING", some_of(slow, "; "))

@@ -1,7 +1,7 @@
 """Latency histograms of all slots, merged: since each process began, and of the last minute. Pure.
 
 A slot sends the whole encoded histogram of the process, so a time span is the difference of two histograms:
-`ToldHistograms` keeps some of a minute per process. Clients request the status more often than slots send, on the
+`ReportedHistograms` keeps some of a minute per process. Clients request the status more often than slots send, on the
 coordinator's loop; therefore results are cached by their inputs, and percentiles come from running totals.
 
 `LatencyHour` holds both latencies of each sink over the last hour: a point per minute, kept in the job's history.
@@ -112,7 +112,7 @@ _MAX_ENCODED = 1 << 20
 Encoded: TypeAlias = Mapping[str, str]  # "<sink>:processed" or "<sink>:visible" -> a histogram
 
 
-class ToldHistograms:
+class ReportedHistograms:
     """Histograms of a process: the newest, and a few of the last minute.
 
     `began_empty`: the process is known since before the first count; else the first report's counts do not belong to
@@ -150,11 +150,11 @@ def merged(encoded: Iterable[Encoded]) -> dict[str, LatencyStatus]:
     return _statuses(_by_name(encoded), {})
 
 
-def last_minute(processes: Iterable[ToldHistograms], now_ms: int) -> dict[str, LatencyStatus]:
+def last_minute(processes: Iterable[ReportedHistograms], now_ms: int) -> dict[str, LatencyStatus]:
     """Returns a status per name, of the counts within the last minute."""
     processes = list(processes)
-    newest = _by_name(told.newest for told in processes)
-    return _statuses(newest, _by_name(told.before(now_ms) for told in processes))
+    newest = _by_name(each.newest for each in processes)
+    return _statuses(newest, _by_name(each.before(now_ms) for each in processes))
 
 
 def _by_name(encoded: Iterable[Encoded]) -> dict[str, list[str]]:
@@ -241,7 +241,7 @@ class LatencyHour:
         """Continues with stored points."""
         self._points = {name: deque(of, MINUTES) for name, of in points.items()}
 
-    def look(self, processes: Iterable[ToldHistograms], now_ms: int) -> None:
+    def look(self, processes: Iterable[ReportedHistograms], now_ms: int) -> None:
         """Adds a point for each name with rows, once a minute. Cheap in between."""
         if self._looked_ms is None or now_ms < self._looked_ms:
             self._looked_ms = now_ms

@@ -27,10 +27,10 @@ from barrier_runtime.coordinator.wire.messages import ChainSpec, HeldBack
 WINDOW_MS = 10_000
 _STEP_MS = 900  # between two kept reports
 _SHORTEST_MS = 500  # a shorter time says nothing
-_IDLE_TOLD = 8  # splits of a source
+_IDLE_NAMED = 8  # splits of a source
 
 
-class ToldFigures:
+class ReportedFigures:
     """Reports of a slot process within the last 10 s, a heartbeat per second."""
 
     def __init__(self) -> None:
@@ -98,20 +98,20 @@ class _OfChain:
         return self.rates[at], self.slots[at]
 
 
-def chain_statuses(chains: Iterable[ChainSpec], told: Mapping[int, ToldFigures]) -> tuple[ChainStatus, ...]:
-    """Returns the status of chains. `told`: by slot."""
-    return tuple(_chain_status(chain, told) for chain in chains)
+def chain_statuses(chains: Iterable[ChainSpec], reports: Mapping[int, ReportedFigures]) -> tuple[ChainStatus, ...]:
+    """Returns the status of chains. `reports`: by slot."""
+    return tuple(_chain_status(chain, reports) for chain in chains)
 
 
-def _chain_status(chain: ChainSpec, told: Mapping[int, ToldFigures]) -> ChainStatus:
+def _chain_status(chain: ChainSpec, reports: Mapping[int, ReportedFigures]) -> ChainStatus:
     name = chain.operators[0]
-    busy, blocked, held = (_of(metric, name, told) for metric in (WORK_S, BLOCKED_S, HELD_S))
-    rows_in, rows_out = (_of(metric, name, told) for metric in (ROWS_IN, ROWS_OUT))
+    busy, blocked, held = (_of(metric, name, reports) for metric in (WORK_S, BLOCKED_S, HELD_S))
+    rows_in, rows_out = (_of(metric, name, reports) for metric in (ROWS_IN, ROWS_OUT))
     idle = [
         max(0.0, 1 - work - wait - hold) for work, wait, hold in zip(busy.rates, blocked.rates, held.rates, strict=True)
     ]
-    starved = [rate for slot in busy.slots if (rate := told[slot].per_second(STARVED_S.name)) is not None]
-    backlog, caught_up_in_s = _backlog(name, told)
+    starved = [rate for slot in busy.slots if (rate := reports[slot].per_second(STARVED_S.name)) is not None]
+    backlog, caught_up_in_s = _backlog(name, reports)
     busiest, busiest_slot = busy.largest
     most_rows, total_rows = rows_in.largest[0], rows_in.total
     return ChainStatus(
@@ -128,8 +128,8 @@ def _chain_status(chain: ChainSpec, told: Mapping[int, ToldFigures]) -> ChainSta
         busiest_slot=busiest_slot,
         rows_in_per_s=None if total_rows is None else round(total_rows, 1),
         rows_out_per_s=None if rows_out.total is None else round(rows_out.total, 1),
-        rows_in=_sum(ROWS_IN, name, told),
-        rows_out=_sum(ROWS_OUT, name, told),
+        rows_in=_sum(ROWS_IN, name, reports),
+        rows_out=_sum(ROWS_OUT, name, reports),
         busiest_rows=round(most_rows / total_rows, 3) if most_rows and total_rows else None,
         starved=_share(sum(starved) / len(starved)) if starved else None,
         backlog=backlog,
@@ -137,10 +137,10 @@ def _chain_status(chain: ChainSpec, told: Mapping[int, ToldFigures]) -> ChainSta
     )
 
 
-def _backlog(operator: str, told: Mapping[int, ToldFigures]) -> tuple[int | None, float | None]:
+def _backlog(operator: str, reports: Mapping[int, ReportedFigures]) -> tuple[int | None, float | None]:
     """Unread rows of a source in all slots, and seconds until the source has caught up at the rate of the last 10 s."""
     key = BACKLOG_ROWS.key(operator)
-    known = [figures for figures in told.values() if key in figures.newest]
+    known = [figures for figures in reports.values() if key in figures.newest]
     if not known:
         return None, None
     backlog = int(sum(figures.newest[key] for figures in known))
@@ -151,14 +151,14 @@ def _backlog(operator: str, told: Mapping[int, ToldFigures]) -> tuple[int | None
     return backlog, round(backlog / -change, 1)
 
 
-def _of(metric: Counter, operator: str, told: Mapping[int, ToldFigures]) -> _OfChain:
-    rates = [(slot, figures.per_second(metric.key(operator))) for slot, figures in told.items()]
+def _of(metric: Counter, operator: str, reports: Mapping[int, ReportedFigures]) -> _OfChain:
+    rates = [(slot, figures.per_second(metric.key(operator))) for slot, figures in reports.items()]
     known = [(slot, rate) for slot, rate in rates if rate is not None]
     return _OfChain(tuple(slot for slot, _ in known), tuple(rate for _, rate in known))
 
 
-def _sum(metric: Counter, operator: str, told: Mapping[int, ToldFigures]) -> int:
-    return int(sum(figures.newest.get(metric.key(operator), 0.0) for figures in told.values()))
+def _sum(metric: Counter, operator: str, reports: Mapping[int, ReportedFigures]) -> int:
+    return int(sum(figures.newest.get(metric.key(operator), 0.0) for figures in reports.values()))
 
 
 def _share(share: float | None) -> float | None:
@@ -166,25 +166,25 @@ def _share(share: float | None) -> float | None:
 
 
 def source_statuses(
-    chains: Iterable[ChainSpec], told: Mapping[int, Mapping[str, HeldBack]], now_ms: int
+    chains: Iterable[ChainSpec], reports: Mapping[int, Mapping[str, HeldBack]], now_ms: int
 ) -> tuple[SourceStatus, ...]:
-    """Returns the status of sources with event time. `told`: by slot, then by source."""
+    """Returns the status of sources with event time. `reports`: by slot, then by source."""
     names = [chain.operators[0] for chain in chains if chain.is_source]
-    known = {name: [(slot, each[name]) for slot, each in told.items() if name in each] for name in names}
+    known = {name: [(slot, each[name]) for slot, each in reports.items() if name in each] for name in names}
     return tuple(_source_status(name, of, now_ms) for name, of in known.items() if of)
 
 
-def _source_status(name: str, told: Sequence[tuple[int, HeldBack]], now_ms: int) -> SourceStatus:
-    active = [(slot, each) for slot, each in told if each.split]
+def _source_status(name: str, reports: Sequence[tuple[int, HeldBack]], now_ms: int) -> SourceStatus:
+    active = [(slot, each) for slot, each in reports if each.split]
     idle = SourceStatus(
         source=name,
-        idle_slots=tuple(slot for slot, each in told if each.idle),
-        idle_splits=tuple(nsmallest(_IDLE_TOLD, (split for _, each in told for split in each.idle_splits))),
-        idle_count=sum(each.idle_count for _, each in told),
+        idle_slots=tuple(slot for slot, each in reports if each.idle),
+        idle_splits=tuple(nsmallest(_IDLE_NAMED, (split for _, each in reports for split in each.idle_splits))),
+        idle_count=sum(each.idle_count for _, each in reports),
     )
     if not active:
         return idle
-    slot, least = min(active, key=lambda told_by: (told_by[1].watermark_ms is not None, told_by[1].watermark_ms or 0))
+    slot, least = min(active, key=lambda report: (report[1].watermark_ms is not None, report[1].watermark_ms or 0))
     return msgspec.structs.replace(
         idle,
         watermark_ms=least.watermark_ms,

@@ -166,12 +166,12 @@ class NewSpans:
     """New entries of a job's history since the last look; none at first: old ones were exported."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, int, int]] | None = None
+        self._before: set[tuple[str, int, int]] | None = None
 
     def look(self, history: History) -> list[Span]:
         job = history.job
         found: dict[tuple[str, int, int], Callable[[], list[Span]]] = {}  # spans are made only for new entries
-        known = self._told or set()
+        known = self._before or set()
         new = sum(("checkpoint", record.token, record.checkpoint) not in known for record in history.history)
         most = max(SUBTASKS, MOST_SUBTASKS // max(1, new))
         for record in history.history:
@@ -183,5 +183,5 @@ class NewSpans:
                 found[("recovery", recovery.token, recovery.started_ms)] = partial(recovery_spans, job, recovery)
         for rescale in history.rescales:
             found[(rescale.id, 0, rescale.asked_ms)] = partial(rescale_spans, job, rescale)
-        told, self._told = self._told, set(found)
-        return [] if told is None else [span for key, make in found.items() if key not in told for span in make()]
+        before, self._before = self._before, set(found)
+        return [] if before is None else [span for key, make in found.items() if key not in before for span in make()]

@@ -326,19 +326,19 @@ def _median_ack_ms(checkpoint: Checkpoint) -> int | None:
 _MERGES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "min": min, "max": max}
 
 
-def totals(told: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def totals(of_slots: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Returns each figure summed over all slots, by key."""
     found: dict[str, float] = {}
-    for metrics in told:
+    for metrics in of_slots:
         for key, figure in metrics.items():
             found[key] = found.get(key, 0.0) + figure
     return found
 
 
-def over_slots(metric: CounterRow | Gauge, told: Iterable[Mapping[str, float]]) -> float | None:
+def over_slots(metric: CounterRow | Gauge, of_slots: Iterable[Mapping[str, float]]) -> float | None:
     """Returns the figure of all slots (and all operators, for an operator's metric); None without reports."""
     found: list[float] = []
-    for metrics in told:
+    for metrics in of_slots:
         if metric.of == "operator":
             found += [value for key, value in metrics.items() if key.endswith(metric.key())]
         elif metric.name in metrics:

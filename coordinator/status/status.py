@@ -422,11 +422,11 @@ _NAME = 100  # characters of a name
 _ERROR = 1_000  # characters of an error
 
 
-def bounded(told: Room) -> Room:
+def bounded(room: Room) -> Room:
     """Limits texts from unknown peers: short, and without control characters for a terminal."""
-    largest = sorted(told.held_by.items(), key=lambda each: -each[1])[:_HOLDERS]
+    largest = sorted(room.held_by.items(), key=lambda each: -each[1])[:_HOLDERS]
     held_by = {_printable(name): cores for name, cores in largest}
-    return msgspec.structs.replace(told, held_by=held_by, failing=_printable(told.failing, _ERROR))
+    return msgspec.structs.replace(room, held_by=held_by, failing=_printable(room.failing, _ERROR))
 
 
 def with_holders(status: JobStatus, jobs: Mapping[str, int]) -> JobStatus:

@@ -30,30 +30,30 @@ class StoreUseBetween:
     """
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[int, ...]] = {}
+        self._reported: dict[str, tuple[int, ...]] = {}
         self._gone: dict[str, tuple[int, ...]] = {OWN: _NONE}
 
     def tell_slots(self, slots: Iterable[tuple[str, Mapping[str, float]]]) -> None:
         """Takes (process uuid, metrics) of present slots, and forgets others."""
-        own = self._told.get(OWN)
-        self._told = {} if own is None else {OWN: own}
+        own = self._reported.get(OWN)
+        self._reported = {} if own is None else {OWN: own}
         for uuid, metrics in slots:
             if STORE_WRITES.name in metrics:
-                self._told[uuid] = tuple(int(metrics.get(name, 0.0)) for name in _METRICS)
+                self._reported[uuid] = tuple(int(metrics.get(name, 0.0)) for name in _METRICS)
 
     def tell_own(self, counts: StoreCounts) -> None:
-        self._told[OWN] = (counts.writes, counts.reads, counts.sent_bytes, counts.received_bytes)
+        self._reported[OWN] = (counts.writes, counts.reads, counts.sent_bytes, counts.received_bytes)
 
     def since_last(self) -> StoreUseStatus | None:
         """Returns requests since the last call; None without any report."""
-        if not self._told:
+        if not self._reported:
             return None
         sums = [0, 0, 0, 0]
-        for process, told in self._told.items():
-            before = self._gone.get(process, told)
-            for index, now in enumerate(told):
+        for process, reported in self._reported.items():
+            before = self._gone.get(process, reported)
+            for index, now in enumerate(reported):
                 sums[index] += max(0, now - before[index])
-        self._gone = {OWN: _NONE, **self._told}
+        self._gone = {OWN: _NONE, **self._reported}
         return StoreUseStatus(*sums)
 
 

@@ -3,11 +3,10 @@
 Decoding is strict (types, unknown tags and unknown fields are refused) and bounded. Any other bytes, a pickle included,
 raise a `ProtocolViolation` that names the error; nothing is ever executed.
 
-Single snapshots are small, because large values are objects that the snapshot names. But a checkpoint has many
-snapshots with many files, so messages are bounded: up to `MAX_CARRIED_BYTES` a message carries the snapshots
-themselves; above that the message names manifest and hash, and the slot reads the manifest from the store. So every
-decided checkpoint can be deployed at any parallelism, if a slot can hold the manifest: a checkpoint beyond
-`MAX_MANIFEST_BYTES` is never decided, and an ack beyond `MAX_ACK_BYTES` becomes a decline.
+A checkpoint has many snapshots with many files, so messages are bounded: up to `MAX_CARRIED_BYTES` a message carries
+the snapshots themselves; a larger message names manifest and hash, and the slot reads the manifest from the store. A
+checkpoint beyond `MAX_MANIFEST_BYTES` is never decided, and an ack beyond `MAX_ACK_BYTES` becomes a decline. So every
+decided checkpoint can be deployed at any parallelism, if a slot can hold the manifest.
 """
 
 from collections.abc import Iterable

@@ -73,7 +73,6 @@ class Framing:
         return payloads
 
     def _sealed(self, sequence: int, payload: bytes | memoryview) -> bytes:
-        """Returns a whole frame."""
         mac = hmac.digest(self._send_key, _SEQUENCE.pack(sequence) + payload, "sha256")[:_MAC_BYTES]
         return b"".join((PREFIX.pack(len(payload), sequence), mac, payload))
 

@@ -8,7 +8,7 @@ PROTOCOL, PYTHON, PROJECT, BUILD = "the protocol", "Python", "barrier-runtime", 
 
 # parts of the version that must be equal, as they decide about closures, Arrow, messages and files of state
 _COMPARED = {PYTHON: 2, "pyarrow": 1, "msgspec": 1, "rocksdict": 1}
-_TOLD = (PROJECT, BUILD)
+_SHOWN = (PROJECT, BUILD)
 _LONGEST = 40  # characters of a version
 _ONE_ENVIRONMENT = (
     "give the executors the driver's environment (PYSPARK_PYTHON with the same packages on each host, or "
@@ -38,7 +38,7 @@ def why_incompatible(register: Register, own: Mapping[str, str]) -> str:
 def differing_build(register: Register, own: Mapping[str, str]) -> str:
     """Returns a warning about another release or build that speaks the same protocol; "" if there is none."""
     slots = register.versions
-    found = [(name, slots[name], own[name]) for name in _TOLD if slots.get(name) and own.get(name, "") != slots[name]]
+    found = [(name, slots[name], own[name]) for name in _SHOWN if slots.get(name) and own.get(name, "") != slots[name]]
     return _differs(register, found, "install the same build on all hosts") if found and own else ""
 
 
@@ -47,8 +47,8 @@ def _first(version: str, parts: int) -> list[str]:
 
 
 def _differs(register: Register, found: list[tuple[str, str, str]], remedy: str) -> str:
-    told = " and ".join(f"{name} {slots[:_LONGEST]}, the coordinator has {own}" for name, slots, own in found)
-    return f"slot {register.slot} on host {register.host} has {told}: {remedy}"
+    differences = " and ".join(f"{name} {slots[:_LONGEST]}, the coordinator has {own}" for name, slots, own in found)
+    return f"slot {register.slot} on host {register.host} has {differences}: {remedy}"
 
 
 class Compatibility:

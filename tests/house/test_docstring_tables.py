@@ -73,7 +73,7 @@ PROSE = {  # tables that no code holds as data
     "coordinator/log/kinds.py": "cases: tests/coordinator/log/test_kinds.py",
     "coordinator/log/restore_choice.py": "cases: tests/coordinator/savepoints",
     "coordinator/savepoint_import.py": "crash points: tests/coordinator/savepoints",
-    "coordinator/server/last_word.py": "cases: tests/coordinator/server",
+    "coordinator/server/failure_record.py": "cases: tests/coordinator/server",
     "coordinator/server/web/front.py": "requests: tests/coordinator/server/web/test_pages.py",
     "coordinator/server/web/pages.py": "tests/coordinator/server/web/test_pages.py, test_ticker.py",
     "coordinator/server/web/sessions.py": "notes: tests/coordinator/server/web/test_used_links.py",

@@ -79,7 +79,7 @@ MUTANTS = (
         "requests-of-a-whole-life",
         "requests that a slot made before it was first heard of are of no checkpoint",
         "coordinator/status/store_use.py",
-        "before = self._gone.get(process, told)",
+        "before = self._gone.get(process, reported)",
         "before = self._gone.get(process, _NONE)",
         ("tests/coordinator/status/test_store_use.py",),
     ),

@@ -79,7 +79,7 @@ MUTANTS = (
         "another-kind-of-step-goes-on",
         "a step does not go on with the state of another kind of step under its name",
         "coordinator/log/kinds.py",
-        "        return ChangedKind(_said(before), _said((now,)))\n",
+        "        return ChangedKind(_shown(before), _shown((now,)))\n",
         "        return None\n",
         ("tests/barrier_runtime/launch/test_changed_kinds.py",),
     ),
@@ -367,7 +367,7 @@ MUTANTS = (
     Mutant(
         "the-last-word-of-a-zombie",
         "a job that breaks writes its end only while it leads",
-        "coordinator/server/last_word.py",
+        "coordinator/server/failure_record.py",
         "    if other:",
         "    if False:",
         ("tests/coordinator/server/test_broken_jobs.py",),

@@ -97,7 +97,7 @@ MUTANTS = (
         "blocked-for-ever",
         "that a slot was blocked is shown for a while only",
         "coordinator/status/health.py",
-        "[slot for slot in facts.blocked if not self._over(slot.told_ms, BLOCKED_MS, now_ms)]",
+        "[slot for slot in facts.blocked if not self._over(slot.reported_ms, BLOCKED_MS, now_ms)]",
         "list(facts.blocked)",
         ("tests/coordinator/status/test_health.py",),
     ),

@@ -7,7 +7,7 @@ from barrier_runtime.coordinator.checkpoints.failures import Cause
 from barrier_runtime.coordinator.job.decisions import Decision, HandOver, Restart
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.health_facts import what_opens
-from barrier_runtime.coordinator.job.links import victim
+from barrier_runtime.coordinator.job.links import slot_to_move
 from barrier_runtime.coordinator.job.phases.checkpointing import checkpoint_aborted
 from barrier_runtime.coordinator.job.phases.width import widening
 from barrier_runtime.coordinator.job.rescaling import Next, Rescale, RescaleState
@@ -164,7 +164,7 @@ def move_if_apart(job: Job, links: tuple[SilentLink, ...], now_ms: int) -> None:
     for link in links:
         pair = {slot.uuid for slot in (job.slots.at(link.slot), job.slots.at(link.peer)) if slot is not None}
         if job.links.failed(job.slots, link, now_ms) and not pair & moving:
-            slot = victim(job.slots, link)
+            slot = slot_to_move(job.slots, link)
             if slot is not None:
                 job.outbox.put(job.slots.want_moved(slot))
                 moving.add(slot.uuid)

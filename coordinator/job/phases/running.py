@@ -175,7 +175,7 @@ class Running(Phase):
             return self._pump(job, now_ms)
         elif isinstance(message, EventTimeReached):
             reached = job.generation.event_times
-            reached.told(slot.index, message.sources)
+            reached.reported(slot.index, message.sources)
             job.outbox.send(slot, LowestEventTime(message.token, reached.lowest_ms(job.spec.parallelism)))
         elif isinstance(message, SubtaskFailed):
             if message.retryable:

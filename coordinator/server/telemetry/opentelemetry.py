@@ -1,7 +1,7 @@
 """Export of metrics and traces to an OpenTelemetry collector, with the extra `[otel]`.
 
 Active if the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, `…_METRICS_ENDPOINT`, `…_TRACES_ENDPOINT`);
-OpenTelemetry's variables for exporters and resources apply. `Telling` runs all exports of a daemon, `sending` sends.
+OpenTelemetry's variables for exporters and resources apply. `sending` sends.
 
 Traces are spans of checkpoints and recoveries, made from the jobs' histories once a second. Metrics are points, made
 from the statuses behind `/metrics`; a collector's Prometheus exporter restores the names of `/metrics`, so dashboards
@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.telemetry.sending import Sending, endpoint_of, reachable
@@ -31,6 +31,9 @@ _LOOK_S = 1.0
 _MOST = 2_000  # spans of one look; older ones are dropped
 
 
+Made = TypeVar("Made")
+
+
 class SpanSender(Protocol):
     @property
     def ready(self) -> bool:
@@ -44,11 +47,15 @@ class SpanSender(Protocol):
 
 def sender_of(environment: Mapping[str, str] = os.environ) -> SpanSender | None:
     """Returns None without a named collector. Raises `InvalidJob` if packages for it are missing."""
-    named = next((name for name in TRACE_ENDPOINTS if environment.get(name)), None)
+    return _if_named(OpenTelemetrySender, TRACE_ENDPOINTS, environment)
+
+
+def _if_named(make: Callable[[], Made], endpoints: Sequence[str], environment: Mapping[str, str]) -> Made | None:
+    named = next((name for name in endpoints if environment.get(name)), None)
     if named is None or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     try:
-        return OpenTelemetrySender()
+        return make()
     except ImportError as error:
         raise InvalidJob(
             f"{named} is set, but OpenTelemetry is not installed ({error}): pip install 'barrier-runtime[otel]', or "
@@ -178,17 +185,8 @@ def interval_s(environment: Mapping[str, str] = os.environ) -> float:
 
 def metrics_of(environment: Mapping[str, str] = os.environ) -> "OpenTelemetryMetrics | None":
     """Returns None without a named collector. Raises `InvalidJob` if packages for it are missing."""
-    endpoint = next((name for name in METRIC_ENDPOINTS if environment.get(name)), None)
     off = environment.get("OTEL_METRICS_EXPORTER", "otlp").lower() == "none"
-    if endpoint is None or off or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    try:
-        return OpenTelemetryMetrics()
-    except ImportError as error:
-        raise InvalidJob(
-            f"{endpoint} is set, but OpenTelemetry is not installed ({error}): pip install 'barrier-runtime[otel]', or "
-            "unset the variable"
-        ) from error
+    return None if off else _if_named(OpenTelemetryMetrics, METRIC_ENDPOINTS, environment)
 
 
 class CounterStarts:
@@ -319,7 +317,7 @@ class Metering:
 log = logging.getLogger("coordinator.tracing")
 
 
-class Telling:
+class OpenTelemetryExports:
     """OpenTelemetry exports of a daemon; inactive if the environment names no collector."""
 
     def __init__(self, directory: JobDirectory, now_ms: Callable[[], int]) -> None:

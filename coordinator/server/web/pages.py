@@ -151,7 +151,7 @@ _MAX_FORM_BYTES = 8 * 1024
 _TARGET = re.compile(r"/(?:jobs/[a-z0-9-]{1,64}(?:/checkpoints(?:/[0-9]{1,19})?)?)?")
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _RENDERED_S = 1.0  # requests within this time get the same page
-_TOLD = 600  # characters of a reason in a tick
+_REASON_CHARACTERS = 600  # characters of a reason in a tick
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,7 @@ class Pages:
         status = self._source.known(name)
         if status is None:
             return PageTick({}, "", urgent=True)
-        figures = {key: render.inert(text[:_TOLD]) for key, text in live(status, _time_of(status)).items()}
+        figures = {key: render.inert(text[:_REASON_CHARACTERS]) for key, text in live(status, _time_of(status)).items()}
         last = status.checkpoints.history[-1] if status.checkpoints.history else None
         events = (status.phase, status.token, len(status.recoveries), len(status.failures), len(status.takeovers))
         changes = repr((events, last and last.checkpoint, status.records, status.commits))

@@ -8,7 +8,7 @@ import pytest
 from coordinator_world import started
 
 from barrier_runtime.coordinator.json_lines import JsonLines
-from barrier_runtime.coordinator.server.logs import JobLog, NewEnds
+from barrier_runtime.coordinator.server.logs import JobLog, NewFailures
 from barrier_runtime.coordinator.status.history import History
 from barrier_runtime.coordinator.status.status import CheckpointStatus, FailureStatus
 from barrier_runtime.state.store.memory import MemoryStore
@@ -56,7 +56,10 @@ def test_a_slots_lines_say_whose_they_are_and_keep_stacks(caplog: pytest.LogCapt
 
 
 def test_what_failed_is_told_once_and_what_was_before_is_not() -> None:
-    ends, before = NewEnds(), History(job="flights", run_id="r", history=(msgspec.structs.replace(DECLINED, token=2),))
+    ends, before = (
+        NewFailures(),
+        History(job="flights", run_id="r", history=(msgspec.structs.replace(DECLINED, token=2),)),
+    )
     assert ends.look(before) == []
     now = msgspec.structs.replace(before, history=(*before.history, DONE, DECLINED), failures=(FAILED,))
     failure, checkpoint = ends.look(now)

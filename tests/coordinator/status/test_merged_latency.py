@@ -6,7 +6,7 @@ import pytest
 from coordinator_world import started
 from hdrh.histogram import HdrHistogram
 
-from barrier_runtime.coordinator.status.latency import ToldHistograms, last_minute, merged
+from barrier_runtime.coordinator.status.latency import ReportedHistograms, last_minute, merged
 from barrier_runtime.coordinator.wire.messages import Heartbeat
 from barrier_runtime.state.store.memory import MemoryStore
 
@@ -18,7 +18,7 @@ class Process:
     """One slot's histogram of one sink, and its reports to the coordinator."""
 
     def __init__(self, began_empty: bool = True) -> None:
-        self.told = ToldHistograms(began_empty)
+        self.told = ReportedHistograms(began_empty)
         self._own = HdrHistogram(1, HIGHEST_US, 3)
 
     def count(self, latency_ms: int, rows: int) -> None:

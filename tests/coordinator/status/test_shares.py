@@ -3,7 +3,7 @@
 import pytest
 
 from barrier_runtime.coordinator.job.slot import Contact
-from barrier_runtime.coordinator.status.shares import ToldFigures, chain_statuses, source_statuses
+from barrier_runtime.coordinator.status.shares import ReportedFigures, chain_statuses, source_statuses
 from barrier_runtime.coordinator.status.status import SlotDuring
 from barrier_runtime.coordinator.wire.messages import ChainSpec, HeldBack
 
@@ -21,8 +21,8 @@ def figures(work_s: float, blocked_s: float = 0.0, held_s: float = 0.0, rows: fl
     }
 
 
-def told(*sums: dict[str, float], step_ms: int = 1_000, token: int = 1) -> ToldFigures:
-    known = ToldFigures()
+def told(*sums: dict[str, float], step_ms: int = 1_000, token: int = 1) -> ReportedFigures:
+    known = ReportedFigures()
     for at, each in enumerate(sums):
         known.tell(token, at * step_ms, each)
     return known
@@ -38,7 +38,7 @@ def test_shares_are_the_rise_of_sums_over_the_last_ten_seconds() -> None:
 
 
 def test_how_long_slots_lacked_a_processor_is_the_mean_of_those_that_run_the_chain() -> None:
-    def slot(starved_s: float) -> ToldFigures:
+    def slot(starved_s: float) -> ReportedFigures:
         return told(*[{**figures(0.1 * at), "starved_s": 50.0 + starved_s * at} for at in range(20)])
 
     (source,) = chain_statuses([SOURCE], {0: slot(0.5), 3: slot(0.1)})
@@ -55,7 +55,7 @@ def test_the_busiest_slot_is_named_and_its_share_of_the_rows() -> None:
 
 
 def test_a_backlog_that_falls_tells_when_the_source_has_caught_up() -> None:
-    def slot(*backlogs: float) -> ToldFigures:
+    def slot(*backlogs: float) -> ReportedFigures:
         return told(*[{**figures(0.1 * at), "numbers.backlog_rows": rows} for at, rows in enumerate(backlogs)])
 
     (falling,) = chain_statuses([SOURCE], {0: slot(9_000, 7_000, 5_000), 1: slot(1_000, 2_000, 3_000)})
