@@ -516,6 +516,9 @@ def test_the_figures_of_a_tick_have_a_bound():
     from barrier_runtime.coordinator.server.web import pages
 
     assert (
-        sum(min(pages._REASON_CHARACTERS, len(text)) for text in live(status(condition_reason="x" * 8_000_000), NOW_MS).values())
+        sum(
+            min(pages._REASON_CHARACTERS, len(text))
+            for text in live(status(condition_reason="x" * 8_000_000), NOW_MS).values()
+        )
         < 2_000
     )

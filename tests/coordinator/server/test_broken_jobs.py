@@ -1,4 +1,4 @@
-"""Jobs with an internal error: the job ends, and its log says so if possible (`coordinator.server.last_word`)."""
+"""Jobs with an internal error: the job ends, and its log says so if possible (`coordinator.server.failure_record`)."""
 
 import asyncio
 
