@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,7 @@ class StoredState:
         if first is None:
             reader = pa.RecordBatchReader.from_batches(keys.schema_of_nothing(what), [])
         else:
-            reader = pa.RecordBatchReader.from_batches(first.schema, _chain(first, batches))
+            reader = pa.RecordBatchReader.from_batches(first.schema, chain([first], batches))
         if columns is None:
             return reader
         if not set(columns) <= set(reader.schema.names):  # there are no rows, or columns are missing
@@ -278,7 +278,7 @@ class StoredState:
                 raise InvalidJob(
                     f"{operator}.{state}: it has no column {name!r}, it has {', '.join(first.schema.names)}"
                 )
-        of_one = (batch.cast(first.schema) for batch in _chain(first, batches))
+        of_one = (batch.cast(first.schema) for batch in chain([first], batches))
         return pa.RecordBatchReader.from_batches(
             first.schema, (_only(batch, where, f"{operator}.{state}") for batch in of_one)
         )
@@ -326,11 +326,6 @@ def states_of(snapshot: OperatorSnapshot) -> dict[str, StateDescription]:
 def _has(snapshot: OperatorSnapshot, groups: tuple[int, int]) -> bool:
     assert snapshot.keyed is not None
     return snapshot.keyed.key_group_first <= groups[0] <= snapshot.keyed.key_group_last
-
-
-def _chain(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield first
-    yield from others
 
 
 def _projected(reader: pa.RecordBatchReader, columns: Sequence[str], where: str) -> pa.RecordBatchReader:

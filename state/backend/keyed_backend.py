@@ -6,7 +6,7 @@
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from barrier_runtime.state.backend.backend_snapshots import BackendSnapshots, UploadTo
 from barrier_runtime.state.backend.restore import BESIDE, DATABASE, SEGMENTS, RestoreSite, restore
@@ -35,6 +35,8 @@ from barrier_runtime.state.values.table import BytesTable, StateTable, share_cac
 from barrier_runtime.state.values.timer_table import LAYOUTS, TimerTable, decode_timer, encode_timer
 from barrier_runtime.state.values.undo import Undo, made
 from barrier_runtime.state.values.watched_table import WatchedTable
+
+T = TypeVar("T", bound=StateTable | ColumnTable)
 
 _BYTES = StateDescription(type=ValueType("bytes"))
 _TIMERS = StateDescription(TIMERS.name)
@@ -110,12 +112,9 @@ class KeyedBackend:
 
         The first `key_width` fields of an entry's key determine the key group; the other fields are the namespace.
         """
-        state_id = self._value_state_id(name, key_width, what)
         kind = WatchedTable if self.watched and comparable and not immutable else StateTable
-        of = (name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes)
-        table = made(kind, of, undo)
-        self._add(name, table)
-        return table
+        of = (name, self._value_state_id(name, key_width, what), self._shard, encode, decode, key_width, immutable)
+        return self._add(name, made(kind, (*of, self._cache_bytes), undo))
 
     def entry_table(
         self,
@@ -132,19 +131,14 @@ class KeyedBackend:
 
         Parameters as in `table`.
         """
-        state_id = self._value_state_id(name, key_width, what)
         kind = WatchedEntryTable if self.watched and comparable and not immutable else EntryTable
-        of = (name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes, what.row.numbered)
-        table = made(kind, of, undo)
-        self._add(name, table)
-        return table
+        of = (name, self._value_state_id(name, key_width, what), self._shard, encode, decode, key_width, immutable)
+        return self._add(name, made(kind, (*of, self._cache_bytes, what.row.numbered), undo))
 
     def table_of_bytes(self, name: str, key_width: int) -> BytesTable:
         """Opens the state `name`: bytes of any size, by key (`values/table`); otherwise as `table`."""
         state_id = self._value_state_id(name, key_width, _BYTES)
-        table = BytesTable(name, state_id, self._shard, key_width, self._cache_bytes)
-        self._add(name, table)
-        return table
+        return self._add(name, BytesTable(name, state_id, self._shard, key_width, self._cache_bytes))
 
     def timer_table(self, name: str, key_width: int) -> TimerTable:
         """Opens the timers `name`, in firing order (`values/timer_table`).
@@ -218,8 +212,7 @@ class KeyedBackend:
         if last_first:
             layout = _IN_SLICES if in_slices else _LAST_FIRST
             self._described[name] = StateDescription(COLUMNS.name, layout=layout)
-        self._add(name, table)
-        return table
+        return self._add(name, table)
 
     def held_bytes(self) -> int:
         """Share of the slot's memory that the operator may hold besides its caches, in bytes, at present."""
@@ -339,8 +332,7 @@ class KeyedBackend:
         state_id = self._states[name]
         table = StateTable(name, state_id, self._shard, encode_timer, decode_timer, key_width, True, self._cache_bytes)
         self._states[name] = max(self._states.values()) + 1
-        self._add(f"{name} by key", table)
-        return table
+        return self._add(f"{name} by key", table)
 
     def _check_layout(self, what: str, layout: int, newest: int) -> None:
         if layout > newest:
@@ -370,9 +362,10 @@ class KeyedBackend:
             self._states[name] = max(self._states.values(), default=-1) + 1
         return self._states[name]
 
-    def _add(self, name: str, table: StateTable | ColumnTable) -> None:
+    def _add(self, name: str, table: T) -> T:
         self._tables[name] = table
         share_cache(self._tables.values(), self._cache_bytes - self._lent_bytes)
+        return table
 
 
 def open_keyed_backend(

@@ -198,10 +198,8 @@ class RocksDbKv:
             else:
                 put(key, value)
         self._last = None
-        try:
+        with self._named_trouble("write to"):
             self._db.write(batch)
-        except Exception as error:
-            raise trouble(f"cannot write to the state database in {self._directory}", error) from error
         if self._is_behind and not self._memory.compactions_held:
             time.sleep(_REST_S)  # RocksDB would pause with the interpreter's lock held
         self._written += len(entries)
@@ -212,10 +210,8 @@ class RocksDbKv:
     def delete_range(self, start: bytes, end: bytes) -> None:
         """Writes a single tombstone. For few ranges in the life of a database: many of them slow down reads."""
         self._last = None
-        try:
+        with self._named_trouble("write to"):
             self._db.delete_range(start, end)
-        except Exception as error:
-            raise trouble(f"cannot write to the state database in {self._directory}", error) from error
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Uses an iterator per batch: an iterator keeps all its files, even replaced; a scan may take hours."""
@@ -248,19 +244,22 @@ class RocksDbKv:
         iterator.seek(start)
         if iterator.valid():
             return True
-        try:
+        with self._named_trouble("read"):
             iterator.status()
-        except Exception as error:
-            raise trouble(f"cannot read the state database in {self._directory}", error) from error
         return False
+
+    @contextmanager
+    def _named_trouble(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise trouble(f"cannot {action} the state database in {self._directory}", error) from error
 
     def flush(self) -> None:
         if self._last is not None:
             return
-        try:
+        with self._named_trouble("flush"):
             self._db.flush()
-        except Exception as error:
-            raise trouble(f"cannot flush the state database in {self._directory}", error) from error
         self._is_behind = self._number("num-files-at-level0") >= _MANY_RUNS
         self._may_part_filters()
 
@@ -349,10 +348,8 @@ class RocksDbKv:
 
     def compact(self) -> None:
         """Removes tombstones and the entries they hide; RocksDB alone would wait for twenty runs of files."""
-        try:
+        with self._named_trouble("compact"):
             self._db.compact_range(None, None)
-        except Exception as error:
-            raise trouble(f"cannot compact the state database in {self._directory}", error) from error
         self._last = None  # otherwise the next checkpoint would link the old files again
 
     @property

@@ -35,12 +35,16 @@ class FieldType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A type, of one of these kinds:
 
-    any, none, bool, int, float, str, bytes, datetime, time, date, timedelta, uuid, decimal pickle         nothing is
-    known of the values list           `of` its items; also sets, and tuples of any length tuple          `of` each of
-    its items dict           `of` keys and values class          `fields`, by name; `tag` and `strict` as a
-    msgspec.Struct may have them array          a class whose `fields` are written in order, without their names choice
-    an enum or literals: `values` union          `of` its members again          a class again: the enclosing class `up`
-    levels further out
+    - any, none, bool, int, float, str, bytes, datetime, time, date, timedelta, uuid, decimal
+    - pickle: nothing is known of the values
+    - list: `of` its items; also sets, and tuples of any length
+    - tuple: `of` each of its items
+    - dict: `of` keys and values
+    - class: `fields`, by name; `tag` and `strict` as a msgspec.Struct may have them
+    - array: a class whose `fields` are written in order, without their names
+    - choice: an enum or literals, with `values`
+    - union: `of` its members
+    - again: a class inside itself, the enclosing class `up` levels further out
     """
 
     kind: str

@@ -50,14 +50,9 @@ class LocalStore:
     """Opens the folder, and creates an absent folder. Raises `InvalidJob` if that is impossible."""
 
     def __init__(self, root: Path) -> None:
-        self.use = StoreUse()
         try:
             _make_root(root)
-            self._root = root.resolve(strict=True)
-            self._durable: dict[Path, int] = {}
-            self._inside: dict[str, tuple[int, int]] = {}
-            self._beside_work = threading.Lock()
-            self._temporary = self._root / TEMPORARY
+            self._begin(root)
             self._temporary.mkdir(mode=0o700, exist_ok=True)
             self._sweep_temporary()
         except OSError as error:
@@ -69,13 +64,16 @@ class LocalStore:
         if not root.is_dir():
             raise InvalidJob(f"there is no folder {root}: give the one that holds the objects")
         store = cls.__new__(cls)
-        store.use = StoreUse()
-        store._root = root.resolve(strict=True)
-        store._durable = {}  # folder -> inode: the folder's name is synced
-        store._beside_work = threading.Lock()
-        store._inside = {}  # folder -> device, inode: no link leads from the folder out of the root
-        store._temporary = store._root / TEMPORARY
+        store._begin(root)
         return store
+
+    def _begin(self, root: Path) -> None:
+        self.use = StoreUse()
+        self._root = root.resolve(strict=True)
+        self._durable: dict[Path, int] = {}  # folder -> inode: the folder's name is synced
+        self._inside: dict[str, tuple[int, int]] = {}  # folder -> device, inode: no link leads out of the root
+        self._beside_work = threading.Lock()
+        self._temporary = self._root / TEMPORARY
 
     @property
     def url(self) -> str:
