@@ -8,7 +8,7 @@ Operators of `base` that are not edited, sources included, are copied file by fi
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain as joined
@@ -34,24 +34,19 @@ from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.keyed.progress import VALUE as PROGRESS
 from barrier_runtime.operators.keyed.progress import timers_unknown
-from barrier_runtime.operators.metrics import MetricGroup
-from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
+from barrier_runtime.operators.run_alone import context_alone, snapshot_of
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.scratch import scratch_folder
-from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
-from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.read_only import LinkedStore
 
 _MEMORY = 256 << 20
 _READS_AT_ONCE = 8
 _CHECKPOINT = 1  # of a job that never ran
-_SCRATCH_SLOT = "bootstrap"
 
 
 class BootstrappedFlow(Protocol):
@@ -229,69 +224,21 @@ class _Filled:
         self.entries[state] = filling.finish()
 
     def _snapshot(self, operator: KeyedOperator, subtask: int) -> OperatorSnapshot:
-        capture = operator.snapshot(_CHECKPOINT)
-        keyed = None
-        if capture.keyed is not None:
-            while not capture.keyed.drain(4_096):
-                pass
-            keyed = capture.keyed.write(_CHECKPOINT)
-        values = dict(capture.values)
-        if capture.blocking is not None:
-            values.update(capture.blocking())
-        if PROGRESS in values:
-            values[PROGRESS] = timers_unknown(values[PROGRESS])
-        return OperatorSnapshot(self._step, subtask, self._graph.parallelism, values, keyed)
+        taken = snapshot_of(operator, self._step, subtask, self._graph.parallelism, _CHECKPOINT)
+        if PROGRESS in taken.values:
+            taken.values[PROGRESS] = timers_unknown(taken.values[PROGRESS])
+        return taken
 
     def _context(self, subtask: int) -> OperatorContext:
-        directory = self._directory / str(subtask)
-
-        def open_keyed() -> KeyedBackend:
-            return open_keyed_backend(
-                kind="rocksdb",
-                operator=self._step,
-                subtask=subtask,
-                parallelism=self._graph.parallelism,
-                max_parallelism=self._graph.max_parallelism,
-                restored=self._before,
-                store=self._store,
-                paths=Paths(self._graph.name),
-                token=1,
-                slot_uuid=_SCRATCH_SLOT,
-                directory=directory / "state",
-                copies=LocalCopies(),
-                memory=SlotMemory(_MEMORY),
-                cache_bytes=_MEMORY,
-                new_uuid=lambda: uuid.uuid4().hex,
-            )
-
-        return OperatorContext(
-            job=self._graph.name,
-            token=1,
-            operator=self._step,
-            subtask=subtask,
-            parallelism=self._graph.parallelism,
-            max_parallelism=self._graph.max_parallelism,
-            restored=self._before,
-            open_keyed=open_keyed,
-            executor=_AT_ONCE,
-            snapshot_executor=_AT_ONCE,
-            metrics=MetricGroup(),
-            local_dir=directory,
+        graph = self._graph
+        return context_alone(
+            *(graph.name, self._step, subtask, graph.parallelism, graph.max_parallelism, self._before),
+            store=self._store,
+            directory=self._directory / str(subtask),
+            backend="rocksdb",
+            memory_bytes=_MEMORY,
             make_store=open_existing_store,
-            job_store=self._store,
-            call_later=lambda seconds, callback: None,
-            wake=lambda: None,
         )
-
-
-class _AtOnce:
-    """Executor that works in the caller's thread."""
-
-    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        done(work(), None)
-
-
-_AT_ONCE = _AtOnce()
 
 
 BATCH_ROWS = 65_536

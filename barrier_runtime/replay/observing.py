@@ -5,7 +5,7 @@ operators cannot distinguish from other batch boundaries, and only rows of the w
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -47,17 +47,10 @@ class ReplayedRow:
 
     def redacted(self, columns: Sequence[str]) -> "ReplayedRow":
         """Copy with hidden values under these names."""
-        return ReplayedRow(
-            self.number,
-            masked(self.row, columns),
-            self.reached_ms,
-            masked(self.before, columns),
-            masked(self.after, columns),
-            masked(self.emitted, columns),
-            masked(self.side, columns),
-            self.port,
-            f"{self.error.partition(':')[0]} (the rest is hidden)" if self.error and columns else self.error,
-        )
+        hidden = {name: masked(getattr(self, name), columns) for name in ("row", "before", "after", "emitted", "side")}
+        if self.error and columns:
+            hidden["error"] = f"{self.error.partition(':')[0]} (the rest is hidden)"
+        return replace(self, **hidden)
 
 
 @dataclass(frozen=True)

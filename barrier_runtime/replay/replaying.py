@@ -205,9 +205,9 @@ def replay(
     only = _one_key(stretch.before, operator, whole, target, by_port)
     with scratch() as store:
         ended, _ = run_stretch(stretch, reading(graph, ranges), options, ranges, store, only)
-    if ended.trouble is None and ended.status.outcome not in ("cancelled", "finished"):
-        raise InvalidJob(f"the replay ended ({ended.status.outcome}): {ended.status.error or ended.status.reason}")
-    if ended.trouble is not None and not isinstance(ended.trouble, UserCodeError):
+    if ended.trouble is None:
+        ended.check()
+    elif not isinstance(ended.trouble, UserCodeError):
         raise ended.trouble
     failed = ended.trouble is not None and not isinstance(ended.trouble, DebuggerQuit)
     error = "" if not failed else "hidden, because columns are" if redact else str(ended.trouble)

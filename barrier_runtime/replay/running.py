@@ -239,6 +239,11 @@ class ReplayEnded:
     status: JobStatus
     trouble: BaseException | None
 
+    def check(self) -> None:
+        """Raises `InvalidJob` if the job ended in another way than a replay should."""
+        if self.status.outcome not in ("cancelled", "finished"):
+            raise InvalidJob(f"the replay ended ({self.status.outcome}): {self.status.error or self.status.reason}")
+
 
 async def run_replay(
     graph: JobGraph,

@@ -161,14 +161,10 @@ class _Verifying:
         self._options = stretch.options()
         self._graph = stretch.graph(self._options)
         stretch.check_switches(spec.name for chain in self._graph.chains for spec in chain.operators)
-        self._sinks = {
-            spec.name: _reads_back(spec.make())
-            for chain in self._graph.chains
-            for spec in chain.operators
-            if spec.is_sink
-        }
-        steps = [spec for chain in self._graph.chains for spec in chain.operators if not spec.is_sink]
-        made = {spec.name: spec.make() for spec in steps}
+        specs = [spec for chain in self._graph.chains for spec in chain.operators]
+        self._sinks = {spec.name: _reads_back(spec.make()) for spec in specs if spec.is_sink}
+        made = {spec.name: spec.make() for spec in specs if not spec.is_sink}
+        self._steps = tuple(made)
         windows = {name: each for name, each in made.items() if isinstance(each, WindowOperator)}
         self._holding = {name for name, each in windows.items() if each.content.holds_rows}
         self._ids = {name: each.forgets for name, each in made.items() if isinstance(each, DeduplicateOperator)}
@@ -214,8 +210,7 @@ class _Verifying:
         ended, store = run_stretch(stretch, graph, options, ranges, own)
         if ended.trouble is not None:
             raise ended.trouble
-        if ended.status.outcome not in ("cancelled", "finished"):
-            raise InvalidJob(f"the replay ended ({ended.status.outcome}): {ended.status.error or ended.status.reason}")
+        ended.check()
         view = read_log(store, Paths(graph.name))
         manifest = load_manifest(complete_of(view.completes[0]), store.get)
         assert manifest is not None, "the store raises for a manifest that is missing"
@@ -223,14 +218,13 @@ class _Verifying:
         return sum(each.total for each in ranges.values()), manifest
 
     def _states_differ(self, manifest: Manifest) -> Iterator[Divergence]:
-        order = [spec.name for chain in self._graph.chains for spec in chain.operators if not spec.is_sink]
         reached = self._reached
         with (
             StoredState(reached.store, _without(reached, set(self._sinks)), reached.what) as committed,
             StoredState(self._store, manifest, "the replay") as replayed,
         ):
             self._states = len(committed.tables())
-            for operator in order:
+            for operator in self._steps:
                 sides = (*committed.manifest.operators, *replayed.manifest.operators)
                 until_ms = reached_ms(each for each in sides if each.operator == operator)
                 found = (each for each in diff(committed, replayed, operator) if not self._same(each, until_ms))

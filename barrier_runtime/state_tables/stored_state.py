@@ -197,12 +197,9 @@ class StoredState:
             return reader if columns is None else _projected(reader, columns, f"{operator}.{state}")
         keys, groups, parts = self._asked(parts, operator, state, where or {})
         what = next((states_of(each)[state] for each in parts), ONE_VALUE)
-        batches = self._batches(parts, state, what, keys, groups, columns)
-        first = next(batches, None)
-        if first is None:
-            reader = pa.RecordBatchReader.from_batches(keys.schema_of_nothing(what), [])
-        else:
-            reader = pa.RecordBatchReader.from_batches(first.schema, chain([first], batches))
+        first, batches = _with_first(self._batches(parts, state, what, keys, groups, columns))
+        schema = keys.schema_of_nothing(what) if first is None else first.schema
+        reader = pa.RecordBatchReader.from_batches(schema, batches)
         if columns is None:
             return reader
         if not set(columns) <= set(reader.schema.names):  # there are no rows, or columns are missing
@@ -269,8 +266,9 @@ class StoredState:
         self, parts: list[OperatorSnapshot], operator: str, state: str, where: Mapping[str, Any]
     ) -> pa.RecordBatchReader:
         everyone = [each for each in self._manifest.operators if each.operator == operator]
-        batches = (batch for part in parts for batch in beside_batches(self._store, part, state, everyone))
-        first = next(batches, None)
+        first, batches = _with_first(
+            batch for part in parts for batch in beside_batches(self._store, part, state, everyone)
+        )
         if first is None:
             return pa.RecordBatchReader.from_batches(pa.schema([]), [])
         for name in where:
@@ -278,7 +276,7 @@ class StoredState:
                 raise InvalidJob(
                     f"{operator}.{state}: it has no column {name!r}, it has {', '.join(first.schema.names)}"
                 )
-        of_one = (batch.cast(first.schema) for batch in chain([first], batches))
+        of_one = (batch.cast(first.schema) for batch in batches)
         return pa.RecordBatchReader.from_batches(
             first.schema, (_only(batch, where, f"{operator}.{state}") for batch in of_one)
         )
@@ -326,6 +324,12 @@ def states_of(snapshot: OperatorSnapshot) -> dict[str, StateDescription]:
 def _has(snapshot: OperatorSnapshot, groups: tuple[int, int]) -> bool:
     assert snapshot.keyed is not None
     return snapshot.keyed.key_group_first <= groups[0] <= snapshot.keyed.key_group_last
+
+
+def _with_first(batches: Iterator[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:
+    """The first batch, if any, and all batches."""
+    first = next(batches, None)
+    return first, iter(()) if first is None else chain([first], batches)
 
 
 def _projected(reader: pa.RecordBatchReader, columns: Sequence[str], where: str) -> pa.RecordBatchReader:

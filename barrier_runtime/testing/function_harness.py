@@ -6,11 +6,10 @@ the subtask of each row. `KeyedHarness` is the harness of a keyed function.
 """
 
 import datetime
-import itertools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,20 +32,17 @@ from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.run_alone import context_alone, snapshot_of
 from barrier_runtime.operators.state.broadcast import BroadcastState
 from barrier_runtime.operators.state.folded import AggregatingState, ReducingState
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.state.lists import ListState
 from barrier_runtime.operators.state.maps import MapState
 from barrier_runtime.operators.state.value import ValueState
-from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
-from barrier_runtime.state.kv.rocksdb import SlotMemory
-from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
-from barrier_runtime.state.store.paths import Paths
 
 NAME = "function"
 _MEMORY = 64 << 20
@@ -194,19 +190,10 @@ class FunctionHarness:
 
     def _snapshot(self) -> HarnessSnapshot:
         self._checkpoint += 1
-        taken = []
-        for subtask, operator in enumerate(self._subtasks):
-            capture = operator.snapshot(self._checkpoint)
-            keyed = None
-            if capture.keyed is not None:
-                while not capture.keyed.drain():
-                    pass
-                keyed = capture.keyed.write(self._checkpoint)
-                capture.keyed.clean_up()
-            values = dict(capture.values)
-            if capture.blocking is not None:
-                values.update(capture.blocking())
-            taken.append(OperatorSnapshot(NAME, subtask, self._parallelism, values, keyed))
+        taken = [
+            snapshot_of(operator, NAME, subtask, self._parallelism, self._checkpoint)
+            for subtask, operator in enumerate(self._subtasks)
+        ]
         differing = disagreement(taken)
         if differing:
             raise InvalidJob(f"{self._where}: {differing}")
@@ -271,58 +258,18 @@ class FunctionHarness:
         return given
 
     def _context(self, subtask: int, restored: tuple[OperatorSnapshot, ...]) -> OperatorContext:
-        directory = self._directory / str(subtask)
-
-        def open_keyed() -> KeyedBackend:
-            return open_keyed_backend(
-                kind="memory",
-                operator=NAME,
-                subtask=subtask,
-                parallelism=self._parallelism,
-                max_parallelism=self._max_parallelism,
-                restored=restored,
-                store=self._store,
-                paths=Paths("harness"),
-                token=1,
-                slot_uuid="harness",
-                directory=directory,
-                copies=LocalCopies(),
-                memory=SlotMemory(_MEMORY),
-                cache_bytes=_MEMORY,
-                new_uuid=lambda: f"{next(_NUMBERS)}",
-                watched=True,
-            )
-
-        return OperatorContext(
-            job="harness",
-            token=1,
-            operator=NAME,
-            subtask=subtask,
-            parallelism=self._parallelism,
-            max_parallelism=self._max_parallelism,
-            restored=restored,
-            open_keyed=open_keyed,
-            executor=_AT_ONCE,
-            snapshot_executor=_AT_ONCE,
+        return context_alone(
+            *("harness", NAME, subtask, self._parallelism, self._max_parallelism, restored),
+            store=self._store,
+            directory=self._directory / str(subtask),
+            backend="memory",
+            memory_bytes=_MEMORY,
+            watched=True,
             metrics=self._metrics,
-            local_dir=directory,
             make_store=lambda url: self._store,
-            job_store=self._store,
             call_later=lambda seconds, callback: callback(),
-            wake=lambda: None,
             wall_ms=lambda: self._wall_ms,
         )
-
-
-class _AtOnce:
-    """Executor that runs work at once, in the caller's thread."""
-
-    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        done(work(), None)
-
-
-_AT_ONCE = _AtOnce()
-_NUMBERS = itertools.count(1)
 
 
 def key_columns(key: Any, where: str) -> tuple[str, ...]:
