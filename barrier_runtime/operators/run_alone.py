@@ -20,7 +20,7 @@ from barrier_runtime.state.store.paths import Paths
 _WRITTEN_AT_ONCE = 4_096  # entries
 
 
-class AtOnce:
+class _AtOnce:
     """Executor that runs work at once."""
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
@@ -76,8 +76,8 @@ def context_alone(
         max_parallelism=max_parallelism,
         restored=restored,
         open_keyed=open_keyed,
-        executor=AtOnce(),
-        snapshot_executor=AtOnce(),
+        executor=_AtOnce(),
+        snapshot_executor=_AtOnce(),
         metrics=metrics or MetricGroup(),
         local_dir=directory,
         make_store=make_store,
