@@ -34,7 +34,7 @@ from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.keyed.progress import VALUE as PROGRESS
 from barrier_runtime.operators.keyed.progress import timers_unknown
-from barrier_runtime.operators.run_alone import context_alone, snapshot_of
+from barrier_runtime.operators.run_alone import OperatorAlone, snapshot_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.scratch import scratch_folder
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
@@ -231,14 +231,13 @@ class _Filled:
 
     def _context(self, subtask: int) -> OperatorContext:
         graph = self._graph
-        return context_alone(
-            *(graph.name, self._step, subtask, graph.parallelism, graph.max_parallelism, self._before),
-            store=self._store,
-            directory=self._directory / str(subtask),
+        alone = OperatorAlone(
+            *(graph.name, self._step, graph.parallelism, graph.max_parallelism, self._before, self._store),
+            directory=self._directory,
             backend="rocksdb",
             memory_bytes=_MEMORY,
-            make_store=open_existing_store,
         )
+        return alone.context(subtask, open_existing_store)
 
 
 BATCH_ROWS = 65_536

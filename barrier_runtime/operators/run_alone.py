@@ -5,6 +5,7 @@ For `write_savepoint`, and for harnesses of tests.
 
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,65 +28,66 @@ class _AtOnce:
         done(work(), None)
 
 
-def context_alone(
-    job: str,
-    operator: str,
-    subtask: int,
-    parallelism: int,
-    max_parallelism: int,
-    restored: tuple[OperatorSnapshot, ...],
-    *,
-    store: ObjectStore,
-    directory: Path,
-    backend: str,
-    memory_bytes: int,
-    watched: bool = False,
-    metrics: MetricGroup | None = None,
-    make_store: Callable[[str], ObjectStore],
-    call_later: Callable[[float, Callable[[], None]], None] = lambda seconds, call: None,
-    **others: Any,
-) -> OperatorContext:
-    """Context of a subtask. `backend`, `watched`: of the keyed state; `others`: further fields of the context."""
+@dataclass(frozen=True)
+class OperatorAlone:
+    """Subtasks of an operator. `backend`, `watched`: of the keyed state."""
 
-    def open_keyed() -> KeyedBackend:
-        return open_keyed_backend(
-            kind=backend,
-            operator=operator,
+    job: str
+    operator: str
+    parallelism: int
+    max_parallelism: int
+    restored: tuple[OperatorSnapshot, ...]
+    store: ObjectStore
+    directory: Path
+    backend: str
+    memory_bytes: int
+    watched: bool = False
+
+    def context(self, subtask: int, make_store: Callable[[str], ObjectStore], **others: Any) -> OperatorContext:
+        """Context of a subtask. `others`: fields that differ from the defaults here."""
+        directory = self.directory / str(subtask)
+        fields: dict[str, Any] = {
+            "executor": _AtOnce(),
+            "snapshot_executor": _AtOnce(),
+            "metrics": MetricGroup(),
+            "call_later": lambda seconds, call: None,
+            "wake": lambda: None,
+            **others,
+        }
+        return OperatorContext(
+            job=self.job,
+            token=1,
+            operator=self.operator,
             subtask=subtask,
-            parallelism=parallelism,
-            max_parallelism=max_parallelism,
-            restored=restored,
-            store=store,
-            paths=Paths(job),
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+            restored=self.restored,
+            open_keyed=lambda: self._opened(subtask, directory),
+            local_dir=directory,
+            make_store=make_store,
+            job_store=self.store,
+            **fields,
+        )
+
+    def _opened(self, subtask: int, directory: Path) -> KeyedBackend:
+        return open_keyed_backend(
+            kind=self.backend,
+            operator=self.operator,
+            subtask=subtask,
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+            restored=self.restored,
+            store=self.store,
+            paths=Paths(self.job),
             token=1,
             slot_uuid="alone",
             directory=directory / "state",
             copies=LocalCopies(),
-            memory=SlotMemory(memory_bytes),
-            cache_bytes=memory_bytes,
+            memory=SlotMemory(self.memory_bytes),
+            cache_bytes=self.memory_bytes,
             new_uuid=lambda: uuid.uuid4().hex,
-            watched=watched,
+            watched=self.watched,
         )
-
-    return OperatorContext(
-        job=job,
-        token=1,
-        operator=operator,
-        subtask=subtask,
-        parallelism=parallelism,
-        max_parallelism=max_parallelism,
-        restored=restored,
-        open_keyed=open_keyed,
-        executor=_AtOnce(),
-        snapshot_executor=_AtOnce(),
-        metrics=metrics or MetricGroup(),
-        local_dir=directory,
-        make_store=make_store,
-        job_store=store,
-        call_later=call_later,
-        wake=lambda: None,
-        **others,
-    )
 
 
 def snapshot_of(operator: Operator, name: str, subtask: int, parallelism: int, checkpoint: int) -> OperatorSnapshot:

@@ -32,7 +32,7 @@ from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
-from barrier_runtime.operators.run_alone import context_alone, snapshot_of
+from barrier_runtime.operators.run_alone import OperatorAlone, snapshot_of
 from barrier_runtime.operators.state.broadcast import BroadcastState
 from barrier_runtime.operators.state.folded import AggregatingState, ReducingState
 from barrier_runtime.operators.state.handle import KeyedState
@@ -258,15 +258,17 @@ class FunctionHarness:
         return given
 
     def _context(self, subtask: int, restored: tuple[OperatorSnapshot, ...]) -> OperatorContext:
-        return context_alone(
-            *("harness", NAME, subtask, self._parallelism, self._max_parallelism, restored),
-            store=self._store,
-            directory=self._directory / str(subtask),
+        alone = OperatorAlone(
+            *("harness", NAME, self._parallelism, self._max_parallelism, restored, self._store),
+            directory=self._directory,
             backend="memory",
             memory_bytes=_MEMORY,
             watched=True,
+        )
+        return alone.context(
+            subtask,
+            lambda url: self._store,
             metrics=self._metrics,
-            make_store=lambda url: self._store,
             call_later=lambda seconds, callback: callback(),
             wall_ms=lambda: self._wall_ms,
         )
