@@ -11,7 +11,7 @@ import datetime
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -172,74 +172,65 @@ class KinesisSource(SourceSettings):
         )
 
 
+@dataclass(frozen=True, repr=False, eq=False)
 class KinesisStream:
     """Named `KinesisSource`."""
 
-    exactly_once = True
+    name: str
+    client: KinesisClient
+    columns: KinesisColumns
+    _: KW_ONLY
+    start: Start
+    bounded: bool
+    every_s: float
+    discover_s: float
+    exactly_once: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        name: str,
-        client: KinesisClient,
-        columns: KinesisColumns,
-        *,
-        start: Start,
-        bounded: bool,
-        every_s: float,
-        discover_s: float,
-    ) -> None:
-        self._name = name
-        self._client = client
-        self._columns = columns
-        self._start = start
-        self._bounded = bounded
-        self._every_s = every_s
-        self._discover_s = discover_s
-        self.schema: pa.Schema = columns.schema
+    @property
+    def schema(self) -> pa.Schema:
+        return self.columns.schema
 
     @property
     def positions_in(self) -> str:
         """Name of the stream, because shards of different streams have the same names."""
-        return f"Kinesis stream {self._client.stream}"
+        return f"Kinesis stream {self.client.stream}"
 
     @property
     def endless(self) -> bool:
-        return not self._bounded
+        return not self.bounded
 
     def __repr__(self) -> str:
-        start = f"{self._start:%Y-%m-%dT%H:%M:%S%z}" if isinstance(self._start, datetime.datetime) else self._start
-        return (
-            f"Kinesis stream {self._client.stream}, from {start}{', until what is there now' if self._bounded else ''}"
-        )
+        start = f"{self.start:%Y-%m-%dT%H:%M:%S%z}" if isinstance(self.start, datetime.datetime) else self.start
+        return f"Kinesis stream {self.client.stream}, from {start}{', until what is there now' if self.bounded else ''}"
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         now_ms = time.time_ns() // 1_000_000
         from_ms: int | None = None
-        if isinstance(self._start, datetime.datetime):
-            from_ms = int(self._start.timestamp() * 1000)
-        elif self._start == "latest":
+        if isinstance(self.start, datetime.datetime):
+            from_ms = int(self.start.timestamp() * 1000)
+        elif self.start == "latest":
             from_ms = now_ms
-        until_ms = now_ms if self._bounded else None
-        return [KinesisSplit(shard, from_ms, until_ms).split() for shard in self._client.shards()]
+        until_ms = now_ms if self.bounded else None
+        return [KinesisSplit(shard, from_ms, until_ms).split() for shard in self.client.shards()]
 
     def reader(self, split: Split) -> KinesisReader:
-        convert = KinesisRows(self._columns, f"source {self._name!r}").convert
-        return KinesisReader(self._client, SPLIT.decode(split.payload), convert, self._every_s)
+        convert = KinesisRows(self.columns, f"source {self.name!r}").convert
+        return KinesisReader(self.client, SPLIT.decode(split.payload), convert, self.every_s)
 
     def owner(self, split_id: str, parallelism: int) -> int:
         return owner(split_id, parallelism)
 
     def discovery(self, known: NameSet) -> Discovery | None:
-        if self._bounded:
+        if self.bounded:
             return None
-        return ListingThread(self._all_shards, known, self._discover_s, self._name)
+        return ListingThread(self._all_shards, known, self.discover_s, self.name)
 
     def _all_shards(self) -> list[Split]:
-        return [KinesisSplit(shard).split() for shard in self._client.shards()]
+        return [KinesisSplit(shard).split() for shard in self.client.shards()]
 
     def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
         """Lists shards whose positions are older than the stream's retention."""
-        oldest_ms = time.time_ns() // 1_000_000 - self._client.retention_ms()
+        oldest_ms = time.time_ns() // 1_000_000 - self.client.retention_ms()
         read_to = {shard: POSITION.decode(at).complete_ms for shard, at in positions.items() if at is not None}
         return [
             f"shard {shard!r}: records that arrived behind {shown_time(ms)} are no longer retained"

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -153,6 +153,7 @@ class _Ahead:
     after: TablePosition
 
 
+@dataclass(repr=False, eq=False)
 class TableRows:
     """Source of a table's rows.
 
@@ -160,45 +161,35 @@ class TableRows:
     `positions_in`: versions of one table mean nothing in another. `place`: the table in `TwoPhaseCommitSink.places`.
     """
 
-    exactly_once = True
+    table: str
+    split: str
+    history: Callable[[], TableHistory]
+    schema: pa.Schema
+    period_s: float | None
+    where: str
+    then: str = "what is appended to it"
+    positions_in: str = ""
+    place: str = ""
+    exactly_once: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        table: str,
-        split: str,
-        history: Callable[[], TableHistory],
-        schema: pa.Schema,
-        period_s: float | None,
-        where: str,
-        then: str = "what is appended to it",
-        positions_in: str = "",
-        place: str = "",
-    ) -> None:
-        self.positions_in = positions_in or table
-        self._place = place
-        self._table = table
-        self._then = then
-        self._split = split
-        self._history = history
-        self.schema = schema
-        self._period_s = period_s
-        self._where = where
+    def __post_init__(self) -> None:
+        self.positions_in = self.positions_in or self.table
 
     def __repr__(self) -> str:
-        return self._table + ("" if self._period_s is None else f", and {self._then}")
+        return self.table + ("" if self.period_s is None else f", and {self.then}")
 
     @property
     def endless(self) -> bool:
-        return self._period_s is not None
+        return self.period_s is not None
 
     def reads_from(self, place: str) -> bool:
-        return self.endless and place == self._place
+        return self.endless and place == self.place
 
     def splits(self, parallelism: int) -> Sequence[Split]:
-        return [Split(self._split)]
+        return [Split(self.split)]
 
     def reader(self, split: Split) -> "TableReader":
-        return TableReader(self._history, self.schema, self._period_s, self._where)
+        return TableReader(self.history, self.schema, self.period_s, self.where)
 
 
 class TableReader:
