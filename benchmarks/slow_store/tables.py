@@ -166,7 +166,7 @@ def _prepared(properties: Mapping[str, str], commits: int) -> None:
         together = 1 if left <= _KEPT else min(_AT_ONCE // _FILES, left - _KEPT)
         left -= together
         checkpoint += together
-        opened = table.looked_at()
+        opened = table.existing()
         summary = {APPLICATION: f"{_OWNER}before", CHECKPOINT: str(checkpoint)}
         with opened.transaction() as transaction, transaction._append_snapshot_producer(summary) as producer:
             for each in _copies(file, together * _FILES):

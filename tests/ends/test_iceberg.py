@@ -107,13 +107,13 @@ def test_a_zombie_that_looked_before_its_successor_appended_appends_nothing(
     zombie, successor = (IcebergTable(NAME, "default", properties, "here") for _ in range(2))
     rows = pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
     written = zombie.write([rows], SCHEMA)
-    zombie.append(zombie.looked_at(), "other/out/lineage", 1, [written])
-    seen = zombie.looked_at()
-    successor.append(successor.looked_at(), "job/out/lineage", 1, [successor.write([rows], SCHEMA)])
+    zombie.append(zombie.existing(), "other/out/lineage", 1, [written])
+    seen = zombie.existing()
+    successor.append(successor.existing(), "job/out/lineage", 1, [successor.write([rows], SCHEMA)])
     with pytest.raises(Unavailable, match="another writer has changed the table"):
         zombie.append(seen, "job/out/lineage", 1, [zombie.write([rows], SCHEMA)])
     assert numbers(properties) == [1, 1]
-    assert has(zombie.looked_at(), "job/out/lineage", 1)
+    assert has(zombie.existing(), "job/out/lineage", 1)
 
 
 def test_all_that_was_decided_meanwhile_is_one_snapshot(sink: IcebergSink, properties: dict[str, str]) -> None:
@@ -244,12 +244,12 @@ def test_another_writer_delays_an_append_and_does_not_lose_it(properties: dict[s
     ours = IcebergTable(NAME, "default", properties, "here")
     rows = pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
     first = ours.write([rows], SCHEMA)
-    ours.append(ours.looked_at(), "job/out/lineage", 1, [first])
-    seen, second = ours.looked_at(), ours.write([rows], SCHEMA)
+    ours.append(ours.existing(), "job/out/lineage", 1, [first])
+    seen, second = ours.existing(), ours.write([rows], SCHEMA)
     table(properties).append(pa.table({"n": [100]}))
     with pytest.raises(Unavailable):
         ours.append(seen, "job/out/lineage", 2, [second])
-    ours.append(ours.looked_at(), "job/out/lineage", 2, [second])
+    ours.append(ours.existing(), "job/out/lineage", 2, [second])
     assert numbers(properties) == [1, 1, 100]
 
 

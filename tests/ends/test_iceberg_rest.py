@@ -44,11 +44,11 @@ def test_a_zombie_that_looked_before_its_successor_appended_appends_nothing(
     rows = pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
 
     written = zombie.write([rows], SCHEMA)
-    seen = zombie.looked_at()
-    successor.append(successor.looked_at(), "job/out/lineage", 1, [successor.write([rows], SCHEMA)])
+    seen = zombie.existing()
+    successor.append(successor.existing(), "job/out/lineage", 1, [successor.write([rows], SCHEMA)])
     with pytest.raises(Unavailable, match="another writer has changed the table"):
         zombie.append(seen, "job/out/lineage", 1, [written])
-    assert has(zombie.looked_at(), "job/out/lineage", 1)
+    assert has(zombie.existing(), "job/out/lineage", 1)
     assert rows_of(iceberg_rest, name) == [{"n": 1}]
 
 

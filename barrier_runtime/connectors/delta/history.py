@@ -237,8 +237,8 @@ class DeltaChanges(DeltaHistory):
 
     def files(self, version: int, *, whole: bool) -> Sequence[Part]:
         actions = self._actions(version)
-        told = [each.commitInfo for each in actions if each.commitInfo is not None]
-        at_ms = next((each.inCommitTimestamp or each.timestamp or 0 for each in told), 0)
+        commits = [each.commitInfo for each in actions if each.commitInfo is not None]
+        at_ms = next((each.inCommitTimestamp or each.timestamp or 0 for each in commits), 0)
         if whole:
             return self._upserts.whole(self._chosen(version, None), at_ms)
         feed = [each.cdc for each in actions if each.cdc is not None]

@@ -131,7 +131,7 @@ class DeltaLog:
             if shown is None:
                 self._check_there(files)
             added = shown(new) if shown else files
-            version = self._behind(head.version)
+            version = self._next_version(head.version)
             try:
                 self._append(version, head.facts, added, _highest(new))
             except Unavailable:
@@ -239,7 +239,7 @@ class DeltaLog:
         """Records a compaction by this process, which the next commit skips. Any thread."""
         self._compacted.add(version)
 
-    def _behind(self, version: int) -> int:
+    def _next_version(self, version: int) -> int:
         after = version + 1
         while after in self._compacted:
             self._compacted.discard(after)

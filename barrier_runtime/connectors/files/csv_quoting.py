@@ -1,7 +1,7 @@
 """Row boundaries of CSV text whose quoted values may contain line breaks. Pure.
 
 A field is quoted if the first byte is a quote; two quotes inside stand for a quote. Text after a closing quote is
-refused (`behind_quotes`): the writer uses other rules. All data begin with a row.
+refused (`after_quotes`): the writer uses other rules. All data begin with a row.
 """
 
 import re
@@ -28,12 +28,12 @@ class Quoted:
         return int(self.begins[number]) if number >= 0 and at < self.ends[number] else None
 
 
-def behind_quotes(data: bytes, delimiter: str) -> int | None:
+def after_quotes(data: bytes, delimiter: str) -> int | None:
     """Beginning of the first quoted value with text after the closing quote, or None."""
     parts = quoted(data, delimiter)
     text = np.frombuffer(data + b"\n", np.uint8)
-    behind = text[np.minimum(parts.ends + 1, len(data))]
-    is_end = (behind == ord(delimiter)) | (behind == _LF) | (behind == _CR) | (behind == _QUOTE)
+    after = text[np.minimum(parts.ends + 1, len(data))]
+    is_end = (after == ord(delimiter)) | (after == _LF) | (after == _CR) | (after == _QUOTE)
     return None if is_end.all() else int(parts.begins[np.argmin(is_end)])
 
 

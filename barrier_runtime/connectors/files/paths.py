@@ -145,8 +145,8 @@ class PassedOver:
         return bool(self._counts)
 
     def __str__(self) -> str:
-        told = [f"{kind}: {count} (such as {self._examples[kind]})" for kind, count in self._counts.items()]
-        return f" (passed over: {', '.join(told)})" if told else ""
+        texts = [f"{kind}: {count} (such as {self._examples[kind]})" for kind, count in self._counts.items()]
+        return f" (passed over: {', '.join(texts)})" if texts else ""
 
 
 def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], passed: PassedOver) -> bool:

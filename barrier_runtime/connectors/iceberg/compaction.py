@@ -80,7 +80,7 @@ class IcebergCompaction:
         try:
             manifests = snapshot.manifests(table.io)
             deletes = _deletes(manifests)
-            wounded = (
+            with_deletes = (
                 {task.file.file_path for task in table.scan().plan_files() if task.delete_files} if deletes else ()
             )
             live = {
@@ -94,7 +94,7 @@ class IcebergCompaction:
             (entry.sequence_number or 0, entry.data_file.file_path, entry.data_file)
             for entries in live.values()
             for entry in entries
-            if is_name_of(self._owner, entry.data_file.file_path) and entry.data_file.file_path not in wounded
+            if is_name_of(self._owner, entry.data_file.file_path) and entry.data_file.file_path not in with_deletes
         ]
         groups = to_compact(
             [file for _, _, file in sorted(own, key=lambda each: each[:2])],
@@ -223,8 +223,8 @@ class _Replacing(_SnapshotProducer["_Replacing"]):  # type: ignore[misc]  # the 
         ]
 
     def _summary(self, snapshot_properties: Mapping[str, str] = {}) -> Summary:  # as in the library
-        told = super()._summary(snapshot_properties)  # the library has no totals for `replace`
-        return Summary(operation=Operation.REPLACE, **told.additional_properties)
+        made = super()._summary(snapshot_properties)  # the library has no totals for `replace`
+        return Summary(operation=Operation.REPLACE, **made.additional_properties)
 
 
 def _as(entry: ManifestEntry, status: ManifestEntryStatus, snapshot: int | None) -> ManifestEntry:

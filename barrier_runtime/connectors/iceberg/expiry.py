@@ -70,10 +70,9 @@ def unneeded_files(expired: Iterable[Expired], io: FileIO) -> list[str]:
     lists: dict[int, set[str]] = {}
 
     def manifests(snapshot: Snapshot) -> set[str]:
-        found = lists.get(snapshot.snapshot_id)
-        if found is None:
-            found = lists[snapshot.snapshot_id] = {each.manifest_path for each in snapshot.manifests(io)}
-        return found
+        if snapshot.snapshot_id not in lists:
+            lists[snapshot.snapshot_id] = {each.manifest_path for each in snapshot.manifests(io)}
+        return lists[snapshot.snapshot_id]
 
     files: list[str] = []
     for each in expired:

@@ -87,17 +87,17 @@ class IcebergHistory:
 
     def files(self, snapshot: int, *, whole: bool) -> Sequence[Any]:
         """Snapshot's files in a fixed order: with `whole` all files, otherwise the added files."""
-        told = self._snapshot(snapshot)
+        found = self._snapshot(snapshot)
         if whole:
             return self._planned(snapshot)
         with self._listing():
-            return sorted(self._added(told), key=_path)
+            return sorted(self._added(found), key=_path)
 
     def _snapshot(self, snapshot: int) -> Snapshot:
-        told = self._table.snapshot_by_id(snapshot)
-        if told is None:
+        found = self._table.snapshot_by_id(snapshot)
+        if found is None:
             raise self._lost(snapshot)
-        return told
+        return found
 
     def _planned(self, snapshot: int) -> list[FileScanTask]:
         self._snapshot(snapshot)
@@ -206,18 +206,18 @@ class IcebergChanges(IcebergHistory):
         return self._upserts.schema(super().schema())
 
     def files(self, snapshot: int, *, whole: bool) -> Sequence[Part]:
-        told = self._snapshot(snapshot)
+        found = self._snapshot(snapshot)
         if whole:
-            return self._upserts.whole(self._planned(snapshot), told.timestamp_ms)
-        if told.summary is not None and told.summary.operation == Operation.REPLACE:
+            return self._upserts.whole(self._planned(snapshot), found.timestamp_ms)
+        if found.summary is not None and found.summary.operation == Operation.REPLACE:
             return []
-        before = [] if told.parent_snapshot_id is None else self._planned(told.parent_snapshot_id)
+        before = [] if found.parent_snapshot_id is None else self._planned(found.parent_snapshot_id)
         after = self._planned(snapshot)
         there, then = {_content(task) for task in before}, {_content(task) for task in after}
         return self._upserts.changes(
             [task for task in before if _content(task) not in then],
             [task for task in after if _content(task) not in there],
-            told.timestamp_ms,
+            found.timestamp_ms,
         )
 
     def size(self, file: Part) -> int:

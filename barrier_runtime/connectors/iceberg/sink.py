@@ -183,7 +183,7 @@ class IcebergSink(BatchingSink):
                 batch.checkpoint: [reading.submit(self._files_of, each) for each in batch.objects] for batch in batches
             }
         table = (
-            known or (looking and looking.result()) or self._table.looked_at()
+            known or (looking and looking.result()) or self._table.existing()
         )  # rows of an old release create the table
         new = [batch for batch in batches if not has(table, application, batch.checkpoint)]
         if not new:
@@ -192,7 +192,7 @@ class IcebergSink(BatchingSink):
             written = [files for batch in new for each in read[batch.checkpoint] for files in each.result()]
         except ObjectNotFound as error:
             last = new[-1]
-            if has(self._table.looked_at(), application, last.checkpoint):
+            if has(self._table.existing(), application, last.checkpoint):
                 return
             raise Corrupt(
                 f"{self._where}: the description of {sum(batch.rows for batch in new)} decided data files of "

@@ -154,7 +154,7 @@ class IcebergTable:
         self._appended = None
         self.compactions += 1
 
-    def looked_at(self) -> Table:
+    def existing(self) -> Table:
         """Current table for `append`. Raises `Unavailable` for a missing table or a silent catalog."""
         table = self.now()
         if table is None:
@@ -220,10 +220,10 @@ class IcebergTable:
             later = self._threads.submit(work, *arguments)
         except RuntimeError:
             return None
-        later.add_done_callback(self._tell_fault)
+        later.add_done_callback(self._log_failure)
         return later
 
-    def _tell_fault(self, done: "Future[None]") -> None:
+    def _log_failure(self, done: "Future[None]") -> None:
         if error := done.exception():
             log.error("%s: work behind a commit failed: %s", self._where, error, exc_info=error)
 

@@ -58,7 +58,7 @@ from barrier_runtime.state.store.paths import Paths
 _MOST_DECIDED = 16  # waiting batches at which the stream waits
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 1.0
-_TELL_AFTER_S = 10.0  # then the status reports the wait
+_REPORT_AFTER_S = 10.0  # then the status reports the wait
 
 
 _READ_AT_ONCE = 8  # staged objects of a batch
@@ -324,7 +324,7 @@ class BatchFunctionSink(BatchingSink):
 
     def wait_until_done(self, batch: DecidedBatch) -> None:
         """Waits for the program's note. Raises `Unavailable` after some seconds without success."""
-        look_s, until_s = _FIRST_LOOK_S, time.monotonic() + _TELL_AFTER_S
+        look_s, until_s = _FIRST_LOOK_S, time.monotonic() + _REPORT_AFTER_S
         while not self._queue.is_done(batch):
             if self._closing.wait(look_s) or time.monotonic() > until_s:
                 raise Unavailable(

@@ -187,7 +187,7 @@ class PollReader:
     def _run(self, cursor: Any) -> None:
         error: BaseException | None = None
         try:
-            self._ask_on(cursor)
+            self._fetch_pages(cursor)
         except BaseException as raised:  # `poll` raises the exception again
             error = raised
         with self._changed:
@@ -195,9 +195,9 @@ class PollReader:
             self._ended = True
         self._wake()
 
-    def _ask_on(self, cursor: Any) -> None:
+    def _fetch_pages(self, cursor: Any) -> None:
         while True:
-            page = self._asked(cursor)
+            page = self._next_page(cursor)
             if page is None:
                 return
             with self._changed:
@@ -211,7 +211,7 @@ class PollReader:
                     return
             cursor = page.next_cursor
 
-    def _asked(self, cursor: Any) -> _Page | None:
+    def _next_page(self, cursor: Any) -> _Page | None:
         try:
             given = self._fetched(cursor)
             if given is None:

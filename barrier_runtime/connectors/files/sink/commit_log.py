@@ -105,7 +105,7 @@ class CommitLog:
         self._looking = threading.Lock()
         self._read: dict[int, CommitRecord] = {}  # during the search all records read; then the head
         self._read_head: int | None = None  # found by `look_ahead`
-        self._kept = 0  # records up to this number are known to be durable
+        self._durable = 0  # records up to this number are known to be durable
         self._highest = (0, 0)  # checkpoint and token of the head and all earlier records
         # Files that a later call may repeat, with the checkpoint of the record that names them.
         self._named: dict[str, int] = {}
@@ -152,11 +152,11 @@ class CommitLog:
             highest = max(checkpoint, self._highest[0]), max(token, self._highest[1])
             record = CommitRecord(PLAIN_VERSION, self._job, self._sink, checkpoint, token, *highest, new)
             if self._put(self._head + 1, record):  # the head is the newest record, so no record names `new`
-                self._saw(record)
+                self._advance_to(record)
                 self._later(partial(self._hint.follow, self._head))
             else:
                 self._catch_up()
-        self._keep()
+        self._make_durable()
         self._later(partial(self._summaries.follow, self._head or 0))
         asked = {file.name for file in files}
         self._named = {name: of for name, of in self._named.items() if name in asked or of > checkpoint}
@@ -186,18 +186,18 @@ class CommitLog:
         outcome = self._store.put_if_absent(key, encode_commit_record(record))
         if outcome is PutOutcome.UNKNOWN:
             raise Unavailable(f"nobody knows whether {self._store.url}/{key} was written: it is tried again")
-        self._kept = sequence
+        self._durable = sequence
         return outcome is PutOutcome.CREATED
 
-    def _keep(self) -> None:
+    def _make_durable(self) -> None:
         """Puts a head again that was only read, and may not be durable if its writer died. This proves all records
         durable.
         """
         assert self._head is not None
-        if self._kept < self._head:
-            self._put(self._head, self._there(self._head))
+        if self._durable < self._head:
+            self._put(self._head, self._existing(self._head))
 
-    def _there(self, sequence: int) -> CommitRecord:
+    def _existing(self, sequence: int) -> CommitRecord:
         record = self._read.get(sequence) or self.record(sequence)
         if record is None:
             raise Corrupt(
@@ -221,7 +221,7 @@ class CommitLog:
             head = self._find_head() if self._read_head is None else self._read_head
             records = list(self._newest_first(head, lowest))
             if head:
-                newest = self._there(head)
+                newest = self._existing(head)
                 self._highest = newest.highest_checkpoint, newest.highest_token
                 self._read = {head: newest}
             self._named = {file.name: record.checkpoint for record in records for file in record.files}
@@ -252,7 +252,7 @@ class CommitLog:
                 records: Sequence[CommitRecord] = summary.records
             else:
                 count = 1 if head - sequence < _ONE_BY_ONE else over or RECORDS
-                records = in_parallel(self._there, range(sequence - count + 1, sequence + 1), READS_AT_ONCE)
+                records = in_parallel(self._existing, range(sequence - count + 1, sequence + 1), READS_AT_ONCE)
             for record in reversed(records):
                 yield record
                 if record.highest_token < token or record.highest_checkpoint < checkpoint:
@@ -261,13 +261,10 @@ class CommitLog:
 
     def _catch_up(self) -> None:
         assert self._head is not None
-        while True:
-            record = self.record(self._head + 1)
-            if record is None:
-                return
-            self._saw(record)
+        while (record := self.record(self._head + 1)) is not None:
+            self._advance_to(record)
 
-    def _saw(self, record: CommitRecord) -> None:
+    def _advance_to(self, record: CommitRecord) -> None:
         assert self._head is not None
         self._head += 1
         self._highest = record.highest_checkpoint, record.highest_token

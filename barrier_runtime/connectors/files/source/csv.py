@@ -78,14 +78,14 @@ class CsvFiles(Files):
             where = f"{self.where}, file {file.url}"
             with closing(open_text(file, where, grows=self.grows)) as text:
                 header, _ = read_header(text, self._form, where)
-            self.is_left_out(where, self._rows(header, where, self.schema_in(file)).names, self.schema)
+            self.leaves_column_out(where, self._rows(header, where, self.schema_in(file)).names, self.schema)
 
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
         schema = self.schema_in(file)
 
         def make_rows(header: bytes, where: str) -> CsvRows:
             rows = self._rows(header, where, schema)
-            if self.is_left_out(where, rows.names, self.schema):
+            if self.leaves_column_out(where, rows.names, self.schema):
                 reader.leaves_out()
             return rows
 

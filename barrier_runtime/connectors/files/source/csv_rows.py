@@ -21,7 +21,7 @@ import pyarrow.csv as pacsv
 import pyarrow.types as types
 
 from barrier_runtime.connectors.files.csv_quoting import (
-    behind_quotes,
+    after_quotes,
     count_of_lines,
     end_of_first_row,
     end_of_rows,
@@ -100,7 +100,7 @@ def column_names(header: bytes, form: CsvForm, where: str) -> list[str]:
             f'{where}: its header is not {form.encoding.upper()} ({error}): pass encoding= (such as "latin-1"), or '
             "convert the file"
         ) from error
-    if behind_quotes(header, form.delimiter) is not None:
+    if after_quotes(header, form.delimiter) is not None:
         raise InvalidJob(f"{where}: in its header {_MISQUOTED}")
     names = rows[0] if rows else []
     if not names:
@@ -176,7 +176,7 @@ class CsvRows:
         data = self._as_utf8(raw)
         if data[:1] in (b"\r", b"\n") and len(self.names) > 1 and not data.strip(b"\r\n"):
             return self._empty
-        if b'"' in data and (misquoted := behind_quotes(data, self._form.delimiter)) is not None:
+        if b'"' in data and (misquoted := after_quotes(data, self._form.delimiter)) is not None:
             raise LineError(misquoted, _MISQUOTED)
         table = self._read(data)
         columns = [one_array(table[name]) for name in self._schema.names]

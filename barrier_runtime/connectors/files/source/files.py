@@ -69,24 +69,24 @@ class Files:
             self._check_growing()
         self._guesses = schema is None
         self.types = types if types is not None else pa.schema([])
-        self._told = False
+        self._logged = False
         if schema is None:
             if not self.files:
                 raise InvalidJob(f"{self.where}: there is no file to guess types from yet: pass schema=")
             schema = self._guessed()
         self.schema = schema
 
-    def is_left_out(self, where: str, found: Sequence[str], guessed: pa.Schema) -> bool:
+    def leaves_column_out(self, where: str, found: Sequence[str], guessed: pa.Schema) -> bool:
         """Returns whether the guessed schema lacks a column of a file, and logs the first such column."""
         left = next((name for name in found if name not in guessed.names), None) if self._guesses else None
         if left is not None:
-            self.tell_left_out(where, left)
+            self.log_left_out(where, left)
         return left is not None
 
-    def tell_left_out(self, where: str, column: str) -> None:
+    def log_left_out(self, where: str, column: str) -> None:
         """Logs, once per process, that a column is not read."""
-        if not self._told:
-            self._told = True
+        if not self._logged:
+            self._logged = True
             log.warning(
                 "%s: column %r is not among those that were guessed from the beginning of the first file, so it is "
                 "left out, as others may be: name it in types= or schema= to read it",

@@ -53,7 +53,7 @@ class JsonlFiles(Files):
         schema = self.schema_in(file)
 
         def left_out(field: str, at: int) -> None:
-            self.tell_left_out(f"{reader.where}, {reader.line_in_block(at)}", field)
+            self.log_left_out(f"{reader.where}, {reader.line_in_block(at)}", field)
             reader.leaves_out()
 
         def parser(header: bytes, where: str) -> Parse:

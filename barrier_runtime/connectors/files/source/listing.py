@@ -114,18 +114,17 @@ def find_arrivals(
     paths: str | Sequence[str],
     suffixes: tuple[str, ...],
     where: str,
-    passed_over: Callable[[str], bool] | None = None,
+    skips: Callable[[str], bool] | None = None,
     passed: PassedOver | None = None,
 ) -> list[FoundFile]:
-    """Files of folders in which files appear, oldest first; else like `find_files`.
+    """Files of folders in which files appear, oldest first; else like `find_files`. Raises `Unavailable` for a missing
+    folder.
 
-    Folders may be empty. Hidden names, of incomplete files, are skipped even if a pattern names them. Local files whose
-    id is `passed_over` are skipped without a look at the file. Raises `Unavailable` for a missing folder.
+    Folders may be empty. Hidden names, of incomplete files, are left out even if a pattern names them. `skips`: ids of
+    local files that need no look.
     """
     listed, passed = _listed(paths, where), PassedOver() if passed is None else passed
-    found = [
-        file for path in listed for file in _files_of(path, suffixes, where, passed, passed_over, len(listed) == 1)
-    ]
+    found = [file for path in listed for file in _files_of(path, suffixes, where, passed, skips, len(listed) == 1)]
     complete = [file for file in _distinct(found, where) if not is_hidden_file(file.id.removeprefix("./"))]
     return sorted(complete, key=lambda file: (file.modified_ns, file.id))
 
@@ -144,14 +143,14 @@ def _files_of(
     suffixes: tuple[str, ...],
     where: str,
     passed: PassedOver,
-    passed_over: Callable[[str], bool] | None = None,
+    skips: Callable[[str], bool] | None = None,
     alone: bool = False,
 ) -> list[FoundFile]:
     if is_remote(path):
         return _in_store(path, suffixes, where, passed)
     named, whole = local_files(local_place(path), suffixes, where, passed)
-    fresh = named if passed_over is None else (file for file in named if not passed_over(file[0]))
-    return _looked_at(fresh, whole, alone, where, passed)
+    fresh = named if skips is None else (file for file in named if not skips(file[0]))
+    return _with_sizes(fresh, whole, alone, where, passed)
 
 
 def _distinct(files: Sequence[FoundFile], where: str) -> list[FoundFile]:
@@ -171,7 +170,7 @@ def local_place(path: str) -> str:
     return os.path.abspath(os.path.expanduser(local_path(path)))
 
 
-def _looked_at(
+def _with_sizes(
     named: Iterable[tuple[str, str]], whole: bool, alone: bool, where: str, passed: PassedOver
 ) -> list[FoundFile]:
     """Listed files with size and time. `whole`: ids are paths below the listed folder, and folders above name no

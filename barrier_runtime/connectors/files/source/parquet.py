@@ -79,7 +79,7 @@ class ParquetFiles(Files):
 
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
         def found(where: str, names: Sequence[str]) -> None:
-            if self.is_left_out(where, names, self._whole or self.schema):
+            if self.leaves_column_out(where, names, self._whole or self.schema):
                 reader.leaves_out()
 
         wanted = self._not_in_folders(self._whole or self.schema, file)

@@ -43,8 +43,8 @@ class FilePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _POSITION = msgspec.json.Decoder(FilePosition)
 
 
-def position_of(told: bytes) -> FilePosition:
-    return _POSITION.decode(told)
+def position_of(position: bytes) -> FilePosition:
+    return _POSITION.decode(position)
 
 
 class FileReader:
@@ -264,12 +264,12 @@ def renewed_mark(mark: int, file: FoundFile, where: str) -> int:
 def renewed_marks(finished: Sequence[tuple[Split, int]], where: str) -> list[tuple[Split, int]]:
     """Files with new marks. Raises `InvalidJob` for changed content."""
     files = ((split, FoundFile.of(split), mark) for split, mark in finished)
-    looked_into = [each for each in files if may_have_changed(each[2], each[1])][:COMPARED_AT_START]
-    if not looked_into:
+    candidates = [each for each in files if may_have_changed(each[2], each[1])][:COMPARED_AT_START]
+    if not candidates:
         return []
-    with ThreadPoolExecutor(min(_AT_ONCE, len(looked_into)), thread_name_prefix="compare") as pool:
-        marks = pool.map(lambda each: renewed_mark(each[2], each[1], where), looked_into)
-        return [(split, now) for (split, _, mark), now in zip(looked_into, marks, strict=True) if now != mark]
+    with ThreadPoolExecutor(min(_AT_ONCE, len(candidates)), thread_name_prefix="compare") as pool:
+        marks = pool.map(lambda each: renewed_mark(each[2], each[1], where), candidates)
+        return [(split, now) for (split, _, mark), now in zip(candidates, marks, strict=True) if now != mark]
 
 
 def content_mark(file: FoundFile, where: str) -> int | None:

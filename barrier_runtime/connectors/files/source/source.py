@@ -89,21 +89,10 @@ class WatchedFiles:
     def __init__(self, inner: Files, period_s: float) -> None:
         self._inner = inner
         self._period_s = period_s
+        self.positions_in, self.grows, self.schema = inner.positions_in, inner.grows, inner.schema
 
     def __repr__(self) -> str:
         return f"{self._inner!r}, and new ones every {self._period_s:g} s"
-
-    @property
-    def positions_in(self) -> str:
-        return self._inner.positions_in
-
-    @property
-    def grows(self) -> bool:
-        return self._inner.grows
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._inner.schema
 
     def reading(self, columns: Collection[str]) -> "WatchedFiles":
         return WatchedFiles(self._inner.reading(columns), self._period_s)
@@ -142,10 +131,10 @@ class _Arrivals:
         self._compared = 0
         every = 1 + len(self._seen) // _SIZES_PER_POLL
 
-        def passed_over(id: str) -> bool:
+        def skips(id: str) -> bool:
             return (zlib.crc32(id.encode()) + self._looks) % every != 0 and id in self._seen
 
-        files = find_arrivals(self._source.paths, self._source.suffixes, self._source.where, passed_over)
+        files = find_arrivals(self._source.paths, self._source.suffixes, self._source.where, skips)
         return [file.split() for file in files if self._is_new(file)]
 
     def _is_new(self, file: FoundFile) -> bool:

@@ -106,6 +106,6 @@ def test_what_cannot_be_read_so_is_refused(tmp_path: Path, options: dict[str, An
         Dataflow("binary").read_binary("in", str(tmp_path), **options)
 
 
-def test_an_empty_folder_is_told(tmp_path: Path) -> None:
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match="holds no file: check the path"):
         Dataflow("binary").read_binary("in", str(tmp_path))

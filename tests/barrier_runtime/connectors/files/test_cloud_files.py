@@ -69,7 +69,7 @@ def test_any_range_of_a_file_can_be_read(container: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_file_that_is_gone_and_one_that_changed_are_told(container: str) -> None:
+def test_missing_and_changed_files_are_named(container: str) -> None:
     store = open_store(container)
     for name in ("empty.txt", "gone.txt", "longer.txt", "other.txt"):
         store.put(name, b"x" if name != "empty.txt" else b"")

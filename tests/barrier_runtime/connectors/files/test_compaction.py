@@ -192,7 +192,7 @@ def test_a_csv_header_of_several_lines_is_in_the_large_file_once() -> None:
     assert store.get(file.name) == b'"n","a\n""b"""\n0,"x\ny"\n1,"x\ny"\n'
 
 
-def test_a_damaged_file_is_not_compacted_and_one_that_is_gone_is_told() -> None:
+def test_damaged_and_missing_files_are_not_compacted() -> None:
     store, _ = target(lambda: Jsonl("memory://target"), 3)
     name = live_files(read_commit_log(store, "job", "out"))[1].name
     store.damage(name, b'{"n":7}\n')

@@ -141,7 +141,7 @@ def test_retry_is_a_retry() -> None:
 
 
 @pytest.mark.parametrize("given", [[], ({"n": 1},), ([], object())])
-def test_what_is_no_page_is_told(given: Any) -> None:
+def test_a_result_that_is_no_page_is_refused(given: Any) -> None:
     reader = PollReader("src", lambda cursor: given, 0.001, SCHEMA)
     with pytest.raises(UserCodeError):
         read(reader, 1, 1)
