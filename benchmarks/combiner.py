@@ -73,8 +73,8 @@ class _Job:
     """A sender and two receivers."""
 
     def __init__(self, kind: str, mode: Any, folder: Path) -> None:
-        parts = WindowParts(_WINDOW, "t") if kind == "tumbling" else None
-        self._combiner = Combiner(["k"], _AGGREGATES, "the benchmark", parts)
+        by = WindowParts(_WINDOW, "t") if kind == "tumbling" else None
+        self._combiner = Combiner(["k"], _AGGREGATES, "the benchmark", by)
         self._combiner.mode = mode  # type: ignore[misc]
         self._targets = [_operator(kind) for _ in range(2)]
         for subtask, target in enumerate(self._targets):

@@ -323,29 +323,28 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"], SinkSteps["Stream"]):
         """Keeps the first row of each id (the values of `columns`; null is a value) and drops later rows.
 
         An id is forgotten when the watermark has advanced by `within` since the id was seen. A row's own event time
-        does not matter, so no row is dropped for being late. With None no id is forgotten, and the state grows with
-        every id.
+        does not matter, so no row is late. With None no id is forgotten, and the state grows with every id.
 
-        Bloom filters in memory (about 3 to 12 bytes per id) save new ids the look-up in the state. Counted:
-        `lookups`, `lookups_saved`, `duplicates`.
+        Bloom filters (3 to 12 bytes per id) save new ids a look-up. Counted: `lookups`, `lookups_saved`, `duplicates`.
 
         >>> orders.deduplicate("once", "order_id", within=timedelta(hours=1))
         """
-        from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
+        from barrier_runtime.operators.deduplication.operator import DeduplicateOperator, DuplicatesCombiner
 
         where = f"deduplicate {name!r}"
         within = None if within is None else as_duration(within, f"within of {where}")
         within_ms = milliseconds(within, f"within of {where}") if within is not None else None
         if within_ms == 0:
             raise InvalidJob(f"{where}: within is 0, so every id would be forgotten at once: use a longer time")
-        keyed = self.key_by(*columns)
+        ids = self.key_by(*columns)
         if within is not None:
-            keyed._keyed_input().need_watermarks(where, f"within={within} is measured by the watermark")
+            ids._keyed_input().need_watermarks(where, f"within={within} is measured by the watermark")
         make = partial(DeduplicateOperator, keys=columns, within_ms=within_ms, schema=self.schema)
-        horizon = "for ever" if within is None else f"within {within}"
-        said, updates = f"{', '.join(columns)} {horizon}", UpdatesOfStep(partial(first_update_passes, columns=columns))
+        said = f"{', '.join(columns)} {'for ever' if within is None else f'within {within}'}; {DuplicatesCombiner.said}"
+        seen = UpdatesOfStep(partial(first_update_passes, columns=columns))
         detail: Detail = "none" if within is None else "every"
-        made = keyed._stateful(name, "deduplicate", make, self.schema, said, detail=detail, updates=updates)
+        first = partial(DuplicatesCombiner, columns, within_ms, where)
+        made = ids._stateful(name, "deduplicate", make, self.schema, said, detail=detail, updates=seen, combiner=first)
         return cast("Stream", made)
 
     def take(self, rows: int = 20) -> pa.Table:

@@ -39,12 +39,12 @@ from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import ERRORS, OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
-from barrier_runtime.operators.windows.assigners import WindowAssigner
+from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
 from barrier_runtime.operators.windows.clocks import EventTime, WallTime
 from barrier_runtime.operators.windows.contents import Aggregates
 from barrier_runtime.operators.windows.firing import SPAN, told_of_windows, window_schema
 from barrier_runtime.operators.windows.operator import LATE, Content, WindowOperator
-from barrier_runtime.operators.windows.parts import WindowParts
+from barrier_runtime.operators.windows.parts import Repeats, WindowParts
 from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.operators.windows.whole.applied_aggregates import OfAggregates
 from barrier_runtime.operators.windows.whole.apply import ONE_KEY, Applied, OfAllRows, TimeWindow
@@ -189,7 +189,7 @@ class WindowedStream(Generic[S]):
             return "late rows go out one by one"
         if self._clock.column is None:
             return "the wall clock decides on the window of each row"
-        if not self._window.has_parts:
+        if not (self._window.has_parts or self._window.merges):
             return f"{type(self._window).__name__} windows depend on each row"
         schema, where = self._keyed._keyed_input().schema, f"window {self._name!r}"
         return "" if schema is None else why_not_partial(aggregates, schema, where)
@@ -197,7 +197,9 @@ class WindowedStream(Generic[S]):
     def _combiner(self, aggregates: Mapping[str, AnyAggregate]) -> Callable[[], Combiner]:
         keys, column = self._keyed._keyed_input().keys, self._clock.column
         assert column is not None, "windows by the wall clock are not combined"
-        return partial(Combiner, keys, aggregates, f"window {self._name!r}", WindowParts(self._window, column))
+        window = self._window
+        by = Repeats(window, column) if isinstance(window, Session) else WindowParts(window, column)
+        return partial(Combiner, keys, aggregates, f"window {self._name!r}", by)
 
     def _refuse_late(self, late: bool) -> None:
         where = f"window {self._name!r}"

@@ -51,7 +51,8 @@ def group_rows(columns: list[pa.Array]) -> Groups:
 
 def number_rows(columns: Sequence[pa.Array]) -> tuple[npt.NDArray[np.int64], int]:
     """Group number of each row, by the values of `columns`, and the number of groups; nulls are one value."""
-    together = _encoded_together(list(map(_encode, columns)))
+    encoded = list(map(_encode, columns))
+    together = _encoded_together([each for each in encoded if len(each.dictionary) > 1] or encoded[:1])
     return _codes(together), len(together.dictionary)
 
 

@@ -348,7 +348,11 @@ def _combined(kind: Any) -> Made:
     return made
 
 
-for _name, _kind in {"tumbling_combined": Tumbling(20 * MS), "sliding_combined": Sliding(20 * MS, 5 * MS)}.items():
+for _name, _kind in {
+    "tumbling_combined": Tumbling(20 * MS),
+    "sliding_combined": Sliding(20 * MS, 5 * MS),
+    "session_combined": Session(20 * MS),
+}.items():
     STEPS[_name] = Step(_name, _combined(_kind), ("KeyedStream.window", "WindowedStream.aggregate"))
 
 

@@ -481,15 +481,17 @@ def _draw_stable(schedule: Schedule) -> Schedule:
     return replace(schedule, stable=True, rescaled_every=2, interval_ms=interval_ms, actions=actions)
 
 
+_MODES: tuple[Literal["on", "off", "chosen"], ...] = ("on", "off", "chosen")  # of combiners
+
+
 def _draw_latest(schedule: Schedule) -> Schedule:
     """Some other jobs with upserts write only the last row of each account, which often waits for later rows."""
     rng = random.Random(f"latest {schedule.seed}")
     if schedule.stable or rng.random() > 0.6:
         return schedule
     latency_ms = rng.choice((1, 30, 200, 500))
-    modes: tuple[Literal["on", "off", "chosen"], ...] = ("on", "off", "chosen")
     return replace(
-        schedule, latest=True, latency_ms=latency_ms, combiner=rng.choice(modes), aggregated=True, collected=False
+        schedule, latest=True, latency_ms=latency_ms, combiner=rng.choice(_MODES), aggregated=True, collected=False
     )
 
 
@@ -638,6 +640,7 @@ def _draw_events(schedule: Schedule) -> Schedule:
         splits=splits,
         count=count,
         events=times,
+        combiner=random.Random(f"combiner {schedule.seed}").choice(_MODES),
         rescaled_every=rescaled_every,
         actions=actions,
     )

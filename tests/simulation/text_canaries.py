@@ -56,6 +56,7 @@ _STORIES: dict[str, str] = {  # mutant -> the story that has to find the bug
     "latest-rows-are-held-over-a-barrier": "latest",
     "partial-rows-count-once": "latest",
     "partial-row-is-the-first-of-its-key": "latest",
+    "rows-of-other-times-are-repeats": "events",
     "rows-under-way-are-lost": "lookups",
     "rows-that-went-out-are-restored": "lookups",
     "rows-under-way-go-to-all": "lookups",

@@ -33,7 +33,7 @@ class BatchValues:
     """Columns of a batch as accumulators take them. Each column is converted once."""
 
     def __init__(self, batch: pa.RecordBatch, where: str) -> None:
-        self._batch = batch
+        self.rows = batch
         self._where = where
         self._valid: dict[str, npt.NDArray[np.bool_] | None] = {}
         self._filled: dict[tuple[str, str], Values] = {}
@@ -41,12 +41,12 @@ class BatchValues:
         self.latest: dict[Any, tuple[RunningOrder, list[Values], npt.NDArray[np.intp]]] = {}  # see `kinds/picks`
 
     def take(self, rows: npt.NDArray[Any]) -> "BatchValues":
-        return BatchValues(self._batch.take(pa.array(rows)), self._where)
+        return BatchValues(self.rows.take(pa.array(rows)), self._where)
 
     def valid(self, column: str) -> npt.NDArray[np.bool_] | None:
         """Returns which rows are not null; None: all."""
         if column not in self._valid:
-            array = self._batch.column(column)
+            array = self.rows.column(column)
             self._valid[column] = _valid(array) if array.null_count else None
         return self._valid[column]
 
@@ -56,7 +56,7 @@ class BatchValues:
         key = (accumulator.column, accumulator.name)
         found = self._filled.get(key)
         if found is None:
-            array = self._as_accumulator(self._batch.column(accumulator.column), accumulator)
+            array = self._as_accumulator(self.rows.column(accumulator.column), accumulator)
             if array.null_count:
                 array = array.fill_null(pa.scalar(accumulator.initial, array.type))
             found = array.to_numpy(zero_copy_only=False)
@@ -67,7 +67,7 @@ class BatchValues:
         """Returns the words of each row's value, one or two; 0 for null."""
         found = self._words.get(column)
         if found is None:
-            array = self._batch.column(column)
+            array = self.rows.column(column)
             try:
                 found = self._words[column] = to_words(array)
             except pa.ArrowInvalid as error:
@@ -81,22 +81,22 @@ class BatchValues:
 
     def encoded(self, column: str) -> pa.DictionaryArray:
         """Returns the column with values numbered in the order of their first rows."""
-        array = self._batch.column(column)
+        array = self.rows.column(column)
         if is_decimal(array.type):  # Arrow does not encode decimals of 32 and 64 bits
             array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
         return array.dictionary_encode()
 
     def plain(self, column: str) -> list[Any]:
         """Returns one Python value per row, None for null."""
-        return self._batch.column(column).to_pylist()  # type: ignore[no-any-return]
+        return self.rows.column(column).to_pylist()  # type: ignore[no-any-return]
 
     def numpy(self, column: str, rows: npt.NDArray[np.intp]) -> Values:
         """Returns the values of `rows`, which must not be null."""
-        return self._batch.column(column).take(pa.array(rows)).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        return self.rows.column(column).take(pa.array(rows)).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
     def floats(self, column: str) -> npt.NDArray[np.float64]:
         """Returns the nearest double per row; 0 for null."""
-        array = self._batch.column(column)
+        array = self.rows.column(column)
         if is_decimal(array.type):
             return self._decimals_as_floats(array, self.words(column))
         array = array.cast(pa.float64(), safe=False)
@@ -107,7 +107,7 @@ class BatchValues:
     def apart(self, column: str, rows: npt.NDArray[np.intp], floats: Values, shifts: Values) -> Values:
         """Returns the distances of the values of `rows` (not null) from `shifts`. `floats`: the values as doubles.
         Whole numbers beyond 2^53 are subtracted exactly, since nearby numbers are equal as doubles."""
-        kind = self._batch.column(column).type
+        kind = self.rows.column(column).type
         found: Values = floats - shifts
         if not pa.types.is_integer(kind) or kind.bit_width < 64 or not (np.abs(floats) >= _EXACT_INTEGER).any():
             return found

@@ -6,7 +6,7 @@ So nothing waits, and a barrier or watermark finds nothing to flush. The measure
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -17,11 +17,15 @@ from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.aggregation.partial_schema import PARTIAL
 from barrier_runtime.operators.aggregation.partials import partial_rows
 from barrier_runtime.operators.aggregation.plan import AggregationPlan, plan_aggregates
+from barrier_runtime.operators.aggregation.state_columns import Ints
 
 FEWEST = 512  # rows of a batch from which combining pays
 _SAMPLE = 16_384  # rows
 _ON, _OFF = 0.25, 0.35  # shares of different keys among the rows at which combining begins and ends
 _PAUSE = 64  # batches between two samples
+
+# batch, key columns -> columns by which rows are combined; None: the batch is not combined
+CombinedBy: TypeAlias = Callable[[Batch, list[pa.Array]], list[pa.Array] | None]
 
 
 class _Share:
@@ -67,11 +71,11 @@ class Combiner:
         keys: Sequence[str],
         aggregates: Mapping[str, AnyAggregate],
         where: str,
-        parts: Callable[[Batch], pa.Array | None] | None = None,
+        by: CombinedBy | None = None,
     ) -> None:
-        """`parts`: returns a further key of each row; None: the batch is not combined."""
+        """`by`: None: rows are combined by key."""
         self._keys = tuple(keys)
-        self._parts = parts
+        self._by = by
         self._aggregates = aggregates
         self._where = where
         self._share = _Share()
@@ -83,28 +87,32 @@ class Combiner:
         chosen = self.mode == "chosen"
         if self.mode == "off" or not batch.count or (chosen and (batch.count < FEWEST or not self._share.looks())):
             return batch
-        plan, keys = self._plan_of(batch.schema), self._keys_of(batch)
-        if plan is None or keys is None or (chosen and not self._share.is_low(keys)):
+        keys = self._keys_of(batch) if self._combines(batch.schema) else None
+        if keys is None or (chosen and not self._share.is_low(keys)):
             return batch
         of_row, different = number_rows(keys)
         if chosen and not self._share.stays_low(batch.count, different):
             return batch
-        return partial_rows(plan, batch, of_row, different, self._where) or batch
+        return self._partial_rows(batch, of_row, different) or batch
 
     def _keys_of(self, batch: Batch) -> list[pa.Array] | None:
         """Returns the columns by which rows are combined; None: the batch is not combined."""
         if not set(self._keys) <= set(batch.schema.names):
             return None
-        parts = None if self._parts is None else self._parts(batch)
-        if self._parts is not None and parts is None:
-            return None
-        return [*[batch.rows.column(key) for key in self._keys], *([] if parts is None else [parts])]
+        keys = [batch.rows.column(key) for key in self._keys]
+        return keys if self._by is None else self._by(batch, keys)
 
-    def _plan_of(self, schema: pa.Schema) -> AggregationPlan | None:
+    def _partial_rows(self, batch: Batch, of_row: Ints, groups: int) -> Batch | None:
+        """Returns a partial row per group; None: the batch is not combined. `of_row`: the group of each row."""
+        assert self._plan is not None
+        return partial_rows(self._plan, batch, of_row, groups, self._where)
+
+    def _combines(self, schema: pa.Schema) -> bool:
+        """Returns whether rows of `schema` may be combined."""
         if self._schema is None or not (schema is self._schema or schema.equals(self._schema)):
             self._schema, self._plan = schema, None
             names = schema.names
             if not any(name.startswith(PARTIAL) for name in names):
                 plan = plan_aggregates(self._aggregates, schema, self._where)
                 self._plan = plan if may_be_in_any_order(plan) else None
-        return self._plan
+        return self._plan is not None

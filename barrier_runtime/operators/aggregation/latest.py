@@ -18,6 +18,7 @@ from barrier_runtime.data.grouping import group_rows, last_rows
 from barrier_runtime.operators.aggregation.partial_schema import is_partial, whole_schema
 from barrier_runtime.operators.aggregation.partials import merge_partial_rows
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
+from barrier_runtime.operators.aggregation.state_columns import Ints
 from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.state.errors import InvalidJob
 
@@ -105,6 +106,7 @@ class LatestAggregateOperator(RunningAggregateOperator):
         super().open(context)
         self._held = LatestRows(self._last_of_batch)
         self._has_timer = False
+        self._positions = np.empty(0, np.intp)  # by row id, see `_last_of`
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if is_partial(batch.schema):
@@ -116,11 +118,11 @@ class LatestAggregateOperator(RunningAggregateOperator):
         """Processes partial rows (`partials`)."""
         rows = batch.rows.select(whole_schema(batch.schema).names)
         self._check(rows.schema)
-        order = self._order(rows)
-        row_ids, last = order.row_ids_of_rows(), order.last_rows()
+        row_ids = self._row_ids(rows)
         merge_partial_rows(self._plan, self._table.columns, row_ids, batch.rows, self._left)
-        self._table.mark_dirty(order.row_ids)
+        last = self._last_of(row_ids)
         last_ids = row_ids[last]
+        self._table.mark_dirty(last_ids)
         accumulators = {name: column[last_ids] for name, column in self._table.columns.items()}
 
         def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
@@ -128,6 +130,23 @@ class LatestAggregateOperator(RunningAggregateOperator):
 
         results = self._with_results(rows.take(pa.array(last)), accumulators, left)
         self._send(batch.only(results, last), lambda: np.arange(len(last)), emit)
+
+    def _row_ids(self, rows: pa.RecordBatch) -> Ints:
+        """Returns the row id of each row. Partial rows of a batch have different keys, so grouping would not pay."""
+        keys = self.codec.arrays(rows)
+        ints = self.codec.int64(keys)
+        if ints is not None:
+            return self._table.row_ids_int64(*ints)
+        groups = group_rows(keys)
+        return self._table.row_ids(groups.keys)[groups.of_row]
+
+    def _last_of(self, row_ids: Ints) -> _Positions:
+        """Returns the position of the last of equal row ids, ascending."""
+        if len(self._positions) < (most := int(row_ids.max(initial=0)) + 1):
+            self._positions = np.empty(2 * most, np.intp)
+        every = np.arange(len(row_ids))
+        self._positions[row_ids] = every  # of equal indices the last write stays
+        return np.flatnonzero(self._positions[row_ids] == every)
 
     @property
     def unfinished(self) -> bool:

@@ -1,13 +1,15 @@
 """Merging of two entries of an aggregation, for example when a row joins two sessions.
 Where the order of rows matters, all rows of one entry count as earlier than those of the other."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from barrier_runtime.data.grouping import greatest_magnitude
 from barrier_runtime.operators.aggregation.accumulators import SumBounds
-from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
+from barrier_runtime.operators.aggregation.batch_values import Left
 from barrier_runtime.operators.aggregation.plan import AggregationPlan
-from barrier_runtime.operators.aggregation.state_columns import Columns, Ints, Values
+from barrier_runtime.operators.aggregation.state_columns import Accumulator, Columns, Ints, Values
 
 _TOO_FAR = 1 << 63
 
@@ -80,7 +82,9 @@ def may_be_in_any_order(plan: AggregationPlan) -> bool:
     return not plan.composites and all(accumulator.dtype == "int64" for accumulator in plan.accumulators)
 
 
-def in_any_order(plan: AggregationPlan, columns: Columns, row_ids: Ints, batch: BatchValues) -> bool:
+def in_any_order(
+    plan: AggregationPlan, columns: Columns, row_ids: Ints, values_of: Callable[[Accumulator], Values]
+) -> bool:
     """Returns whether the order does not matter for these entries and rows: no sum leaves 64 bits, now or before.
     `plan`: a plan for which `may_be_in_any_order` is true."""
     for accumulator in plan.accumulators:
@@ -88,7 +92,7 @@ def in_any_order(plan: AggregationPlan, columns: Columns, row_ids: Ints, batch: 
             if np.count_nonzero(columns[accumulator.name][row_ids]):
                 return False
         elif accumulator.sums_integers:
-            values, before = batch.values(accumulator), columns[accumulator.name][row_ids]
+            values, before = values_of(accumulator), columns[accumulator.name][row_ids]
             if greatest_magnitude(values) * len(values) + greatest_magnitude(before) * len(before) >= _TOO_FAR:
                 return False
     return True

@@ -12,9 +12,14 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.grouping import greatest_magnitude, last_rows
+from barrier_runtime.data.grouping import first_rows, greatest_magnitude, last_rows
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
-from barrier_runtime.operators.aggregation.merging import may_be_in_any_order, merge_at_once, merge_columns
+from barrier_runtime.operators.aggregation.merging import (
+    in_any_order,
+    may_be_in_any_order,
+    merge_at_once,
+    merge_columns,
+)
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.aggregation.partial_schema import PARTIAL, is_partial
 from barrier_runtime.operators.aggregation.plan import AggregationPlan, plan_aggregates
@@ -46,11 +51,12 @@ def partial_rows(plan: AggregationPlan, batch: Batch, of_row: Ints, groups: int,
 
     `of_row`: group of each row, from 0 to `groups` - 1."""
     values = BatchValues(batch.rows, where)
-    columns: dict[str, Values] = {_ROWS: np.bincount(of_row, minlength=groups)}
+    counts: Ints = np.bincount(of_row, minlength=groups)
+    columns: dict[str, Values] = {_ROWS: counts}
     for accumulator in plan.accumulators:
         if accumulator.kind in ("rows", "carry"):
             continue
-        found = _accumulated(accumulator, values, of_row, groups)
+        found = _accumulated(accumulator, values, of_row, counts)
         if found is None:
             return None
         columns[_name(accumulator)] = found
@@ -66,12 +72,15 @@ def _name(accumulator: Accumulator) -> str:
     return f"{PARTIAL}{accumulator.kind} {accumulator.column or ''}"
 
 
-def _accumulated(accumulator: Accumulator, values: BatchValues, of_row: Ints, groups: int) -> Values | None:
-    """Returns the accumulator of each group, without earlier rows. None: a sum may leave 64 bits."""
+def _accumulated(accumulator: Accumulator, values: BatchValues, of_row: Ints, counts: Ints) -> Values | None:
+    """Returns the accumulator of each group, without earlier rows. None: a sum may leave 64 bits.
+
+    `counts`: rows of each group."""
     assert accumulator.column is not None
+    groups = len(counts)
     if accumulator.kind == "values":
         valid = values.valid(accumulator.column)
-        return np.bincount(of_row if valid is None else of_row[valid], minlength=groups)
+        return counts if valid is None else np.bincount(of_row[valid], minlength=groups)
     each = values.values(accumulator)
     if accumulator.kind == "sum":
         most = greatest_magnitude(each) * len(each)
@@ -97,6 +106,29 @@ def merge_partial_rows(
     if not merge_at_once(plan, columns, row_ids, others, np.arange(count)):
         for row in range(count):  # merged in order, since a key may occur twice
             merge_columns(plan, columns, row_ids[row : row + 1], others, np.arange(row, row + 1), left)
+
+
+def add_any_order(plan: AggregationPlan, columns: Columns, row_ids: Ints, values: BatchValues) -> bool:
+    """Returns whether the order does not matter for these entries and rows, partial or not (see `in_any_order`)."""
+    if not is_partial(values.rows.schema):
+        return in_any_order(plan, columns, row_ids, values.values)
+    names = frozenset(values.rows.schema.names)
+    none = np.zeros(0, np.int64)
+
+    def sums(accumulator: Accumulator) -> Values:
+        name = _name(accumulator)
+        return values.rows.column(name).to_numpy() if name in names else none
+
+    return in_any_order(plan, columns, row_ids, sums)
+
+
+def first_of_groups(batch: Batch, of_row: Ints, groups: int) -> Batch:
+    """Returns the first row of each group, in order, as a partial row with the number of rows."""
+    first = first_rows(of_row, groups)
+    order = np.argsort(first)
+    rows = batch.rows.take(pa.array(first[order]))
+    counts = pa.array(np.bincount(of_row, minlength=groups)[order])
+    return batch.only(rows.append_column(_ROWS, counts), first[order])
 
 
 def rows_of(rows: pa.RecordBatch) -> Ints:

@@ -25,6 +25,10 @@ from barrier_runtime.coordinator.metric_table import DUPLICATES, LOOKUPS, LOOKUP
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import StateKey
 from barrier_runtime.data.schemas import no_rows
+from barrier_runtime.operators.aggregation.combiner import Combiner
+from barrier_runtime.operators.aggregation.partial_schema import is_partial, whole_schema
+from barrier_runtime.operators.aggregation.partials import combined_said, first_of_groups, rows_of
+from barrier_runtime.operators.aggregation.state_columns import Ints
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.deduplication.bloom import U64, Hashed, Mask, TimeBuckets, hash_rows
 from barrier_runtime.operators.keyed.operator import KeyedOperator
@@ -50,6 +54,26 @@ class _Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _BEGUN = VersionedDecoder(value_format("{}: the time of its begin in its snapshot"), msgspec.msgpack.Decoder(_Begun))
+
+
+class DuplicatesCombiner(Combiner):
+    """Combiner that replaces rows of an id by the first row."""
+
+    said = combined_said("")  # text of a plan
+
+    def __init__(self, keys: Sequence[str], within_ms: int | None, where: str) -> None:
+        super().__init__(keys, {}, where, None if within_ms is None else _by_moment)
+
+    def _combines(self, schema: pa.Schema) -> bool:
+        return not is_partial(schema)
+
+    def _partial_rows(self, batch: Batch, of_row: Ints, groups: int) -> Batch:
+        return first_of_groups(batch, of_row, groups)
+
+
+def _by_moment(batch: Batch, keys: list[pa.Array]) -> list[pa.Array]:
+    """Returns the columns by which rows are combined: an id may be forgotten between rows at different times."""
+    return keys if batch.reached is None else [*keys, pa.array(batch.reached)]
 
 
 class DeduplicateOperator(KeyedOperator):
@@ -85,6 +109,9 @@ class DeduplicateOperator(KeyedOperator):
         self._load()
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        stand_for = rows_of(batch.rows)
+        if is_partial(batch.schema):
+            batch = batch.having(batch.rows.select(whole_schema(batch.schema).names))
         rows = batch.rows
         self._check(rows.schema)
         arrays = self.codec.arrays(rows)
@@ -106,7 +133,7 @@ class DeduplicateOperator(KeyedOperator):
             put(keys[row], at[row])
         if rows.num_rows:  # in the bucket of the latest time: a filter that is dropped too late costs lookups only
             self._filters.add(self._bucket(max(at)), ids.take(passes))
-        self._count(rows.num_rows, looked_up, passes)
+        self._count(int(stand_for.sum()), looked_up, passes)
         if passes.all():
             emit(batch)
         elif passes.any():

@@ -1,16 +1,22 @@
-"""Parts of windows for the combiner: rows of a key and part belong to the same windows.
+"""Rows that the combiner may replace by a partial row, because they go to the same windows and are late together.
 
-If a batch carries no event time per row, all of these rows are late or none is. Other batches are not combined.
+Tumbling and sliding windows: rows of a key and window, or slice of windows. If a batch carries no event time per row,
+all of these rows are late or none is. Other batches are not combined.
+
+Sessions: *repeats*, rows of a key and time that no row of the key with another time divides. A row in time may rescue
+rows after it from being late, so the order of different times matters; a repeat has the fate of the row before it.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.event_time import event_times_ms
-from barrier_runtime.data.grouping import extremes
-from barrier_runtime.operators.windows.assigners import WindowAssigner
+from barrier_runtime.data.grouping import extremes, number_rows, stable_order
+from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
 
 
 @dataclass(frozen=True)
@@ -20,12 +26,44 @@ class WindowParts:
     window: WindowAssigner
     column: str
 
-    def __call__(self, batch: Batch) -> pa.Array | None:
-        """Returns the part of each row; None: rows may not be combined."""
-        if batch.reached is not None or self.column not in batch.rows.schema.names:
+    def __call__(self, batch: Batch, keys: list[pa.Array]) -> list[pa.Array] | None:
+        """Returns the keys and the part of each row; None: rows may not be combined."""
+        if batch.reached is not None:
             return None
-        times = batch.rows.column(self.column)
-        if times.null_count:
+        times_ms = _times_ms(batch, self.column, self.window)
+        if times_ms is None:
             return None
-        times_ms = event_times_ms(times)
-        return pa.array(self.window.parts_of(times_ms)) if self.window.holds(*extremes(times_ms)) else None
+        first, last = self.window.parts_of(np.array(extremes(times_ms))).tolist()
+        return keys if first == last else [*keys, pa.array(self.window.parts_of(times_ms))]
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Repeats of a key's time for `window`, by the column of event times."""
+
+    window: Session
+    column: str
+
+    def __call__(self, batch: Batch, keys: list[pa.Array]) -> list[pa.Array] | None:
+        """Returns a number per row, equal for repeats; None: rows may not be combined."""
+        times_ms = _times_ms(batch, self.column, self.window)
+        if times_ms is None:
+            return None
+        of_row, _ = number_rows(keys)
+        order = stable_order(of_row)
+        begins = np.zeros(len(order), np.bool_)
+        for values in (of_row, times_ms, batch.reached):
+            if values is not None:
+                ordered = values[order]
+                begins[1:] |= ordered[1:] != ordered[:-1]
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.cumsum(begins)
+        return [pa.array(numbers)]
+
+
+def _times_ms(batch: Batch, column: str, window: WindowAssigner) -> npt.NDArray[np.int64] | None:
+    """Returns the event times; None: a row has none, or a time that the step refuses."""
+    if column not in batch.rows.schema.names or batch.rows.column(column).null_count:
+        return None
+    times_ms = event_times_ms(batch.rows.column(column))
+    return times_ms if window.holds(*extremes(times_ms)) else None

@@ -18,11 +18,12 @@ from barrier_runtime.data.grouping import group_rows, order_of_ints
 from barrier_runtime.operators.aggregation.accumulators import add_to_groups
 from barrier_runtime.operators.aggregation.batch_values import BatchValues
 from barrier_runtime.operators.aggregation.merging import (
-    in_any_order,
     may_be_in_any_order,
     merge_at_once,
     merge_entries,
 )
+from barrier_runtime.operators.aggregation.partial_schema import is_partial
+from barrier_runtime.operators.aggregation.partials import add_any_order, merge_partial_rows
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import Session
 from barrier_runtime.operators.windows.entries import Ints, WindowEntries
@@ -132,7 +133,7 @@ class Sessions(WindowEntries):
             self._open.unused(keys)
             return self._add(batch.slice(0, done.end), times_ms[: done.end], emit) if done.end else 0
         values = self._values(batch, done)
-        if self._any_order and not in_any_order(self.plan, self.table.columns, opened, values):
+        if self._any_order and not add_any_order(self.plan, self.table.columns, opened, values):
             done = assigned(any_order=False)
             values = self._values(batch, done)
         if done.rows is not None:
@@ -200,6 +201,10 @@ class Sessions(WindowEntries):
                 self._add_rows(values.take(its), of_row[its])
 
     def _add_rows(self, values: BatchValues, of_row: Ints) -> None:
+        if is_partial(values.rows.schema):
+            merge_partial_rows(self.plan, self.table.columns, of_row, values.rows, self.left)
+            self.bounds.forget_all()
+            return
         add_to_groups(self.plan, self.table.columns, of_row, values, self.bounds, self.left)
 
     def _keep(self, keys: Ints, rest: Ints, done: AssignedSessions, opened: Ints, row_ids: Ints) -> Ints:

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.operators.aggregation.batch_values import RunningOrder
+from barrier_runtime.operators.aggregation.partials import refuse_partial_rows
 from barrier_runtime.operators.aggregation.state_columns import ROWS
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.by_start import ByStart
@@ -82,6 +83,7 @@ class ToldSessions(Sessions):
     # ---- rows
 
     def process(self, batch: Batch, emit: Emit) -> None:
+        refuse_partial_rows(batch.schema, self.where)
         self._process_in_cuts(batch, emit, self._early_before, self._process)
 
     def _early_before(self, batch: Batch) -> tuple[int, int] | None:

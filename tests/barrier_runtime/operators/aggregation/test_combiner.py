@@ -34,10 +34,11 @@ from barrier_runtime.operators.aggregation.latest import LatestAggregateOperator
 from barrier_runtime.operators.aggregation.partial_schema import is_partial
 from barrier_runtime.operators.aggregation.partials import rows_of
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
+from barrier_runtime.operators.deduplication.operator import DeduplicateOperator, DuplicatesCombiner
 from barrier_runtime.operators.windows.clocks import EventTime
 from barrier_runtime.operators.windows.contents import Aggregates
 from barrier_runtime.operators.windows.operator import WindowOperator
-from barrier_runtime.operators.windows.parts import WindowParts
+from barrier_runtime.operators.windows.parts import Repeats, WindowParts
 from barrier_runtime.runtime import in_flight
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter
 from barrier_runtime.state.errors import InvalidJob
@@ -220,7 +221,7 @@ def test_rows_at_which_event_time_advances_are_not_combined() -> None:
 @pytest.mark.parametrize(
     ("window", "options", "why"),
     [
-        (Session(SECONDS[1]), {}, "Session windows depend on each row"),
+        (Session(SECONDS[1]), {}, None),
         (Tumbling(SECONDS[1]), {"allowed_lateness": SECONDS[1]}, "each late row emits its window again"),
         (Tumbling(SECONDS[1]), {"early": Every(rows=2)}, "early results depend on the order of rows"),
         (Tumbling(SECONDS[1]), {}, None),
@@ -232,6 +233,91 @@ def test_the_plan_says_why_windows_are_not_combined(window: Any, options: Any, w
     rows.key_by("k").window("w", window, event_time="t", **options).aggregate(n=count()).sink("out", CollectSink())
     said = next(spec.describe for chain in compile_plan(flow.plan, 1).chains for spec in chain.operators)
     assert said.endswith(f"not combined before the exchange: {why}" if why else "n=count(*)")
+
+
+# ------------------------------------------------------------ sessions
+
+EVENT = st.fixed_dictionaries(
+    {"k": st.sampled_from(["a", "b", None]), "t": st.integers(0, 12), "v": st.integers(-(2**62), 2**62)}
+)
+ARRIVALS = st.lists(
+    st.tuples(st.lists(EVENT, min_size=1, max_size=20), st.integers(0, 12), st.booleans()), min_size=1, max_size=5
+)
+
+
+def fed(driven: Driven, batch: Batch) -> list[Row]:
+    driven.operator.process(batch, driven._emit)
+    return driven.take()
+
+
+def advanced(driven: Driven, watermark_ms: int) -> list[Row]:
+    driven.watermark(watermark_ms)
+    return driven.take()
+
+
+def rising(rows: list[Row], up_to_ms: int) -> np.ndarray[Any, Any]:
+    """Event time reached at each row: it advances to `up_to_ms` in the middle of the rows."""
+    return np.array([-100] * (len(rows) // 2) + [up_to_ms] * (len(rows) - len(rows) // 2))
+
+
+@examples(200)
+@given(ARRIVALS, st.booleans())
+def test_repeats_give_the_sessions_and_late_rows_of_the_rows(arrivals: Any, any_sum: bool) -> None:
+    """Watermarks between and within the batches; some rows are late. Without `any_sum` some sums leave 64 bits."""
+    aggregates = {"n": count(), "total": sum_("v", widen=True)} if any_sum else {"n": count(), "high": max_("v")}
+    window = Session(0.003)
+
+    def sessions() -> Driven:
+        operator = WindowOperator("w", ["k"], window, EventTime("t"), Aggregates(aggregates), EVENTS)
+        return Driven(operator, World(), name="w")
+
+    sender = Combiner(["k"], aggregates, "window 'w'", Repeats(window, "t"))
+    sender.mode = "on"  # type: ignore[misc]
+    merged, plain, reached_ms = sessions(), sessions(), -100
+    for rows, up_to_ms, by_row in arrivals:
+        now_ms = max(reached_ms, up_to_ms)
+        reached = np.maximum(rising(rows, now_ms), reached_ms) if by_row else None
+        batch = Batch(pa.RecordBatch.from_pylist(rows, schema=EVENTS), 0, reached)
+        assert fed(merged, sender.combined(batch)) == fed(plain, batch)
+        reached_ms = now_ms
+        assert advanced(merged, reached_ms) == advanced(plain, reached_ms)
+    assert advanced(merged, 100) == advanced(plain, 100)
+    late = [driven.world.metrics.counts.get("late_rows") for driven in (merged, plain)]
+    assert late[0] == late[1]
+
+
+def test_only_repeats_are_combined_before_sessions() -> None:
+    rows = pa.RecordBatch.from_pylist(
+        [{"k": k, "t": int(t), "v": 1} for k, t in ("a1", "a1", "b1", "a2", "a1", "b1")], schema=EVENTS
+    )
+    sender = Combiner(["k"], {"n": count()}, "window 'w'", Repeats(Session(SECONDS[1]), "t"))
+    sender.mode = "on"  # type: ignore[misc]
+    combined = sender.combined(Batch(rows, 0)).rows
+    assert [(row["k"], row["t"]) for row in combined.to_pylist()] == [("a", 1), ("a", 2), ("a", 1), ("b", 1)]
+    assert rows_of(combined).tolist() == [2, 1, 1, 2]
+
+
+# ------------------------------------------------------------ duplicates
+
+
+@examples(200)
+@given(ARRIVALS, st.sampled_from([None, 1, 5]))
+def test_first_rows_are_those_of_single_rows(arrivals: Any, within_ms: int | None) -> None:
+    """Ids are forgotten between batches, and between rows at different event times."""
+    sender = DuplicatesCombiner(["k"], within_ms, "deduplicate 'd'")
+    sender.mode = "on"  # type: ignore[misc]
+    merged, plain = (Driven(DeduplicateOperator("d", ["k"], within_ms, EVENTS), World(), name="d") for _ in range(2))
+    reached_ms = -100
+    for rows, up_to_ms, by_row in arrivals:
+        now_ms = max(reached_ms, up_to_ms)
+        reached = np.maximum(rising(rows, now_ms), reached_ms) if by_row else None
+        batch = Batch(pa.RecordBatch.from_pylist(rows, schema=EVENTS), 0, reached)
+        assert fed(merged, sender.combined(batch)) == fed(plain, batch)
+        reached_ms = now_ms
+        for driven in (merged, plain):
+            driven.watermark(reached_ms)
+    counts = [driven.world.metrics.counts for driven in (merged, plain)]
+    assert counts[0]["duplicates"] == counts[1]["duplicates"]
 
 
 # ------------------------------------------------------------ on the way, and in other programs
