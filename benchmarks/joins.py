@@ -28,7 +28,7 @@ import pyarrow as pa
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.joins.as_of import AsOfJoinOperator
-from barrier_runtime.operators.joins.columns import Side
+from barrier_runtime.operators.joins.base import Side
 from barrier_runtime.operators.joins.interval import IntervalJoinOperator
 from benchmarks.machine import describe
 from benchmarks.surroundings import Surroundings

@@ -10,7 +10,7 @@ from barrier_runtime.connectors.source import Ending, Source, SourceDescription
 from barrier_runtime.graph.event_time import interleaved
 from barrier_runtime.graph.logical import Plan, SourceNode
 from barrier_runtime.operators.aggregation.own import AnyAggregate, OwnAggregate
-from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.outputs.side_outputs import OnError
 from barrier_runtime.operators.retry import Retry, check_pauses
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
@@ -155,7 +155,7 @@ def retried(
 ) -> tuple[Callable[[Any], Any], OnError]:
     """Function of a row (or of `what`) that the operator calls, and the operator's treatment of errors."""
 
-    from barrier_runtime.operators.functions.retried_calls import RetriedCall
+    from barrier_runtime.operators.retry import RetriedCall
 
     if not isinstance(on_error, Retry):
         return function, on_error

@@ -17,12 +17,16 @@ from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.launch.outcome import plain_errors
-from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator, canonical_keys
+from barrier_runtime.operators.functions.connected import (
+    ConnectedInput,
+    ConnectedOperator,
+    SequenceOperator,
+    canonical_keys,
+    sequenced_schema,
+)
 from barrier_runtime.operators.functions.process import check_event_time_of_states, declared_states
-from barrier_runtime.operators.functions.sequencing import SequenceOperator, sequenced_schema
 from barrier_runtime.operators.keyed.progress import keys_said
-from barrier_runtime.operators.outputs.declared_outputs import side_schemas
-from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.outputs.side_outputs import OnError, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob

@@ -20,7 +20,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
     from barrier_runtime.operators.joins.as_of import AsOfKind
-    from barrier_runtime.operators.joins.columns import Side
+    from barrier_runtime.operators.joins.base import Side
     from barrier_runtime.operators.joins.interval import JoinKind
 
 _FAR = datetime.timedelta(days=36_500)
@@ -71,7 +71,7 @@ def interval_join(
     how: "JoinKind",
     options: JoinOptions,
 ) -> JoinStep:
-    from barrier_runtime.operators.joins.columns import JoinColumns
+    from barrier_runtime.operators.joins.base import JoinColumns
     from barrier_runtime.operators.joins.interval import JOIN_KINDS, IntervalJoinOperator, interval_definition
 
     where = f"join {name!r}"
@@ -104,8 +104,12 @@ def interval_join(
 def window_join(
     name: str, left: KeyedInput, right: KeyedInput, window: WindowAssigner, how: "JoinKind", options: JoinOptions
 ) -> JoinStep:
-    from barrier_runtime.operators.joins.interval import JOIN_KINDS
-    from barrier_runtime.operators.joins.window import WindowJoinOperator, window_columns, window_definition
+    from barrier_runtime.operators.joins.interval import (
+        JOIN_KINDS,
+        WindowJoinOperator,
+        window_columns,
+        window_definition,
+    )
 
     where = f"window_join {name!r}"
     if not isinstance(window, WindowAssigner):
@@ -138,7 +142,7 @@ def as_of_join(
     options: JoinOptions,
 ) -> JoinStep:
     from barrier_runtime.operators.joins.as_of import AS_OF_KINDS, AsOfJoinOperator, as_of_definition
-    from barrier_runtime.operators.joins.columns import JoinColumns
+    from barrier_runtime.operators.joins.base import JoinColumns
 
     where = f"asof_join {name!r}"
     if tolerance is not None:
@@ -219,8 +223,7 @@ def _step(
     options: JoinOptions,
     event_times: frozenset[str] | None = None,
 ) -> JoinStep:
-    from barrier_runtime.operators.joins.base import LATE_LEFT, LATE_RIGHT
-    from barrier_runtime.operators.joins.columns import join_keys_said
+    from barrier_runtime.operators.joins.base import LATE_LEFT, LATE_RIGHT, join_keys_said
 
     late = {}
     if options.late and left.schema is not None and right.schema is not None:
@@ -245,7 +248,7 @@ def _step(
 def _sides(
     left: KeyedInput, right: KeyedInput, options: JoinOptions, where: str, window: WindowAssigner | None = None
 ) -> "tuple[Side, Side]":
-    from barrier_runtime.operators.joins.columns import Side
+    from barrier_runtime.operators.joins.base import Side
 
     if left.plan is not right.plan:
         raise InvalidJob(

@@ -20,8 +20,7 @@ from barrier_runtime.data.schemas import Duration, SchemaLike, as_schema, check_
 from barrier_runtime.graph.updates import RUNNING, UpdatesOfStep, counted_updates
 from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.aggregation.own import AnyAggregate
-from barrier_runtime.operators.outputs.declared_outputs import side_schemas
-from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.outputs.side_outputs import OnError, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.assigners import WindowAssigner

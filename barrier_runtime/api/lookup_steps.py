@@ -12,8 +12,7 @@ from barrier_runtime.api.steps import Outputs, S, UnkeyedSteps, one_or_all
 from barrier_runtime.data.schemas import Duration, SchemaLike
 from barrier_runtime.graph.logical import StepNode
 from barrier_runtime.launch.outcome import plain_errors
-from barrier_runtime.operators.outputs.declared_outputs import side_schemas
-from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.outputs.side_outputs import OnError, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 

@@ -14,8 +14,7 @@ from barrier_runtime.data.column_expression import ColumnExpression
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, column_names, require_columns
 from barrier_runtime.launch.outcome import plain_errors
-from barrier_runtime.operators.outputs.declared_outputs import branch_names, side_schemas
-from barrier_runtime.operators.outputs.failures import ERRORS, OnError
+from barrier_runtime.operators.outputs.side_outputs import ERRORS, OnError, branch_names, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
@@ -314,7 +313,7 @@ class RowSteps(ColumnSteps[S]):
 
         >>> orders.explode("lines", into="line").select({"id": "id", "sku": "line.sku"})
         """
-        from barrier_runtime.operators.functions.explode import ExplodeOperator, exploded
+        from barrier_runtime.operators.functions.expressions import ExplodeOperator, exploded
 
         where = f"explode {name or ''}".strip()
         column = str(column)

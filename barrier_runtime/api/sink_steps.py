@@ -150,7 +150,7 @@ def _without_stored_rows(make_sink: Callable[[], TwoPhaseCommitSink], where: str
 
 
 def _stable_step(name: str, rows: Input, schema: pa.Schema | None) -> StepNode:
-    from barrier_runtime.operators.stable.operator import StableOperator
+    from barrier_runtime.operators.stable import StableOperator
 
     return StepNode(
         name,

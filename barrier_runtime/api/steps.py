@@ -25,7 +25,7 @@ from barrier_runtime.graph.job_graph import Combines
 from barrier_runtime.graph.logical import Input, Plan, StepNode, Within
 from barrier_runtime.graph.updates import Updates, UpdatesOfStep, updates_of
 from barrier_runtime.operators.keyed.progress import keys_said
-from barrier_runtime.operators.outputs.declared_outputs import MAIN as MAIN
+from barrier_runtime.operators.outputs.side_outputs import MAIN as MAIN
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob

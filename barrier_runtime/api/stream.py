@@ -45,8 +45,7 @@ from barrier_runtime.graph.explain import drawn, told
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.graph.updates import UpdatesOfStep, first_update_passes
 from barrier_runtime.launch.outcome import plain_errors
-from barrier_runtime.operators.outputs.declared_outputs import side_schemas
-from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.outputs.side_outputs import OnError, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.assigners import WindowAssigner

@@ -35,8 +35,7 @@ from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
 from barrier_runtime.operators.aggregation.partials import combined_said, why_not_partial
-from barrier_runtime.operators.outputs.declared_outputs import side_schemas
-from barrier_runtime.operators.outputs.failures import ERRORS, OnError
+from barrier_runtime.operators.outputs.side_outputs import ERRORS, OnError, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.assigners import Session, WindowAssigner

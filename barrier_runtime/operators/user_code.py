@@ -5,9 +5,11 @@ pass unchanged.
 """
 
 import copy
+import difflib
 import signal
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +202,84 @@ def function_name(function: Any) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
+
+
+_SIMPLE = (bool, int, float, str, bytes)
+_ABSENT = object()
+
+
+class WatchedAttributes:
+    """Detects attributes of a user's object that change while rows are processed.
+
+    All keys share such attributes, and restarts lose them, which users rarely intend."""
+
+    def __init__(self, target: Any, where: str) -> None:
+        self._target = target
+        self._where = where
+        self._seen = _plain_attributes(target)
+        self._warned = False
+
+    def look(self) -> None:
+        """Warns once about an attribute that has changed."""
+        if self._warned:
+            return
+        now = _plain_attributes(self._target)
+        changed = [name for name, seen in now.items() if self._seen.get(name, _ABSENT) != seen]
+        if changed:
+            self._warned = True
+            warnings.warn(
+                f"{self._where}: {changed[0]!r} of {type(self._target).__name__} changed while rows were processed, "
+                "and is not state: all keys of a subtask share it, and no checkpoint has it. Make it a ValueState if "
+                "it must last",
+                stacklevel=3,
+            )
+
+
+def _plain_attributes(target: Any) -> dict[str, Any]:
+    """Returns attributes that may be meant as state: numbers and text by value, containers by size."""
+    attributes = vars(target).items() if hasattr(target, "__dict__") else ()
+    return {
+        name: repr(value) if type(value) is float else value if type(value) in _SIMPLE else len(value)
+        for name, value in attributes
+        if type(value) in (*_SIMPLE, list, dict, set)
+    }
+
+
+KEYED = frozenset({"key", "state", "timers", "wall_timers"})  # absent in functions without key
+_TIMERS = "timers of event time are ctx.timers: register(ms) and delete(ms)"
+_WALL_TIMERS = "timers by the wall clock are ctx.wall_timers: after(timedelta(seconds=5)), register(ms) and delete(ms)"
+_OUTPUT = "yield the row (or return it) for the main output; ctx.emit(name, row) is for side outputs"
+_HINTS = {
+    **dict.fromkeys(
+        ("register_timer", "register_event_time_timer", "delete_timer", "delete_event_time_timer"), _TIMERS
+    ),
+    **dict.fromkeys(("timer_service", "set_timer", "registerTimer", "deleteTimer", "timer"), _TIMERS),
+    **dict.fromkeys(("register_processing_time_timer", "delete_processing_time_timer", "after"), _WALL_TIMERS),
+    **dict.fromkeys(("output", "collect", "out", "send"), _OUTPUT),
+    **dict.fromkeys(("side_output", "side"), "ctx.emit(name, row) gives a row to a side output"),
+    **dict.fromkeys(("current_key", "get_current_key"), "the key is ctx.key"),
+    **dict.fromkeys(("current_watermark", "get_watermark"), "event time is ctx.watermark"),
+    **dict.fromkeys(("get_state", "getValueState"), "states are attributes of the class, or ctx.state.<name>"),
+    **dict.fromkeys(
+        ("counter", "gauge", "histogram"),
+        "metrics are ctx.metrics: counter(name).inc(), gauge(name).set(value) and histogram(name).record(value)",
+    ),
+}
+
+
+class Context(Hinting):
+    """Base of each `ctx`. `__slots__` are all of its attributes.
+
+    A missing attribute gets a hint when the error is reported (`said`): `__getattr__` would slow down attributes."""
+
+    __slots__ = ()
+
+    def said_instead(self, name: str) -> str:
+        return no_attribute(name, self.__slots__)
+
+
+def no_attribute(name: str, known: Sequence[str]) -> str:
+    """Returns the message for a missing attribute. `known`: the public attributes."""
+    meant = difflib.get_close_matches(name, known, 1)
+    hint = _HINTS.get(name) or (f"is ctx.{meant[0]} meant?" if meant else f"it has {', '.join(sorted(known))}")
+    return f"ctx has no {name!r}: {hint}"

@@ -17,7 +17,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.rows import rows_of
 from barrier_runtime.data.schemas import no_column
 from barrier_runtime.operators.base import Emit, Operator
-from barrier_runtime.operators.keyed.life import KeyedLife
+from barrier_runtime.operators.keyed.operator import KeyedLife
 from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state_tables.masking import masked
 from barrier_runtime.state_tables.wanted_keys import one_value

@@ -28,7 +28,7 @@ from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.operators.aggregation.kinds.sketches import same_sketches
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.keyed.progress import fires_still, reached_ms
-from barrier_runtime.operators.outputs.failures import ERROR_SCHEMA
+from barrier_runtime.operators.outputs.side_outputs import ERROR_SCHEMA
 from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.whole.window_rows import HELD_ROWS
 from barrier_runtime.replay.ranges import read_ranges, reading, without_sinks

@@ -14,10 +14,15 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator, Switch, check_switch
+from barrier_runtime.operators.functions.connected import (
+    ConnectedInput,
+    ConnectedOperator,
+    SequenceOperator,
+    Switch,
+    check_switch,
+)
 from barrier_runtime.operators.functions.process import ProcessOperator
-from barrier_runtime.operators.functions.sequencing import SequenceOperator
-from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.outputs.side_outputs import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.testing.function_harness import NAME, FunctionHarness, HarnessSnapshot, key_columns

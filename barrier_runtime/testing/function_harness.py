@@ -29,8 +29,7 @@ from barrier_runtime.operators.functions.process import ProcessOperator, check_k
 from barrier_runtime.operators.functions.user_metrics import PREFIX
 from barrier_runtime.operators.keyed.timers import whole_ms
 from barrier_runtime.operators.metrics import MetricGroup
-from barrier_runtime.operators.outputs.declared_outputs import side_schemas
-from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.outputs.side_outputs import OnError, side_schemas
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.run_alone import OperatorAlone, snapshot_of
 from barrier_runtime.operators.state.broadcast import BroadcastState

@@ -20,7 +20,7 @@ from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Capture, CommitReport, Operator, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
-from barrier_runtime.operators.stable.operator import StableOperator
+from barrier_runtime.operators.stable import StableOperator
 from barrier_runtime.runtime.operator_chain import OperatorChain
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.own import AnyAggregate
-from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.outputs.side_outputs import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.clocks import EventTime, WallTime

@@ -54,7 +54,6 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/postgres/earlier.py": "cases: tests/ends/test_postgres_earlier.py",
     "barrier_runtime/connectors/postgres/columns.py": "types, by rules: tests/ends/test_postgres_types.py",
     "barrier_runtime/data/values/into_columns.py": "types, by rules: tests/barrier_runtime/data/values",
-    "barrier_runtime/data/values/json_doors.py": "types: tests/barrier_runtime/connectors/source_bases",
     "state/store/s3/by_obstore.py": "requests: tests/state/store/test_s3_by_obstore.py",
     "coordinator/checkpoints/slowness.py": "tests/coordinator/checkpoints/test_slow_uploads.py, test_slow_commits.py",
     "coordinator/job/phases/width.py": "moves: tests/coordinator/job/test_fewer_slots.py",

@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "watermark-is-not-restored",
         "rows that were late before a failure are late after it",
-        "barrier_runtime/operators/keyed/life.py",
+        "barrier_runtime/operators/keyed/operator.py",
         "        self._watermark_ms = progress.watermark_ms\n",
         "",
         ("tests/barrier_runtime/operators/windows/test_windows.py",),
@@ -694,7 +694,7 @@ MUTANTS = (
     Mutant(
         "wall-timers-wait-for-rows",
         "a wall-clock timer wakes its slot when it is due",
-        "barrier_runtime/operators/keyed/wall_clock.py",
+        "barrier_runtime/operators/keyed/wall_timers.py",
         "        if now_ms + wait_ms < self.next_ms:\n",
         "        if False:\n",
         ("tests/barrier_runtime/operators/keyed/test_wall_timers.py",),
@@ -718,7 +718,7 @@ MUTANTS = (
     Mutant(
         "wall-clock-goes-back",
         "to timers the wall clock never goes back",
-        "barrier_runtime/operators/keyed/wall_clock.py",
+        "barrier_runtime/operators/keyed/wall_timers.py",
         "        if wall_ms >= self._told_ms:\n",
         "        if True:\n",
         ("tests/barrier_runtime/operators/keyed/test_wall_timers.py",),

@@ -24,7 +24,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.operators.aggregation import combiner
 from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.joins.base import JoinOperator
-from barrier_runtime.operators.keyed.life import KeyedLife
+from barrier_runtime.operators.keyed.operator import KeyedLife
 from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario
 from barrier_runtime.testing.flows.run import FlowUnderTest, run_flow
 from barrier_runtime.testing.simulation.cluster import ClusterOptions

@@ -10,7 +10,7 @@ from workload import Row
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.stable.operator import StableOperator
+from barrier_runtime.operators.stable import StableOperator
 
 
 def watched(on_released: Callable[[int, Sequence[Row]], None]) -> AbstractContextManager[Any]:

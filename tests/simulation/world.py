@@ -72,11 +72,11 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.operators import stable as stable_module
 from barrier_runtime.operators.aggregation import combiner as combiner_module
 from barrier_runtime.operators.aggregation.combiner import Combiner
 from barrier_runtime.operators.joins.stored_runs import RunsOnDisk
 from barrier_runtime.operators.keyed import timers as timers_module
-from barrier_runtime.operators.stable import operator as stable_module
 from barrier_runtime.operators.windows import aggregate as aggregate_module
 from barrier_runtime.operators.windows import firing as firing_module
 from barrier_runtime.operators.windows import operator as windows_module

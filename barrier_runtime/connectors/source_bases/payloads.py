@@ -16,8 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.data.few_rows import values_as_stored
-from barrier_runtime.data.values.into_columns import UnkeptValue, column_of_records
-from barrier_runtime.data.values.json_doors import SPECIAL_FLOATS, column_of_json
+from barrier_runtime.data.values.into_columns import SPECIAL_FLOATS, UnkeptValue, column_of_json, column_of_records
 from barrier_runtime.data.values.stored_times import is_time_kind, numbers_of_texts, times_of_texts
 from barrier_runtime.state.errors import InvalidJob
 

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 from barrier_runtime.data.sql.arguments import Argument, Made, Unfit
 from barrier_runtime.data.sql.casts import cast
 from barrier_runtime.data.sql.functions import date_format, extract, time_of
-from barrier_runtime.data.sql.kernels import TIME_PARTS
-from barrier_runtime.data.sql.row_kernels import call, kernel, value_kernel
+from barrier_runtime.data.sql.kernels import TIME_PARTS, call, kernel, value_kernel
 
 _UTC = pa.timestamp("us", "UTC")
 _SECONDS = "yyyy-MM-dd HH:mm:ss"

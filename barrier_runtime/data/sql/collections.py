@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 
 from barrier_runtime.data.schemas import meant
 from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, beside_each_other, is_number, one_type
-from barrier_runtime.data.sql.json_values import as_json, at_path, path_of, read_as
-from barrier_runtime.data.sql.row_kernels import call, column, kernel, value_kernel
-from barrier_runtime.data.sql.schema_text import type_of_schema
+from barrier_runtime.data.sql.json_values import as_json, at_path, path_of, read_as, type_of_schema
+from barrier_runtime.data.sql.kernels import call, column, kernel, value_kernel
 from barrier_runtime.data.sql.texts import text_of
 from barrier_runtime.data.values.json_columns import is_list
 

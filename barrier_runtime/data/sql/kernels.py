@@ -1,18 +1,19 @@
-"""Functions on whole columns that Arrow lacks, or has slower; Arrow's engine calls them by name.
+"""Functions that Arrow lacks, or has slower; Arrow's engine calls them by name.
 
-Importing this module registers them with Arrow in this process; every module that evaluates expressions does so. A
-pickled expression has only their names, so names and meanings never change.
+Importing this module registers the functions of whole columns with Arrow in this process; every module that evaluates
+expressions does so. Functions of values, for arguments of any type, are kernels: Arrow has one list of types per name,
+so a kernel's full name contains the types of its arguments and of its result, and any process can `register` the kernel
+from the name alone. A pickled expression has only names, so names and meanings never change.
 
 `%` is the remainder of a division, with the sign of the dividend, exact for doubles too: `1e300 % 7.0`. `div` of
-decimals is the whole number of times that the divisor is in the dividend.
-
-Newer releases of Arrow have a remainder. With older releases, doubles use numpy's `fmod`, with the same result in eight
-times the time, and whole numbers use the quotient. Decimals always use the quotient, which has enough digits, so that
-the result's types stay the same.
+decimals is the whole number of times that the divisor is in the dividend. Newer releases of Arrow have a remainder.
+With older releases, doubles use numpy's `fmod`, with the same result in eight times the time, and whole numbers use the
+quotient. Decimals always use the quotient, which has enough digits, so that the result's types stay the same.
 """
 
 import decimal
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -23,6 +24,68 @@ import pyarrow.compute as pc
 
 from barrier_runtime.data.sql.arguments import MOST_DIGITS, Argument, Made, decimal_type, to_round
 from barrier_runtime.data.sql.texts import WIDE
+
+Kernel: TypeAlias = Callable[..., pa.Array]  # of the result's type and the columns of the arguments
+
+_PREFIX = "barrier_runtime.rows."
+_NAMES = re.compile(r"barrier_runtime\.rows\.\w+\.[0-9a-f]+")
+_KERNELS: dict[str, Kernel] = {}
+_registered: set[str] = set()
+
+
+def kernel(name: str) -> Callable[[Kernel], Kernel]:
+    """Adds a kernel. Pickled expressions have its name, so names and meanings never change."""
+
+    def added(function: Kernel) -> Kernel:
+        assert name not in _KERNELS
+        _KERNELS[name] = function
+        return function
+
+    return added
+
+
+def value_kernel(name: str, function: Callable[..., Any]) -> None:
+    """Adds a kernel that calls `function` with the values of each row; null if an argument is null."""
+
+    def each(kind: pa.DataType, *columns: pa.Array) -> pa.Array:
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        return column([None if None in row else function(*row) for row in rows], kind)
+
+    kernel(name)(each)
+
+
+def call(name: str, kind: pa.DataType, *arguments: Argument) -> Made:
+    """Expression of the kernel `name`, with a result of type `kind`."""
+    types = pa.schema([("", each) for each in (kind, *(argument.type for argument in arguments))])
+    full = f"{_PREFIX}{name}.{types.serialize().to_pybytes().hex()}"
+    register(full)
+    return pc.Expression._call(full, [argument.made for argument in arguments])
+
+
+def kernels_of(expression: Made) -> list[str]:
+    """Full names of the kernels that an expression calls."""
+    return _NAMES.findall(str(expression))
+
+
+def register(full: str) -> None:
+    """Registers a kernel in this process."""
+    if full in _registered:
+        return
+    name, _, types = full.removeprefix(_PREFIX).partition(".")
+    kind, *given = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(types))).types
+    function = _KERNELS[name]
+
+    def computed(context: Any, *arguments: Any) -> pa.Array:
+        return function(kind, *(_column(each, context.batch_length) for each in arguments))
+
+    about = {"summary": name, "description": "see barrier_runtime/data/sql/kernels.py"}
+    pc.register_scalar_function(computed, full, about, {f"argument_{at}": each for at, each in enumerate(given)}, kind)
+    _registered.add(full)
+
+
+def column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, kind)
+
 
 _ARROW_HAS_IT = "remainder" in pc.list_functions()
 _FMOD, _WHOLE_QUOTIENT = "barrier_runtime_fmod", "barrier_runtime.whole_quotient"

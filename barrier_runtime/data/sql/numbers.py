@@ -9,8 +9,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, as_number, beside_each_other, one_type, to_round
-from barrier_runtime.data.sql.kernels import remainder, with_whole_digit
-from barrier_runtime.data.sql.row_kernels import call, kernel
+from barrier_runtime.data.sql.kernels import call, kernel, remainder, with_whole_digit
 
 _DOUBLE = pa.float64()
 _NOTHING = pc.scalar(pa.scalar(None, _DOUBLE))

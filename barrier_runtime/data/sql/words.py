@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.sql.arguments import Argument, Made, Unfit
-from barrier_runtime.data.sql.row_kernels import call, column, kernel, value_kernel
+from barrier_runtime.data.sql.kernels import call, column, kernel, value_kernel
 from barrier_runtime.data.sql.texts import text_of
 
 _GROUPS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\((?!\?)|\(\?P?<(?![=!])\w+>|\(\?|.", re.DOTALL)

@@ -17,7 +17,8 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import described, no_column
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
-from barrier_runtime.operators.outputs.failures import Failures, OnError, in_parts
+from barrier_runtime.operators.outputs.failures import Failures, in_parts
+from barrier_runtime.operators.outputs.side_outputs import OnError
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
 

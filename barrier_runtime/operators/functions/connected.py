@@ -5,29 +5,80 @@ a `ProcessOperator`. All inputs share state, by the values of their keys. Handle
 at once or after the next barrier (`switching`); only subtask 0 emits their results. See docs/design/broadcast-state.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.data.rows import Row, input_row
-from barrier_runtime.data.rows_read import each_row_read
 from barrier_runtime.data.schemas import described
-from barrier_runtime.operators.base import Capture, Emit, OperatorContext
-from barrier_runtime.operators.functions.columns_read import columns_read
+from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
+from barrier_runtime.operators.functions.columns_read import columns_read, each_row_read
 from barrier_runtime.operators.functions.process import ProcessOperator, no_key
-from barrier_runtime.operators.functions.sequencing import by_input
 from barrier_runtime.operators.functions.switching import WaitingRows
 from barrier_runtime.operators.keyed.progress import check_same, columns_of, schema_bytes
-from barrier_runtime.operators.outputs.failures import OnError, guarded
+from barrier_runtime.operators.outputs.failures import guarded
+from barrier_runtime.operators.outputs.side_outputs import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.state.broadcast import ConnectedKey
 from barrier_runtime.operators.state.broadcast_copy import BroadcastCopies
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
+
+_INPUT = "@input"  # not a possible name of an input
+
+
+def sequenced_schema(names: Sequence[str], schemas: Sequence[pa.Schema | None]) -> pa.Schema | None:
+    """Returns the schema of rows after the sequencer; with several names all `schemas` are known."""
+    if len(names) == 1:
+        return schemas[0]
+    known = [schema for schema in schemas if schema is not None]
+    fields = [pa.field(name, pa.struct(list(schema))) for name, schema in zip(names, known, strict=True)]
+    return pa.schema([pa.field(_INPUT, pa.int16()), *fields])
+
+
+class SequenceOperator(Operator):
+    """Gives the broadcast inputs of a step one order: passes their rows on in order of arrival, all in subtask 0.
+
+    With several senders every receiver would see another order, and copies of state would differ (see
+    docs/design/broadcast-state.md). Several inputs share an edge, whose rows have a struct column per input, null in
+    rows of other inputs. A single input passes unchanged.
+    """
+
+    def __init__(self, name: str, names: Sequence[str], schemas: Sequence[pa.Schema | None]) -> None:
+        self._schema = sequenced_schema(names, schemas) if len(names) > 1 else None
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        if self._schema is None:
+            emit(batch)
+            return
+        rows = batch.rows
+        columns: list[pa.Array] = [pa.array(np.full(rows.num_rows, port), pa.int16())]
+        for number, field in enumerate(list(self._schema)[1:]):
+            if number == port:
+                columns.append(pa.StructArray.from_arrays(rows.columns, fields=list(field.type)))
+            else:
+                columns.append(pa.nulls(rows.num_rows, field.type))
+        emit(batch.having(pa.RecordBatch.from_arrays(columns, schema=self._schema)))
+
+
+def by_input(batch: Batch) -> Iterator[tuple[int, Batch]]:
+    """Returns (input, rows) of a batch from a sequencer with several inputs, in its order."""
+    rows = batch.rows
+    inputs = rows.column(0).to_numpy()
+    starts = [0, *(np.flatnonzero(np.diff(inputs)) + 1).tolist(), rows.num_rows]
+    for start, end in pairwise(starts):
+        part = batch.slice(start, end - start)
+        number = int(inputs[start])
+        struct = rows.column(1 + number).slice(start, end - start)
+        names = [field.name for field in struct.type]
+        yield number, part.having(pa.RecordBatch.from_arrays(struct.flatten(), names=names))
+
 
 Switch: TypeAlias = Literal["row", "barrier"]
 _INPUTS = "inputs"  # name of a snapshot value: the keyed inputs in the order of their ports

@@ -13,24 +13,28 @@ import pyarrow as pa
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.data.rows import Row, RowWriter, input_row, references
-from barrier_runtime.data.rows_read import each_row_read
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
-from barrier_runtime.operators.functions.attributes import WatchedAttributes
-from barrier_runtime.operators.functions.columns_read import columns_read
-from barrier_runtime.operators.functions.context_hints import Context
+from barrier_runtime.operators.functions.columns_read import columns_read, each_row_read
 from barrier_runtime.operators.functions.process_rows import YieldedRows
-from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.keyed.progress import Reclaiming
 from barrier_runtime.operators.keyed.timers import TABLE, Slice, Timers
 from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE, UndoableTimers, UndoableWallTimers, WallTimers
-from barrier_runtime.operators.outputs.failures import Failures, OnError, guarded
-from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOutputs
-from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.outputs.failures import Failures, guarded
+from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, OnError, SideOutputs
+from barrier_runtime.operators.retry import RetriedCall, Retry
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, NoKey, States
 from barrier_runtime.operators.state.ttl import Timing
-from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
+from barrier_runtime.operators.user_code import (
+    Context,
+    WatchedAttributes,
+    close_function,
+    function_name,
+    open_function,
+    own_function,
+    user_error,
+)
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 from barrier_runtime.state.values.undo import Undo
 

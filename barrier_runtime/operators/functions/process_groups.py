@@ -20,10 +20,10 @@ from barrier_runtime.data.values.casts import column_of_any
 from barrier_runtime.operators.aggregation.own import columns_of_numbers
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.functions.batch_functions import KeptTimes
-from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.keyed.operator import KeyedOperator
-from barrier_runtime.operators.outputs.failures import Failures, OnError, in_parts
-from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.outputs.failures import Failures, in_parts
+from barrier_runtime.operators.outputs.side_outputs import OnError
+from barrier_runtime.operators.retry import RetriedCall, Retry
 from barrier_runtime.operators.user_code import function_name, own_function, user_error
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints

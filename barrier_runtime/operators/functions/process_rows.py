@@ -9,16 +9,21 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row, RowWriter, input_row
-from barrier_runtime.data.rows_read import each_row_read
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
-from barrier_runtime.operators.functions.columns_read import columns_read
-from barrier_runtime.operators.functions.context_hints import KEYED, Context
-from barrier_runtime.operators.functions.retried_calls import RetriedCall
+from barrier_runtime.operators.functions.columns_read import columns_read, each_row_read
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
-from barrier_runtime.operators.outputs.failures import Failures, OnError
-from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOutputs
-from barrier_runtime.operators.retry import Retry
-from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
+from barrier_runtime.operators.outputs.failures import Failures
+from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, OnError, SideOutputs
+from barrier_runtime.operators.retry import RetriedCall, Retry
+from barrier_runtime.operators.user_code import (
+    KEYED,
+    Context,
+    close_function,
+    function_name,
+    open_function,
+    own_function,
+    user_error,
+)
 from barrier_runtime.state.values.undo import Undo
 
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.plain_rows import PlainRows, without_views
 from barrier_runtime.data.rows import Row, RowWriter, cut, input_row, preview, references
-from barrier_runtime.data.rows_read import each_row_read
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
-from barrier_runtime.operators.functions.columns_read import columns_read
-from barrier_runtime.operators.outputs.failures import Failures, OnError
+from barrier_runtime.operators.functions.columns_read import columns_read, each_row_read
+from barrier_runtime.operators.outputs.failures import Failures
+from barrier_runtime.operators.outputs.side_outputs import OnError
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from math import inf, isfinite
 from typing import TypeAlias, TypeVar
 
-from barrier_runtime.data.latency import LatencyRecorder
-from barrier_runtime.operators.metrics import MetricGroup
+from barrier_runtime.operators.metrics import LatencyRecorder, MetricGroup
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.values.undo import Undo
 

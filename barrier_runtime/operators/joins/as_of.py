@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.joins.base import Bools, Ints, JoinOperator
-from barrier_runtime.operators.joins.columns import JoinColumns, Side
+from barrier_runtime.operators.joins.base import Bools, Ints, JoinColumns, JoinOperator, Side
 from barrier_runtime.operators.joins.join_buffer import JoinBuffer, rows_at_once
-from barrier_runtime.operators.joins.row_run import RowRun, pairs
+from barrier_runtime.operators.joins.stored_runs import RowRun, pairs
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 AsOfKind: TypeAlias = Literal["left", "inner"]

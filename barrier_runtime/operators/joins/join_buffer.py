@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.data.keys import KeyCodec
-from barrier_runtime.operators.joins.row_run import RowRun
+from barrier_runtime.operators.joins.stored_runs import RowRun
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.row_index import IntKeys, TupleKeys, tuple_keys
 

@@ -17,10 +17,9 @@ import pyarrow.compute as pc
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.joins.as_of import AsOfJoinOperator, AsOfKind, with_versions
-from barrier_runtime.operators.joins.base import Bools, Ints, JoinOperator
-from barrier_runtime.operators.joins.columns import JoinColumns, Side
+from barrier_runtime.operators.joins.base import Bools, Ints, JoinColumns, JoinOperator, Side
 from barrier_runtime.operators.joins.join_buffer import rows_at_once
-from barrier_runtime.operators.joins.row_run import RowRun, pairs
+from barrier_runtime.operators.joins.stored_runs import RowRun, pairs
 
 _LEFT, _RIGHT = 0, 1
 

@@ -1,4 +1,4 @@
-"""Timers by the wall clock, in a table of their own. See docs/design/timers.md.
+"""The wall clock, wake-ups of a slot by that clock, and timers in a table of their own. See docs/design/timers.md.
 
 The slot's loop wakes the slot when the first timer is due. An operator opens off the loop, so no wake-up is set before
 its first turn. `UndoableTimers` undo a failed call's changes to timers before the call is repeated (`state/values/undo`
@@ -7,17 +7,65 @@ does the same for tables).
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.data.schemas import Duration, as_duration
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.operators.keyed.timers import Slice, StateKey, Timers, whole_ms
-from barrier_runtime.operators.keyed.wall_clock import WakeUps, WallClock
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.values.timer_table import TimerTable
+
+_LOOK_MS = 1_000  # longest time between two looks while work is scheduled, since the wall clock may be set
+_CATCHING_UP = 0.5  # ms per ms, while the wall clock is behind a time already returned
+
+
+class WallClock:
+    """The wall clock, without steps back.
+    If the machine's clock was set back, time advances at half the pace of a steady clock until both agree."""
+
+    def __init__(self, wall_ms: Callable[[], int], steady_s: Callable[[], float], from_ms: int = WATERMARK_MIN) -> None:
+        """`from_ms`: latest time returned before, for example by the process that wrote the state."""
+        self._wall_ms = wall_ms
+        self._steady_s = steady_s
+        self._told_ms: float = max(wall_ms(), from_ms)
+        self._told_s = steady_s()
+
+    def now_ms(self) -> int:
+        """Returns milliseconds since 1970."""
+        wall_ms, steady_s = self._wall_ms(), self._steady_s()
+        if wall_ms >= self._told_ms:
+            self._told_ms = wall_ms
+        else:
+            self._told_ms += max(0.0, steady_s - self._told_s) * 1_000 * _CATCHING_UP
+        self._told_s = steady_s
+        return int(self._told_ms)
+
+
+class WakeUps:
+    """Wake-ups of the slot. None is cancelled: an early wake-up finds no work, and sets the next.
+    There are at most as many wake-ups as milliseconds until the next look."""
+
+    def __init__(self, call_later: Callable[[float, Callable[[], None]], None], wake: Callable[[], None]) -> None:
+        self._call_later = call_later
+        self._wake = wake
+        self.next_ms = WATERMARK_MAX  # the earliest wake-up that is set
+
+    def wake_at(self, due_ms: int, now_ms: int) -> None:
+        """Sets a wake-up for work due at `due_ms`, by a `WallClock` at `now_ms`. Call on the slot's loop."""
+        wait_ms = min(_LOOK_MS, max(0, due_ms - now_ms))
+        if now_ms + wait_ms < self.next_ms:
+            self.next_ms = now_ms + wait_ms
+            self._call_later(wait_ms / 1_000, partial(self._woken, self.next_ms))
+
+    def _woken(self, wakes_ms: int) -> Any:
+        if wakes_ms == self.next_ms:
+            self.next_ms = WATERMARK_MAX
+        self._wake()
+
 
 WALL_TABLE = "@wall_timers"
 _MOST_OVERDUE = 100_000  # whose keys are remembered

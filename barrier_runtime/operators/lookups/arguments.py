@@ -11,7 +11,7 @@ from barrier_runtime.operators.lookups.book import BookSettings
 from barrier_runtime.operators.lookups.calls import is_coroutine_function
 from barrier_runtime.operators.lookups.operator import HowMissing, LookupSettings
 from barrier_runtime.operators.lookups.replies import Cache
-from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.outputs.side_outputs import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.token_bucket import check_rate
 from barrier_runtime.state.errors import InvalidJob

@@ -39,8 +39,8 @@ from barrier_runtime.operators.lookups.book import AT_ONCE, Book, BookSettings, 
 from barrier_runtime.operators.lookups.calls import Calls, CoroutineCalls, ThreadCalls, is_coroutine_function
 from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, HeldRows, decode_batches, encode_held
 from barrier_runtime.operators.lookups.replies import ReplyReader, keys_of
-from barrier_runtime.operators.outputs.failures import Failures, OnError
-from barrier_runtime.operators.outputs.side_outputs import send
+from barrier_runtime.operators.outputs.failures import Failures
+from barrier_runtime.operators.outputs.side_outputs import OnError, send
 from barrier_runtime.operators.user_code import function_name, said, user_error
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 

@@ -6,42 +6,21 @@ still end the job, and so does a result that does not fit the step's schema.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-import pyarrow as pa
 
 from barrier_runtime.coordinator.metric_table import ERROR_ROWS, SKIPPED_ROWS
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row, rows_of, taken_value
 from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
-from barrier_runtime.operators.outputs.side_outputs import SideOutput, SideOutputs
+from barrier_runtime.operators.outputs.side_outputs import ERROR_SCHEMA, ERRORS, OnError, SideOutput, SideOutputs
 from barrier_runtime.operators.user_code import function_name, said, user_traceback
 from barrier_runtime.state.errors import BarrierRuntimeError
 
-OnError: TypeAlias = Literal["fail", "skip", "side"]
-
 T = TypeVar("T")
 NO_KEY = object()
-
-ERRORS = "errors"  # tag of the side output
-ERROR_SCHEMA = pa.schema(
-    [
-        ("operator", pa.string()),
-        ("error_type", pa.string()),
-        ("message", pa.string()),
-        ("traceback", pa.string()),  # without frames of this package
-        (
-            "row",
-            pa.string(),
-        ),  # JSON, as received by the step; of a window its bounds and number of rows; null for a timer
-        ("key", pa.string()),  # JSON; null in steps without keys
-        ("event_time", pa.timestamp("ms", "UTC")),  # of the row, timer or window, if the step knows it
-        ("replay", pa.string()),  # the command that replays the row; null if the row cannot be replayed
-        ("position", pa.string()),  # of the source, if the step is in its chain; else null
-    ]
-)
 
 
 class Failures:

@@ -1,14 +1,12 @@
-"""Rows of side outputs, collected while a batch is processed and sent at its end.
+"""Side outputs of a step: declared (`side=`, `on_error=`, branches of a split), filled per batch, sent at its end.
 
 A row keeps its content and the event time reached when it was emitted, like a yielded row. Between two calls of an
 operator nothing is kept here, so snapshots hold no such rows.
-
-`DeadLetterOperator` separates bad records of a source from good rows. Such a source passes both in the same batch, so
-that positions count all records; this operator directly follows the source.
 """
 
 import difflib
 from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +15,28 @@ import pyarrow.compute as pc
 from barrier_runtime.coordinator.metric_table import UNREAD_SIDE_ROWS
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import ALONE_ARGUMENT, Row, RowWriter, references
+from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
+from barrier_runtime.operators.retry import Retry, check_pauses
 from barrier_runtime.state.errors import InvalidJob
+
+OnError: TypeAlias = Literal["fail", "skip", "side"]
+
+ERRORS = "errors"  # tag of the side output
+ERROR_SCHEMA = pa.schema(
+    [
+        ("operator", pa.string()),
+        ("error_type", pa.string()),
+        ("message", pa.string()),
+        ("traceback", pa.string()),  # without frames of this package
+        ("row", pa.string()),  # JSON, as received; of a window its bounds and number of rows; null for a timer
+        ("key", pa.string()),  # JSON; null in steps without keys
+        ("event_time", pa.timestamp("ms", "UTC")),  # of the row, timer or window, if the step knows it
+        ("replay", pa.string()),  # the command that replays the row; null if the row cannot be replayed
+        ("position", pa.string()),  # of the source, if the step is in its chain; else null
+    ]
+)
 
 
 class SideOutput:
@@ -143,6 +160,10 @@ DEAD_LETTERS = "dead letters"  # tag of the side output
 
 
 class DeadLetterOperator(Operator):
+    """Separates bad records of a source from good rows, directly after the source.
+
+    The source passes both in the same batch, so that positions count all records."""
+
     def __init__(self, name: str, error: str, good: Sequence[str], dead_letter: Mapping[str, str]) -> None:
         """`error`: the column that is null in good rows. `good`: columns of good rows. `dead_letter`: columns of bad
         records, new name -> column."""
@@ -166,3 +187,51 @@ class DeadLetterOperator(Operator):
         columns = [of_bad.column(column) for column in self._dead_letter.values()]
         letters = pa.RecordBatch.from_arrays(columns, names=list(self._dead_letter))
         send(emit, DEAD_LETTERS, batch.only(letters, bad), self._metrics)
+
+
+MAIN = "main"  # name of the output that is no side output
+
+
+def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: OnError | Retry, where: str) -> dict[str, pa.Schema]:
+    """Returns the side outputs of a step by name, in the order of its streams: declared ones, then errors."""
+    found: dict[str, pa.Schema] = {}
+    if side is not None:
+        if not isinstance(side, Mapping) or not side:
+            raise InvalidJob(f'{where}: side={side!r}: give a schema by name, as in side={{"late": {{"at": int}}}}')
+        for name, schema in side.items():
+            _check_name(name, f"{where}: side output")
+            if name == MAIN:
+                raise InvalidJob(f"{where}: {MAIN!r} is the name of the main output: give the side output another name")
+            if schema is None:
+                raise InvalidJob(
+                    f"{where}: side output {name!r} has no schema, and the rows of its first batch may be far away: "
+                    f'say its columns, as in side={{{name!r}: {{"at": int}}}}'
+                )
+            found[name] = as_schema(schema, f"side output {name!r} of {where}")
+    if isinstance(on_error, Retry):
+        check_pauses(on_error, where)
+        return found
+    if on_error not in ("fail", "skip", "side"):
+        raise InvalidJob(f'{where}: on_error={on_error!r}: use "fail", "skip", "side" or a Retry, such as Retry(3)')
+    if on_error == "side":
+        if ERRORS in found:
+            raise InvalidJob(
+                f'{where}: the side output {ERRORS!r} is that of on_error="side": choose another name for yours'
+            )
+        found[ERRORS] = ERROR_SCHEMA
+    return found
+
+
+def branch_names(into: Sequence[str], where: str) -> tuple[str, ...]:
+    if isinstance(into, str) or not isinstance(into, Sequence) or len(into) < 2:
+        raise InvalidJob(f'{where}: into={into!r}: name two branches or more, as in into=("big", "small")')
+    for name in into:
+        _check_name(name, f"{where}: branch")
+        if into.count(name) > 1:
+            raise InvalidJob(f"{where}: branch {name!r} is named twice: name each once")
+    return tuple(into)
+
+
+def _check_name(name: Any, what: str) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise InvalidJob(f"{what} {name!r} has no name: use a text that is not empty")

@@ -8,14 +8,62 @@ import dataclasses
 import re
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import msgspec
 from msgspec import inspect
 
-from barrier_runtime.operators.state import models
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.value_types import FieldType, ValueType
+
+
+def is_model(kind: Any) -> TypeGuard[type[Any]]:
+    """Returns whether `kind` is a model class of pydantic 2."""
+    return (
+        isinstance(kind, type)
+        and isinstance(getattr(kind, "model_fields", None), Mapping)
+        and hasattr(kind, "model_validate")
+    )
+
+
+def stored_names(model: type[Any]) -> dict[str, str]:
+    """Returns field -> stored name, which is the name that the model reads.
+    Raises `TypeError` for a validation alias that is more than a name."""
+    names = {}
+    for name, field in model.model_fields.items():
+        alias = name if field.validation_alias is None else field.validation_alias
+        if not isinstance(alias, str):
+            raise TypeError(f"field {name!r} of {model.__name__}, whose alias {alias!r} is not a single name")
+        names[name] = alias
+    return names
+
+
+def annotations(model: type[Any]) -> list[tuple[str, Any, bool]]:
+    """Returns stored name, type and whether it is required, of each field."""
+    fields = model.model_fields
+    return [
+        (stored, fields[name].annotation, fields[name].is_required()) for name, stored in stored_names(model).items()
+    ]
+
+
+def as_fields(value: Any) -> dict[str, Any]:
+    """Returns the stored fields of a model, for msgspec's encoders (`enc_hook`)."""
+    if not is_model(type(value)):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    fields = {stored: getattr(value, name) for name, stored in stored_names(type(value)).items()}
+    return {**(value.model_extra or {}), **fields}
+
+
+def from_fields(kind: Any, fields: Any) -> Any:
+    """Returns the model of stored fields, for decoders (`dec_hook`). Raises `ValueError` if the model refuses them."""
+    if not is_model(kind):
+        raise TypeError(f"Decoding objects of type {kind.__name__} is unsupported")
+    return kind.model_validate(fields, strict=False)
+
+
+def refuses_unknown(model: type[Any]) -> bool:
+    return bool(model.model_config.get("extra") == "forbid")
+
 
 Renamed: TypeAlias = Mapping[str, str | None]
 
@@ -26,8 +74,8 @@ def fields_of(kind: Any) -> tuple[str, ...]:
     """Returns the names under which a class's fields are written; empty for types not written by name."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return () if kind.__struct_config__.array_like else tuple(kind.__struct_encode_fields__)
-    if models.is_model(kind):
-        return tuple(models.stored_names(kind).values())
+    if is_model(kind):
+        return tuple(stored_names(kind).values())
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
     return ()
@@ -104,7 +152,7 @@ BUILDING = threading.Lock()
 
 def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     with BUILDING:
-        return msgspec.msgpack.Decoder(kind, dec_hook=models.from_fields)
+        return msgspec.msgpack.Decoder(kind, dec_hook=from_fields)
 
 
 def value_type(kind: Any) -> ValueType:
@@ -132,7 +180,7 @@ def _described(info: inspect.Type, outer: tuple[Any, ...]) -> ValueType:
         return ValueType("choice", info.cls.__name__, values=tuple(member.value for member in info.cls))
     if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType | inspect.TypedDictType):
         return _class(info, outer)
-    if isinstance(info, inspect.CustomType) and models.is_model(info.cls):
+    if isinstance(info, inspect.CustomType) and is_model(info.cls):
         return _model(info.cls, outer)
     return ValueType("any")
 
@@ -142,9 +190,9 @@ def _model(model: type[Any], outer: tuple[Any, ...]) -> ValueType:
         return ValueType("again", model.__name__, up=len(outer) - outer.index(model))
     fields = tuple(
         FieldType(name, _described(inspect.type_info(kind), (*outer, model)), not required)
-        for name, kind, required in models.annotations(model)
+        for name, kind, required in annotations(model)
     )
-    return ValueType("class", model.__name__, fields=fields, strict=models.refuses_unknown(model))
+    return ValueType("class", model.__name__, fields=fields, strict=refuses_unknown(model))
 
 
 def _class(

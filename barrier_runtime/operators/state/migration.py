@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from barrier_runtime.operators.state.described_types import Renamed, by_new_names, decoder_of
-from barrier_runtime.operators.state.models import as_fields
+from barrier_runtime.operators.state.described_types import Renamed, as_fields, by_new_names, decoder_of
 from barrier_runtime.operators.user_code import function_name, said
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.values.table import MadeNew

@@ -21,14 +21,16 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from barrier_runtime.operators.state import models
 from barrier_runtime.operators.state.described_types import (
     BUILDING,
     PICKLED,
     Renamed,
+    annotations,
+    as_fields,
     check_renamed,
     decoder_of,
     fields_of,
+    is_model,
     value_type,
 )
 from barrier_runtime.operators.state.migration import Migrate, check_migrate, migrating_decoder, version_encoder
@@ -97,8 +99,8 @@ def _fields(value: Any) -> dict[str, Any] | None:
         return {stored: getattr(value, name) for stored, name in names}
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if models.is_model(type(value)):
-        return models.as_fields(value)
+    if is_model(type(value)):
+        return as_fields(value)
     return None
 
 
@@ -203,7 +205,7 @@ class StoredType:
         if self._as_read is None:
             self._as_read = decoder_of(self._kind).decode
         try:
-            read = self._as_read(msgspec.msgpack.encode(value, enc_hook=models.as_fields))
+            read = self._as_read(msgspec.msgpack.encode(value, enc_hook=as_fields))
             return read if is_kept(value, read) else value
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
             return value
@@ -219,7 +221,7 @@ class StoredType:
             import pickle  # only with codec="pickle"
 
             return pickle.dumps
-        encode = msgspec.msgpack.Encoder(enc_hook=models.as_fields, order="deterministic" if ordered else None).encode
+        encode = msgspec.msgpack.Encoder(enc_hook=as_fields, order="deterministic" if ordered else None).encode
         version = len(self._migrate)
         if self.scalar is not None:
             return version_encoder(encode, version)
@@ -293,7 +295,7 @@ def _has_other_zones(value: Any) -> bool:
         parts = [getattr(value, name) for name in value.__struct_fields__]
     elif dataclasses.is_dataclass(value):
         parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    elif models.is_model(type(value)):
+    elif is_model(type(value)):
         parts = list(vars(value).values())
     else:
         return False
@@ -375,10 +377,10 @@ def _unknown_of(todo: list[Any]) -> str | None:
         part = todo.pop()
         if isinstance(part, tuple):
             todo.extend(part)
-        elif isinstance(part, msgspec.inspect.CustomType) and models.is_model(part.cls):
+        elif isinstance(part, msgspec.inspect.CustomType) and is_model(part.cls):
             if id(part.cls) not in seen:
                 seen.add(id(part.cls))
-                todo.extend(msgspec.inspect.type_info(each) for _, each, _ in models.annotations(part.cls))
+                todo.extend(msgspec.inspect.type_info(each) for _, each, _ in annotations(part.cls))
         elif isinstance(part, msgspec.inspect.CustomType):
             return repr(part.cls)
         elif isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field) and id(part) not in seen:

@@ -30,7 +30,7 @@ from barrier_runtime.data.event_time import check_event_time_type, event_times_m
 from barrier_runtime.data.grouping import extremes
 from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.keyed.progress import Floors
-from barrier_runtime.operators.keyed.wall_clock import WakeUps, WallClock
+from barrier_runtime.operators.keyed.wall_timers import WakeUps, WallClock
 from barrier_runtime.state.errors import InvalidJob
 
 Ints: TypeAlias = npt.NDArray[np.int64]

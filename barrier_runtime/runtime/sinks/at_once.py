@@ -22,8 +22,8 @@ from typing import Any
 
 from barrier_runtime.connectors.sink import Acknowledgement, TwoPhaseCommitSink
 from barrier_runtime.coordinator.metric_table import EARLY_STAGING_FAILED, VISIBLE
-from barrier_runtime.data.latency import EmitTimes
 from barrier_runtime.operators.base import OperatorContext
+from barrier_runtime.operators.metrics import EmitTimes
 from barrier_runtime.runtime.sinks.driver import Backoff
 from barrier_runtime.state.outside_errors import must_be_mended
 

@@ -5,7 +5,7 @@ from hdrh.histogram import HdrHistogram
 
 from barrier_runtime.coordinator.status.latency import HIGHEST_US, LOWEST_US, SIGNIFICANT_DIGITS, merged
 from barrier_runtime.coordinator.status.status import LatencyStatus
-from barrier_runtime.data.latency import EmitTimes, LatencyRecorder
+from barrier_runtime.operators.metrics import EmitTimes, LatencyRecorder
 
 MS = 1_000_000  # nanoseconds
 

@@ -4,9 +4,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from barrier_runtime.data.expressions import evaluate
+from barrier_runtime.data.expressions import evaluate, shared
 from barrier_runtime.data.sql.expression import SqlExpression
-from barrier_runtime.data.sql.shared_parts import shared
 
 ROWS = pa.record_batch(
     {

@@ -18,10 +18,9 @@ from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.joins.as_of import AsOfJoinOperator
-from barrier_runtime.operators.joins.columns import Side
-from barrier_runtime.operators.joins.interval import IntervalJoinOperator
+from barrier_runtime.operators.joins.base import Side
+from barrier_runtime.operators.joins.interval import IntervalJoinOperator, WindowJoinOperator
 from barrier_runtime.operators.joins.table import VersionedTableJoinOperator
-from barrier_runtime.operators.joins.window import WindowJoinOperator
 
 SECOND = timedelta(seconds=1)
 MANY = 140_000  # two whole batches of the most rows that an operator gives at once, and a rest

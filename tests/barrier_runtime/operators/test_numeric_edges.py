@@ -30,7 +30,7 @@ from barrier_runtime import (
 from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
-from barrier_runtime.operators.joins.columns import Side
+from barrier_runtime.operators.joins.base import Side
 from barrier_runtime.operators.joins.interval import IntervalJoinOperator
 from barrier_runtime.state.errors import InvalidJob
 

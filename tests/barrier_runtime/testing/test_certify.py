@@ -19,7 +19,7 @@ from barrier_runtime.connectors.memory.collect import CollectSink
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
 from barrier_runtime.operators.base import Capture
-from barrier_runtime.operators.stable.operator import StableOperator
+from barrier_runtime.operators.stable import StableOperator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.open import open_store

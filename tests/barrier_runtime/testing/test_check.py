@@ -13,8 +13,8 @@ import pytest
 
 from barrier_runtime import CallableSink, Dataflow, Tumbling, ValueState, count, sum_
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
-from barrier_runtime.operators.stable import operator as stable_module
-from barrier_runtime.operators.stable.operator import StableOperator
+from barrier_runtime.operators import stable as stable_module
+from barrier_runtime.operators.stable import StableOperator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.testing import CheckedSink, CheckFailed, check

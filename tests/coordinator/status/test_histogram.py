@@ -16,7 +16,7 @@ from barrier_runtime.coordinator.status.latency import (
     highest_of,
     lowest_of,
 )
-from barrier_runtime.data.latency import encode, indices_of
+from barrier_runtime.operators.metrics import encode, indices_of
 
 COUNTS = st.dictionaries(st.integers(0, INDICES - 1), st.integers(1, 2**50), max_size=40)
 

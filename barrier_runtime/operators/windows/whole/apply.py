@@ -20,9 +20,9 @@ from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import described, fit
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit, Operator
-from barrier_runtime.operators.functions.retried_calls import RetriedCall
-from barrier_runtime.operators.outputs.failures import NO_KEY, Failures, OnError
-from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.outputs.failures import NO_KEY, Failures
+from barrier_runtime.operators.outputs.side_outputs import OnError
+from barrier_runtime.operators.retry import RetriedCall, Retry
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.operators.windows.aggregate import Windows
 from barrier_runtime.operators.windows.assigners import WindowAssigner

@@ -15,9 +15,8 @@ from operator_harness import Driven
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.rows_read import each_row_read
 from barrier_runtime.operators.base import Operator
-from barrier_runtime.operators.functions.columns_read import columns_read
+from barrier_runtime.operators.functions.columns_read import columns_read, each_row_read
 from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator
 from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator

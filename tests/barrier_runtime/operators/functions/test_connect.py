@@ -707,7 +707,7 @@ def test_rows_of_a_sequence_keep_their_event_times() -> None:
 
     from barrier_runtime.data.elements import Batch
     from barrier_runtime.operators.base import Emit
-    from barrier_runtime.operators.functions.sequencing import SequenceOperator, by_input
+    from barrier_runtime.operators.functions.connected import SequenceOperator, by_input
 
     schemas = [pa.schema([("a", pa.int64())]), pa.schema([("b", pa.string())])]
     sequencer = SequenceOperator("s", ("first", "second"), schemas)

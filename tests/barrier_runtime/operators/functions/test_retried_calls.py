@@ -13,8 +13,7 @@ from operator_harness import Driven
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, Retry, Unavailable, UserCodeError, ValueState
 from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
-from barrier_runtime.operators.functions.retried_calls import RetriedCall
-from barrier_runtime.operators.retry import LONGEST_S, check_pauses
+from barrier_runtime.operators.retry import LONGEST_S, RetriedCall, check_pauses
 from barrier_runtime.testing import KeyedHarness
 from tests.drawn import examples
 

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.partitioning import hash_partition
-from barrier_runtime.operators.joins.base import LATE_LEFT, LATE_RIGHT, JoinOperator
-from barrier_runtime.operators.joins.columns import Side
+from barrier_runtime.operators.joins.base import LATE_LEFT, LATE_RIGHT, JoinOperator, Side
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from tests.barrier_runtime.operator_harness import Driven, Kind, World
 

@@ -5,9 +5,8 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from barrier_runtime.operators.joins.columns import Side
-from barrier_runtime.operators.joins.interval import IntervalJoinOperator, output_delay_ms
-from barrier_runtime.operators.joins.window import WindowJoinOperator
+from barrier_runtime.operators.joins.base import Side
+from barrier_runtime.operators.joins.interval import IntervalJoinOperator, WindowJoinOperator, output_delay_ms
 from barrier_runtime.operators.windows.assigners import Tumbling
 
 MS = timedelta(milliseconds=1)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
-from barrier_runtime.operators.joins.columns import Side
+from barrier_runtime.operators.joins.base import Side
 from barrier_runtime.operators.joins.interval import JOIN_KINDS, IntervalJoinOperator, JoinKind
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import FileRef

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from barrier_runtime.operators.joins.row_run import TIME_LIMIT, RowRun
+from barrier_runtime.operators.joins.stored_runs import TIME_LIMIT, RowRun
 
 
 def scanned(run: RowRun, key: int, lowest: int, highest: int) -> list[int]:

@@ -15,8 +15,7 @@ import pytest
 from barrier_runtime import Tumbling
 from barrier_runtime.operators.joins.as_of import AsOfKind
 from barrier_runtime.operators.joins.interval import JOIN_KINDS, JoinKind
-from barrier_runtime.operators.joins.row_run import RowRun
-from barrier_runtime.operators.joins.stored_runs import RunsOnDisk
+from barrier_runtime.operators.joins.stored_runs import RowRun, RunsOnDisk
 from barrier_runtime.state.errors import Unavailable
 from tests.barrier_runtime.operators.joins import (
     test_asof_join,

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
-from barrier_runtime.operators.joins.interval import JOIN_KINDS, JoinKind
-from barrier_runtime.operators.joins.window import WindowJoinOperator
+from barrier_runtime.operators.joins.interval import JOIN_KINDS, JoinKind, WindowJoinOperator
 from barrier_runtime.operators.windows.assigners import Sliding, Tumbling, WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 from tests.barrier_runtime.operator_harness import Driven

@@ -24,8 +24,7 @@ from barrier_runtime.data.rows import Row
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.keyed import wall_timers
-from barrier_runtime.operators.keyed.wall_clock import WallClock
-from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE, WallTimers
+from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE, WallClock, WallTimers
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 from barrier_runtime.testing import KeyedHarness

@@ -20,7 +20,7 @@ from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.lookups.book import AT_ONCE, BookSettings
 from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, decode_held, encode_held
 from barrier_runtime.operators.lookups.operator import MISSES, LookupOperator, LookupSettings
-from barrier_runtime.operators.outputs.failures import ERRORS
+from barrier_runtime.operators.outputs.side_outputs import ERRORS
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from tests.drawn import examples

@@ -34,7 +34,7 @@ from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.functions.batch_functions import MapBatchesOperator
 from barrier_runtime.operators.functions.row_functions import FilterOperator, FlatMapOperator, MapOperator
-from barrier_runtime.operators.outputs.failures import ERROR_SCHEMA, ERRORS
+from barrier_runtime.operators.outputs.side_outputs import ERROR_SCHEMA, ERRORS
 from barrier_runtime.operators.windows.whole.apply import TimeWindow
 from barrier_runtime.testing import KeyedHarness
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from barrier_runtime.operators.outputs.failures import ERROR_SCHEMA
+from barrier_runtime.operators.outputs.side_outputs import ERROR_SCHEMA
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "side-outputs.md"
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from barrier_runtime.coordinator.log.restore_choice import snapshots_for_slot
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.operators import stable as stable_module
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.stable import operator as stable_module
-from barrier_runtime.operators.stable.operator import StableOperator
-from barrier_runtime.operators.stable.sequence import decoded, encoded
+from barrier_runtime.operators.stable import StableOperator, decoded, encoded
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from tests.barrier_runtime.operator_harness import World
 

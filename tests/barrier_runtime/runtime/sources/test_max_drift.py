@@ -15,7 +15,7 @@ from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.coordinator.job.generation import NOBODY_MS, UNKNOWN_MS, ReachedEventTimes
 from barrier_runtime.coordinator.wire.messages import HeldBack
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
-from barrier_runtime.operators.joins.columns import Side
+from barrier_runtime.operators.joins.base import Side
 from barrier_runtime.operators.joins.interval import IntervalJoinOperator
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.runtime.sources.progress_reports import LOOK_S, EventTimeTelling

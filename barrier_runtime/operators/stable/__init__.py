@@ -1,1 +1,0 @@
-"""`Stream.stable`: stored rows, released after the decision."""
