@@ -1,4 +1,4 @@
-"""Runs of join buffers: rows in the order of lookups, in snapshots and local files. See docs/design/joins-and-lookups.md.
+"""Runs of join buffers: rows in the order of lookups, in snapshots and files. See docs/design/joins-and-lookups.md.
 
 In a snapshot each run is a value, written once; bits, written each time, say which rows live and have matched. Runs are
 encoded off the loop. At another parallelism each subtask takes the rows of its key groups from all runs.
