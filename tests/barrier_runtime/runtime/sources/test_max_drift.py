@@ -144,7 +144,7 @@ def test_a_silent_split_holds_the_others_until_it_is_idle(subtasks: int, idle_ti
     job, rows, now_ms = ReachedEventTimes(), list[int](), 0
     for _ in range(100):
         for subtask, driver in enumerate(made):
-            job.told(subtask, told(driver))
+            job.reported(subtask, told(driver))
             driver.lowest_in_job(job.lowest_ms(subtasks))
             batch = driver.poll(now_ms * 1_000_000, 1)
             if batch is not None and batch.rows.column("split")[0].as_py() == 0:
@@ -188,7 +188,7 @@ def test_however_slots_poll_and_tell_none_is_ahead_by_more_and_all_come_to_their
         reached[split] = batch.rows.column("t")[-1].as_py(), count + len(batch)
 
     def tell(subtask: int) -> None:
-        job.told(subtask, told(made[subtask]))
+        job.reported(subtask, told(made[subtask]))
         made[subtask].lowest_in_job(job.lowest_ms(subtasks))
 
     for subtask, polls, most in order:
@@ -209,8 +209,8 @@ def test_a_join_holds_what_the_drift_brings_of_the_fast_side_and_no_more() -> No
     fast, slow = (drivers(Numbers(1_000, 1), 1)[0] for _ in range(2))
     job, most = ReachedEventTimes(), 0
     while not slow.finished:
-        job.told(0, told(fast))
-        job.told(1, told(slow))
+        job.reported(0, told(fast))
+        job.reported(1, told(slow))
         for port, driver in enumerate((fast, slow)):
             driver.lowest_in_job(job.lowest_ms(2))
             for _ in range(1_000 if driver is fast else 1):  # the fast driver emits all allowed rows
@@ -229,22 +229,22 @@ def test_a_join_holds_what_the_drift_brings_of_the_fast_side_and_no_more() -> No
 
 def test_nobody_goes_ahead_until_all_slots_have_told() -> None:
     job = ReachedEventTimes()
-    job.told(0, {"a": HeldBack("a-0", 7_000)})
+    job.reported(0, {"a": HeldBack("a-0", 7_000)})
     assert job.lowest_ms(2) == UNKNOWN_MS == WATERMARK_MIN
-    job.told(1, {"a": HeldBack("a-1", 9_000), "b": HeldBack("b-1", 6_000)})
+    job.reported(1, {"a": HeldBack("a-1", 9_000), "b": HeldBack("b-1", 6_000)})
     assert job.lowest_ms(2) == 6_000
-    job.told(1, {"a": HeldBack("a-1", 9_000)})  # `b` has ended there
+    job.reported(1, {"a": HeldBack("a-1", 9_000)})  # `b` has ended there
     assert job.lowest_ms(2) == 7_000
 
 
 def test_a_split_without_rows_holds_the_others_and_an_idle_one_does_not() -> None:
     job = ReachedEventTimes()
-    job.told(0, {"a": HeldBack("a-0", 7_000)})
-    job.told(1, {"a": HeldBack("a-1", None)})
+    job.reported(0, {"a": HeldBack("a-0", 7_000)})
+    job.reported(1, {"a": HeldBack("a-1", None)})
     assert job.lowest_ms(2) == UNKNOWN_MS
-    job.told(1, {"a": HeldBack("", None, idle=True)})
+    job.reported(1, {"a": HeldBack("", None, idle=True)})
     assert job.lowest_ms(2) == 7_000
-    job.told(0, {})
+    job.reported(0, {})
     assert job.lowest_ms(2) == NOBODY_MS == WATERMARK_MAX
 
 
