@@ -2,13 +2,12 @@
 
 The snapshot of checkpoint n reflects all elements before barrier n and none after. An *aligned* checkpoint blocks: the
 subtask stops reading a channel that has delivered barrier n until all live channels have. An *unaligned* checkpoint
-records: the subtask takes the snapshot at once, and rows before barrier n on the other channels, queued or still to
-arrive, belong to the snapshot as in-flight data. `Aligner` decides both and holds no rows. See
-docs/design/unaligned-checkpoints.md.
+records: the subtask takes the snapshot at once, and rows before barrier n on the other channels become in-flight data.
+`Aligner` decides both and holds no rows. See docs/design/unaligned-checkpoints.md.
 
-A barrier *arrives* when it enters the queue of its channel, and is *delivered* when the subtask takes it out of the
-queue. On channels that are never recorded (`aligned_only`) only delivery counts. `aligned_timeout_ms` of a barrier
-limits its alignment: None is for ever, 0 is not at all.
+A barrier *arrives* in the queue of its channel, and is *delivered* when the subtask takes it out. On channels that are
+never recorded (`aligned_only`) only delivery counts. `aligned_timeout_ms` of a barrier limits its alignment: None is
+for ever, 0 is not at all.
 
     state            event                                   move
     idle             barrier n > done                        aligning n, block channel (or snapshot n if complete)
@@ -87,8 +86,6 @@ class InFlightComplete:
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """Call `on_timeout(id)` after `delay_ms`."""
-
     id: int
     delay_ms: int
 
@@ -97,7 +94,7 @@ class StartTimer:
 class Aborted:
     """No snapshot of checkpoint `id` is taken here, or its recorded rows are void.
 
-    The subtask informs downstream, and the coordinator unless the coordinator gave the order.
+    The subtask informs downstream, and the coordinator unless it gave the order.
     """
 
     id: int
@@ -114,7 +111,7 @@ class NoCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """State after the snapshot, while rows before the barrier still arrive on the channels `missing` (never empty)."""
+    """After the snapshot, while rows before the barrier still arrive on the channels `missing` (never empty)."""
 
     checkpoint: int
     missing: frozenset[int]
@@ -122,13 +119,13 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Aligning:
-    """State before the snapshot: a barrier of the checkpoint has arrived, or none will arrive."""
+    """Before the snapshot: a barrier of the checkpoint has arrived, or none will arrive."""
 
     barrier: Barrier
     first_at_ms: float
     urgent: bool  # the barrier may not be aligned any longer
     announced: frozenset[int] = frozenset()  # channels on which the barrier arrived
-    delivered: frozenset[int] = frozenset()  # channels that delivered the barrier, and are blocked
+    delivered: frozenset[int] = frozenset()  # delivered the barrier, and blocked
     recording: Recording | None = None  # an older checkpoint whose barriers arrived before these
 
 
@@ -156,12 +153,10 @@ class Aligner:
 
     @property
     def aligning(self) -> int | None:
-        """Checkpoint whose snapshot waits for barriers."""
         return self._state.barrier.id if isinstance(self._state, Aligning) else None
 
     @property
     def recording(self) -> int | None:
-        """Checkpoint whose in-flight rows still arrive."""
         return self._recorded.checkpoint if self._recorded else None
 
     @property
@@ -173,7 +168,6 @@ class Aligner:
     # events before delivery
 
     def on_trigger(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Notes the trigger: barriers are on their way."""
         if barrier.token != self._token or not self._is_new(barrier.id) or barrier.aligned_timeout_ms is None:
             return []
         if self._triggered is None or barrier.id > self._triggered.id:
@@ -279,9 +273,7 @@ class Aligner:
         return []
 
     def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Takes the snapshot before the rows ahead of the aligned `barrier`, which (or the end) arrived on every
-        channel.
-        """
+        """Takes the snapshot before rows ahead of the aligned `barrier`, which (or the end) arrived on every channel."""
         missing = self._live - self.blocked
         if barrier.token != self._token or not self._is_new(barrier.id) or self._recorded:
             return []
@@ -310,7 +302,6 @@ class Aligner:
         return []
 
     def _begin(self, barrier: Barrier, now_ms: float) -> tuple[Aligning, list[AlignmentEffect]]:
-        """Starts or continues the alignment of `barrier`."""
         if isinstance(self._state, Aligning):
             self._state = replace(self._state, urgent=self._state.urgent or self._is_late(barrier))
             return self._state, []
@@ -351,7 +342,6 @@ class Aligner:
             self._state = Aligning(triggered, now_ms, urgent=True, recording=self._recorded)
 
     def _heard_from(self, channel: int) -> list[AlignmentEffect]:
-        """Ends the recording of `channel`: its last row before the barrier has arrived."""
         recorded = self._recorded
         if recorded is None or channel not in recorded.missing:
             return []
@@ -368,7 +358,7 @@ class Aligner:
     def _taken(
         self, state: Aligning, barrier: Barrier, recorded: tuple[int, ...], now_ms: float
     ) -> list[AlignmentEffect]:
-        """Takes the snapshot. `barrier` is the barrier as sent to the outputs."""
+        """Takes the snapshot. `barrier` is as sent to the outputs."""
         unblock = self._ended(state)
         snapshot = TakeSnapshot(
             barrier,

@@ -4,10 +4,9 @@
     cancelled in DRAINING: drained to the end (the captured state is the newest state), nothing is written remotely
     WRITING: values too large for the manifest are uploaded; in-flight rows are written, when completely recorded
 
-State is drained in slices between passes of the subtasks. Executors are per operator, so the blocking parts of an
-operator run in the order of their checkpoints. An operator with small values needs no executor: two turns of a thread
-would be most of the snapshot's cost. After the decision operators learn which objects their snapshots stored, and may
-refer to them in later snapshots.
+State is drained in slices between passes of the subtasks. Executors are per operator, so an operator's blocking work
+runs in the order of checkpoints. An operator with small values needs no executor: two turns of a thread would be most
+of the snapshot's cost. After the decision operators learn which objects their snapshots stored, for later references.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +39,7 @@ class ValuesStore:
     """Store of values larger than `small_bytes`, each an object."""
 
     small_bytes: int
-    store: Callable[  # (values, those already stored, check); see `store_values`
+    store: Callable[  # see `store_values`
         [Mapping[str, bytes], Mapping[str, FileRef], Callable[[], None]], tuple[dict[str, bytes], dict[str, FileRef]]
     ]
 
@@ -84,7 +83,6 @@ class SnapshotRun:
             self._write()
 
     def drain_slice(self, slices: int = 1) -> bool:
-        """Drains up to `slices` slices. True while more is left."""
         if not self._undrained:
             return False
         if self._undrained[-1].drain(slices * _DRAIN_ENTRIES):
@@ -128,7 +126,6 @@ class SnapshotRun:
             )
 
     def _is_small(self, capture: Capture) -> bool:
-        """True if nothing has to be written before the report."""
         if capture.keyed is not None or capture.blocking is not None or capture.parts is not None or capture.stored:
             return False
         return all(len(value) <= self._values_store.small_bytes for value in capture.values.values())
@@ -238,8 +235,6 @@ class CommitReporter:
 
 
 class Checkpointing:
-    """Snapshots in progress (`runs`), and operators to inform after the decision."""
-
     def __init__(
         self,
         token: int,
@@ -268,7 +263,6 @@ class Checkpointing:
     def begin(
         self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:
-        """See `SubtaskHost.captured`."""
         executors = {name: self._executors.of_snapshots(subtask.id.chain, name) for name in captures}
         ended = subtask.ended
 
@@ -314,7 +308,6 @@ class Checkpointing:
             run.recorded(in_flight, write, self._executors.of_rows_in_flight(subtask.chain))
 
     def drain_slice(self, slices: int = 1) -> bool:
-        """Drains up to `slices` slices of a snapshot. True if more is left."""
         more = any(run.drain_slice(slices) for run in self.runs)
         self.runs = [run for run in self.runs if not run.over]
         return more
@@ -331,7 +324,6 @@ class Checkpointing:
         self._to_tell.pop(checkpoint, None)
 
     def tell_stored(self, completed: int) -> None:
-        """Informs operators of their objects, because `completed` is decided. Raises errors of operators."""
         try:
             for tell in self._to_tell.get(completed, ()):
                 tell()
@@ -345,7 +337,6 @@ class Checkpointing:
         return [run for run in self.runs if (run.subtask, run.barrier.id) == (subtask, checkpoint)]
 
     def _new_key(self) -> str:
-        """Key of an object, never used before or again."""
         return self._res.paths.data_file(self._token, self._res.uuid, self._res.new_uuid())
 
     def _store_values(

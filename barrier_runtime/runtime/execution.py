@@ -12,8 +12,8 @@
 | `checkpointing.Checkpointing` | snapshots, from the captured state to the ack                |
 | `opening.Closing`             | closing of operators and sources                             |
 
-Reports through `ExecutionEvents`, and never to the coordinator directly. A generation is dropped as a whole: after
-`cancel` it reports nothing, executors are retired, timers ignored, operators closed after their last blocking work.
+Reports through `ExecutionEvents`. A generation is dropped as a whole: after `cancel` it reports nothing, executors are
+retired, timers ignored, operators closed after their last blocking work.
 """
 
 import asyncio
@@ -61,8 +61,8 @@ from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
-_PAUSED_SLICES = 8  # of captured state at once while sources pause, because few rows wait
-_ADAPT_S = 0.2  # interval of adapting the windows of channels
+_PAUSED_SLICES = 8  # while sources pause, because few rows wait
+_ADAPT_S = 0.2  # of the windows of channels
 
 
 class Execution:
@@ -87,7 +87,7 @@ class Execution:
         self._completed = deploy.checkpoint or 0  # newest
         self._cancelled = False
         self.later = GenerationTimers(self._timer, resources.clock.monotonic_s, resources.memory.hold_compactions)
-        # set when this generation is cancelled and all operators are closed
+        # set when cancelled and all operators are closed
         self.closed: asyncio.Future[None] = resources.loop.create_future()
         self.now_ns = resources.clock.wall_ns
         self.scheduler = Scheduler(
@@ -203,7 +203,6 @@ class Execution:
         self._guarded(lambda subtask: subtask.on_trigger(barrier, pause, overtakes_timers))
 
     def end_sources(self) -> None:
-        """Ends the input, although more rows may exist."""
         for subtask in self.subtasks:
             subtask.end_source()
         self.scheduler.wake()
@@ -334,7 +333,6 @@ class Execution:
         self._broken(PeerLost(f"the data connection with slot {other} (edge {channel.edge}) broke: {reason}"))
 
     def _broken(self, error: Exception) -> None:
-        """Fails the generation for an error outside of a step, such as in a timer or blocking work."""
         self._fail(None, getattr(error, "operator", ""), error)
 
     def _fail(self, subtask: SubtaskId | None, operator: str, error: Exception) -> None:
@@ -404,7 +402,6 @@ class Execution:
         return f"{id} ({self._graph.chains[id.chain].name}) for {longest.seconds:.1f} s", longest.reading
 
     def figures(self) -> dict[str, float]:
-        """Metrics of the slot, and of each chain under the name of its first operator."""
         figures = {
             RECORDS.name: float(self._chains.records),
             **self._chains.skipped,

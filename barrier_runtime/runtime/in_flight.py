@@ -1,13 +1,13 @@
 """In-flight rows of a snapshot: recorded while it is taken, stored as frames, and read back to be processed first.
 
-A file per input port (more if a schema changes); all files of a snapshot are a single object, or inside the manifest if
+A file per input port (more if a schema changes); a snapshot's files are a single object, or inside the manifest if
 tiny. Reading and writing block.
 
-At another parallelism rows of a hash edge are distributed again by key group, to the state of their key; rows of a
-rebalance edge move with their old subtask. Rows of a key keep their order, because the receiving subtask processes them
-first. Other edges have no rows in flight: their barriers are always aligned. The event time reached at each row is
-stored, so timers and windows fire between the same rows after a restore; at another parallelism this time would be
-ahead of the rows of other subtasks, and is dropped. See docs/design/unaligned-checkpoints.md.
+At another parallelism rows of a hash edge are distributed again by key group; rows of a rebalance edge move with their
+old subtask. Rows of a key keep their order, because the receiving subtask processes them first. Other edges have no
+rows in flight: their barriers are always aligned. The event time reached at each row is stored, so timers and windows
+fire between the same rows after a restore; at another parallelism this time would be ahead of the rows of other
+subtasks, and is dropped. See docs/design/unaligned-checkpoints.md.
 """
 
 import hashlib
@@ -34,9 +34,7 @@ InFlightData: TypeAlias = dict[int, list[Batch]]  # port of the first operator -
 
 
 class InFlightWriter:
-    """Recorder of the rows in flight to a subtask, for at most a single checkpoint at a time. Refers to batches, copies
-    none.
-    """
+    """Recorder of the rows in flight to a subtask, for one checkpoint at a time. Refers to batches, copies none."""
 
     def __init__(self, inputs: list[InputChannel]) -> None:
         self._inputs = inputs
@@ -50,8 +48,7 @@ class InFlightWriter:
         """Records `channels` for `checkpoint`, after the (port, batch) pairs `left`.
 
         `others(index)`: lowest watermark (ms) of the other channels, which limits event time at the rows of channel
-        `index`. The limit is stored with the rows: after a restore the other channels repeat no watermark before these
-        rows.
+        `index`. The limit is stored: after a restore the other channels repeat no watermark before these rows.
         """
         self.drop(self._checkpoint)
         self._checkpoint = checkpoint
@@ -61,7 +58,7 @@ class InFlightWriter:
         ]
 
     def finish(self, checkpoint: int) -> InFlightData:
-        """Returns all rows recorded for `checkpoint`; batches of channels alternate, as when they are read."""
+        """All rows recorded for `checkpoint`; batches of channels alternate, as when they are read."""
         assert checkpoint == self._checkpoint, f"recorded for checkpoint {self._checkpoint}, wanted is {checkpoint}"
         in_flight: InFlightData = {}
         in_turns = zip_longest(
@@ -115,7 +112,7 @@ def read_in_flight(
     max_parallelism: int,
     store: ObjectStore,
 ) -> list[tuple[int, Batch]]:
-    """Returns (port, batch) pairs that `subtask` of `operator` processes first.
+    """(port, batch) pairs that `subtask` of `operator` processes first.
 
     `edges`: into the operator, by port. Raises `InvalidJob` if the edges changed incompatibly, `Corrupt` for damage.
     """
@@ -137,7 +134,6 @@ def read_in_flight(
 
 
 def rows_in_flight(store: ObjectStore, ref: FileRef) -> list[pa.RecordBatch]:
-    """All rows of a file. Raises `Corrupt` for damage."""
     return [batch.rows for batch in _decoded(store, ref)]
 
 

@@ -1,8 +1,7 @@
 """Opening and closing of the operators and sources of a generation, off the loop.
 
-Every chain is opened on a thread. If an operator's server does not answer, the chain is closed and opened again with
-growing pauses; the coordinator limits this time. A dropped generation is closed after all work that may use the
-operators.
+If an operator's server does not answer, its chain is closed and opened again with growing pauses; the coordinator
+limits this time. A dropped generation is closed after all work that may use the operators.
 """
 
 import asyncio
@@ -24,8 +23,8 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
-_OPEN_AGAIN_S = 0.2  # pause before a chain is opened again; doubles
-_OPEN_AGAIN_MOST_S = 10.0  # longest pause
+_OPEN_AGAIN_S = 0.2  # before a chain is opened again; doubles
+_OPEN_AGAIN_MOST_S = 10.0
 
 
 class OpenChains:
@@ -50,7 +49,7 @@ class OpenChains:
         self._in_flight: dict[int, list[tuple[int, Batch]]] = {}
         self._restored: tuple[OperatorSnapshot, ...] = ()  # until all chains are open
         self._opening: list[asyncio.Future[None]] = []
-        self._opened_now: dict[int, tuple[str, float]] = {}  # by chain: operator or source being opened, start
+        self._opened_now: dict[int, tuple[str, float]] = {}  # by chain, with the start
         self._at: dict[int, str] = {}  # chain -> the operator being opened, or the last
         self._cancelled = False
         self._stopped: asyncio.Future[None] = resources.loop.create_future()  # set by `cancel`
@@ -59,27 +58,26 @@ class OpenChains:
         """Opens all chains in parallel. Raises errors of operators."""
         self._restored = restored
         self._opening = [asyncio.ensure_future(self._open_patiently(chain)) for chain in self._graph.chains]
-        # The first failure is raised at once; threads of other chains continue, also after a cancellation: see `quiet`.
+        # The first failure is raised at once; threads of other chains continue: see `quiet`.
         opened, _ = await asyncio.wait(self._opening, return_when=asyncio.FIRST_EXCEPTION)
         for each in opened:
             each.result()
         self._restored = ()
 
     def take_in_flight(self, chain: int) -> list[tuple[int, Batch]]:
-        """(port, batch) pairs in flight to the chain in the restored checkpoint."""
         return self._in_flight.pop(chain, [])
 
     @property
     def being_opened(self) -> dict[str, float]:
         """Operators and sources being opened, with seconds since the start."""
         now_s = self._res.clock.monotonic_s()
-        opened_now = list(self._opened_now.values())  # a copy, because worker threads change the dict
+        opened_now = list(self._opened_now.values())  # worker threads change the dict
         return {name: now_s - since_s for name, since_s in opened_now}
 
     @property
     def records(self) -> int:
         """Input records of this slot, each counted once however often replayed."""
-        drivers = list(self.sources.values())  # a copy, because worker threads still add during a restore
+        drivers = list(self.sources.values())  # worker threads still add during a restore
         return sum(driver.records for _, driver in drivers)
 
     @property
@@ -107,7 +105,7 @@ class OpenChains:
         """Names of all open operators and sources with calls that close them. Requires `quiet`."""
         for opening in self._opening:
             if not opening.cancelled():
-                opening.exception()  # marks the exception as retrieved, because the waiter may have been cancelled
+                opening.exception()  # the waiter may have been cancelled
         parts = [(name, operator.closing()) for operators in self.operators.values() for name, operator in operators]
         parts += [(name, driver.close) for name, driver in self.sources.values()]
         return [(name, self._contexts.closing(name, close)) for name, close in parts]
@@ -188,7 +186,7 @@ class OpenChains:
             self._contexts.remove_folder(name)
 
 
-Part: TypeAlias = tuple[str, Callable[[], None]]  # name of an operator or source, and the call that closes it
+Part: TypeAlias = tuple[str, Callable[[], None]]  # name, and the call that closes
 
 POLL_S = 0.05  # interval of checks whether work has ended
 
@@ -196,8 +194,7 @@ POLL_S = 0.05  # interval of checks whether work has ended
 class Closing:
     """Closing of the operators of a generation; `closed` is set after the last part.
 
-    A commit may hang for ever on its thread. The thread keeps the sink in memory, but not the generation with state and
-    channels.
+    A commit may hang for ever: its thread keeps the sink in memory, but not state and channels.
     """
 
     def __init__(self, resources: SlotResources, closed: asyncio.Future[None]) -> None:
@@ -206,7 +203,6 @@ class Closing:
         self._left = 0
 
     def close(self, executor: WorkerExecutor | None, parts: list[Part]) -> None:
-        """Closes `parts` when `executor` is not busy."""
         self._left += 1
         self._when_quiet(executor, parts)
 

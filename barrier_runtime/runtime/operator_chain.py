@@ -1,6 +1,6 @@
 """Chain of operators: passes rows, event time and barriers from operator to operator, and out.
 
-An operator may need several turns to reach a watermark, and passes it on afterwards; the chain keeps this pending work.
+An operator may need several turns to reach a watermark, and passes it on afterwards.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class OperatorChain:
         self.operators = operators
         self.outputs = outputs
         self.watermark = WATERMARK_MIN  # sent to the outputs
-        self.heard = WATERMARK_MIN  # received from the inputs; differs if an operator makes event time
+        self.heard = WATERMARK_MIN  # from the inputs; differs if an operator makes event time
         self.ended = False
         self.load = Load()
         self.first = operators[0][1] if operators else Operator()
@@ -46,12 +46,12 @@ class OperatorChain:
         # position of an operator with its own watermark -> the watermark sent on
         self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)
         self.makes_event_time = bool(self._assigners)  # in place of the event time of the inputs
-        self.advancing: tuple[int, int] | None = None  # operator that is advancing, and its next watermark
+        self.advancing: tuple[int, int] | None = None  # position, and the next watermark
 
     # ------------------------------------------------------------ room
 
     def look(self, since_last_s: float) -> bool:
-        """Notes whether an output or operator has no room, see `Load.looked`. Returns True if so."""
+        """Notes whether an output or operator has no room, see `Load.looked`, and returns whether this is so."""
         if self.ended:
             self.load.looked(since_last_s, False, False)
             return False
@@ -87,7 +87,7 @@ class OperatorChain:
     # ------------------------------------------------------------ rows
 
     def process(self, batch: Batch, port: int) -> Batch | None:
-        """Processes rows. Returns the rows that the first operator gave back, or None."""
+        """Processes rows, and returns the rows that the first operator gave back, or None."""
         rest = None
         if self.operators:
             self.first.process(batch, self._emits[1], port)
@@ -140,7 +140,6 @@ class OperatorChain:
         self._advance(0, watermark_ms)
 
     def advance_to_the_end(self) -> None:
-        """Advances event time to the maximum, after the end of the input."""
         self._advance(0, WATERMARK_MAX)
 
     def advance_further(self) -> None:
@@ -154,7 +153,6 @@ class OperatorChain:
             self._advance(*self.advancing)
 
     def idle(self) -> None:
-        """Notes that all inputs are idle, and announces idleness if the chain holds no rows."""
         if not self.makes_event_time:
             self._inputs_idle = True
             self._tell_idle()
@@ -190,9 +188,7 @@ class OperatorChain:
             self._advance(at + 1, reached)
 
     def _advance(self, first: int, watermark_ms: int) -> None:
-        """Advances event time at operator `first` and then at its successors: each receives a watermark that its
-        predecessor has processed.
-        """
+        """Advances event time at operator `first`, then at each successor to the predecessor's processed watermark."""
         for position in range(first, len(self.operators)):
             operator = self.operators[position][1]
             if not operator.forwards_watermarks and watermark_ms != WATERMARK_MAX:

@@ -12,8 +12,7 @@
 | a generation begins                | fetched files are dropped, also a file that arrives later, and the last      |
 |                                    | answer no longer counts                                                      |
 
-Fetched files stay beside the local copies and are found by their content, so a restore fetches only newer files.
-Prefetching only saves time: the restore fetches missing files.
+Fetched files are found by their content, so a restore fetches only newer and missing files.
 """
 
 import logging
@@ -37,7 +36,7 @@ from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("barrier_runtime.slot")
 
-_LOOK_S = 0.05  # interval of checks whether databases rest
+_LOOK_S = 0.05  # of checks whether databases rest
 _REST_S = 20.0  # longest wait for a compaction
 
 
@@ -50,12 +49,11 @@ class Preparing:
         self._is_fetching = False
         self._following: tuple[Prefetch, GenerationTimers | None] | None = None
         self._parallelism = 0
-        self._ended = threading.Event()  # set: no further file of the current order is fetched
+        self._ended = threading.Event()  # no further file of the current order is fetched
         self._forgotten = self._ended  # files of this order are dropped
         self.done = 0  # the newest checkpoint whose key groups were prefetched
 
     def order(self, order: Prefetch, timers: GenerationTimers | None) -> None:
-        """Handles an order. `timers`: of the running generation."""
         if timers is not None:
             timers.move_is_near()
         if self._parallelism != order.parallelism:
@@ -65,7 +63,7 @@ class Preparing:
             return
         self._is_fetching = True
         res = self._res
-        at_once = res.transfers_at_once if timers is None else 1  # one file at a time beside the work of a generation
+        at_once = res.transfers_at_once if timers is None else 1  # beside the work of a generation
         folder = res.local_dir / "prefetched"
         self._ended = ended = threading.Event()
         work = partial(prefetch, res.store, res.paths, res.copies, folder, res.slot, order, at_once, ended.is_set)

@@ -1,13 +1,13 @@
 """Scheduler of a slot's subtasks on the event loop: short passes, sinks before sources, never waiting.
 
 A pass runs every subtask that has input and room for output, up to four times if rows are left and rounds are quick.
-The first round of a quick pass runs sources before sinks, so their rows reach a sink of the slot in the same pass.
-Between passes the loop serves sockets, timers and messages. Without work the scheduler sleeps until a channel, a
-trigger or a source's schedule wakes it.
+The first round of a quick pass runs sources before sinks, so rows reach a sink of the slot in the same pass. Between
+passes the loop serves sockets, timers and messages. Without work the scheduler sleeps until a channel, a trigger or a
+source's schedule wakes it.
 
 Rows of a source with due times wait for other rows, because a pass costs about the same for one row as for fifty: four
-durations of a pass, at least half of the latency target (the rest is for the way to a sink), at most all of it; half of
-that if rows of another slot wait. A late source is polled at once. See docs/design/scheduling-of-a-slot.md.
+durations of a pass, between half of the latency target (the rest is for the way to a sink) and all of it; half of that
+if rows of another slot wait. A late source is polled at once. See docs/design/scheduling-of-a-slot.md.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ _ASK_AGAIN_NS = 1_000_000  # for a source whose next due time is unknown
 _PASS_BUDGET_S = 0.002
 _ROUNDS_S = 0.0005  # of a pass; a round that has begun is finished
 _MOST_ROUNDS = 4
-_LONG_STEP_S = 2.0  # reported, because no socket or timer was served meanwhile
-_BETWEEN_SHARE = 0.5  # of the duration of the last pass, for small work between passes
+_LONG_STEP_S = 2.0  # reported: no socket or timer was served meanwhile
+_BETWEEN_SHARE = 0.5  # of the last pass, for small work between passes
 _REST = 4.0  # durations of a pass for which rows wait for others
 _LEAST_REST = 0.5  # share of the latency target
 _JOINS = 0.5  # share of that time, after which rows join rows from elsewhere
 _SMOOTHING = 0.2  # of the duration of a pass
-_LOOK_S = 0.001  # interval of looks at blocked subtasks; the last pass before a pause looks, too
+_LOOK_S = 0.001  # the last pass before a pause looks, too
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LongestStep:
 class Scheduler:
     """`on_error(subtask, error)` receives every error of a pass (None: outside of a step), and stops the scheduler.
 
-    No error is left to the loop's logger: a slot that no longer runs would look alive.
+    The loop's logger gets no error: a stopped slot would look alive.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Scheduler:
     ) -> None:
         self._loop = loop
         self._latency_target_s = latency_target_s
-        self._source_pass_s = 0.0  # duration of passes with rows of a source, smoothed
+        self._source_pass_s = 0.0  # of passes with rows of a source, smoothed
         self._gathering_ns = self._gathering()
         self._now_s = clock.monotonic_s
         self.source_time = SourceTime(clock)
-        self._between = between  # other small work between passes (draining snapshots); True if more is left
+        self._between = between  # such as draining snapshots; True if more is left
         self._on_error = on_error
         self._subtasks: list[Subtask] = []  # from the last to the first
         self._downwards: list[Subtask] = []
@@ -81,7 +81,7 @@ class Scheduler:
         self._longest: LongestStep | None = None  # since the last call of `take_longest`
 
     def start(self, subtasks: list[Subtask]) -> None:
-        """Starts `subtasks`, given in topological order; passes run the last first."""
+        """Starts `subtasks`, given in topological order."""
         self._subtasks = list(reversed(subtasks))
         self._downwards = list(subtasks)
         self.wake()
@@ -155,7 +155,7 @@ class Scheduler:
         if worked or more:
             self.busy_s += now - started
         self._came = False
-        # work that a round created (a captured snapshot) starts before the slot sleeps
+        # work that a round created starts before the slot sleeps
         if left or more or self._work_between(now) or self._woken or self._came:
             if self._looked_s is None or now - self._looked_s >= _LOOK_S:
                 self._look(now)
@@ -210,14 +210,12 @@ class Scheduler:
 
     @property
     def _rows_wait(self) -> bool:
-        """Returns whether a pass takes place anyway, for rows from elsewhere."""
         for subtask in self._subtasks:  # noqa: SIM110
             if subtask.has_input:
                 return True
         return False
 
     def _note_long(self, seconds: float, subtask: Subtask) -> None:
-        """Notes a long step: a pass ends with the step that exceeds the budget."""
         if self._longest is None or seconds > self._longest.seconds:
             self._longest = LongestStep(seconds, subtask, 2 * subtask.chain.load.read_s > seconds)
 
@@ -226,10 +224,7 @@ class Scheduler:
         return longest
 
     def _work_between(self, started: float) -> bool:
-        """Works on a slice, or on more if passes are long; True if more is left.
-
-        A snapshot under full load would take a hundred times as long otherwise.
-        """
+        """Works on a slice, or on more if passes are long; else a snapshot under full load lasts a hundred times as long."""
         until = started + self._last_pass_s * _BETWEEN_SHARE
         while self._between():
             if self._now_s() >= until:
@@ -248,7 +243,6 @@ class Scheduler:
                 self._held = True
 
     def _sleep(self) -> None:
-        """Sets the timer for sources; channels wake the slot for everything else."""
         now_ns, gathering_ns = self.source_time.now_ns(), self._gathering_ns
         rings_ns: int | None = None
         for subtask in self._subtasks:

@@ -6,8 +6,8 @@
     any        CancelGeneration, Deploy (higher token)   drop the generation; local copies serve a later restore
     any        Shutdown                                  leave; `outcome` says how the job ended for this slot
 
-Orders with a lower token are ignored; every order may be repeated. The slot keeps answers that matter until the
-coordinator has resolved them, and repeats them after each registration, because either side may lose the other.
+Orders with a lower token are ignored; every order may be repeated. The slot repeats answers that matter after each
+registration, until the coordinator has resolved them: either side may lose the other.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
 
 log = logging.getLogger("barrier_runtime.slot")
-PEER_LOST = "peer_lost"  # field of a log record that only reports the loss of another process
+PEER_LOST = "peer_lost"  # of a log record that only reports another process's death
 
 _LATENCY_EVERY_HEARTBEATS = 4
 _MAX_TEXT = 100_000  # characters of an error
@@ -100,19 +100,19 @@ class Slot:
         self._execution: Execution | None = None
         self._deploying: asyncio.Task[None] | None = None
         self._closing: list[asyncio.Future[None]] = []  # of dropped generations
-        self._untrimmed = False  # a generation was dropped, and its garbage is not collected yet
+        self._untrimmed = False  # the garbage of a dropped generation is not collected yet
         self._highest_checkpoint = 0
         self._last_completed = 0
-        self._committed: dict[str, int] = {}  # by the subtasks of a generation with `_parallelism` slots
+        self._committed: dict[str, int] = {}  # by a generation with `_parallelism` slots
         self._parallelism = 0
         self._unresolved: dict[tuple[int, SubtaskId], Ack | Decline] = {}
         self._ended: dict[SubtaskId, SubtaskEnded] = {}
-        self._drained = False  # the sources were ended early
-        self._stops = False  # a checkpoint was triggered with which the job stops
+        self._drained = False
+        self._stops = False  # the job stops with a triggered checkpoint
         self._paused = 0  # the checkpoint after which sources read nothing
         self._failure: SubtaskFailed | None = None
-        self._told = ""  # text of the last failure, whose stack was logged
-        self.trouble: BaseException | None = None  # the last error, for a program that runs the slot in its process
+        self._told = ""  # of the last failure, whose stack was logged
+        self.trouble: BaseException | None = None  # for a program that runs the slot in its process
         self._restored: Restored | None = None
         self._metrics = MetricRegistry(resources.clock.wall_ns)
         self._preparing = Preparing(resources, lambda: None if self.left.done() else self._say({}))
@@ -123,7 +123,6 @@ class Slot:
 
     @property
     def at_rest(self) -> bool:
-        """Returns whether the subtasks have processed all received elements."""
         return self._execution is not None and all(each.at_rest for each in self._execution.subtasks)
 
     # ------------------------------------------------------------ messages
@@ -163,7 +162,6 @@ class Slot:
                 self._execution.cancel()
 
     async def closed(self) -> None:
-        """Returns when every dropped generation has released all files."""
         await asyncio.gather(*self._closing)
 
     def _send(self, message: object) -> None:
@@ -232,7 +230,7 @@ class Slot:
             return
         self._restored = Restored(self.token)
         self._send(self._restored)
-        self._res.loop.call_soon(self._trim_memory)  # after the answer, while other slots are still awaited
+        self._res.loop.call_soon(self._trim_memory)  # while other slots are still awaited
 
     def _on_prefetch(self, message: Prefetch) -> None:
         self._preparing.order(message, None if self._execution is None else self._execution.later)
@@ -370,7 +368,7 @@ class Slot:
         key = sink_key(operator, subtask)
         self._committed[key] = max(checkpoint, self._committed.get(key, 0))
         if self._ended or self._stops:
-            self._tell_figures()  # the job may end with this commit: the last report must be complete
+            self._tell_figures()  # the job may end with this commit: the last report is complete
         self._send(Committed(self.token, checkpoint, operator, subtask))
 
     def commit_failing(self, checkpoint: int, operator: str, subtask: int, attempts: int, error: str) -> None:
@@ -458,10 +456,7 @@ class Slot:
 
 
 def _shortened(text: str) -> str:
-    """Text that fits into a message, whatever a library's error or a row contains. Keeps both ends.
-
-    Half a surrogate pair, as in a file name that is not UTF-8, is escaped.
-    """
+    """Text that fits into a message, with both ends. Half a surrogate pair, as in file names, is escaped."""
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= _MAX_TEXT:
         return text

@@ -3,8 +3,8 @@
 Owns the alignment of inputs, the order *forward the barrier, then capture state*, and the end of the input; operators
 and event time are an `OperatorChain`, and the host finishes captures.
 
-Restored rows in flight (`replay`) are processed before arriving rows: they keep their order and are not late, even from
-other subtasks than before. Rows left at the next snapshot are in flight again.
+Restored rows in flight (`replay`) are processed before arriving rows: they keep their order and are not late. Rows left
+at the next snapshot are in flight again.
 """
 
 from collections import deque
@@ -44,20 +44,21 @@ from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 _ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets have their turn
 _STEP_NS = 2_000_000  # longest step
-_HELD_UP_MS = 10  # a barrier waits for timers; then rows before the barrier are stored instead
+_HELD_UP_MS = 10  # a barrier waits for timers; then rows before the barrier are stored
 
 
 class SubtaskHost(Protocol):
     def now_ms(self) -> float: ...
     def now_ns(self) -> int: ...
-    def starved_ns(self) -> int: ...  # how long this thread has waited for a processor; costs some microseconds
-    def source_ns(self) -> int: ...  # time for sources: as `now_ns`, but never jumps
+    def starved_ns(self) -> int: ...  # for a processor, this thread; costs some microseconds
+    def source_ns(self) -> int: ...  # as `now_ns`, but never jumps
 
     def captured(
         self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:
-        """Finishes and acknowledges the snapshot of `captures`. `times`: all but `async_ms`. `recording`: `recorded`
-        follows with in-flight data.
+        """Finishes and acknowledges the snapshot.
+
+        `times`: all but `async_ms`. `recording`: `recorded` follows with in-flight data.
         """
         ...
 
@@ -95,7 +96,7 @@ class Subtask:
         self.source = source
         self.rows_in = 0
         self.last_checkpoint = 0  # highest id captured or aborted
-        self._wanted: Barrier | None = None  # last trigger; the subtask answers it if the inputs end first
+        self._wanted: Barrier | None = None  # the subtask answers this trigger if the inputs end first
         self._aligner = aligner
         self.queues = InputQueues(inputs)
         self._merger = self.queues.merger
@@ -140,14 +141,14 @@ class Subtask:
 
     @property
     def may_go_on(self) -> bool:
-        """Returns whether another step may find work although no element arrives and no time passes."""
+        """Returns whether a step may find work although no element arrives and no time passes."""
         if self.chain.ended:
             return False
         chain = self.chain
         return self.has_input or chain.first.by_clock or self._all_in or bool(self._replay) or chain.is_under_way
 
     def step(self) -> bool:
-        """Does a bounded piece of work. True if something was done."""
+        """Does a bounded piece of work, and returns whether there was any."""
         chain = self.chain
         if chain.ended:
             return False
@@ -198,8 +199,7 @@ class Subtask:
         """Continues the advance of event time, then takes the barriers that are next on their channels.
 
         Rows that the operator gave back, and rows in the queues, come before later barriers. If the requested
-        checkpoint `overtakes_timers` and event time still advances, its barriers overtake these rows after
-        `_HELD_UP_MS` in all queues.
+        checkpoint `overtakes_timers`, its barriers overtake these rows after `_HELD_UP_MS` in all queues.
         """
         self._advance_further()
         if self._ending:
@@ -213,7 +213,6 @@ class Subtask:
         return True
 
     def _overtake(self) -> None:
-        """Takes the requested snapshot if all its barriers have been in the queues for `_HELD_UP_MS`."""
         wanted = self._wanted
         if wanted is None or not self.last_checkpoint < wanted.id == self._overtaking:
             return
@@ -308,7 +307,6 @@ class Subtask:
             self._replay.appendleft((port, rest))
 
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
-        """Limits event time at the rows of a channel to the watermark of the other channels."""
         return within(batch, self._merger.others(channel), self.chain.heard)
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
@@ -351,7 +349,7 @@ class Subtask:
             self.source[1].end()
 
     def take_announcements(self) -> None:
-        """Handles barriers on arrival, wherever they are in the queues, even if nothing may be sent."""
+        """Handles barriers on arrival, even if nothing may be sent."""
         while self.announcements:
             index, element = self.queues.next_announcement()
             self._apply(self._aligner.on_arrival(index, element, self._host.now_ms()))
@@ -422,7 +420,7 @@ class Subtask:
     # ------------------------------------------------------------ the end
 
     def _end_if_finished(self) -> bool:
-        """Ends the subtask when the first operator has finished, too; all inputs have ended.
+        """Ends the subtask, whose inputs have ended, when the first operator has finished, too.
 
         Until then triggers are answered directly, because no barrier comes any more.
         """
@@ -432,7 +430,6 @@ class Subtask:
         return True
 
     def _end(self) -> None:
-        """Ends the input after the last element. From now on the subtask only answers triggers."""
         if self.chain.first.by_clock:
             self.chain.by_wall_clock(last=True)
         self._ending = True

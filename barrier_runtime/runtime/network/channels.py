@@ -1,8 +1,7 @@
 """Both ends of a channel inside a slot, as bounded queues; and `DataPlane`, which connects slots.
 
-A subtask reads `InputChannel`s. A sender stops when the window of the channel (see `flow_control`) is full, until the
-channel grants credit. A subtask writes to a `ResultPartition`, which partitions rows over the `OutputChannel`s of an
-edge and sends control elements to all of them.
+A sender stops when the window of the channel (see `flow_control`) is full, until the channel grants credit. A
+`ResultPartition` partitions rows over the `OutputChannel`s of an edge and sends control elements to all of them.
 """
 
 from collections import deque
@@ -41,15 +40,15 @@ _ANNOUNCED = frozenset({Barrier, CancelBarrier, EndOfInput})
 
 
 class PeerLost(ConnectionError):
-    """Loss of the connection with another slot, for example because that slot died; this slot is healthy."""
+    """Loss of the connection with another slot; this slot is healthy."""
 
 
 class InputChannel:
     """Input channel of a subtask.
 
-    A channel that is `blocked` by alignment is not read, but still fills up to the window. On an `empty` channel no row
-    ever arrives. Barriers, cancels and the end are also appended on arrival to `announcements`, shared by all channels
-    of a subtask.
+    A channel that is `blocked` by alignment is not read, but still fills up to the window. An `empty` channel never has
+    rows. Barriers, cancels and the end are also appended on arrival to `announcements`, shared by all channels of a
+    subtask.
     """
 
     __slots__ = (
@@ -101,7 +100,6 @@ class InputChannel:
 
     @property
     def credit(self) -> int:
-        """Bytes that the sender may still send."""
         return max(0, self.window.bytes - self.bytes)
 
     def when_credit(self, callback: Callable[[], None]) -> None:
@@ -155,7 +153,6 @@ class InputChannel:
         return element
 
     def settle(self) -> None:
-        """Grants credit for elements taken ahead: the reader has room again."""
         if self._owed:
             owed, self._owed = self._owed, 0
             self._took(owed)
@@ -173,7 +170,7 @@ class InputChannel:
 
     def adapt(self, elapsed_s: float) -> None:
         before = self.window.bytes
-        if self.blocked:  # nothing follows about the speed of a reader that is blocked
+        if self.blocked:  # the speed of a blocked reader is unknown
             self.window.forget(self._taken)
         else:
             self.window.adapt(self._taken, bool(self._elements), elapsed_s)
@@ -225,10 +222,7 @@ class InputChannel:
 
 
 def _ends_recording(element: Element, checkpoint: int) -> bool:
-    """True for a barrier or cancel of `checkpoint` or of a later checkpoint, and for the end.
-
-    After a later barrier or cancel the barrier of `checkpoint` never arrives.
-    """
+    """True for the end, and for a barrier or cancel of `checkpoint` or later: that barrier never arrives any more."""
     if isinstance(element, Barrier | CancelBarrier):
         return element.id >= checkpoint
     return isinstance(element, EndOfInput)
@@ -244,8 +238,6 @@ class OutputChannel(Protocol):
 
 
 class LocalOutput:
-    """Channel to a subtask of the same process, without serialisation."""
-
     __slots__ = ("_target",)
 
     def __init__(self, target: InputChannel, wake_writer: Callable[[], None]) -> None:
@@ -261,7 +253,7 @@ class LocalOutput:
 
 
 def _size(element: Element) -> int:
-    """Approximate size in bytes: Arrow's exact size costs as much as the whole hand-over of a small batch."""
+    """Approximate bytes: Arrow's exact size costs as much as the whole hand-over of a small batch."""
     if not isinstance(element, Batch):
         return _CONTROL_BYTES
     count = element.count
@@ -332,9 +324,7 @@ class DataPlane(Protocol):
 
     async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel: ...
 
-    async def all_connected(self) -> None:
-        """Returns when every expected channel is connected."""
-        ...
+    async def all_connected(self) -> None: ...
 
     def beat(self) -> dict[int, int]:
         """Sends signs of life on idle connections. Call in equal intervals.
@@ -343,8 +333,6 @@ class DataPlane(Protocol):
         """
         ...
 
-    def disconnect(self) -> None:
-        """Closes every channel of the current generation."""
-        ...
+    def disconnect(self) -> None: ...
 
     def close(self) -> None: ...

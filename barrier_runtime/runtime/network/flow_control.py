@@ -3,12 +3,11 @@
 Bytes in flight are sent and not yet taken by the reading subtask. Their limit, the *window*, follows throughput
 (FLIP-183, buffer debloating): while the reader cannot keep up, the window holds the bytes taken in `DRAIN_S`, so that a
 barrier is never far behind. A reader that keeps up gets the largest window, which costs nothing while the queue is
-empty. The first window lies in between, so that a slow reader does not start with more bytes than a minute's work.
+empty. The first window lies in between: a slow reader must not start with a minute's work.
 
 A *chunk* is the part of a batch that is processed at once: about `CHUNK_NS` of work, so that a slow operator does not
-hold up barriers, sockets and timers. Time for which the thread waited for a processor is not work: smaller chunks would
-not shorten that time. The fixed cost of a chunk does not count either: two long chunks of different sizes show the cost
-per byte.
+hold up barriers, sockets and timers. Neither time without a processor counts nor the fixed cost of a chunk: two long
+chunks of different sizes show the cost per byte.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,7 @@ MIN_CHUNK_BYTES = 1024
 _FIRST_BYTES = 256 * 1024
 _FIRST_ROWS = 128  # of a source
 _ROW_BYTES = MIN_CHUNK_BYTES  # that a source's row counts, so that the smallest batch has one row
-# Caches are cold after a restore and much work is due, but the first rows must leave soon.
+# Caches are cold after a restore, but the first rows must leave soon.
 _FIRST_CHUNK_BYTES = 16 * 1024
 _GROWTH = 4
 _LEAST_IN_A_ROW = 16  # smallest chunks, each long; then a larger chunk shows whether size matters
@@ -61,14 +60,13 @@ class Chunk:
 
     def __init__(self, first: int = _FIRST_CHUNK_BYTES) -> None:
         self.bytes = first
-        self._is_long = False  # the last batch took long: only then is reading the starved time worth its cost
+        self._is_long = False  # only then is reading the starved time worth its cost
         self._starved_ns = 0
         self._last = 0
-        self._long: tuple[int, int] | None = None  # size and duration of an earlier batch, if all since took too long
+        self._long: tuple[int, int] | None = None  # of an earlier batch, if all since took too long
         self._least = 0  # smallest chunks since
 
     def begin(self, starved_ns: Callable[[], int]) -> None:
-        """Starts a measurement. `starved_ns`: how long the thread has waited for a processor."""
         if self._is_long:
             self._starved_ns = starved_ns()
 
@@ -85,7 +83,6 @@ class Chunk:
         return self.bytes - self._last
 
     def worked(self, took_ns: int, starved_ns: Callable[[], int]) -> None:
-        """Ends the measurement: the element took `took_ns`."""
         if self._is_long:
             took_ns -= starved_ns() - self._starved_ns
         self._is_long = took_ns >= _LONG_NS
@@ -98,10 +95,10 @@ class Chunk:
             self.bytes = max(MIN_CHUNK_BYTES, min(wanted, self.bytes * _GROWTH))
 
     def _without_fixed_cost(self, took_ns: int, wanted: int) -> int:
-        """Returns the bytes whose own cost is `CHUNK_NS`; `wanted` until batches of two sizes have been measured."""
+        """Bytes whose own cost is `CHUNK_NS`; `wanted` until batches of two sizes have been measured."""
         size, duration_ns = self._long or (self._last, took_ns)
         more = self._last - size
-        if abs(more) * _GROWTH >= max(self._last, size):  # otherwise too similar: the difference would be chance
+        if abs(more) * _GROWTH >= max(self._last, size):  # else the difference would be chance
             self._long = self._last, took_ns
             cost_ns = (took_ns - duration_ns) // more  # per byte
             return CHUNK_NS // cost_ns if cost_ns > 0 else self.bytes * _GROWTH
@@ -122,11 +119,9 @@ class SourceChunk(Chunk):
         super().__init__(_FIRST_ROWS * _ROW_BYTES)
 
     def rows(self, starved_ns: Callable[[], int]) -> int:
-        """Starts a measurement, and returns the most rows of the batch."""
         self.begin(starved_ns)
         return self.bytes // _ROW_BYTES
 
     def worked_rows(self, rows: int, took_ns: int, starved_ns: Callable[[], int]) -> None:
-        """Ends the measurement: the batch of `rows` took `took_ns`."""
         self.taken(rows * _ROW_BYTES)
         self.worked(took_ns, starved_ns)

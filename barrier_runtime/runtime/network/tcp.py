@@ -1,14 +1,14 @@
 """TCP mesh between slots: a connection per channel, both ends. The only folder with data sockets.
 
 A connection begins with a mutual HMAC challenge on the job's secret; the claims name generation and channel. The
-receiver refuses an old token or an unexpected channel; a connection of a later generation waits until this slot has
-reached that generation. Frames follow (see `frames`), encrypted unless the peer is on loopback (see `connection`). A
-running generation fails if a connection breaks or carries a wrong frame. An idle connection carries a sign of life in
-each interval of `beat`: a frame, or a repeated credit.
+receiver refuses an old token or an unexpected channel; a connection of a later generation waits for this slot. Frames
+follow (see `frames`), encrypted unless the peer is on loopback (see `connection`). A running generation fails if a
+connection breaks or carries a wrong frame. An idle connection carries a sign of life in each interval of `beat`: a
+frame, or a repeated credit.
 
 The receiver reads all data at once and grants credit: the number of bytes that the sender may have sent since the
-beginning, which rises as the subtask takes elements. So at most the window of the channel and a step's output are in
-flight, and a barrier is never stuck in a socket behind rows that nobody takes.
+beginning, which rises as the subtask takes elements. So at most the window and a step's output are in flight, and a
+barrier is never stuck in a socket behind rows that nobody takes.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ HANDSHAKE_TIMEOUT_S = 10.0
 DEFAULT_TIMEOUT_S: float = OPTIONS["slot_timeout"].default
 _HEARD = 2  # calls of `beat` without a sign of life that are not reported
 _CREDIT = struct.Struct(">Q")  # bytes that may have been sent since the beginning
-MAX_UNPROVEN = 4_096  # unauthenticated incoming connections; every slot opens one at a time
-_MOST_WAITING = 16_384  # authenticated connections of later generations; a slow slot of a large job has thousands
+MAX_UNPROVEN = 4_096  # every slot opens one at a time
+_MOST_WAITING = 16_384  # authenticated, of later generations; a slow slot of a large job has thousands
 _CHECK_NETWORK = "a replacement will be tried; check the network between executors if this repeats"
-_NOT_YET = b"\x02"  # the acceptor knows the channel, which belongs to a later generation
-_ADMITTED = b"\x01"  # the acceptor is ready for frames
+_NOT_YET = b"\x02"  # the channel belongs to a later generation
+_ADMITTED = b"\x01"  # ready for frames
 
 
 _CHANNEL_ID = msgspec.msgpack.Decoder(ChannelId)
@@ -80,13 +80,13 @@ class TcpDataPlane:
         self._complete = asyncio.Event()
         self._broken: Broken = lambda channel, reason: None
         self._waiting: dict[ChannelId, _Incoming] = {}
-        self._lost: dict[ChannelId, str] = {}  # reasons why waiting connections broke, for senders that did not notice
+        self._lost: dict[ChannelId, str] = {}  # why waiting connections broke, for senders that did not notice
         self._lines = LineLimit()  # about refused connections
         self._unproven: dict[_Incoming, None] = {}  # unauthenticated, in the order of arrival
         # In the order of arrival, because aborts happen in that order.
         self._connecting: dict[_Outgoing, None] = {}  # not admitted yet
         self._open: dict[DataConnection, None] = {}
-        self._unreached: dict[int, int] = {}  # slot that a connection is attempted to -> calls of `beat` since
+        self._unreached: dict[int, int] = {}  # slot -> calls of `beat` since the first attempt
 
     async def listen(self) -> tuple[str, int]:
         self._server = await listen_on_one_of(self._host, self._ports, lambda: _Incoming(self))
@@ -131,7 +131,7 @@ class TcpDataPlane:
         try:
             await reach(lambda: outgoing, peer.host, peer.port)
             await within(HANDSHAKE_TIMEOUT_S, outgoing.proven)
-            await outgoing.ready  # as long as the peer restores; the coordinator notices a silent or lost peer
+            await outgoing.ready  # as long as the peer restores; the coordinator notices a lost peer
         except (OSError, asyncio.TimeoutError) as error:
             remedy = remedy_if_exhausted(error) or _CHECK_NETWORK
             raise Unavailable(
@@ -195,7 +195,7 @@ class TcpDataPlane:
         return len(self._unproven)
 
     def came(self, incoming: "_Incoming") -> None:
-        """Registers an unauthenticated connection; at `MAX_UNPROVEN` connections aborts the oldest first.
+        """Registers an unauthenticated connection; aborts the oldest at `MAX_UNPROVEN`.
 
         A slot authenticates within milliseconds, so the oldest connection is hardly a slot's.
         """
@@ -214,7 +214,6 @@ class TcpDataPlane:
             log.warning("%s", line)
 
     def admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
-        """Admits an authenticated connection, or makes a connection of a later generation wait."""
         if channel.token > self._token:
             if len(self._waiting) >= _MOST_WAITING:
                 incoming.abort()
@@ -304,7 +303,6 @@ class _Incoming(DataConnection):
         self._fail(reason)
 
     def wait(self) -> None:
-        """Confirms that the claims arrived, ahead of their generation."""
         self._write([_NOT_YET])
 
     def begin(self, target: InputChannel) -> None:
@@ -336,7 +334,6 @@ class _Incoming(DataConnection):
             self._write([_CREDIT.pack(credit)])
 
     def _send_alive(self) -> None:
-        """Repeats the credit, as a sign of life."""
         self._send_credit()
         if self._idle:
             self._write([_CREDIT.pack(self._credit)])

@@ -11,9 +11,9 @@
 | writing             | raised an error that may pass       | writing      | the same work again, after a growing delay|
 | writing, sent       | raised an error to be mended        | failed       | the next rows, or the barrier, end the job|
 
-A barrier queues the rest, and never waits on the loop: pre-commit, on its own executor, writes whatever is not written
-and waits for the target. Meanwhile the writer goes on with the rows after the barrier. If two writes are under way, the
-operator has no room: rows wait in the channels, so memory is bounded by two parts and the client's own queue.
+A barrier queues the rest, and never waits on the loop: pre-commit, on its own executor, writes the unwritten rows and
+waits for the target, while the writer continues with later rows. If two writes are under way, the operator has no room,
+so memory is bounded by two parts and the client's own queue.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ from barrier_runtime.state.outside_errors import must_be_mended
 
 
 class SinkTransaction:
-    """Rows of a transaction of this incarnation, from the first write until they are visible."""
+    """Rows of a transaction of this incarnation, until they are visible."""
 
     __slots__ = ("began_ms", "checkpoint", "committable", "emitted", "sealed", "transaction")
 
@@ -42,7 +42,7 @@ class SinkTransaction:
         self.committable: bytes | None = None
 
 
-_MOST_QUEUED = 2  # one running and one waiting, beside the rows that gather
+_MOST_QUEUED = 2  # one running and one waiting, beside the gathering rows
 _RETRIES = Backoff(first=0.1, most=5.0)
 
 
@@ -63,10 +63,10 @@ class AtOnce:
         self._context = context
         self._writer = context.new_awaited_executor()
         self._listener = context.new_executor()
-        self._open: SinkTransaction | None = None  # transaction of the newest rows; None after a barrier
+        self._open: SinkTransaction | None = None  # of the newest rows; None after a barrier
         self._queued: deque[_Write] = deque()  # the first is running, or waits for its next attempt
         self._sent: deque[_Write] = deque()  # not acknowledged
-        self._heard = 0  # number of the first of `_sent` that the listener waits for; 0: the listener is idle
+        self._heard = 0  # first of `_sent` that the listener waits for; 0: the listener is idle
         self._attempts = 0
         self._pausing = False
         self._closed = False
@@ -78,7 +78,6 @@ class AtOnce:
         return len(self._queued) < _MOST_QUEUED or self.failed is not None
 
     def wrote(self, staged: SinkTransaction) -> None:
-        """Handles rows that were added to the open transaction."""
         self._open = staged
         work = self._sink.stage_early(staged.transaction)
         if work is not None:
@@ -87,7 +86,6 @@ class AtOnce:
             self._write_rest()
 
     def barrier(self) -> None:
-        """Queues the rest of the open transaction, which the barrier closes."""
         self._write_rest()
         self._open = None
 

@@ -1,7 +1,6 @@
 """Two-phase commit driver of a sink subtask: decides commits and their order, and what snapshots list.
 
-Pure: events and `now` (seconds, any steady clock) in, effects out. `sinks/operator` applies the effects to the sink;
-the simulation uses the same class.
+Pure: events and `now` (seconds, any steady clock) in, effects out. `sinks/operator` and the simulation use this class.
 
 Life of a transaction (the table `_MOVES`):
 
@@ -22,18 +21,16 @@ Life of a transaction (the table `_MOVES`):
 
 Laws
 - `complete(n)` decides *every* transaction closed at or before barrier n, including transactions of checkpoints that
-  were aborted, declined or expired in this generation: their rows are committed with n. So `abort(n)` drops nothing.
+  failed in this generation: their rows are committed with n. So `abort(n)` drops nothing.
 - Commits happen one at a time, oldest first. A failing commit is retried for ever and holds back later commits.
-- `together`: when the executor becomes free, all transactions that may be committed are committed at once. If that
-  commit fails, the oldest transaction is retried alone, so an uncommittable transaction never holds back an older
-  transaction.
-- A snapshot at n lists every transaction that is not known to be visible. Listing a transaction that has become visible
-  meanwhile is harmless (commit is idempotent); omitting an invisible transaction would lose its rows. With a global
-  committer a snapshot lists all transactions that the committer has not reported, because the committer works from the
-  manifest.
+- `together`: all transactions that may be committed are committed at once. If that commit fails, the oldest transaction
+  is retried alone, so an uncommittable transaction never holds back an older transaction.
+- A snapshot at n lists every transaction that is not known to be visible. Listing a visible transaction is harmless
+  (commit is idempotent); omitting an invisible transaction would lose its rows. With a global committer, which works
+  from the manifest, a snapshot lists all transactions that the committer has not reported.
 - After a restore every transaction in the manifest is decided, and is committed before anything new (`recover`). In the
   same step the sink aborts transactions that older generations left undecided.
-- A decided checkpoint is never aborted and an aborted checkpoint never decided: either is a bug in the coordinator, and
+- A decided checkpoint is never aborted, nor an aborted checkpoint decided: either is a bug in the coordinator, and
   raises `ProtocolViolation`.
 """
 
@@ -50,7 +47,7 @@ from barrier_runtime.state.errors import ProtocolViolation
 
 @dataclass(frozen=True, slots=True)
 class PreCommit:
-    """Makes transaction `txn` durable; the answer is `precommitted(checkpoint, committable)`."""
+    """Makes transaction `txn` durable; answered by `precommitted(checkpoint, committable)`."""
 
     txn: int
     checkpoint: int
@@ -58,7 +55,7 @@ class PreCommit:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Makes a transaction visible; the answer is `committed(checkpoint)` or `commit_failed(checkpoint, error, now)`."""
+    """Makes a transaction visible; answered by `committed(checkpoint)` or `commit_failed(checkpoint, error, now)`."""
 
     checkpoint: int
     committable: bytes
@@ -109,7 +106,7 @@ Effect: TypeAlias = (
 )
 
 
-RECOVERY_TXN = 0  # number of the recovered transactions; transactions of this incarnation count from 1
+RECOVERY_TXN = 0  # the recovered transactions; those of this incarnation count from 1
 
 
 class Stage(enum.Enum):
@@ -155,7 +152,7 @@ class Transaction:
     number: int
     checkpoint: int
     stage: Stage
-    entries: tuple[PendingEntry, ...] = ()  # empty if nothing was written
+    entries: tuple[PendingEntry, ...] = ()  # empty: nothing was written
     attempts: int = 0
 
 
@@ -213,7 +210,6 @@ class SinkDriver:
 
     @property
     def pending(self) -> tuple[Transaction, ...]:
-        """Closed transactions that are not visible, oldest first."""
         return (*self._committed, *self._pending)
 
     @property
@@ -232,12 +228,10 @@ class SinkDriver:
 
     @property
     def undecided(self) -> int:
-        """Number of closed, undecided transactions."""
         return sum(transaction.checkpoint > self._decided_through for transaction in self._pending)
 
     @property
     def awaits_pre_commit(self) -> bool:
-        """Returns whether a decided transaction lacks a committable."""
         return any(t.stage is Stage.SEALING and t.checkpoint <= self._decided_through for t in self._pending)
 
     # ------------------------------------------------------------ events
@@ -266,7 +260,7 @@ class SinkDriver:
         return [PreCommit(txn, checkpoint)]
 
     def precommitted(self, checkpoint: int, committable: bytes | None) -> list[Effect]:
-        """Notes that the transaction closed by `checkpoint` is durable; None as `committable` means no rows."""
+        """Handles the durable transaction closed by `checkpoint`; None as `committable` means no rows."""
         self._note(f"precommitted({checkpoint})")
         for index, transaction in enumerate(self._pending):
             if transaction.number != RECOVERY_TXN and transaction.checkpoint == checkpoint:
@@ -301,7 +295,7 @@ class SinkDriver:
         return []
 
     def committed(self, checkpoint: int) -> list[Effect]:
-        """Ends the commit under way, which succeeded or found the transactions already committed."""
+        """Ends the commit under way, also one that found the transactions already committed."""
         self._note(f"committed({checkpoint})")
         effects: list[Effect] = []
         for transaction in self._under_way(checkpoint, self._move_when_done()):
@@ -338,7 +332,6 @@ class SinkDriver:
     # ------------------------------------------------------------ inside
 
     def _advance(self) -> list[Effect]:
-        """Starts the next commit if possible, skips empty transactions, and reports completed checkpoints."""
         effects: list[Effect] = []
         while self._pending:
             oldest = self._pending[0]
@@ -398,7 +391,7 @@ class SinkDriver:
         return [ReportCommitted(visible_through)]
 
     def _under_way(self, checkpoint: int, move: Move) -> list[Transaction]:
-        """Transactions that are being committed; `checkpoint` closed the last of them."""
+        """Transactions being committed; `checkpoint` closed the last of them."""
         under_way = list(itertools.takewhile(lambda each: each.stage is Stage.COMMITTING, self._pending))
         if not under_way or under_way[-1].checkpoint != checkpoint:
             raise self._violation(f"an answer for the commit of checkpoint {checkpoint}, which is not under way")

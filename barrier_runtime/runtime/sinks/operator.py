@@ -1,12 +1,12 @@
 """Operator around a `TwoPhaseCommitSink` that applies the effects of `SinkDriver`.
 
 `write` runs on the loop; early encoding, early staging and `pre_commit` run on the snapshot executor; `commit` runs on
-another executor, so that a slow commit delays neither barriers nor the next pre-commit. So two threads use the sink at
-the same time. If rows arrive faster than they can be staged, the operator has no room until staging catches up: memory
-stays bounded. Sinks with `writes_at_once` write on a further executor (`sinks/at_once`).
+another executor, so that a slow commit delays neither barriers nor the next pre-commit: two threads use the sink at the
+same time. If rows arrive faster than they can be staged, the operator has no room, so memory stays bounded. Sinks with
+`writes_at_once` write on a further executor (`sinks/at_once`).
 
-A pre-commit that failed, or never ran because its checkpoint was aborted, loses nothing: the blocking part of the next
-snapshot first pre-commits every older transaction that is not durable yet.
+A pre-commit that failed, or never ran because its checkpoint was aborted, loses nothing: the next snapshot first
+pre-commits every older transaction that is not durable yet.
 """
 
 import threading
@@ -63,11 +63,11 @@ from barrier_runtime.state.outside_errors import must_be_mended
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 _POLL_S = 0.005
-_MOST_STAGINGS = 2  # one running and one waiting, beside the buffer that fills up
+_MOST_STAGINGS = 2  # one running and one waiting, beside the filling buffer
 
 
 class SinkOperator(Operator):
-    """Operator of a sink. `make_sink` makes an unopened sink; `open` calls `make_sink` once."""
+    """Operator of a sink. `make_sink` makes an unopened sink; `open` calls it once."""
 
     def __init__(self, name: str, make_sink: Callable[[], TwoPhaseCommitSink]) -> None:
         self._name = name
@@ -80,9 +80,9 @@ class SinkOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         """Checks the target, then commits the transactions that the restored checkpoint decided.
 
-        If the target cannot be reached, the job continues: commits are retried in order, before anything newer is
-        committed. After rescaling the generation starts only when all decided transactions are committed: those of
-        another subtask may hold older rows of keys that this subtask now owns.
+        If the target cannot be reached, the job continues: commits are retried in order. After rescaling the generation
+        starts only when all decided transactions are committed: those of another subtask may hold older rows of keys
+        that this subtask now owns.
         """
         where = f"job {context.job!r}, sink {self._name!r}, subtask {context.subtask}"
         self._context = context
@@ -119,13 +119,13 @@ class SinkOperator(Operator):
             together=self._sink.commits_together,
             only_globally=not commits_parts(self._sink),
         )
-        self._stagings = 0  # running early stagings
-        self._encoding = False  # an early encoding is running
+        self._stagings = 0
+        self._encoding = False
         self._refused: Exception | None = None  # error of early encoding that a person must mend
         self._at_once = AtOnce(self._sink, context) if self._sink.writes_at_once else None
         self._staged: dict[int, SinkTransaction] = {}  # by transaction number, with the open transaction
         self._sealing = threading.Lock()
-        self._recovered: tuple[int, BaseException | None] | None = None  # outcome, until the loop handles it
+        self._recovered: tuple[int, BaseException | None] | None = None  # until the loop handles it
         self._begin()
         sets = pending_sets(context.restored, where)
         checkpoint = max((each.checkpoint for each in sets), default=0)
@@ -168,7 +168,6 @@ class SinkOperator(Operator):
                 self._context.snapshot_executor.submit(encode, self._encoded_early)
 
     def reached(self, split: str, at: SplitPosition) -> None:
-        """Releases the rows of a source's whole batch, with the position after them."""
         self._sink.reached(split, at)
         self._stage_early()
 
@@ -186,7 +185,7 @@ class SinkOperator(Operator):
         if self._stagings >= _MOST_STAGINGS or (self._at_once is not None and not self._at_once.has_room):
             return False
         most = self._sink.most_decided
-        # the loop handles the outcome of the recovery with the next element: let that element through
+        # the loop handles the outcome of the recovery with the next element: let it through
         return most is None or self._recovered is not None or self._driver.decided < most
 
     def snapshot(self, checkpoint: int) -> Capture:
@@ -325,7 +324,7 @@ class SinkOperator(Operator):
         )
 
     def _tell_transactions(self) -> None:
-        """Sets the gauges of transactions, a few times per checkpoint; readers compute ages."""
+        """Sets the gauges, a few times per checkpoint; readers compute ages."""
         metrics, pending = self._context.metrics, self._driver.pending
         oldest = min((self._staged[each.number].began_ms for each in pending if each.number in self._staged), default=0)
         metrics.gauge(TRANSACTIONS_UNDECIDED, self._driver.undecided)
@@ -359,7 +358,7 @@ class SinkOperator(Operator):
             self._do(self._driver.retry())
 
     def _staged_early(self, _: Any, error: BaseException | None) -> None:
-        """Ends an early staging. A failure is only counted: pre-commit stages the rest, and reports failures."""
+        """Ends an early staging. Failures are only counted: pre-commit stages the rest, and reports failures."""
         self._stagings -= 1
         self._context.wake()
         if error is not None and not self._closed:
@@ -403,15 +402,12 @@ class SinkOperator(Operator):
     # ------------------------------------------------------------ recovery
 
     def _recover_now(self, effects: list[Effect], rescaled: bool) -> None:
-        """Recovers for the first time, in `open`, which may block: usually a request per decided file.
-
-        The loop handles the outcome with the next element.
-        """
+        """Recovers for the first time, in `open`, which may block: usually a request per decided file."""
         for effect in effects:
             assert isinstance(effect, Recover), effect  # an empty driver has no other effects
             try:
                 self._sink.recover(effect.committables)
-            except Exception as error:  # any error of the target's library if the target is unreachable
+            except Exception as error:  # any error of the target's library
                 if must_be_mended(error):
                     self._trouble.raise_named(error, COMMITTING)
                 if rescaled and effect.committables and not self._sink.global_committer:
@@ -445,5 +441,4 @@ class SinkOperator(Operator):
 
 
 def _commit_globally(sink: TwoPhaseCommitSink, effect: CommitAll) -> None:
-    """Commits `effect`; runs on the executor."""
     sink.commit_globally(effect.checkpoint, tuple(entry.committable for entry in effect.read()))

@@ -1,10 +1,9 @@
 """Transactions that a job's last decided checkpoint leaves to commit, read from the checkpoints alone.
 
-The code of `barrier-runtime transactions`, without flow and coordinator: reads decision log and manifest, makes the
-sinks from their descriptions in snapshots, and resolves the transactions. A commit is what a stalled process of the
-last generation might do at any later time: idempotent, and harmless to a job that starts meanwhile. Dropping needs a
-separate generation (`coordinator.maintenance.in_doubt`): dropped transactions must be out of reach of the previous run,
-and of an older generation than the next run.
+The code of `barrier-runtime transactions`, without flow and coordinator: makes the sinks from their descriptions in
+snapshots. A commit is what a stalled process of the last generation might do at any time: idempotent, and harmless to a
+job that starts meanwhile. Dropping needs a separate generation (`coordinator.maintenance.in_doubt`): out of reach of
+the previous run, and older than the next run.
 """
 
 import time
@@ -42,10 +41,10 @@ _WATCH_S = 2.0  # minimum, for a run without a lease, whose log should get two c
 
 @dataclass(frozen=True)
 class PendingSink:
-    """Pending transactions of a sink. Every entry is decided, and not known to be visible."""
+    """Pending transactions of a sink, all decided and not known to be visible."""
 
     name: str
-    value: SinkValue | None  # None: written by a release that did not describe sinks
+    value: SinkValue | None  # None: a release that did not describe sinks
     entries: tuple[PendingEntry, ...]  # oldest first
 
     @property
@@ -66,7 +65,6 @@ class PendingJob:
 
     @property
     def head(self) -> int:
-        """Position of the log's newest record."""
         assert self.log.head is not None
         return self.log.head.position
 
@@ -139,7 +137,6 @@ def _sinks(operators: Sequence[OperatorSnapshot], job: str) -> Iterator[PendingS
 
 
 def rows_told(committable: bytes) -> int | None:
-    """Number of rows in a committable; None if unknown."""
     try:
         said = msgspec.json.decode(committable)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -162,7 +159,7 @@ def _tells_rows(part: object) -> bool:
 def running(store: ObjectStore, pending: PendingJob, sleep: Callable[[float], None] = time.sleep) -> str:
     """Leader of the job, found by watching log and lease for a while; "" if nobody seems to lead.
 
-    A job that takes no checkpoints, waiting only for the last commits, is not noticed.
+    Misses a job that takes no checkpoints and only waits for the last commits.
     """
     if pending.ended:
         return ""
@@ -202,9 +199,7 @@ class InDoubtResolver:
     overrides: Mapping[str, Mapping[str, Any]]
 
     def opened(self, sink: PendingSink, token: int) -> TwoPhaseCommitSink:
-        """Opens the sink as the only subtask, which owns all entries.
-
-        Raises `InvalidJob` if the sink cannot be made."""
+        """Opens the sink as the only subtask, which owns all entries. Raises `InvalidJob` if no sink can be made."""
         made = self._made(sink)
         made.open(
             SinkContext(
@@ -231,7 +226,7 @@ class InDoubtResolver:
         return make_sink(sink.value.kind, {**sink.value.settings, **self.overrides.get(sink.name, {})})
 
     def commit(self, sink: PendingSink, told: Callable[[PendingEntry], None]) -> None:
-        """Makes all entries visible, oldest first. Raises the sink's errors; repeating a commit does no harm."""
+        """Makes all entries visible, oldest first; may be repeated. Raises the sink's errors."""
         made = self.opened(sink, self.pending.token)
         try:
             for entry in sink.entries:
@@ -253,7 +248,7 @@ class InDoubtResolver:
             made.close()
 
     def drop(self, sink: PendingSink, token: int, told: Callable[[PendingEntry], None]) -> None:
-        """Aborts decided entries: their rows are lost, unless already visible. `token`: as for `clean_up`."""
+        """Aborts decided entries: their rows are lost, unless visible. `token`: as for `clean_up`."""
         made = self.opened(sink, token)
         try:
             for entry in sink.entries:

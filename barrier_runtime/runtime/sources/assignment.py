@@ -1,11 +1,11 @@
 """Assignment of splits to a subtask at the start, from the listed splits and the restored snapshot.
 
 Every split is read exactly once. The splits of a fixed list are assigned in turn; for a source that stages rows the
-list in the snapshot counts. A discovering source determines the owner of a split, and the snapshot may contain splits
-that are no longer listed. See docs/design/splits-and-discovery.md.
+list in the snapshot counts. A discovering source determines the owner of a split. See
+docs/design/splits-and-discovery.md.
 
-Snapshots store the names of finished splits (`FinishedSplits`) in runs, and refer to runs that a decided checkpoint has
-stored. Runs are merged off the loop.
+Snapshots store the names of finished splits (`FinishedSplits`) in runs, refer to runs that a decided checkpoint has
+stored, and merge runs off the loop.
 """
 
 import zlib
@@ -40,7 +40,7 @@ from barrier_runtime.runtime.sources.progress import (
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import FileRef
 
-_SMALL_VALUE = 4_096 // RECORD_BYTES  # number of names in a value inside the manifest
+_SMALL_VALUE = 4_096 // RECORD_BYTES  # names in a value inside the manifest
 
 
 class FinishedSplits:
@@ -61,7 +61,6 @@ class FinishedSplits:
             self._merge()
 
     def capture(self, progress: SourceProgress) -> Capture:
-        """Captures `progress` with the runs that no decided checkpoint has stored, and the names in no run."""
         if self._names.freeze(_SMALL_VALUE):
             self._merge()
         added = self._names.added()
@@ -98,14 +97,14 @@ class FinishedSplits:
 class Assignment:
     splits: list[Split]  # to be read, or read further
     finished: NameSet
-    done_rows: int  # rows of finished splits
+    done_rows: int  # of finished splits
     done_ms: int
     discovery: Discovery | None = None
-    at_end: dict[str, SplitProgress] = field(default_factory=dict)  # read to their end so far, and not in `splits`
+    at_end: dict[str, SplitProgress] = field(default_factory=dict)  # not in `splits`
 
 
 def under_known_ids(listed: Sequence[Split], restored: RestoredSource, where: str) -> list[Split]:
-    """Returns `listed` with the former id of each split that the snapshot knows only by that id."""
+    """`listed` with the former id of each split that the snapshot knows only by that id."""
     if not any(split.formerly for split in listed):
         return list(listed)
 
@@ -129,7 +128,6 @@ def under_known_ids(listed: Sequence[Split], restored: RestoredSource, where: st
 def assign_listed(
     listed: Sequence[Split], restored: RestoredSource, subtask: int, parallelism: int, where: str
 ) -> Assignment:
-    """Assigns split i of the list to subtask i % parallelism."""
     _check_shares(listed, restored, where)
     mine = {split.id: split for i, split in enumerate(listed) if i % parallelism == subtask}
     all_ids = {split.id for split in listed}
@@ -186,7 +184,7 @@ def assign_staged(
 ) -> Assignment:
     """Assigns the splits of a staged source: those of a checkpoint with positions, which contains all splits.
 
-    The listed splits may have been staged later, by a run that never took over the job.
+    The listed splits may be of a later run that never took over the job.
     """
     if not restored.any:
         return assign_listed(listed, restored, subtask, parallelism, where)
@@ -210,7 +208,7 @@ def assign_discovered(
 ) -> Assignment:
     """Assigns each split to `source.owner`, and starts the discovery of more splits, if any.
 
-    A growing split is read to the size at the start; discovery finds the rest, as for splits at their end.
+    A growing split is read to the size at the start; discovery finds the rest.
     """
     _require_complete(restored, where)
     _check_chosen(source, restored, where)
@@ -261,11 +259,8 @@ def reading_subtasks(
 
 
 def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
-    """Raises `InvalidJob` if no subtask could continue from the restored snapshot; starts nothing.
-
-    Reasons: a split in progress is missing, or a file changed after reading.
-    """
-    if isinstance(source, StagedSource):  # the splits listed before staging are not those that are read
+    """Raises `InvalidJob` if a split in progress is missing, or a file changed after reading; starts nothing."""
+    if isinstance(source, StagedSource):  # these were listed before staging
         return
     listed = under_known_ids(listed, restored, where)
     _check_chosen(source, restored, where)
@@ -291,7 +286,7 @@ def _check_chosen(source: Source, restored: RestoredSource, where: str) -> None:
 def _check_shares(listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
     """Raises `InvalidJob` if the source is divided into another number of shares after some were finished.
 
-    Finished files may be missing; but new shares in place of finished shares hold the same rows again.
+    New shares in place of finished shares hold the same rows again.
     """
     shares = [split for split in listed if split.of is not None]
     ended = sum(split.id in restored.finished for split in shares)

@@ -1,9 +1,9 @@
-"""Driver of a subtask's part of a source: splits, order of reading, snapshots, watermark. Sans-io apart from the
-readers.
+"""Driver of a subtask's part of a source: splits, order of reading, snapshots, watermark.
 
-Of the splits with due rows the split with the lowest event time is read first, so that no split runs ahead and makes
-rows of another split late. A discovered split is part of the next snapshot as soon as readable; splits discovered after
-the restored snapshot are discovered again. While discovery runs, a subtask without splits is idle and does not end.
+Sans-io apart from the readers. Of the splits with due rows the split with the lowest event time is read first, so that
+no split runs ahead and makes rows of another split late. A discovered split is in the next snapshot as soon as
+readable; splits discovered after the restored snapshot are discovered again. While discovery runs, a subtask without
+splits is idle and does not end.
 """
 
 import heapq
@@ -63,13 +63,13 @@ from barrier_runtime.runtime.sources.progress import (
 from barrier_runtime.runtime.sources.split_state import OpenSplit
 from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
 
-_PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; others when their turn comes
+_PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts
 _POLL_NS = 10_000_000  # interval of discovery, if no rows are due earlier
-_POLL_WAKING_NS = 500_000_000  # the same for a discovery that wakes the slot
-_WAITING_NS = 1_000_000_000  # for a split that waits for slower splits; the slot is woken when the split may be read
+_POLL_WAKING_NS = 500_000_000
+_WAITING_NS = 1_000_000_000  # for a split that waits for slower splits; the slot is woken earlier
 _FOLLOWS_NS = 50_000_000  # between looks whether inputs that are read first have ended
-_WAITING_AT_ONCE = 256  # splits that wait for bytes; splits after them are not polled
-_REOPEN_S = 1.0  # pause before a discovered split that could not be opened is opened again
+_WAITING_AT_ONCE = 256  # splits that wait for bytes; later splits are not polled
+_REOPEN_S = 1.0  # before a discovered split that failed to open is opened again
 _Place: TypeAlias = tuple[int, int, int, OpenSplit]  # `order` of the split, a unique number, and the split
 
 
@@ -81,7 +81,7 @@ class SourceDriver:
         self._numbers = itertools.count()
         self._kept: dict[str, OpenSplit] = {}  # unfinished splits that snapshots contain
         self._kept_rows = 0
-        self._lingering: list[OpenSplit] = []  # finished splits whose reader waits for the decision on its end
+        self._lingering: list[OpenSplit] = []  # finished; the reader waits for the decision on its end
         self._finished: FinishedSplits
         self._done_rows = 0  # in finished splits
         self._done_ms = WATERMARK_MIN
@@ -89,13 +89,13 @@ class SourceDriver:
         self._discovering: DiscoveringSource | None = None
         self._keeps_payloads = False
         self._keeps_unasked = False
-        self._at_end: dict[str, SplitProgress] = {}  # splits that may grow, and are read to their end so far
+        self._at_end: dict[str, SplitProgress] = {}  # may grow, and are read to their end so far
         self._grown: dict[str, Split] = {}  # growing splits found again while open
-        self._open: set[str] = set()  # ids of unfinished splits, also while they are being opened
-        self._made: dict[str, SplitReader] = {}  # readers of found splits, on their way from the worker to the loop
+        self._open: set[str] = set()  # ids of unfinished splits, also while being opened
+        self._made: dict[str, SplitReader] = {}  # from the worker to the loop
         self._looked_ns = 0
         self._look_again_ns = _POLL_NS
-        self._told_ns = -DAY_MS * 1_000_000  # time of the last watermark sent to the operators
+        self._told_ns = -DAY_MS * 1_000_000  # last watermark sent to the operators
         self._turn = 0
         self._ended_early = False
         self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the last returned batch
@@ -106,9 +106,9 @@ class SourceDriver:
         self._range: ReadRange | None = None
         self._fetcher = PartFetcher(lambda: self._context.wake_from_thread())
         self._ahead = Ahead(self._fetcher)
-        self._held_up = False  # the last pass found no rows, but splits that wait for a store
+        self._held_up = False  # the last pass found only splits that wait for a store
         self._ends: Ends | None = None  # with `mode="at_most_once"`
-        self._soonest_ns: int | None = None  # time at which rows of another split are due, from the last pass
+        self._soonest_ns: int | None = None  # rows of another split are due then, from the last pass
         self._earlier_ended: Callable[[], bool] | None = None  # while inputs that are read first have not ended
         self._bucket: TokenBucket | None = None  # of `max_rows_per_second`
         self._readers: frozenset[int] = frozenset()  # subtasks that share the limit
@@ -116,7 +116,7 @@ class SourceDriver:
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
         """Opens readers at their restored positions.
 
-        `context.restored` contains the snapshots of all subtasks, because a changed list moves splits between subtasks.
+        `context.restored` has the snapshots of all subtasks, because a changed list moves splits between subtasks.
         """
         self._spec = spec
         self.runs_users_code = runs_users_code(spec.source)
@@ -197,7 +197,6 @@ class SourceDriver:
         return self._spec.after
 
     def follow(self, earlier_ended: Callable[[], bool]) -> None:
-        """Reads nothing until `earlier_ended` returns True."""
         self._earlier_ended = earlier_ended
 
     @property
@@ -254,7 +253,7 @@ class SourceDriver:
                     self._held_up = True
                     if self._ahead.has_begun(split):
                         continue
-                    break  # splits after this split have not begun either
+                    break  # later splits have not begun either
                 polled = self._asked(split, limit, now_ns, in_vain)
                 if split.finished:
                     in_vain.pop()
@@ -322,8 +321,8 @@ class SourceDriver:
     def watermark(self) -> int | None:
         """Lowest watermark of the unfinished splits; None while a split has none.
 
-        When all splits are finished, the watermark of their rows: the end of the input follows, so that timers due by
-        the last rows fire before timers due only by the end, however the rows were cut into batches.
+        When all splits are finished, the watermark of their rows: timers due by the last rows then fire before timers
+        due only by the end, however the rows were cut into batches.
         """
         if self._spec.event_time is None:
             return None
@@ -338,7 +337,6 @@ class SourceDriver:
         return max(WATERMARK_MIN, lowest - self._spec.max_out_of_orderness_ms - 1)
 
     def watermark_to_tell(self, above_ms: int, now_ns: int) -> int | None:
-        """Returns the watermark if above `above_ms` and the watermark interval is over, else None."""
         interval_ns = self._spec.watermark_interval_ms * 1_000_000
         if 0 <= now_ns - self._told_ns < interval_ns and not self.finished:
             return None
@@ -351,8 +349,8 @@ class SourceDriver:
     def next_due_ns(self, gathering_ns: int = 0) -> int | None:
         """Time of the next poll, or None to poll as soon as possible.
 
-        Known if every unfinished split has a due time (plus `gathering_ns`, for which rows wait for others), and no
-        later than the next look of the discovery.
+        Known if every unfinished split has a due time (plus `gathering_ns`, for which rows wait for others); at most
+        the next look of the discovery.
         """
         if self._ended_early:
             return None
@@ -410,7 +408,7 @@ class SourceDriver:
         return self._range is None or self._range.ends(self._context.subtask)
 
     def end(self) -> None:
-        """Stops reading. Snapshots keep the positions of unfinished splits, so that another job can continue."""
+        """Stops reading. Snapshots keep the positions of unfinished splits, so another job can continue."""
         self._ended_early = True
 
     @property
@@ -421,7 +419,7 @@ class SourceDriver:
         return self._spec.idle_timeout_ms is not None and not any(True for _ in self._counted())
 
     def idle_splits(self, most: int) -> tuple[list[str], int]:
-        """Ids of the first `most` splits that are silent for longer than the idle timeout, and their number."""
+        """Ids of the first `most` splits silent beyond the idle timeout, and the number of all such splits."""
         if self._spec.idle_timeout_ms is None:
             return [], 0
         silent = [split.id for *_, split in self._queue if split.silent_for_ns() > self._timeout_ns]
@@ -455,7 +453,6 @@ class SourceDriver:
         return None if self._ends is None else sum(split.skipped for split in self._kept.values())
 
     def reached(self) -> tuple[str, SplitPosition]:
-        """Split of the batch of the last `poll`, and the position after that batch."""
         assert self._latest is not None
         return self._latest[0].id, position_of(self._latest[0])
 
@@ -522,17 +519,14 @@ class SourceDriver:
         return (*split.order, next(self._numbers), split)
 
     def _counted(self) -> Iterator[OpenSplit]:
-        """Unfinished splits that may hold the watermark back: all except silent splits.
-
-        A split is silent if polls returned nothing for longer than the idle timeout; splits that were not polled count.
-        """
+        """Unfinished splits that may hold the watermark back: all without empty polls for the idle timeout."""
         every, timeout_ns = self._spec.idle_timeout_ms is None, self._timeout_ns
         return (split for *_, split in self._queue if every or split.silent_for_ns() <= timeout_ns)
 
     def _observe(
         self, split: OpenSplit, batch: Batch, others: list[_Place], now_ms: int
     ) -> npt.NDArray[np.int64] | None:
-        """Event time at each row of `batch` from `split`, if an operator needs event times."""
+        """Event time at each row of `batch`, if an operator needs event times."""
         spec = self._spec
         if spec.event_time is None:
             return None
@@ -552,7 +546,6 @@ class SourceDriver:
         return reached
 
     def _others_ms(self, others: list[_Place]) -> int:
-        """Watermark that the splits in the queue and `others` allow."""
         if self._spec.idle_timeout_ms is None:
             lowest = min((place[0] for place in (*self._queue[:1], *others)), default=WATERMARK_MAX)
         else:
@@ -630,7 +623,7 @@ class SourceDriver:
                 self._grown[split.id] = split
 
     def _open_found(self, split: Split) -> None:
-        """Opens a discovered split off the loop. Until then no snapshot has the split: a restore discovers anew."""
+        """Opens a discovered split off the loop. Until then no snapshot has the split: a restore discovers it anew."""
         reached = self._at_end.get(split.id)
         ahead = len(self._queue) < _PREPARED_AHEAD and self._ends is None  # `Ahead` prepares remote files
 
