@@ -1,7 +1,7 @@
 """Exactly-once stream processing in milliseconds, in Python, on the Spark you already run.
 
-Public names of the package, each imported on first use: `import barrier_runtime` must stay cheap (no pyarrow, no
-pyspark), because every command line and every Spark worker pays for the import.
+Each public name is imported on first use: `import barrier_runtime` must stay cheap (no pyarrow, no pyspark), because
+every command line and every Spark worker pays for the import.
 """
 
 import importlib.util

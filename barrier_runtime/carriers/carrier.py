@@ -18,7 +18,8 @@ from barrier_runtime.spark.task import SlotSettings
 class Carrier(Protocol):
     """Runs slots. Any thread may call any method.
 
-    A group is a name for the slots of one `submit`; the names of a job's groups begin with the same text."""
+    A group names the slots of one `submit`; the names of a job's groups begin with the same text.
+    """
 
     def submit(self, settings: SlotSettings, slots: Sequence[int], group: str) -> None:
         """Runs `slots` until each has left, and replaces a slot that dies. Raises if that becomes impossible."""
@@ -27,14 +28,14 @@ class Carrier(Protocol):
         """Ends the slots of `group` without waiting, also of a submission that has not begun yet."""
 
     def kill(self, attempt: int, reason: str) -> bool:
-        """Ends one slot by the number of its attempt; a replacement starts. False if no such slot runs."""
+        """Ends a slot by the number of its attempt; a replacement starts. False if no such slot runs."""
         ...
 
     def trouble(self) -> Exception | None:
-        """Returns the reason why no slot can run any more; None while slots can run."""
+        """Reason why no slot can run any more; None while slots can run."""
 
     def room(self, groups: str) -> "RoomOfCarrier | None":
-        """Returns the view of free cores for the job whose groups begin with `groups`; None if nothing is known."""
+        """View of free cores for the job whose groups begin with `groups`; None if nothing is known."""
 
     def described(self, slots: int) -> str:
         """Describes the cores, for `slots` slots that did not register."""
@@ -47,7 +48,7 @@ class Carrier(Protocol):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that slots need and that their processes do not inherit."""
+        """Variables that slots need and their processes do not inherit."""
         ...
 
     def close(self) -> None:

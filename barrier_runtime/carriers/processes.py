@@ -24,7 +24,7 @@ from barrier_runtime.spark.task import SlotSettings
 log = logging.getLogger("barrier_runtime.job")
 
 _MODULE = "barrier_runtime.carriers.slot_process"
-_FIRST_DELAY_S = 0.2  # between the starts of a process that dies at once; doubles each time, …
+_FIRST_DELAY_S = 0.2  # before a process that died at once starts again; doubles, …
 _MAX_DELAY_S = 10.0  # … up to this
 _QUIET_S = 10.0  # a process that lived this long is replaced at once
 
@@ -70,7 +70,6 @@ class ProcessCarrier:
         return found is not None
 
     def pids(self) -> list[int]:
-        """Process ids of the slots that run now."""
         with self._lock:
             return [each.process.pid for each in self._running.values()]
 
@@ -100,7 +99,6 @@ class ProcessCarrier:
                 each.process.kill()
 
     def _carry(self, order: SlotOrder, group: str) -> None:
-        """Runs one slot until the slot has left: starts another process after each death."""
         delay = _FIRST_DELAY_S
         died: dict[int, str] = {}
         while (started := self._start(order, died, group)) is not None:
@@ -165,6 +163,6 @@ def _order(settings: SlotSettings, graph: bytes, slot: int) -> SlotOrder:
 
 
 def _environment() -> dict[str, str]:
-    """Environment of this program, in which everything can be imported that this program can import."""
+    """Environment in which everything can be imported that this program can import."""
     importable = (entry for entry in sys.path if entry and os.path.isdir(entry))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(importable))}

@@ -1,7 +1,7 @@
 """Process of one slot that is started by `processes` or by the command `slot`, without Spark.
 
-The process reads its order from standard input, a socket. The other end closes when the starting program dies, and the
-slot's watchdog then ends this process.
+The order comes by standard input, a socket. The other end closes when the starting program dies, and the slot's
+watchdog then ends this process.
 """
 
 import socket
@@ -20,7 +20,7 @@ _STDIN = 0
 
 
 class SlotOrder(msgspec.Struct, frozen=True):
-    """Settings of one slot, as bytes: a pickled program is read by the slot alone (`spark.task.loaded_graph`)."""
+    """Settings of a slot, as bytes: a pickled program is read by the slot alone (`spark.task.loaded_graph`)."""
 
     slot: int
     attempt: int
@@ -46,7 +46,6 @@ def encoded(order: SlotOrder) -> bytes:
 
 
 def read_order() -> SlotOrder:
-    """Reads the order from standard input, which stays open."""
     with socket.socket(fileno=_STDIN) as ordering:
         try:
             (length,) = _LENGTH.unpack(_exactly(ordering, _LENGTH.size))

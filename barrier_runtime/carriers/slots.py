@@ -2,9 +2,8 @@
 
 A carrier replaces a single dead slot. This file submits the slots, kills a slot that the coordinator has given up, and
 submits again if a whole submission failed while the coordinator still wants its slots. The first submission has all
-slots that the program starts with. Each slot that is added later, also for a replacing program, has a submission of its
-own (`AllSlots`), so that the program knows whether the slot still runs. A slot that is no longer needed leaves: the
-submission ends, and a core is free.
+slots that the program starts with. Each slot that is added later has a submission of its own (`AllSlots`), so that the
+program knows whether the slot still runs. When a slot leaves, the submission ends, and a core is free.
 """
 
 import threading
@@ -25,7 +24,8 @@ _QUIET_S = 60.0  # a submission that lived this long resets the back-off
 class Submission:
     """Slots that are submitted together.
 
-    `wanted()` returns those slots that the coordinator still wants, before a failed submission is repeated."""
+    `wanted()` returns the slots that the coordinator still wants, before a failed submission is repeated.
+    """
 
     def __init__(
         self,
@@ -57,7 +57,6 @@ class Submission:
         return self._stopping.is_set()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the slots to leave. True when they have."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -67,7 +66,7 @@ class Submission:
         self._thread.join(30)
 
     def give_up(self) -> None:
-        """Ends the submission without waiting, also one that has only begun."""
+        """Ends the submission without waiting, also if it has only begun."""
         self._stopping.set()
         self._carrier.cancel(self._group)
 
@@ -78,7 +77,7 @@ class Submission:
             try:
                 self._submit()
                 return
-            except Exception as error:  # Spark raises many kinds, and each means that the submission has ended
+            except Exception as error:  # Spark raises many kinds; each means that the submission has ended
                 self.last_failure = str(error)[:4000]
             if time.monotonic() - began > _QUIET_S:
                 delay = _FIRST_DELAY_S
@@ -90,7 +89,6 @@ class Submission:
             delay = min(delay * 2, _MAX_DELAY_S)
 
     def _submit(self) -> None:
-        """Runs until every slot has left."""
         self.submissions += 1
         self._carrier.submit(self._settings, self._slots, self._group)
 
@@ -105,7 +103,7 @@ class AllSlots:
         self._carrier = carrier
         self._programs = {settings.program: settings}
         self._runs = runs
-        self._program, self._parallelism = settings.program, len(slots)  # from the last status of the coordinator
+        self._program, self._parallelism = settings.program, len(slots)  # from the coordinator's last status
         self._first = Submission(carrier, settings, slots, lambda: self._wanted_of(self._first))
         self._carried_by: dict[_Place, Submission] = {(settings.program, slot): self._first for slot in slots}
         self._standbys: StandbysWanted | None = None  # from the same status
@@ -168,7 +166,8 @@ class AllSlots:
     def _is_carried(self, place: "_Place") -> bool:
         """True if a submission of its own carries the slot.
 
-        The first submission does not count: it lasts as long as any of its slots, also after this slot has left."""
+        The first submission does not count: it lasts as long as any of its slots, also after this slot has left.
+        """
         submission = self._carried_by.get(place)
         return submission is not None and submission is not self._first and submission.alive and not submission.given_up
 
@@ -180,7 +179,6 @@ class AllSlots:
         return wanted is not None and place[0] == wanted.program and wanted.first <= place[1] <= wanted.last
 
     def kill(self, attempt: int, reason: str) -> bool:
-        """Ends one slot; a replacement starts. False if no such slot runs."""
         return self._carrier.kill(attempt, reason)
 
     @property
@@ -193,12 +191,10 @@ class AllSlots:
         return next((each.submissions for each in self._all if each.last_failure), self._first.submissions)
 
     def join(self, timeout_s: float) -> bool:
-        """Waits for the slots to leave. True when they have."""
         until = time.monotonic() + timeout_s
         return all(each.join(max(0.0, until - time.monotonic())) for each in self._all)
 
     def cancel(self) -> None:
-        """Ends all submissions, whatever their slots do."""
         for each in self._all:
             each.give_up()
         for each in self._all:
@@ -221,7 +217,8 @@ class AllSlots:
         """Slots of `submission` to start again.
 
         Omits slots that moved to another submission, or that the job neither has nor awaits. The first submission
-        starts no standby, as each standby gets a submission of its own."""
+        starts no standby: each standby gets a submission of its own.
+        """
         own = [place for place, by in dict(self._carried_by).items() if by is submission]
         if not self._runs():
             return ()

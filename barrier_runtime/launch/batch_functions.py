@@ -1,7 +1,7 @@
 """Threads of this process that call the functions of `for_each_batch`, a thread per function.
 
-The threads read requests from the job's storage (`connectors/memory/batch_function`). So the requesting slot, its
-deaths and earlier programs that ran the job make no difference.
+The threads read requests from the job's storage (`connectors/memory/batch_function`), so deaths of the requesting slot
+and earlier programs make no difference.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ log = logging.getLogger("barrier_runtime.job")
 
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 1.0  # also the longest pause between two attempts
-_LEAVE_S = 10.0  # time limit of a call that still runs after the end of the job
+_LEAVE_S = 10.0  # of a call that still runs after the end of the job
 _Result = TypeVar("_Result")
 
 
 class BatchFunctions:
-    """Batch functions of a plan. A context manager that stops the threads at the end."""
+    """A context manager that stops the threads at the end."""
 
     def __init__(self, plan: Plan, store: ObjectStore, make_frame: MakeFrame) -> None:
         self.trouble: Exception | None = None  # why a function is no longer called
@@ -56,7 +56,7 @@ class BatchFunctions:
         loop, running = asyncio.get_running_loop(), asyncio.ensure_future(job)
 
         def cancel() -> None:
-            with contextlib.suppress(RuntimeError):  # the job has ended meanwhile and closed the loop
+            with contextlib.suppress(RuntimeError):  # the job closed the loop
                 loop.call_soon_threadsafe(running.cancel)
 
         self.start(cancel)

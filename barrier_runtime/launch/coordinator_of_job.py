@@ -1,4 +1,4 @@
-"""Coordinator of a job with slots in other processes: a child process or running daemons, and the address for slots.
+"""Coordinator of a job with slots in other processes: a child process or running daemons.
 
 The address is chosen from options and Spark's settings, before anything starts.
 """
@@ -63,7 +63,7 @@ def is_local(master: str) -> bool:
 
 
 def place_of_coordinator(options: OptionValues, master: str, conf: Mapping[str, str]) -> CoordinatorPlace:
-    """Returns the addresses of the program's own coordinator. `conf`: Spark's settings, of the session if there is one.
+    """Addresses of the program's own coordinator. `conf`: Spark's settings, of the session if there is one.
 
     Raises `InvalidJob` for addresses that the executors of `master` cannot connect to.
     """
@@ -122,9 +122,9 @@ _CLOSURE_ENCRYPTED = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 def check_closures_encrypted(options: OptionValues, master: str, conf: Mapping[str, str], *, on_loopback: bool) -> None:
     """Raises `InvalidJob` if Spark would send the job's secret, which is in the closure, unencrypted to other hosts.
 
-    `conf`: settings of the session; `spark.network.crypto.enabled` has an effect only with authentication.
-    `on_loopback`: slots connect to the coordinator at a loopback address. Workers of other hosts can register at a
-    `spark://` master with a loopback address, and could use the secret at a coordinator that they reach.
+    `conf`: of the session; `spark.network.crypto.enabled` has an effect only with authentication. `on_loopback`: slots
+    connect to the coordinator at a loopback address. Workers of other hosts can register at a `spark://` master with a
+    loopback address, and could use the secret at a coordinator that they reach.
     """
     if options.insecure_network_ok or is_one_host(master) or (on_loopback and is_local(master)):
         return
@@ -224,9 +224,7 @@ class CoordinatorOfJob:
         return tuple(dict.fromkeys([first, *others]))
 
     def status(self) -> JobStatus | None:
-        """Status of the job; None while the coordinator restarts. Raises if the coordinator is lost or refuses this
-        run.
-        """
+        """Status of the job; None while the coordinator restarts. Raises if the coordinator is lost or refuses this run."""
         return self.next_status(None, 0.0)
 
     def next_status(self, last: JobStatus | None, wait_s: float) -> JobStatus | None:
@@ -236,14 +234,13 @@ class CoordinatorOfJob:
         except Unavailable:
             if self._embedded is not None:
                 self._embedded.ensure_alive()
-        except InvalidJob:  # the coordinator restarted before the first record of this run was in the log
+        except InvalidJob:  # the coordinator restarted before the first record of this run
             with contextlib.suppress(Unavailable):
-                self._submit()  # has no effect on a run that the coordinator knows
+                self._submit()  # no effect on a known run
         return None
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child process; None for a daemon."""
         return self._embedded.pid if self._embedded is not None else None
 
     def close(self) -> None:

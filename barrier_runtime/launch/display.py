@@ -1,7 +1,6 @@
 """Display of a run: progress lines, a notebook widget, rows as a table.
 
-`Follower` compares each status with the previous status. A death is reported once: with the length of the recovery, or
-after 5 s without recovery.
+A death is reported once: with the length of the recovery, or after 5 s without recovery.
 """
 
 import contextlib
@@ -28,18 +27,18 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 
 log = logging.getLogger("barrier_runtime.job")
 
-_LOG_AGAIN_S = 60.0  # interval of logging a trouble that lasts
-_HANGS_MS = 5_000  # a longer recovery is reported while the recovery lasts
+_LOG_AGAIN_S = 60.0  # of logging a trouble that lasts
+_HANGS_MS = 5_000  # a longer recovery is reported meanwhile
 _LONGEST = 160  # characters of a reason
-_LEAST_S = 0.5  # minimum time over which a rate is measured
-_NAME = 12  # minimum number of characters of a sink's name, on terminals of any width
+_LEAST_S = 0.5  # over which a rate is measured
+_NAME = 12  # characters of a sink's name, on terminals of any width
 
 
 class ConditionLog:
     """Logs troubles of a job for a program whose user does not read the coordinator's log: changes, and each minute."""
 
     def __init__(self) -> None:
-        self._condition = ""  # the last seen condition
+        self._condition = ""
         self._logged_s = 0.0
 
     def log(self, status: JobStatus, now_s: float) -> None:
@@ -54,17 +53,17 @@ class Follower:
     """Turns statuses into lines. `happened` returns each line about deaths and takeovers once."""
 
     def __init__(self) -> None:
-        self._ran = False  # deaths before the job first ran are not reported
+        self._ran = False  # earlier deaths are not reported
         self._told: set[int] = set()  # generations whose recovery has been reported to the end
-        self._hanging: set[int] = set()  # generations whose recovery has been reported as lasting
+        self._hanging: set[int] = set()  # generations reported as lasting
         self._takeovers = 0
-        self._differing: set[int] = set()  # slots with another build that a line was logged for
+        self._differing: set[int] = set()  # slots with another build that were logged
         self._rate: float | None = None
-        self._at: tuple[int, int] | None = None  # clock and records of the last measured rate
+        self._at: tuple[int, int] | None = None  # clock and records of the last rate
 
     def happened(self, status: JobStatus) -> list[str]:
         lines = []
-        if not self._ran:  # events before this program began are not news, and a start is no recovery
+        if not self._ran:  # events before this program began are not news
             self._ran = status.phase == "running"
             self._takeovers = status.taken_over
             self._told = {each.token for each in status.recoveries}
@@ -97,7 +96,7 @@ class Follower:
         return f"{_short(what_died(recovery.reason))}; {_begins(status)}; not back after {lasts_ms / 1000:.0f} s{waits}"
 
     def lines(self, status: JobStatus, width: int | None = None) -> list[str]:
-        """Returns a line per sink; a single line for the job until figures of a sink are known.
+        """A line per sink; a single line for the job until figures of a sink are known.
 
         Lines too long for `width` columns are shortened; the name of the sink is cut last.
         """
@@ -163,7 +162,7 @@ def _in_words(status: JobStatus, sink: str) -> str:
 
 
 def _in_brief(status: JobStatus, sink: str) -> str:
-    """Returns the parts of a short line. Latencies are processed/visible."""
+    """Parts of a short line. Latencies are processed/visible."""
     upto, failing, latencies = _of_sink(status, sink)
     parts = [] if upto is None else [f"checkpoint {upto}"]
     if failing:
@@ -183,14 +182,14 @@ def _of_sink(status: JobStatus, sink: str) -> tuple[int | None, int, dict[str, f
 
 
 def _short(text: str) -> str:
-    """Returns the first line: tracebacks are in the status and on the page."""
+    """First line: tracebacks are in the status and on the page."""
     first = text.strip().splitlines()[0] if text.strip() else "the job was interrupted"
     return first if len(first) <= _LONGEST else f"{first[: _LONGEST - 1]}…"
 
 
 Show: TypeAlias = Callable[[JobStatus], None]
 
-_PLAIN_S = 60.0  # between two plain lines of a sink, so that stored output grows slowly
+_PLAIN_S = 60.0  # between plain lines of a sink: stored output grows slowly
 
 
 @contextmanager
@@ -226,7 +225,7 @@ class _Plain:
         self._follower = follower
         self._out = out
         self._every_s = every_s
-        self._told_s = time.monotonic()  # a job that ends within `every_s` needs no line: the program prints the result
+        self._told_s = time.monotonic()  # a job that ends within `every_s` needs no line
 
     def __call__(self, status: JobStatus) -> None:
         lines = self._follower.happened(status)
@@ -252,8 +251,6 @@ _FIGURES = (
 
 
 class Watched(Protocol):
-    """Handle of a job."""
-
     @property
     def done(self) -> bool: ...
 

@@ -1,7 +1,7 @@
 """Handle of a job whose slots are processes of their own: coordinator, slots, and a thread that watches these.
 
 While the coordinator wants the job, dead parts are started again: the coordinator's process by a supervisor, a single
-slot by the carrier (Spark, or this program), all slots by `AllSlots`. When the program ends, nothing stays behind.
+slot by the carrier, all slots by `AllSlots`. When the program ends, nothing stays behind.
 """
 
 import contextlib
@@ -49,11 +49,11 @@ from barrier_runtime.state.store.open import open_store
 
 log = logging.getLogger("barrier_runtime.job")
 
-_LEADING = frozenset({"waiting", "restoring", "running"})  # phases in which a coordinator knows the job's slots
-_POLL_S = 0.25  # minimum time between two requests of the status, also without answer
-_NEWS_WITHIN_S = 1.0  # longest wait for a new status, and so the interval of looking at the carrier
-_ROOM_S = 3.0  # time that slots are missing before the carrier is asked for room, and interval of asking again
-_LEAVE_S = 15.0  # time for slots to leave before they are ended
+_LEADING = frozenset({"waiting", "restoring", "running"})  # the coordinator knows the job's slots
+_POLL_S = 0.25  # between two requests of the status, also without answer
+_NEWS_WITHIN_S = 1.0  # longest wait for a new status, and interval of looking at the carrier
+_ROOM_S = 3.0  # time with missing slots before the carrier is asked for room, and again
+_LEAVE_S = 15.0  # for slots to leave before they are ended
 
 
 @plain_errors
@@ -76,16 +76,16 @@ class JobHandle(Steered):
         self._carrier = carrier
         self._when_closed = closed
         self._coordinator = coordinator
-        self.show: Show | None = None  # called with each status; without `show`, deaths are logged
+        self.show: Show | None = None  # without `show`, deaths are logged
         self._last: JobStatus | None = None
         self._follower = Follower()
         self._conditions = ConditionLog()
-        self._trouble: Exception | None = None  # error that keeps this program from following the job
+        self._trouble: Exception | None = None  # keeps this program from following the job
         self._stop_mode: Literal["checkpoint", "drain", "now"] | None = None
         self._stop_asked: SavepointAsked | None = None
-        self._room_s = time.monotonic()  # time of the last look for free cores
+        self._room_s = time.monotonic()  # last look for free cores
         self._away_s = None if options.at_least is None else options.degrade_after
-        self._stop_told = ""  # the coordinator process that received the last stop request
+        self._stop_told = ""  # coordinator process that received the last stop request
         self._ended = threading.Event()
         self._closed = False
         assert options.checkpoints is not None
@@ -190,7 +190,6 @@ class JobHandle(Steered):
             raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
 
     def _raise_trouble(self) -> None:
-        """Raises the error that keeps this program from following the job."""
         if self._functions.trouble is not None:
             raise self._functions.trouble
         if self._trouble is not None:
@@ -204,7 +203,7 @@ class JobHandle(Steered):
             try:
                 taken = None if status is None else savepoint_of(status, asked.id)
             except SavepointFailed:
-                self._stop_mode = self._stop_asked = None  # the job continues
+                self._stop_mode = self._stop_asked = None
                 raise
             if ended and taken is None:
                 raise SavepointFailed(f"job {self._spec.job} ended without the savepoint: see its status")
@@ -250,9 +249,8 @@ class JobHandle(Steered):
         self.close()
 
     def _end(self) -> None:
-        """Stops a running job after a last checkpoint, and everything that this handle started."""
         if not self._closed:
-            with contextlib.suppress(BarrierRuntimeError):  # the coordinator is gone; `close` ends the slots
+            with contextlib.suppress(BarrierRuntimeError):  # `close` ends the slots
                 end_in_time(self._spec.job, partial(self.stop, wait=False), self._ended.wait)
             self.close()
 

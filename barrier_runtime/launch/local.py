@@ -48,20 +48,19 @@ from barrier_runtime.state.store.paths import Paths
 
 T = TypeVar("T")
 
-wire_by_default = False  # of `run_local` and `run_graph`; set by tests
+wire_by_default = False  # set by tests
 SIGTERM_S = 8.0  # containers are killed ten seconds after the request to end
 _NEWS_WITHIN_S = 3.0
 _SIGNALS_S = 1.0
 _SHOWN_S = 1.0  # interval of the status line
-_LEAVE_S = 10.0  # time limit for closing the operators' files at the end
+_LEAVE_S = 10.0  # for closing the operators' files at the end
 _NO_FILE = "a job in one process cannot load a file anew beside the modules that it uses: call handle.replace(flow)"
 
 
 def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> JobResult:
     """Runs `plan` in this process until the job ends. Raises the errors of `Dataflow.run`.
 
-    `options`: from `JobOptions.for_local_run`. Ctrl-C ends the job, and SIGTERM ends the program; temporary folders are
-    removed in both cases.
+    `options`: from `JobOptions.for_local_run`. Ctrl-C ends the job, SIGTERM the program; both remove temporary folders.
     """
     slots: list[Slot] = []
 
@@ -223,7 +222,7 @@ def run_to_its_end(main: Coroutine[Any, Any, T]) -> T:
             while not ended.done():  # a signal in another thread does not end a wait for a lock
                 wait([ended], timeout=_SIGNALS_S)
             return ended.result()
-        except BaseException:  # Ctrl-C reaches this thread, not the thread of the job
+        except BaseException:  # Ctrl-C reaches this thread, not that of the job
             if not ended.done():
                 loop.call_soon_threadsafe(task.cancel)
             raise
@@ -243,7 +242,6 @@ def make_runner(spec: JobSpec, store: ObjectStore) -> JobRunner:
 
 
 def raised_in(slots: Sequence[Slot]) -> list[BaseException]:
-    """Last error of each slot that raised."""
     return [slot.trouble for slot in slots if slot.trouble is not None]
 
 
@@ -260,11 +258,11 @@ async def run_graph(
 ) -> JobStatus:
     """Runs coordinator and slots on this loop until the job ends, and returns the last status.
 
-    `runner`: of a caller who follows or stops the job. `wire`: see the module; None means `wire_by_default`. `clock`:
-    of the slots. `slots` receives the slots as they start, for the program that runs the job. `programs`: by name in
-    `JobSpec`, the programs that may replace the first program.
+    `runner`: of a caller who follows or stops the job. `wire`: see the module; None: `wire_by_default`. `clock`: of the
+    slots. `slots` receives the slots as they start. `programs`: by name in `JobSpec`, the programs that may replace the
+    first program.
     """
-    pa.array([0])  # the first conversion imports pandas: not in the loop of a running slot
+    pa.array([0])  # the first conversion imports pandas: not in a running loop
     wire = wire_by_default if wire is None else wire
     output = WireOutput if wire else LocalOutput
     loop = asyncio.get_running_loop()
@@ -295,7 +293,7 @@ async def run_graph(
         running.cancel()
         standing_by.cancel()
         for slot in slots:
-            slot.handle(Shutdown("cancelled", "the program ends"))  # no effect on a slot that has left
+            slot.handle(Shutdown("cancelled", "the program ends"))
         await asyncio.wait(
             [running, standing_by, *(loop.create_task(slot.closed()) for slot in slots)], timeout=_LEAVE_S
         )
@@ -323,10 +321,7 @@ async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) 
 
 
 def _leave_the_heap(dropped: bool) -> None:
-    """Does nothing: this process belongs to the user's program.
-
-    Objects that the user froze stay frozen, and the collector frees dropped generations.
-    """
+    """Does nothing: this process belongs to the user's program, whose frozen objects stay frozen."""
 
 
 def _slot(

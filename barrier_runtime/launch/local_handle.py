@@ -100,9 +100,10 @@ class LocalJobHandle(Steered):
         """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now"). Waits for the end.
 
         `drain`: sources end first, so windows and timers fire. `wait=False` returns at once; a function of the job
-        itself never waits. Raises as `wait` does. `savepoint`: a folder or URL; the job ends with a savepoint there,
-        which is returned after the job's end. If the savepoint cannot be written, the job continues (a drained job
-        ends), and `SavepointFailed` is raised."""
+        itself never waits. Raises as `wait` does. `savepoint`: a folder or URL of a last savepoint, which is returned
+        after the job's end. If the savepoint cannot be written, `SavepointFailed` is raised and the job continues (a
+        drained job ends).
+        """
         how = how_to_stop(mode, drain, savepoint)
         if savepoint is not None:
             return self._stop_with(how, savepoint, timeout)
@@ -219,7 +220,7 @@ class LocalJobHandle(Steered):
                 return asked.result(0.2)
             except futures.TimeoutError:
                 waited_s += 0.2
-            except futures.CancelledError:  # the job ended before the loop ran the call
+            except futures.CancelledError:  # before the loop ran the call
                 return None
             if waited_s >= _ASKED_S:
                 raise Unavailable(
@@ -284,5 +285,5 @@ class LocalRequests:
         return self._served
 
 
-_ASKED_S = 30.0  # time limit for an answer of the job's loop, which users' functions may keep busy
-_AT_ONCE_S = 10.0  # time limit for the end of a job that stops at once while the program ends
+_ASKED_S = 30.0  # for an answer of the job's loop, which users' functions may keep busy
+_AT_ONCE_S = 10.0  # for the end of a job that stops at once while the program ends

@@ -1,4 +1,4 @@
-"""Connections between the coordinator and the slots in a single process: function calls in place of sockets."""
+"""Connections between the coordinator and the slots of a single process: function calls in place of sockets."""
 
 import asyncio
 import time
@@ -37,7 +37,7 @@ class LocalMesh:
 
 
 class LocalDataPlane:
-    """`DataPlane` of a slot in a `LocalMesh`. Connecting finds the channel that the receiver offered."""
+    """`DataPlane` of a slot in a `LocalMesh`."""
 
     def __init__(self, mesh: LocalMesh, output: type[LocalOutput] = LocalOutput) -> None:
         self._mesh = mesh
@@ -69,7 +69,7 @@ class LocalDataPlane:
 
 
 class WireOutput(LocalOutput):
-    """Passes rows and control elements as frames, as on a connection between two processes."""
+    """Passes rows and control elements as frames, as between two processes."""
 
     __slots__ = ("_reader", "_writer")
 
@@ -97,9 +97,9 @@ class LocalLink:
 
     # the coordinator's end (`SlotLink`)
     def close(self) -> None:
-        """Does nothing: the job ends, and the message Shutdown ends the slot."""
+        """Does nothing: the message Shutdown ends the slot."""
 
-    # both ends send; the type of a message names the receiver
+    # the type of a message names the receiver
     def send(self, message: ToCoordinator | ToSlot) -> None:
         if self._wire:
             read = decode_to_coordinator if isinstance(message, ToCoordinator) else decode_to_slot

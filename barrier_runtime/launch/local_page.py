@@ -1,6 +1,6 @@
-"""Page and REST interface of a job that runs in this process, on the job's loop, for `ui=True`.
+"""Page and REST interface of a job that runs in this process, beside the slots on the job's loop, for `ui=True`.
 
-The web server runs beside the slots. The bearer token is in a private folder, as for a coordinator in a child process.
+The bearer token is in a private folder, as for a coordinator in a child process.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from barrier_runtime.state.sockets import listening_on
 from barrier_runtime.state.store.object_store import ObjectStore
 
 _LOOPBACK = "127.0.0.1"
-_REQUEST_S = 10.0  # time for a request to arrive
-_LEAVE_S = 5.0  # time for answers under way at the end of the job
+_REQUEST_S = 10.0  # for a request to arrive
+_LEAVE_S = 5.0  # for answers under way at the end of the job
 
 T = TypeVar("T")
 

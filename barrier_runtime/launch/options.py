@@ -89,7 +89,8 @@ class JobOptions(OptionValues):
     ) -> "JobOptions":
         """Makes options of a local run, which refuses keywords for Spark; the flow may have them.
 
-        `processes`: number of slots that run in processes of their own; by default the job has no other slots."""
+        `processes`: number of slots that run in processes of their own; by default the job has no other slots.
+        """
         apart = processes is not None
         refuse_for_spark({name: name for name in keywords}, "use run()", apart=apart)
         usable = usable_locally(of_flow, apart=apart)
@@ -189,8 +190,9 @@ def refuse_for_spark(
 ) -> None:
     """Raises `InvalidJob` for options that a local run would ignore.
 
-    `given`: option -> the user's name of the option. `processes`: the user's name of that option. `apart`: the slots
-    run in processes of their own."""
+    `given`: option -> the user's name. `processes`: the user's name of that option. `apart`: slots run in processes of
+    their own.
+    """
     idle = {name: said for name, said in given.items() if not is_usable_locally(name, apart=apart)}
     if idle:
         with_processes = f", or let slots run in processes ({processes})" if any(map(_needs_processes, idle)) else ""
@@ -243,12 +245,10 @@ def _check_bounds(option: Option, value: Any) -> None:
 
 
 def _stored(options: OptionValues, rows: Iterable[Option]) -> dict[str, Any]:
-    """Values of the stored options, by field."""
     return {row.field: row.stored(getattr(options, row.name)) for row in rows if row.field}
 
 
 def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
-    """Description of the job that is submitted to the coordinator."""
     aligned = next((graph.chains[edge.target_chain] for edge in graph.edges if edge.aligned), None)
     if aligned is not None and options.mode != "exactly_once":
         raise InvalidJob(
@@ -270,7 +270,7 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
 
 
 class StorageOfRun:
-    """Storage URL of a local run: the URL of the options, or a folder that is removed after the run."""
+    """URL of the options, or a folder that is removed after the run."""
 
     def __init__(self, options: JobOptions) -> None:
         self._given = options.checkpoints
@@ -287,7 +287,7 @@ class StorageOfRun:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-_FIRST_BACKOFF_S = 0.2  # of exponential_delay, whose first restart in a row has no delay
+_FIRST_BACKOFF_S = 0.2  # the first restart in a row has no delay
 _FIXED_DELAY_S = 1.0
 
 
@@ -316,14 +316,15 @@ def refuse_idle(options: OptionValues, given: Set[str]) -> None:
             )
 
 
-_MADE = ("run_id",)  # random unless given, so there is nothing to show
+_MADE = ("run_id",)  # random unless given: nothing to show
 _CHANGED_BY = {"checkpoint_interval": "min_pause", "max_concurrent": "min_pause"}
 
 
 def effective(options: JobOptions, sources: Mapping[str, str], *, local: bool = False) -> dict[str, str]:
-    """Returns each option's value in force, followed by the value's source in brackets.
+    """Each option's value in force, followed by its source in brackets.
 
-    `sources`: of the given options. `local`: only options with a meaning in a local run."""
+    `sources`: of the given options. `local`: only options with a meaning in a local run.
+    """
     values = _in_force(options) | {name: "" for name in _MADE if name not in sources}
     told = {}
     for name, option in OPTIONS.items():
@@ -377,5 +378,6 @@ def shared_store(url: str) -> ObjectStore:
 def url_for_slots(url: str) -> str:
     """URL of the same place for processes with another working directory.
 
-    S3 URLs stay as given: without the endpoint that they may name, slots would write to another S3."""
+    S3 URLs stay as given, with the endpoint that they may name.
+    """
     return url if url.startswith(("s3://", "s3a://")) else open_store(url).url

@@ -1,9 +1,8 @@
 """Outcome of a call for a user's program: a job's result, or an error without our frames.
 
 The dozen frames between the user's call and the raising line do not help users, so `plain_errors` removes them (the
-logger `barrier_runtime` shows them at level DEBUG). Protocol violations and corrupt files keep their frames, because
-they need a look at our code. `__cause__` is the user's own exception, if any, with the traceback from the user's first
-frame on, for debuggers and error collectors.
+logger `barrier_runtime` shows them at level DEBUG). Protocol violations and corrupt files keep their frames: they need
+a look at our code. `__cause__` is the user's own exception, if any, with the traceback from the user's first frame on.
 """
 
 import functools
@@ -31,7 +30,7 @@ from barrier_runtime.state.errors import (
     is_internal,
 )
 
-_ENOUGH = 300  # characters that distinguish an error from others; long errors are shortened on their way
+_ENOUGH = 300  # characters that distinguish an error; long errors are shortened on their way
 
 
 class JobFailed(BarrierRuntimeError):
@@ -94,7 +93,7 @@ def tell_page(client: HasPage, job: str) -> None:
     """Prints the page's address; only a terminal, whose output is not stored, gets a link that logs in."""
     address = f"{client.url.rstrip('/')}/jobs/{job}"
     if sys.stderr is not None and sys.stderr.isatty():
-        # The job runs without a link as well: the daemon is of a release without the page, or is away.
+        # The job runs without a link as well: the daemon has no page, or is away.
         with suppress(BarrierRuntimeError):
             address = client.page_link(job)
     print(f"job {job}: page at {address}", file=sys.stderr)
@@ -129,7 +128,8 @@ def how_to_stop(mode: str, drain: bool, savepoint: str | None = None) -> Literal
 def raise_unless_ended_well(status: JobStatus, troubles: Sequence[BaseException] = ()) -> None:
     """Raises `Fenced` if another run took over the job, and `JobFailed` if the job failed.
 
-    Returns if the job finished or was stopped. `troubles`: errors that slots of this process raised."""
+    `troubles`: errors that slots of this process raised.
+    """
     if status.outcome in ("fenced", "replaced"):
         raise Fenced(status.error or status.reason)
     if status.outcome not in ("finished", "cancelled"):
@@ -160,7 +160,6 @@ def plain_errors(cls: C) -> C:
 
 
 def plainly(method: F) -> F:
-    """Wraps a method as `plain_errors` does."""
     wrong_argument = wrong_arguments_of(method)
 
     @functools.wraps(method)

@@ -56,15 +56,15 @@ from barrier_runtime.state.store.urls import shown
 
 log = logging.getLogger("barrier_runtime.job")
 
-_AGAIN_S = 0.2  # pause before splits are listed again; doubles each time, …
+_AGAIN_S = 0.2  # before splits are listed again; doubles, …
 _AGAIN_MOST_S = 10.0  # … up to this
 _TELL_AGAIN_S = 60.0
 _READS_AT_ONCE = 8
-_SHOWN = 3  # splits shown per source, those with the fewest rows read
+_SHOWN = 3  # per source, those with the fewest rows read
 
 
 class PreparedJob:
-    """A plan prepared to run: `graph` is for the slots, `spec` is submitted to the coordinator."""
+    """`graph` is for the slots, `spec` is submitted to the coordinator."""
 
     def __init__(self, plan: Plan, options: JobOptions) -> None:
         self._plan = plan
@@ -94,13 +94,12 @@ class PreparedJob:
 
     def stage(self, storage_url: str) -> None:
         if stage_sources(self.graph, storage_url, fresh=self._options.restore == "none"):
-            self.graph = self._compiled()  # the splits of staged sources are known only now
+            self.graph = self._compiled()  # with the splits of staged sources
 
     def unstage(self, storage_url: str) -> None:
         unstage_sources(self.graph, storage_url)
 
     def batch_functions(self, store: ObjectStore, make_frame: MakeFrame) -> BatchFunctions:
-        """Functions of `for_each_batch`, to be called while the job runs."""
         return BatchFunctions(self._plan, store, make_frame)
 
     @property
@@ -144,7 +143,7 @@ def program_of(plan: Plan) -> str:
 
 
 def patient_listing(options: JobOptions) -> ListSplits:
-    """Returns the listing of splits for `compile_plan`.
+    """Listing of splits for `compile_plan`.
 
     While a server does not answer, the driver waits as long as the restart strategy allows, as slots do
     (`coordinator.checkpoints.failures`); then the last `Unavailable` is raised.
@@ -231,7 +230,7 @@ def _staged(graph: JobGraph) -> Iterator[StagedSource]:
 def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[SourceSpec]) -> tuple[str, bool]:
     """Page for people about the restore of a start, and whether the job would start. Writes nothing.
 
-    `sources`: of the flow, with their current splits. Raises `InvalidJob` if there is nothing to restore.
+    `sources`: with their current splits. Raises `InvalidJob` if there is nothing to restore.
     """
     if options.checkpoints is None:
         raise InvalidJob("what a start would restore is in the job's folder: give checkpoints=")
@@ -264,7 +263,7 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
 
 
 def _begins_with(url: str, store: ObjectStore, spec: JobSpec) -> WantedSavepoint | str:
-    """Returns the job's use of the savepoint in `url`, or the page that explains the refusal."""
+    """The job's use of the savepoint in `url`, or the page that explains the refusal."""
     try:
         wanted = wanted_savepoint(store, url, spec)
         if isinstance(wanted.choice, Import):
@@ -301,7 +300,6 @@ def _page(
 
 
 def check_splits(restored: Mapping[str, RestoredSource], sources: Sequence[SourceSpec]) -> None:
-    """Raises `InvalidJob` if the splits of a source do not allow to continue from `restored`."""
     for spec in sources:
         if spec.name in restored:
             check_none_lost(spec.source, spec.splits, restored[spec.name], f"source {spec.name!r}")
@@ -348,7 +346,7 @@ def _left(spec: SourceSpec | None, restored: RestoredSource) -> str:
 
 
 def _transactions(store: ObjectStore, manifest: Manifest) -> tuple[str, ...]:
-    """Lines about transactions of a checkpoint that are to be committed. A savepoint has none."""
+    """Lines about transactions that are to be committed. A savepoint has none."""
     found: dict[str, list[int]] = {}
     for each in _having(store, manifest, PENDING_VALUE):
         where = f"sink {each.operator!r}, subtask {each.subtask}"

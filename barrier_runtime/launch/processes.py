@@ -1,8 +1,8 @@
 """Jobs with slots in processes of this machine, without Spark: the program of a job, and the command `slot`.
 
-`run` and `start` begin a job. `join` adds slots of this machine to a job that another program runs. The program of the
-job is a file on this machine, too, so no code crosses the network; storage, secret and the newest description of the
-job are found through the coordinator and the job's log.
+`run` and `start` begin a job. `join` adds slots of this machine to a job that another program runs. The program is a
+file on this machine, too, so no code crosses the network; storage, secret and the newest description of the job are
+found through the coordinator and the job's log.
 """
 
 import signal
@@ -50,7 +50,7 @@ def start(plan: Plan, options: JobOptions, processes: int) -> JobHandle:
     """Starts `plan` and returns at once. `barrier-runtime slot` starts the other slots of the job."""
     job = PreparedJob(plan, options)
     check_travels(job.graph)
-    local_root(options.run_id)  # refuses an untrusted folder here rather than in the slots
+    local_root(options.run_id)  # refuses an untrusted folder here, not in the slots
     with ExitStack() as undo:
         options = replace(options, checkpoints=undo.enter_context(StorageOfRun(options)))
         store = open_store(options.checkpoints or "")
@@ -122,9 +122,8 @@ def join(
 
 
 def _followed(client: FailoverClient, status: JobStatus, carrier: ProcessCarrier) -> JobStatus:
-    """Does the coordinator's orders until the job ends."""
     while status.outcome is None:
-        with suppress(Unavailable):  # the coordinator is being restarted, and the slots wait, too
+        with suppress(Unavailable):  # the slots wait, too
             status = client.next_status(status.job, status.run_id, status, _LOOK_S)
             for order in status.kill:
                 carrier.kill(order.task_attempt, "given up")

@@ -44,7 +44,7 @@ def wait_until_over(
     status: Callable[[], JobStatus | None],
     timeout: float | None = None,
 ) -> _Result | None:
-    """Returns the first result that `over` finds in a status; None after `timeout` seconds.
+    """First result that `over` finds in a status; None after `timeout` seconds.
 
     `status` returns None while the coordinator restarts; `ask` repeats the request to a new leader. Raises the errors
     of `over`, and `ended(status)` if the job ends before.
@@ -64,7 +64,7 @@ def wait_until_over(
                     ask()
                     leader = known.leader
                 except Unavailable:
-                    pass  # away again: the next status starts another attempt
+                    pass  # the next status starts another attempt
         time.sleep(_POLL_S)
     return None
 
@@ -80,8 +80,8 @@ def wait_for_change(
 ) -> RescaleStatus:
     """Waits for the change `id` of a running job (number of slots, program) and returns the record.
 
-    `became`: the change, as in "it was rescaled". `stays`: the part that the job keeps if the change fails. `ask`,
-    `status`: see `wait_until_over`. Raises `failed` when the job continues unchanged, or has ended before.
+    `became`: the change, as in "it was rescaled". `stays`: what the job keeps if the change fails. `ask`, `status`: see
+    `wait_until_over`. Raises `failed` when the job continues unchanged, or has ended before.
     """
 
     def over(known: JobStatus) -> RescaleStatus | None:
@@ -89,7 +89,7 @@ def wait_for_change(
         if found is None or found.ended_ms is None:
             return None
         if found.error and known.outcome is not None:
-            return None  # a job that has ended does not continue: `ended_before` gives the reason
+            return None  # `ended_before` gives the reason
         if found.error:
             raise failed(f"job {job} goes on with {stays(found)}: {found.error}")
         return found
@@ -128,7 +128,7 @@ class SavepointTaken:
 
 
 def savepoint_asked(url: str) -> SavepointAsked:
-    """Makes a request for a savepoint in `url`. A path becomes absolute: the writer runs elsewhere."""
+    """Request for a savepoint in `url`. A path becomes absolute: the writer runs elsewhere."""
     if not url.strip():
         raise InvalidJob("the savepoint's folder is empty: give a URL such as s3://bucket/savepoints/orders-1")
     if "://" not in url:
@@ -137,7 +137,7 @@ def savepoint_asked(url: str) -> SavepointAsked:
 
 
 def savepoint_asked_again(asked: SavepointAsked, known: JobStatus) -> SavepointAsked:
-    """Returns the earlier request for a final savepoint in the same folder, if any, else `asked`.
+    """Earlier request for a final savepoint in the same folder, if any, else `asked`.
 
     The earlier request must be open, or the job must have ended with that savepoint. So a repeated command gets the
     result of the first.
@@ -160,7 +160,8 @@ def wait_for_savepoint(
 ) -> SavepointTaken:
     """Waits until the savepoint is complete and, with `ends`, until the job has ended.
 
-    `ask`, `status`: see `wait_until_over`. Raises `SavepointFailed`, or `Unavailable` after `timeout` seconds."""
+    `ask`, `status`: see `wait_until_over`. Raises `SavepointFailed`, or `Unavailable` after `timeout` seconds.
+    """
 
     def over(known: JobStatus) -> SavepointTaken | None:
         taken = savepoint_of(known, asked.id)
@@ -209,7 +210,7 @@ class Rescaled:
 
 
 def rescale_asked(parallelism: int, timeout_s: float) -> RescaleAsked:
-    """Makes a request. `timeout_s`: for the new slots to register."""
+    """`timeout_s`: for the new slots to register."""
     if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
         raise InvalidJob(f"parallelism={parallelism!r}: give a whole number of slots, at least 1")
     if not timeout_s > 0:
@@ -220,7 +221,7 @@ def rescale_asked(parallelism: int, timeout_s: float) -> RescaleAsked:
 def wait_for_rescale(
     job: str, asked: RescaleAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
 ) -> Rescaled:
-    """Waits for the end of a rescale, as `wait_until_over`. Raises `RescaleFailed`."""
+    """As `wait_until_over`. Raises `RescaleFailed`."""
 
     def stays(found: RescaleStatus) -> str:
         return f"{found.before} slots and not with {found.parallelism}"
@@ -263,8 +264,6 @@ class NewProgram(msgspec.Struct, frozen=True):
 
 
 class LoadOrder(msgspec.Struct, frozen=True):
-    """Order to load `flow` for a running job and write a `LoadedProgram` to the file `answer`."""
-
     flow: str
     job: str
     parallelism: int
@@ -290,7 +289,7 @@ def new_program(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> 
 
 
 def continuing_job(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> PreparedJob:
-    """Compiles a program for the running job. Raises `InvalidJob` if the program can never continue the job."""
+    """Compiles a program for the running job. Raises `InvalidJob` if it can never continue the job."""
     if plan.name != order.job:
         raise InvalidJob(f"the flow is called {plan.name!r}, the job {order.job!r}: give the flow the job's name")
     if has_batch_functions(plan):
@@ -309,7 +308,7 @@ def continuing_job(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) 
 
 
 def load_order(flow: str, spec: JobSpec, answer: str = "") -> LoadOrder:
-    """Makes a load order. `spec`: of the run's start, also for a job that was rescaled since.
+    """`spec`: of the run's start, also for a job that was rescaled since.
 
     A generated source has a split for each slot of the parallelism for which the flow was compiled.
     """
@@ -317,9 +316,7 @@ def load_order(flow: str, spec: JobSpec, answer: str = "") -> LoadOrder:
 
 
 def replace_asked(flow: str, timeout_s: float, *, allow_non_restored: bool = False) -> ReplaceAsked:
-    """Makes a request. `flow`: "app.py:flow", or "" for a program at hand.
-
-    `timeout_s`: for the new slots to register."""
+    """`flow`: "app.py:flow", or "" for a program at hand. `timeout_s`: for the new slots to register."""
     if not timeout_s > 0:
         raise InvalidJob(f"timeout={timeout_s!r}: give seconds for the new slots to come")
     timeout_ms = max(1, round(timeout_s * 1000))
@@ -329,7 +326,7 @@ def replace_asked(flow: str, timeout_s: float, *, allow_non_restored: bool = Fal
 def wait_for_replace(
     job: str, asked: ReplaceAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
 ) -> Replaced:
-    """Waits for the end of a replace, as `wait_until_over`. Raises `ReplaceFailed`."""
+    """As `wait_until_over`. Raises `ReplaceFailed`."""
 
     kept = "the program that it had"
     found = wait_for_change(job, asked.id, ReplaceFailed, "its program was replaced", lambda _: kept, ask, status)
@@ -359,7 +356,6 @@ class Programs:
         self._thread: threading.Thread | None = None
 
     def follow(self, status: JobStatus) -> None:
-        """Starts to answer a new request in `status`."""
         wanted = status.program_wanted
         if wanted is None or wanted.request == self._asked:
             return
@@ -376,7 +372,7 @@ class Programs:
         spec = None if loaded.program is None else loaded.program.spec
         try:
             self._tell(ReplaceAsked(wanted.id, spec=spec, error=loaded.error))
-        except (Unavailable, InvalidJob) as error:  # away: the next leader asks again
+        except (Unavailable, InvalidJob) as error:  # the next leader asks again
             log.warning("job %s: what was loaded could not be told: %s", self._spec.job, error)
 
     def _load(self, wanted: ProgramWanted) -> LoadedProgram:
@@ -388,7 +384,7 @@ class Programs:
 
 
 def loaded_apart(order: LoadOrder) -> LoadedProgram:
-    """Loads a program in a separate process. The death of the process is an error, too."""
+    """Loads a program in a separate process, whose death is an error, too."""
     done = subprocess.run(
         [sys.executable, "-m", _LOADER],
         input=msgspec.json.encode(order),
@@ -421,5 +417,4 @@ def _absolute(flow: str) -> str:
 
 
 def own_flow(target: str) -> str:
-    """Form of `target` that `Programs` compares."""
     return _absolute(target) if target else ""

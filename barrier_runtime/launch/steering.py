@@ -42,8 +42,6 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 class Requests(Protocol):
-    """A coordinator that takes requests for a run of a job."""
-
     def savepoint(self, job: str, asked: SavepointAsked, run_id: str) -> object: ...
 
     def rescale(self, job: str, asked: RescaleAsked, run_id: str) -> object: ...
@@ -71,13 +69,11 @@ class Steered(ABC):
 
     @abstractmethod
     def _status_now(self) -> JobStatus | None:
-        """Returns the present status; None while the coordinator restarts."""
+        """Present status; None while the coordinator restarts."""
 
     @abstractmethod
     def _learn(self, id: str, flow: HasPlan, order: LoadOrder) -> JobSpec:
-        """Compiles `flow` for the running job, makes the program known to new slots by `id`, and returns the
-        description.
-        """
+        """Compiles `flow` for the running job, and makes the program known to new slots by `id`."""
 
     def trigger_checkpoint(self) -> None:
         """Takes a checkpoint in addition to those of the interval."""
@@ -101,9 +97,10 @@ class Steered(ABC):
     def rescale(self, parallelism: int, timeout: float = DEFAULT_TIMEOUT_S) -> Rescaled:
         """Changes the number of slots to `parallelism` (at most max_parallelism) while the job runs.
 
-        New slots start first; then the sources stop at a checkpoint, from which the new slots continue. No row is
-        read twice. Slots that are no longer needed leave. Raises `RescaleFailed` if the job continues unchanged, for
-        example because within `timeout` seconds the cores are not free or the last checkpoint is not stored."""
+        New slots start first; then the sources stop at a checkpoint, from which the new slots continue. No row is read
+        twice. Slots that are no longer needed leave. Raises `RescaleFailed` if the job continues unchanged, for example
+        because within `timeout` seconds the cores are not free or the last checkpoint is not stored.
+        """
         asked, spec = rescale_asked(parallelism, timeout), self._job.spec
         ask = partial(self._requests().rescale, spec.job, asked, spec.run_id)
         return wait_for_rescale(spec.job, asked, ask, self._status_now)
@@ -114,9 +111,10 @@ class Steered(ABC):
         """Replaces the program of the running job by `flow`, which has the job's name.
 
         The new slots start first, beside the old slots, and the program is checked against the job's state; then the
-        sources stop at a checkpoint, from which the new slots continue. No row is read twice. Raises `ReplaceFailed`
-        if the job continues unchanged: the program cannot be loaded or does not fit (`allow_non_restored` drops
-        state that the program lacks), or the cores for as many slots again are not free within `timeout` seconds."""
+        sources stop at a checkpoint, from which the new slots continue. No row is read twice. Raises `ReplaceFailed` if
+        the job continues unchanged: the program cannot be loaded or does not fit (`allow_non_restored` drops state that
+        the program lacks), or the cores for as many slots again are not free within `timeout` seconds.
+        """
         spec = self._job.spec
         if self._job.has_batch_functions:
             raise InvalidJob(f"job {spec.job} has for_each_batch: stop it with a savepoint, and start the new program")
@@ -148,7 +146,7 @@ class Steered(ABC):
         return f"<{self.line()}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """Display in notebooks: a widget that updates itself, or the line if ipywidgets is not installed."""
+        """Display in notebooks: a widget that updates itself, or the line without ipywidgets."""
         from barrier_runtime.launch.display import live_widget
 
         widget = live_widget(self)  # type: ignore[arg-type]  # subclasses have status and stop
@@ -165,7 +163,7 @@ def line_of(status: JobStatus) -> str:
     )
 
 
-LAST_CHECKPOINT_S = 30.0  # time for the last checkpoint of a job whose program ends
+LAST_CHECKPOINT_S = 30.0  # for the last checkpoint of a job whose program ends
 
 log = logging.getLogger("barrier_runtime")
 
@@ -202,7 +200,8 @@ def _end() -> None:
 def end_in_time(job: str, stop: Callable[[], object], ended: Callable[[float], bool]) -> None:
     """Stops a running job after a last checkpoint; logs a line if the job has not ended in time.
 
-    `stop` requests the end and does not wait. `ended` waits for seconds, and returns whether the job has ended."""
+    `stop` requests the end and does not wait. `ended` waits for seconds, and returns whether the job has ended.
+    """
     if ended(0):
         return
     stop()

@@ -273,7 +273,7 @@ class Aligner:
         return []
 
     def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Takes the snapshot before rows ahead of the aligned `barrier`, which (or the end) arrived on every channel."""
+        """Takes the snapshot before rows ahead of the aligned `barrier`, which (or the end) arrived on all channels."""
         missing = self._live - self.blocked
         if barrier.token != self._token or not self._is_new(barrier.id) or self._recorded:
             return []

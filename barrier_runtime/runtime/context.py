@@ -82,8 +82,6 @@ class GenerationExecutors:
 
 
 class AtHand(Protocol):
-    """Description of the row being processed."""
-
     def replay_command(self, chain: int, operator: str, key: object = ...) -> str: ...
     def source_position(self, chain: int) -> str: ...
     def written(self, chain: int) -> Mapping[str, SplitPosition]: ...
@@ -192,9 +190,7 @@ class OperatorContexts:
         )
 
     def closing(self, operator: str, close: Callable[[], None]) -> Callable[[], None]:
-        """Returns a call that closes the operator and releases its folder, and refers to nothing else of the
-        generation.
-        """
+        """Call that closes the operator and releases its folder; refers to nothing else of the generation."""
         return partial(_closed, close, self._res.copies, self._folder(operator))
 
     def remove_folder(self, operator: str) -> None:

@@ -24,7 +24,7 @@ _WITH_USERS_FUNCTIONS = (
 
 
 def runs_users_code(source: Source) -> bool:
-    """Returns whether readers are users' classes, or may call functions of users on the loop for each row or batch.
+    """True if readers are users' classes, or may call functions of users on the loop for each row or batch.
 
     Kafka's deserialisers run in the fetching thread.
     """
@@ -107,7 +107,6 @@ class SinkTrouble:
         raise found from error
 
     def commit_failed(self, error: BaseException) -> str:
-        """Text of a failed commit, which is retried until it succeeds."""
         found = self.of(error, COMMITTING) if must_be_mended(error) else error
         if not isinstance(found, InvalidJob):
             return f"{type(found).__name__}: {found}"
@@ -134,7 +133,7 @@ def replay_command(
         if len(values) == len(columns):
             told = (f"{c} is null" if v is None else f"{c}={_text(v)}" for c, v in zip(columns, values, strict=True))
             words += [f"--key {shlex.quote(each)}" for each in told]
-    elif key is NO_KEY and rows is not None:  # without a key: the row of a key may have been read long ago
+    elif key is NO_KEY and rows is not None:  # the row of a key may have been read long ago
         split, first, last = rows
         words.append(f"--row {shlex.quote(f'{split}:{first}' if first == last else f'{split}:{first}-{last}')}")
     return " ".join(words)

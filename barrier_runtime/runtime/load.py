@@ -15,7 +15,7 @@ from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 _LONG_S = 0.02  # a step of this length delays a barrier noticeably
-_KEPT = 32  # the newest long steps explain a slow checkpoint as well as all of them
+_KEPT = 32
 
 
 @dataclass
@@ -28,8 +28,8 @@ class Load:
     busy_s: float = 0.0
     blocked_s: float = 0.0
     held_s: float = 0.0
-    read_s: float = 0.0  # in a reader of this package, of the last step
-    blocked: bool = False  # at the last look
+    read_s: float = 0.0  # of the last step, in a reader of this package
+    blocked: bool = False
     held: bool = False
 
     def poll(self, source: SourceDriver, now_ns: int, clock_ns: Callable[[], int], max_rows: int) -> Batch | None:
@@ -78,18 +78,13 @@ class _Mark:
 
 
 class LoadSince:
-    """Load of a subtask since the last snapshot."""
-
     def __init__(self, now_s: float, starved_s: float) -> None:
         self._mark = _Mark(0, 0.0, 0.0, 0.0, starved_s, now_s)
 
     def add_to(
         self, times: SnapshotTimes, load: Load, rows: int, starved_s: float, steps: LongSteps, now_s: float
     ) -> SnapshotTimes:
-        """Returns `times` with the load since the last call.
-
-        `rows` and `starved_s` (of the loop's thread) are totals of the generation.
-        """
+        """`times` with the load since the last call. `rows` and `starved_s` (of the loop's thread) are totals."""
         before, self._mark = self._mark, _Mark(rows, load.busy_s, load.blocked_s, load.held_s, starved_s, now_s)
         step_s, chain, reading = steps.longest_since(before.at_s)
         return msgspec.structs.replace(

@@ -16,7 +16,7 @@ from barrier_runtime.state.store.paths import Paths
 def snapshots_in(store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint: int) -> tuple[OperatorSnapshot, ...]:
     """All snapshots in the manifest of `checkpoint` that the coordinator named.
 
-    Raises `Corrupt`, naming the object, if the manifest is missing or is not the decided manifest of this checkpoint.
+    Raises `Corrupt`, naming the object, if the manifest is missing or not the decided manifest of this checkpoint.
     """
     data = get_or_none(store, ref.key)
     if data is not None and paths.log_position(ref.key) is not None:
@@ -43,7 +43,6 @@ def _inside(key: str, data: bytes) -> bytes | None:
 def restored_in(
     store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint: int, graph: JobGraph, slot: int
 ) -> tuple[OperatorSnapshot, ...]:
-    """Snapshots in the manifest for the operators and sources of `graph` in `slot`."""
     found = snapshots_in(store, paths, ref, checkpoint)
     sources = {chain.source.name for chain in graph.chains if chain.source is not None}
     present = sources | {spec.name for chain in graph.chains for spec in chain.operators}

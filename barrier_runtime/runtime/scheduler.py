@@ -224,7 +224,7 @@ class Scheduler:
         return longest
 
     def _work_between(self, started: float) -> bool:
-        """Works on a slice, or on more if passes are long; else a snapshot under full load lasts a hundred times as long."""
+        """Works on a slice, or more if passes are long; else snapshots under full load last a hundred times as long."""
         until = started + self._last_pass_s * _BETWEEN_SHARE
         while self._between():
             if self._now_s() >= until:

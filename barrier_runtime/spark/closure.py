@@ -85,7 +85,7 @@ def _cloudpickle() -> Any:
 
 
 def _cloudpickle_alone() -> Any:
-    """The package itself, for slots in processes of a machine without Spark."""
+    """The package itself, for slots without Spark."""
     try:
         return import_module("cloudpickle")
     except ImportError as error:

@@ -1,6 +1,6 @@
 """Python workers of this host that died of a signal, recorded by Spark's worker daemon.
 
-The daemon forks the workers: the replacement of a dead worker is forked after the death and inherits the record.
+The daemon forks the workers: the replacement of a dead worker inherits the record.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping
 from types import FrameType
 
-SILENT = "BARRIER_RUNTIME_DEATHS_SILENT"  # in the environment: the driver reports deaths on this terminal
+SILENT = "BARRIER_RUNTIME_DEATHS_SILENT"  # the driver reports deaths on this terminal
 _KEPT = 64
 _STDERR = 2
 _found: dict[int, str] = {}
@@ -29,7 +29,7 @@ def died_lately() -> dict[int, str]:
 
 
 def told(died: Mapping[int, str]) -> None:
-    """Adds deaths that another parent of workers has recorded: process id -> name of the signal."""
+    """Adds deaths that another parent of workers has recorded."""
     _found.update(died)
 
 
@@ -54,8 +54,8 @@ def _reap(number: int, frame: FrameType | None) -> None:
 def _note(pid: int, number: int) -> None:
     """Records and reports a death. Must not raise: the daemon and all workers would end.
 
-    The handler may interrupt itself when two workers die at once. Therefore the line goes to `os.write`: `sys.stderr`
-    refuses writes meanwhile.
+    The handler may interrupt itself when two workers die at once; `sys.stderr` refuses writes meanwhile, hence
+    `os.write`.
     """
     name = signal.Signals(number).name
     _found[pid] = name

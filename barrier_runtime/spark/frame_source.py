@@ -1,10 +1,10 @@
 """A Spark DataFrame as a bounded source: the query runs once, and the partitions become Parquet files.
 
-Slots are Spark tasks that live as long as the job, so they cannot be the tasks of a query. A query that runs again
-after a failure may produce other rows, or another order, so positions in the result would be meaningless. Therefore
-Spark writes the rows to the job's storage before the job starts, and the object `current.json` beside them lists the
-valid files with their sizes. The object is created once per job (put-if-absent: one of two drivers wins), so a restart,
-also of the whole program, reads the same bytes. Only a fresh start (`restore="none"`) runs the query again.
+Slots are Spark tasks that live as long as the job, so they cannot be the tasks of a query. A query that runs again may
+produce other rows or another order, so positions in the result would be meaningless. Therefore Spark writes the rows to
+the job's storage before the job starts, and the object `current.json` beside them lists the valid files with their
+sizes. The object is created once per job (put-if-absent), so a restart, also of the whole program, reads the same
+bytes. Only a fresh start (`restore="none"`) runs the query again.
 
     driver dies before `current.json`       the files are unknown; the next run stages again
     driver dies after `current.json`        the next run finds the object and does not run the query
@@ -12,8 +12,8 @@ also of the whole program, reads the same bytes. Only a fresh start (`restore="n
     a task of the query runs twice          each attempt writes under another name; Spark accepts a single attempt
 
 Split names contain the id of their staging, and a checkpoint has everything to continue the splits. So a run that
-stages again, but is refused or dies before leading the job, changes nothing. The driver deletes the files of all
-stagings when the job has finished; files of a job that never finishes are deleted with the folder `<job>/sources`.
+stages again, but never leads the job, changes nothing. The driver deletes the files of all stagings when the job has
+finished; files of a job that never finishes are deleted with the folder `<job>/sources`.
 """
 
 import logging
@@ -190,9 +190,9 @@ class StagedFrame:
         return found
 
 
-_FAILED_ATTEMPTS = 4  # per task, Spark's own default; sessions for slots allow any number
+_FAILED_ATTEMPTS = 4  # per task, Spark's default; sessions for slots allow any number
 _LOOK_S = 0.5
-_TASKS = 10_000  # number of searched tasks
+_TASKS = 10_000  # searched tasks
 _WRITTEN = "part int, name string, size long, rows long"
 
 
@@ -206,7 +206,8 @@ class WrittenFrames:
 def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
     """Arrow schema with timestamps in UTC.
 
-    Raises `InvalidJob` for other objects than DataFrames, and for columns that Arrow cannot hold."""
+    Raises `InvalidJob` for other objects than DataFrames, and for columns that Arrow cannot hold.
+    """
     try:
         from pyspark import __version__ as found
         from pyspark.errors import PySparkException
@@ -342,6 +343,5 @@ def _hopeless(context: Any, tag: str) -> str:
 
 
 def _without_java(said: str) -> str:
-    """Text without the lines of the JVM's stack."""
     lines = [line for line in said.splitlines() if not line.lstrip().startswith(("at ", "... "))]
     return "\n".join(lines)[:4_000]

@@ -24,7 +24,7 @@ _REMEDY = (
 
 
 def check_java() -> int:
-    """Returns the major version of Spark's Java. Raises `InvalidJob` if Java is missing or too old."""
+    """Major version of Spark's Java. Raises `InvalidJob` if Java is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
@@ -46,7 +46,7 @@ def check_java() -> int:
 
 
 def check_worker_python(program: str, path: str) -> None:
-    """Checks that Spark's workers can import this package. Raises `InvalidJob`.
+    """Raises `InvalidJob` if Spark's workers cannot import this package.
 
     `program`: Spark's `pythonExec`. `path`: PYTHONPATH of the workers.
     """
@@ -90,7 +90,7 @@ def check_free_core(spark: Any, parallelism: int) -> None:
 
 
 MAX_TASK_FAILURES = 1_000_000
-STORE = "BARRIER_RUNTIME_STORE"  # in the workers' environment: scheme of the URL of the job's checkpoints
+STORE = "BARRIER_RUNTIME_STORE"  # in the workers' environment: scheme of the checkpoints' URL
 _FORWARDED = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")  # never credentials
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?")
 _NOISY_LOGGERS = (
@@ -156,7 +156,7 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
 
 
 def _quieten(spark: Any) -> None:
-    """Silences Spark's loggers, which would print two Java stacks for each slot that is replaced.
+    """Silences Spark's loggers, which would print two Java stacks for each replaced slot.
 
     Messages of slots, with Python tracebacks, still go to standard error.
     """
@@ -204,11 +204,10 @@ def jvm_trouble(spark: Any) -> Unavailable | None:
 
 
 def stop_session(spark: Any) -> None:
-    """Stops a session that we made. If the JVM has ended nothing is left to stop, and pyspark would raise."""
+    """Stops a session that we made. pyspark would raise if the JVM has ended."""
     if jvm_trouble(spark) is None:
         spark.stop()
 
 
 def total_cores(spark: Any) -> int:
-    """Cores of all live executors, or of the local master."""
     return int(spark.sparkContext.defaultParallelism)

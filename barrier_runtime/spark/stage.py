@@ -1,8 +1,8 @@
 """Carrier of slots on Spark: plain `mapPartitions` stages, in which Spark replaces a single dead task.
 
 While slots are missing, `RoomOfJob` asks Spark for the number of cores and their holders: running jobs of this
-application and, on a standalone cluster, the other applications on the master's page (`spark.master.ui.port`, 8080;
-omitted if the page does not answer). Other cluster managers are not asked.
+application and, on a standalone cluster, other applications on the master's page (`spark.master.ui.port`, 8080; omitted
+if the page does not answer). Other cluster managers are not asked.
 """
 
 import json
@@ -117,7 +117,7 @@ _MASTER = re.compile(r"spark://([^:/,\s]+):(\d+)")
 _NEWEST_TASKS = 64  # of a stage, whose errors are read
 _ASKED_S = 1.0
 _MOST_BYTES = 4_000_000
-_OURS = "barrier-runtime "  # prefix of the names of applications and jobs, see `session`
+_OURS = "barrier-runtime "  # of applications and jobs, see `session`
 
 
 class RoomOfJob:
@@ -132,7 +132,7 @@ class RoomOfJob:
     def complete(self) -> None:
         """No slot is missing: errors of tasks launched before do not explain why a slot is missing later."""
         self._complete_ms = time.time_ns() // 1_000_000
-        self._failing = ""  # the error that was logged
+        self._failing = ""
 
     def look(self) -> Room:
         """Cores, holders, and the newest error of tasks launched since no slot was missing; logs the first error.
@@ -182,7 +182,6 @@ def cores_of_application(spark: Any) -> int:
 
 
 def held_in_application(spark: Any, group: str, per_task: int) -> "Counter[str]":
-    """Held cores by name of the Spark job, without the job's own."""
     held: Counter[str] = Counter()
     for job in _jobs(spark):
         if job.numActiveTasks() > 0 and not _group_of(job).startswith(group):
@@ -250,14 +249,14 @@ _REMEDY = (
     "or spark.archives)"
 )
 _OF_THE_JVM = re.compile(r"\n\s*at [\w.$]+[\w.$/<>]*\(")
-_DAEMON = "Error from python worker:"  # Spark's, before the output of a Python that ended at the start
+_DAEMON = "Error from python worker:"  # before the output of a Python that ended at the start
 _DAEMON_ENDS = "PYTHONPATH was:"
-_CLASS = "SQLSTATE:"  # Spark's class of an error, after the output of Python
+_CLASS = "SQLSTATE:"  # after the output of Python
 _ORDERED = "leaves its job to another process"  # of `task.result_of`: a process that another replaced
 
 
 def why_slots_fail(failed: Iterable[FailedTask], since_ms: int) -> str:
-    """Returns the newest error of attempts launched since `since_ms`, with host and remedy; "" if there is none."""
+    """Newest error of attempts launched since `since_ms`, with host and remedy; "" if there is none."""
     new = [task for task in failed if task.launched_ms >= since_ms and task.error and _ORDERED not in task.error]
     if not new:
         return ""
@@ -267,7 +266,7 @@ def why_slots_fail(failed: Iterable[FailedTask], since_ms: int) -> str:
 
 
 def essence(error: str) -> str:
-    """Line of Spark's text that names the cause: the last line of Python's output, else the first line."""
+    """Line that names the cause: the last line of Python's output, else the first line."""
     if _DAEMON in error:
         text = error.partition(_DAEMON)[2].partition(_DAEMON_ENDS)[0]
     else:

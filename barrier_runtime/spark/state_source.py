@@ -4,8 +4,8 @@
     spark.read.format("barrier-state").option("path", url).option("job", "orders").option("state", "alarms.last").load()
 
 There is a partition per subtask of the job that wrote the state. With .option("pushdown", "true") conditions that a
-column of the key equals a value are pushed down; with the whole key, Spark reads the files of only one subtask.
-Spark then requires spark.sql.python.filterPushdown.enabled, and a source cannot see this setting: hence the option.
+column of the key equals a value are pushed down; with the whole key, Spark reads the files of only one subtask. Spark
+then requires spark.sql.python.filterPushdown.enabled, a setting that a source cannot see: hence the option.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,7 +59,7 @@ class _Wanted:
             raise InvalidJob(f'.option("checkpoint", {number!r}): give the number of a checkpoint of .option("job", …)')
         self._checkpoint = None if number is None else int(number)
         if self.job and number is None:
-            # the pin lasts until the expiry: a source never learns that Spark has finished reading, or never will
+            # the pin lasts until the expiry: a source never learns that Spark has finished reading
             self._checkpoint = pinned_checkpoint(self.path, self.job)[0].manifest.checkpoint
 
     def opened(self) -> StoredState:
@@ -108,7 +108,7 @@ class _PushingReader(_Reader):
 
 
 def _for_spark(schema: pa.Schema) -> pa.Schema:
-    """Schema for Spark, which has a single binary type, a single text type, and no unsigned numbers."""
+    """Schema for Spark, which has one binary type, one text type, and no unsigned numbers."""
     return pa.schema([field.with_type(_plain(field.type)) for field in schema])
 
 

@@ -69,9 +69,9 @@ class SlotPlace:
 
 
 def slot_place(options: SlotOptions, environment: Mapping[str, str], own_address: Callable[[], str]) -> SlotPlace:
-    """Returns the place of a slot. `own_address()`: the host's address on the network of the coordinator.
+    """Place of a slot. `own_address()`: the host's address on the network of the coordinator.
 
-    `environment` has values of the executor's host, which take precedence over the options of the job.
+    `environment`: of the executor's host; takes precedence over the options of the job.
     """
     host = bare(environment.get(HOST, ""))
     if host and is_every_interface(host):
@@ -90,19 +90,20 @@ def slot_place(options: SlotOptions, environment: Mapping[str, str], own_address
 log = logging.getLogger("barrier_runtime.slot")
 
 _LIFE = "life.lock"
-_LEAVE_S = 10.0  # time limit for closing operators at the end
+_LEAVE_S = 10.0  # for closing operators at the end
 
 
 @dataclass(frozen=True)
 class SlotSettings:
     """Settings of a slot, sent in Spark's closure.
 
-    The secret is as safe as Spark's RPC, see docs/security.md."""
+    The secret is as safe as Spark's RPC, see docs/security.md.
+    """
 
-    graph: JobGraph | bytes  # bytes: a program that replaces the job's, from `closure.pickled`
+    graph: JobGraph | bytes  # bytes: a replacing program, from `closure.pickled`
     options: SlotOptions
     secret: bytes = field(repr=False)
-    control_addresses: tuple[tuple[str, int], ...]  # of all daemons, first the daemon that accepted the job
+    control_addresses: tuple[tuple[str, int], ...]  # of all daemons, first the one that accepted the job
     storage_url: str
     # object store endpoint and region; never credentials
     environment: dict[str, str] = field(default_factory=dict, repr=False)
@@ -111,7 +112,6 @@ class SlotSettings:
 
     @property
     def name(self) -> str:
-        """Name of the job."""
         return self.job if isinstance(self.graph, bytes) else self.graph.name
 
 
@@ -147,9 +147,9 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
 
 
 def _check_encryption(coordinators: tuple[tuple[str, int], ...]) -> None:
-    """Raises `ImportError` if this host lacks the library for connections to other hosts.
+    """Raises `ImportError`, which Spark shows to the driver, if this host lacks the library for encryption.
 
-    Spark shows the error to the driver. Later, each handshake would fail, for ever.
+    Later, each handshake would fail, for ever.
     """
     if any(across_hosts(address) for address in coordinators):
         importlib.import_module("barrier_runtime.coordinator.wire.framing")
@@ -161,7 +161,6 @@ def expected(error: BaseException | None) -> bool:
 
 
 def without_expected_stacks(record: logging.LogRecord) -> bool:
-    """Filter of log handlers: removes the stacks of expected errors."""
     if record.exc_info and expected(record.exc_info[1]):
         record.exc_info = record.exc_text = None
     return True
@@ -170,7 +169,7 @@ def without_expected_stacks(record: logging.LogRecord) -> bool:
 def without_lost_peers(record: logging.LogRecord) -> bool:
     """Filter of log handlers for people: drops records of connections whose other side died.
 
-    The driver logs a single line about the death and the recovery; the failure itself is in the job's status.
+    The driver logs the death and the recovery; the failure itself is in the job's status.
     """
     return not getattr(record, PEER_LOST, False)
 
@@ -179,7 +178,7 @@ def without_lost_peers(record: logging.LogRecord) -> bool:
 def _sockets_of_spark(pid: int) -> list[int]:
     """Sockets that this process had before the first slot.
 
-    A process that Spark reuses has more, such as the pools of S3 clients, whose other side may close them at any time.
+    A process that Spark reuses has more, such as pools of S3 clients, whose other side may close them at any time.
     """
     return inherited_sockets()
 

@@ -1,7 +1,7 @@
 """PySpark's worker daemon, which imports our modules before forking: replaced slots need not.
 
-Named in `spark.python.daemon.module`. Threads that libraries start at import do not survive a fork; the libraries
-imported here (numpy, pyarrow) install fork handlers, and nothing runs on threads before the fork.
+Named in `spark.python.daemon.module`. Threads that libraries start at import do not survive a fork; numpy and pyarrow
+install fork handlers, and nothing runs on threads before the fork.
 """
 
 import faulthandler
@@ -14,7 +14,7 @@ import zipimport
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# By name, so that no tool takes the imports for unused. Together they save a replacement about 0.7 s.
+# By name, so that no tool takes the imports for unused. Saves a replacement about 0.7 s.
 _PRELOADED = (
     "pyarrow.compute",
     "pyarrow.parquet",
@@ -51,7 +51,7 @@ def preload() -> None:
     if os.environ.get(STORE) in ("s3", "s3a"):
         _preload_s3()
     own_versions()  # reads all sources
-    pyarrow.array([0])  # imports pandas, if installed: 0.4 s of a slot's loop at the first conversion
+    pyarrow.array([0])  # imports pandas, if installed: 0.4 s of a slot's loop
 
 
 def _preload_s3() -> None:
@@ -62,7 +62,7 @@ def _preload_s3() -> None:
         for name in ("obstore.store", "barrier_runtime.state.store.s3.by_obstore"):
             importlib.import_module(name)
         importlib.import_module("barrier_runtime.state.store.s3.aws").read_descriptions()
-    except (ImportError, InvalidJob):  # the slot reports the same error, with the remedy
+    except (ImportError, InvalidJob):  # the slot reports this error, with the remedy
         return
 
 

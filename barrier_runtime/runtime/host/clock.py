@@ -2,8 +2,8 @@
 
 Code that also runs in virtual time uses a `Clock` and never the `time` module.
 
-The timers of event loops count whole milliseconds, so a wait of half a millisecond is none or two. Linux has timers
-that are files, precise to fractions of a millisecond; other systems use the loop's timers.
+Timers of event loops count whole milliseconds, so a wait of half a millisecond is none or two. Linux has timers that
+are files, precise to fractions of a millisecond; other systems use the loop's timers.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 _CLOCK_MONOTONIC = 1
-_SPECIFICATION = struct.Struct("@qqqq")  # struct itimerspec: interval (s, ns), first expiry (s, ns)
+_SPECIFICATION = struct.Struct("@qqqq")  # itimerspec: interval (s, ns), first expiry (s, ns)
 _LEAST_NS = 1_000  # zero would switch the timer off
 
 
 class Timer(Protocol):
-    """Timer that calls back on the loop `delay_s` after the last `set`; may ring once more if set again."""
+    """Calls back on the loop `delay_s` after the last `set`; may ring once more if set again."""
 
     def set(self, delay_s: float) -> None: ...
     def close(self) -> None: ...
@@ -95,7 +95,7 @@ class Clock(Protocol):
 
 
 class SourceTime:
-    """Time for sources: wall-clock time at the start plus elapsed steady time. Setting the clock has no effect."""
+    """Wall-clock time at the start plus elapsed steady time: setting the clock has no effect."""
 
     def __init__(self, clock: Clock) -> None:
         self._steady_s = clock.monotonic_s
@@ -106,7 +106,7 @@ class SourceTime:
 
 
 class SystemClock:
-    """Clock of this machine. The steady clock has the best resolution available."""
+    """Clock of this machine, with the best resolution available."""
 
     wall_ns = staticmethod(time.time_ns)
     monotonic_s = staticmethod(time.perf_counter)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 _Later: TypeAlias = Callable[[float, Callable[[], None]], Any]
-_LOOK_S = 0.05  # interval of checks whether work may continue
+_LOOK_S = 0.05
 _NEAR_S = 10.0  # a longer preparation repeats the sign of a move
 
 
@@ -43,7 +43,6 @@ class GenerationTimers:
         self._paused = self._paused or checkpoint
 
     def aborted(self, checkpoint: int) -> None:
-        """Ends the pause that belongs to `checkpoint`."""
         if checkpoint >= self._paused:
             self._paused = 0
 
@@ -61,11 +60,9 @@ class GenerationTimers:
 
     @property
     def at_rest(self) -> bool:
-        """Returns whether no registered work is running."""
         return self._ended or not any(each() for each in self._under_way)
 
     def end(self) -> None:
-        """Ends the timers with their generation, and allows compactions."""
         self._ended = True
         self._release()
 
@@ -90,8 +87,8 @@ class GenerationTimers:
     def call_when_settled(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Calls back when no move is near.
 
-        Entries that a database merges before or during a move are new in the last checkpoint, and would be written,
-        uploaded and fetched while sources pause.
+        Entries merged before or during a move are new in the last checkpoint, and would be written, uploaded and
+        fetched while sources pause.
         """
 
         def call() -> None:

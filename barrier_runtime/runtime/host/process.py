@@ -1,11 +1,9 @@
 """Garbage collection, interpreter settings and metrics of a slot's process; not for a process of the user's program.
 
 Pauses of the garbage collector are the tail of the latency. Imports live for ever and are most of the heap, so they are
-frozen. A dropped generation leaves cycles of objects, so a collection follows, which takes milliseconds without the
-imports. A generation that created very many objects, for example by imports of functions, is frozen too; then freeing
-the generation needs a collection of the whole heap.
-
-Heartbeats report the metrics of the process; `Execution.figures` has those of a generation.
+frozen. A dropped generation leaves cycles, so a collection follows, which takes milliseconds without the imports. A
+generation with very many objects, for example by imports of functions, is frozen too; then freeing the generation needs
+a collection of the whole heap.
 """
 
 import gc
@@ -49,7 +47,7 @@ class Heap:
 
 
 def _tracked() -> int:
-    """Number of objects that the collector tracks, counted in a single step of the interpreter.
+    """Objects that the collector tracks, counted in a single step of the interpreter.
 
     No other thread may run in between: the list also refers to a tuple that another thread is filling from a generator,
     and that thread would get a SystemError ("bad argument to internal function").
@@ -60,9 +58,9 @@ def _tracked() -> int:
 PROCESS_HEAP = Heap()
 
 
-# Longest time for which a worker thread keeps the interpreter from the loop (default: 5 ms).
+# How long a worker thread may keep the interpreter from the loop (default: 5 ms).
 _SWITCH_INTERVAL_S = 0.0005
-_GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare, because their pauses are tail latency
+_GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare
 
 
 def tune_interpreter() -> None:

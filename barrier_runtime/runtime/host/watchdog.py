@@ -1,8 +1,8 @@
 """Watchdog thread that ends a Python worker without an owner, and starved times of threads.
 
-The loop never touches the pipe to the JVM, so the loop would not notice the loss of the executor, the PySpark daemon or
-the application. The process exits at once (`os._exit`) if the parent changed, if the other side closed the inherited
-sockets to the JVM, or if the coordinator has been silent for the whole lease. Nothing remote is touched.
+The loop never touches the pipe to the JVM, so it would not notice the loss of the executor, the PySpark daemon or the
+application. The process exits at once (`os._exit`) if the parent changed, the other side closed the inherited sockets
+to the JVM, or the coordinator has been silent for the whole lease.
 
 A thread starves while ready to run without a processor: measured on Linux, 0 elsewhere.
 """
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-ORPHANED = 77  # exit status, for readers of logs
+ORPHANED = 77
 
 
 def inherited_sockets() -> list[int]:
@@ -34,13 +34,12 @@ def inherited_sockets() -> list[int]:
                 probe.getpeername()
             found.append(fd)
         except OSError:
-            continue  # a descriptor closed meanwhile, or a listening socket
+            continue  # closed meanwhile, or a listening socket
     return found
 
 
 class Watchdog:
-    """Exits the process if orphaned, or if `silent_s()`, seconds since the coordinator's last message, exceeds
-    `lease_s`.
+    """Exits the process if orphaned, or if `silent_s()` (since the coordinator's last message) exceeds `lease_s`.
 
     `clean_up` removes local files and must not raise.
     """
@@ -92,7 +91,7 @@ class Watchdog:
                 os._exit(ORPHANED)
 
 
-_FILE = "/proc/thread-self/schedstat"  # ns on a processor, ns waiting for a processor, number of time slices
+_FILE = "/proc/thread-self/schedstat"  # ns on a processor, ns waiting for a processor, time slices
 _BYTES = 128
 
 

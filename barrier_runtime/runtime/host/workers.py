@@ -1,8 +1,8 @@
 """Threads of a slot for blocking work: uploads, downloads, fsync, external commits.
 
 A *sequential executor* runs work in order, on shared threads, and never waits for another executor: a slow sink delays
-neither a checkpoint nor another sink. Work that may hang has separate threads: commits to any number of dead targets
-block neither snapshots nor the next restore.
+neither a checkpoint nor another sink. Work that may hang has separate threads: commits to dead targets block neither
+snapshots nor the next restore.
 """
 
 import asyncio
@@ -23,9 +23,7 @@ _UNHURRIED_THREADS = 1_024  # a thread per executor with running work; of droppe
 
 
 class Submit(Protocol):
-    def __call__(self, work: Callable[[], Any], done: Done) -> None:
-        """Runs `work` off the loop, then calls `done(result, error)` on the loop."""
-        ...
+    def __call__(self, work: Callable[[], Any], done: Done) -> None: ...
 
 
 class WorkerPool(Protocol):
@@ -47,11 +45,11 @@ class Workers:
         self._closed = False
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
-        """Runs `work` on an opening thread. After `close` no work begins, not even queued work: the slot is leaving."""
+        """Runs `work` on an opening thread. After `close` no work begins, not even queued work."""
         self._on(self._opening, work, done)
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """Runs `work` as `submit` does, to open and close operators."""
+        """Runs `work` as `submit` does."""
         return await asyncio.wrap_future(self._opening.submit(work), loop=self._loop)
 
     def executor(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> "WorkerExecutor":

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 async def within(seconds: float, awaitable: Awaitable[T]) -> T:
-    """Returns the result of `awaitable`. Raises `asyncio.TimeoutError` after `seconds`, and never loses a cancellation.
+    """Result of `awaitable`. Raises `asyncio.TimeoutError` after `seconds`, and never loses a cancellation.
 
     `asyncio.wait_for` of Python 3.10 and 3.11 forgets a cancellation at the moment of the result (CPython issue 86296):
     a cancelled deployment would go on connecting for ever.
@@ -39,12 +39,12 @@ async def within(seconds: float, awaitable: Awaitable[T]) -> T:
             waited.cancel()
             await asyncio.wait({waited})  # so that no task is left behind
         if waited.done() and not waited.cancelled():
-            waited.exception()  # marks the exception as retrieved, also if the caller was cancelled at the same time
+            waited.exception()  # also if the caller was cancelled at the same time
 
 
 _CONNECT_TIMEOUT_S = 2.0  # the kernel would repeat a lost request after 1, 3 and 7 s
 _NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
-_NO_ROUTE_S = 0.5  # pause after an attempt without a route, which fails at once
+_NO_ROUTE_S = 0.5  # after an attempt without a route, which fails at once
 
 
 class PacketsLost(Exception):
@@ -77,15 +77,13 @@ async def listen_on_one_of(host: str, ports: PortRange, protocol: Callable[[], a
     raise Unavailable(f"all ports {ports} of {host} are in use: give slot_ports a port for each slot of a host")
 
 
-_TOGETHER = 64 * 1024  # bytes that are joined before encryption: copying them costs less than a frame each
-PART_BYTES = 256 * 1024  # of a large buffer per encrypted frame: the receiver decrypts while more arrives
+_TOGETHER = 64 * 1024  # bytes joined before encryption: copying costs less than a frame each
+PART_BYTES = 256 * 1024  # of a large buffer: the receiver decrypts while more arrives
 
 Chunks = Iterable[bytes | pa.Buffer]
 
 
 class Plane(Protocol):
-    """Part of `tcp.TcpDataPlane` that a connection calls."""
-
     timeout_s: float
     encrypts: Policy
 
@@ -94,13 +92,13 @@ class Plane(Protocol):
 
 class DataConnection(asyncio.Protocol):
     transport: asyncio.Transport
-    _write: Callable[[Chunks], None]  # sends bytes; replaced when the handshake has agreed on keys
+    _write: Callable[[Chunks], None]  # replaced when the handshake has agreed on keys
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
         self._channel: ChannelId | None = None
         self._reason = ""
-        self._finished = False  # EndOfInput went through: the end of the connection is no failure
+        self._finished = False  # the end of the connection is no failure
         self.peer = -1  # slot at the other end, once known
         self._quiet = 0  # calls of `beat` since bytes came
         self._idle = True  # nothing was sent since the last call of `beat`
@@ -155,7 +153,7 @@ def new_private_key() -> bytes:
 
 
 def encrypted(framing: Framing, chunks: Chunks) -> list[bytes]:
-    """Returns encrypted frames of `chunks`: a frame for small chunks, parts without a copy for large."""
+    """Encrypted frames of `chunks`: a frame for small chunks, parts without a copy for large chunks."""
     known = list(chunks)
     if sum(map(len, known)) <= _TOGETHER:
         return [framing.frame(b"".join(known))]

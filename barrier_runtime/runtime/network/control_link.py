@@ -1,8 +1,8 @@
 """Slot's end of the control connection: connects, authenticates, registers, reconnects after a loss.
 
 The link stays with the daemon that serves the job, and tries all in turn if that daemon is gone, silent, or a standby.
-The slot keeps working meanwhile. Messages sent without a connection are dropped on purpose: after every registration
-the slot sends again the state that matters (unresolved acks, phase, commits).
+Messages sent without a connection are dropped: after every registration the slot sends again the state that matters
+(unresolved acks, phase, commits).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from barrier_runtime.state.sockets import end_when_unanswered
 log = logging.getLogger("barrier_runtime.control")
 
 _CONNECT_TIMEOUT_S = 5.0
-_SILENT_S = 3.0  # without an answer to any heartbeat; applies only if there is another daemon
+_SILENT_S = 3.0  # without an answer to a heartbeat; only if there is another daemon
 _LASTING_S = 5.0  # silence that is logged; a restarted coordinator is back sooner
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # then the last value, for as long as the slot lives
 
@@ -64,7 +64,7 @@ class TcpControlLink:
         self.encrypts: Policy = across_hosts
         if not addresses:
             raise InvalidJob(f"job {job}: no coordinator address was given to the slot: give at least one")
-        self._addresses = addresses  # in the order of the first round
+        self._addresses = addresses
         self._at = 0
         self._secret = secret
         self._job = job
@@ -171,7 +171,7 @@ class _ControlConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.proven: asyncio.Future[None] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
-        self.heard_s: float | None = None  # time of the coordinator's last message, on the loop's clock
+        self.heard_s: float | None = None  # on the loop's clock
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
@@ -187,7 +187,7 @@ class _ControlConnection(asyncio.Protocol):
                     return
                 self._framing = self._handshake.session.framing()
                 if self.proven.done():
-                    return  # too late: `_serve` has given up this connection
+                    return  # `_serve` has given up this connection
                 self.proven.set_result(None)
                 data = self._handshake.unread()
             if data:
@@ -199,7 +199,7 @@ class _ControlConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self.proven.done():
             self.proven.set_exception(ConnectionError(self._trouble or f"closed by the coordinator ({error})"))
-            self.proven.exception()  # marks the exception as retrieved, because the waiter may have given up
+            self.proven.exception()  # the waiter may have given up
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -208,7 +208,7 @@ class _ControlConnection(asyncio.Protocol):
             self.transport.write(self._framing.frame(payload))
 
     def close(self) -> None:
-        """Closes the connection after written data has been sent."""
+        """Closes after written data has been sent."""
         self.transport.close()
 
     def abort(self) -> None:

@@ -8,12 +8,12 @@
              adds or removes columns of partial aggregates (`aggregation/partial_schema`)
 
 The reader checks the length against the cap before allocating memory. A gap in the sequence or a wrong checksum raises
-`FrameError`: the connection is closed and the generation fails. The checksum catches accidents; the handshake before
-the first frame decides which peers may connect.
+`FrameError`: the connection is closed and the generation fails. The checksum catches accidents; the handshake decides
+which peers may connect.
 
-Checkpoints store in-flight rows as such frames, so frames outlive the release that wrote them: every change of the
-format needs a new `FRAME_VERSION`, and readers keep reading older versions. The version stays at byte 25. The checksum
-begins with the version.
+Checkpoints store in-flight rows as frames, so frames outlive the release that wrote them: every change of the format
+needs a new `FRAME_VERSION`, and readers keep reading older versions. The version stays at byte 25. The checksum begins
+with the version.
 """
 
 import struct
@@ -39,7 +39,7 @@ from barrier_runtime.operators.aggregation.partial_schema import whole_schema
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.versioned import Format
 
-FRAME_VERSION = 2  # of a further SCHEMA; FEW_ROWS has version 1, all other frames still have version 0
+FRAME_VERSION = 2  # of a further SCHEMA; FEW_ROWS has version 1, all other frames version 0
 _FEW_ROWS_VERSION = 1
 _FIRST_VERSION = 0
 _HEADER = struct.Struct(">IBQqIB3x")
@@ -52,12 +52,12 @@ _CANCEL = struct.Struct(">QQ")
 SCHEMA, BATCH, WATERMARK, IDLE, BARRIER, CANCEL, END, REACHED, FEW_ROWS, ALIVE = range(1, 11)
 HEADER_SIZE = _HEADER.size
 MAX_PAYLOAD = 64 * 1024 * 1024  # bytes
-_BYTES_PER_FRAME_TARGET = 16 * 1024 * 1024  # larger batches are cut before sending
-_SMALL = 4 * 1024  # payload bytes below which copying costs less than writing a second piece
+_BYTES_PER_FRAME_TARGET = 16 * 1024 * 1024  # larger batches are cut
+_SMALL = 4 * 1024  # payload bytes below which copying costs less than a second write
 
 
 class FrameError(BarrierRuntimeError):
-    """Bytes of a data connection differ from those that the peer sent. Close the connection."""
+    """Bytes of a data connection are wrong. Close the connection."""
 
 
 class UnknownFrames(FrameError):
@@ -121,7 +121,6 @@ class FrameWriter:
         return chunks
 
     def _schema_frame(self, schema: pa.Schema) -> list[bytes | pa.Buffer]:
-        """Schema frame before the first rows, and where partial rows begin and end."""
         known, self._schema = self._schema, schema
         if known is schema or (known is not None and known.equals(schema)):
             return []
@@ -159,12 +158,10 @@ class FrameReader:
         self._sequence = 0
         self._schema: pa.Schema | None = None
         self._reached: npt.NDArray[np.int64] | None = None  # of the next batch
-        self._ahead = 0  # bytes of frames that belong to the next batch
+        self._ahead = 0  # of frames that belong to the next batch
 
     def feed(self, data: bytes) -> list[tuple[Element, int]]:
-        """Returns all complete elements, each with the size on the wire, which includes preceding schema and event
-        times.
-        """
+        """Returns all complete elements, each with the size on the wire, including preceding schema and event times."""
         buffer: bytes | bytearray = data
         if self._buffer:
             self._buffer += data

@@ -37,7 +37,6 @@ class InputQueues:
             self._barrier_behind[index] = 0
 
     def has_in_queue(self, channel: InputChannel, checkpoint: int) -> bool:
-        """True if the barrier of `checkpoint`, or the end, is in the queue of `channel`."""
         return self._barrier_behind[channel.index] == checkpoint or channel.index in self._end_behind
 
     def is_awaited(self, channel: InputChannel, done: int, wanted: int) -> bool:
@@ -52,11 +51,9 @@ class InputQueues:
         self.merger.count_later([channel.index for channel in self.channels if channel.port != first])
 
     def has_ended(self, port: int) -> bool:
-        """True if all rows of all channels of `port` were read."""
         return all(self.merger.is_over(channel.index) for channel in self.channels if channel.port == port)
 
     def next_readable(self) -> InputChannel | None:
-        """Next readable channel, round robin, so that no input starves another."""
         channels, count = self.channels, len(self.channels)
         for offset in range(count):
             channel = channels[(self._next + offset) % count]
@@ -76,10 +73,7 @@ class InputQueues:
         return None
 
     def gathered(self, batch: Batch, count: int, channel: InputChannel) -> Batch:
-        """Joins `batch` from `channel` with the next batches of the port, up to the size of a small batch.
-
-        Operators cost the same per batch, whatever the number of rows.
-        """
+        """Joins `batch` with the next batches of the port, up to a small batch: operators cost the same per batch."""
         parts, emit_ns = [batch], batch.emit_ns
         most = min(MOST_ROWS, count + channel.chunk.left // SMALL_ROW_BYTES)
         for other in self.channels:

@@ -22,7 +22,7 @@ _ALIGNED = ("forward", "same", "broadcast", "single")
 
 
 class Wiring:
-    """Makes the inputs of all chains first, so that peers find them, then the outputs, chain by chain."""
+    """Makes the inputs of all chains first, so that peers find them, then the outputs."""
 
     def __init__(
         self,
@@ -72,9 +72,7 @@ class Wiring:
         return source is not None and never_has_rows(source.source, source.splits, slot)
 
     def aligned_only(self, chain: int) -> list[int]:
-        """Inputs of `chain` whose rows are never recorded: they cannot be distributed again, or must precede the
-        barrier.
-        """
+        """Inputs of `chain` whose rows cannot be distributed again, or must precede the barrier: never recorded."""
         aligned = [edge.id for edge in self._graph.inputs(chain) if edge.aligned or edge.partitioning in _ALIGNED]
         return [channel.index for (edge, _), channel in self._channel_of.items() if edge in aligned]
 
@@ -119,8 +117,8 @@ def connect_followers(subtasks: Sequence[Subtask]) -> None:
     """Connects the sources of a slot to the steps whose first input ends before these sources are read.
 
     A step has a channel from every subtask of the earlier source, so the end in all slots is known without a message,
-    also after a restore. Event time follows the first input until the end of that input. Then the later channels count,
-    also before their first row: the first rows of a slow source would be late otherwise.
+    also after a restore. Event time follows the first input until its end. Then the later channels count, also before
+    their first row: the first rows of a slow source would be late otherwise.
     """
     inputs = {name: subtask.queues for subtask in subtasks for name, _ in subtask.chain.operators}
     for subtask in subtasks:

@@ -21,12 +21,12 @@ from barrier_runtime.runtime.sinks.driver import Backoff, ReportFailing, RetryAt
 from barrier_runtime.runtime.sinks.pending_set import PendingEntry, PendingSet, pending_sets
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
-ReadEntries: TypeAlias = Callable[[], tuple[PendingEntry, ...]]  # may block: the entries may have to be fetched
+ReadEntries: TypeAlias = Callable[[], tuple[PendingEntry, ...]]  # may block to fetch the entries
 
 
 @dataclass(frozen=True, slots=True)
 class CommitAll:
-    """Makes all entries visible at once; the answer is `committed()` or `failed(error, now)`."""
+    """Makes all entries visible at once; answered by `committed()` or `failed(error, now)`."""
 
     checkpoint: int
     read: ReadEntries
@@ -59,7 +59,7 @@ class GlobalCommitDriver:
     def __init__(self, backoff: Backoff = Backoff(), done: int = 0) -> None:
         self._backoff = backoff
         self._done = done
-        self._wish: CommitAll | None = None  # the newest request that is not done
+        self._wish: CommitAll | None = None  # newest request that is not done
         self._under_way: CommitAll | None = None
         self._waits = False  # for the time of a RetryAt
         self._attempts = 0

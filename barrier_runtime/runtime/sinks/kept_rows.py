@@ -9,7 +9,7 @@ from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OWN, FileRef, OperatorSnapshot
 
-KEPT = f"{OWN}kept-"  # prefix of the values' names; subtask i of P takes over the values of i % P
+KEPT = f"{OWN}kept-"  # subtask i of P takes over the values of i % P
 
 
 class KeptRows:

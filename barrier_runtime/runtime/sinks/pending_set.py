@@ -7,8 +7,7 @@ An entry keeps the index of the subtask that *wrote* it. After rescaling, entry 
 and so do orphans with that index in their names: the subtask that deletes orphans must know which transactions are
 decided.
 
-Many entries are packed (version 2): if commits are held back (`commit_every`), up to a thousand checkpoints store the
-same names.
+Many entries are packed (version 2): with `commit_every`, up to a thousand checkpoints store the same names.
 """
 
 import zlib
@@ -19,7 +18,7 @@ import msgspec
 from barrier_runtime.state.snapshots.snapshot import PENDING, OperatorSnapshot
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-PENDING_SET_VERSION = 2  # version 1 had no packed entries, and is still written for unpacked entries
+PENDING_SET_VERSION = 2  # version 1 has no packed entries, and is still written without them
 _PACKED_FROM = 4 << 10  # bytes; a few entries are read faster unpacked
 _LEVEL = 1
 PENDING_VALUE = PENDING  # name of the value in OperatorSnapshot.values
@@ -27,7 +26,7 @@ PENDING_VALUE = PENDING  # name of the value in OperatorSnapshot.values
 
 class PendingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     checkpoint: int  # the barrier that closed this transaction
-    subtask: int  # the subtask that wrote this transaction
+    subtask: int  # that wrote this transaction
     committable: bytes
 
 
@@ -56,7 +55,6 @@ def encode_pending(checkpoint: int, entries: Iterable[PendingEntry]) -> bytes:
 
 
 def decode_pending(data: bytes, where: str) -> PendingSet:
-    """Decodes the result of `encode_pending`. `where` names the job, sink and subtask for the error."""
     found = _PENDING_SET.decode(data, where)
     if not found.packed:
         return found
@@ -68,7 +66,6 @@ def decode_pending(data: bytes, where: str) -> PendingSet:
 
 
 def entries_of_subtask(sets: Iterable[PendingSet], subtask: int, parallelism: int) -> tuple[PendingEntry, ...]:
-    """Entries that a subtask has to finish, oldest checkpoint first."""
     mine = [entry for each in sets for entry in each.entries if entry.subtask % parallelism == subtask]
     return tuple(sorted(mine, key=lambda entry: (entry.checkpoint, entry.subtask)))
 

@@ -1,11 +1,10 @@
 """Preparation of readers on a few threads before their turn, so that the loop waits for no request.
 
-Prepares exactly the readers whose `prepare` sends requests to a store (`RemoteReader`). A split is not polled
-meanwhile; the slot is woken afterwards. The number of prepared splits is bounded, and so are the bytes that the
-`PartFetcher` of the subtask holds.
+Prepares the readers whose `prepare` sends requests to a store (`RemoteReader`). A split is not polled meanwhile; the
+slot is woken afterwards. The prepared splits, and the bytes of the subtask's `PartFetcher`, are bounded.
 
-Also logs rows whose event time is far ahead of this machine's clock: rows after such a row are late. Only the user
-knows whether the time is right, so this is no error.
+Also logs rows whose event time is far ahead of this machine's clock: later rows are late. Only the user knows whether
+the time is right, so this is no error.
 """
 
 import logging
@@ -25,7 +24,7 @@ from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.runtime.sources.split_state import OpenSplit
 
-_MOST = 64  # splits that are prepared, or being prepared, before their turn
+_MOST = 64  # prepared, or being prepared, before their turn
 
 
 class Ahead:
@@ -87,7 +86,7 @@ def _close(reader: SplitReader, _: Future[None]) -> None:
 log = logging.getLogger(__name__)
 
 DAY_MS = 86_400_000
-FAR_MS = DAY_MS  # ahead of the clock; event times beyond are logged
+FAR_MS = DAY_MS  # event times beyond are logged
 
 
 def tell_of_far_row(

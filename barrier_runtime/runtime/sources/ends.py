@@ -2,10 +2,10 @@
 
 Laws, for each generation and split:
 
-1. No row is read before a decided checkpoint of this generation holds the split's position. So a restored checkpoint
-   with a position means that rows after the position may have been written; a split in no checkpoint was never read.
-2. A split with a restored position first skips to its present end. The end is asked for after the start of the
-   generation, because then every sink has stopped the writers of earlier generations: none writes rows beyond the end.
+1. No row is read before a decided checkpoint of this generation holds the split's position. So rows after the
+   position in a restored checkpoint may have been written; a split in no checkpoint was never read.
+2. A split with a restored position first skips to its present end. The end is requested after the start of the
+   generation: by then every sink has stopped the writers of earlier generations.
 
 See docs/design/at-most-once.md.
 """
@@ -85,7 +85,7 @@ class Ends:
 def last_positions(splits: list[OpenSplit], written: Mapping[str, SplitPosition]) -> dict[str, SplitPosition]:
     """Last known position of each split: the checkpoint's, or a later position that a sink has written.
 
-    The number of rows orders the positions of a split, because each row counts once in all generations.
+    Row counts order the positions of a split, because each row counts once in all generations.
     """
     found = {split.id: position_of(split) for split in splits}
     later = {id: at for id, at in written.items() if id in found and at.rows > found[id].rows}

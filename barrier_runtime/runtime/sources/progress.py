@@ -1,7 +1,7 @@
 """Progress of a source in a snapshot, and the combined progress of all subtasks.
 
-Unfinished splits of a discovering source include their payload, so that a restore needs no listing. Finished splits are
-names in a `NameSet`, kept for ever, because a forgotten split would be read twice. The runs of the set are separate
+Unfinished splits of a discovering source include their payload, so that a restore needs no listing. Names of finished
+splits are kept in a `NameSet` for ever, because a forgotten split would be read twice. The runs of the set are separate
 values, stored once; every checkpoint writes the names added since the last run again. A split of a fixed list that was
 never polled is in no snapshot.
 
@@ -31,16 +31,16 @@ class SplitProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     greatest_ms: int  # greatest event time seen
     finished: bool
     position: msgspec.Raw = NO_POSITION  # the reader's position, JSON; null after the end
-    payload: bytes = b""  # of splits that may not be listed at a restore
+    payload: bytes = b""  # of splits that may be unlisted at a restore
     at_end: bool = False  # of a growing source: everything available was read
-    skipped: int = 0  # rows passed over by `mode="at_most_once"`, beside `rows`
+    skipped: int = 0  # by `mode="at_most_once"`, beside `rows`
 
 
 class SourceProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Value of a source in a snapshot: progress by split id, and totals of finished splits."""
 
     splits: dict[str, SplitProgress]
-    done: list[str] = msgspec.field(default_factory=list)  # ids of finished splits, written by older releases
+    done: list[str] = msgspec.field(default_factory=list)  # of releases before `NameSet`
     done_rows: int = 0
     done_ms: int = WATERMARK_MIN  # greatest event time in finished splits
     finished: int = 0  # records in this snapshot's values of finished splits
@@ -54,13 +54,12 @@ _PROGRESS = VersionedDecoder(_FORMAT, msgspec.json.Decoder(SourceProgress))
 class RestoredSource:
     """Combined snapshots of a source. `where` is for messages.
 
-    `done_rows` and `done_ms` of finished splits are not known per split: a single subtask takes over those of a
-    snapshot.
+    `done_rows` and `done_ms` of finished splits are not known per split: one subtask takes over those of a snapshot.
     """
 
     def __init__(self, snapshots: tuple[OperatorSnapshot, ...], subtask: int, parallelism: int, where: str) -> None:
         self.splits: dict[str, SplitProgress] = {}  # unfinished
-        self.own: set[str] = set()  # splits of this subtask at the checkpoint
+        self.own: set[str] = set()  # of this subtask at the checkpoint
         self.done_rows = 0
         self.done_ms = WATERMARK_MIN
         self.any = bool(snapshots)
@@ -68,7 +67,7 @@ class RestoredSource:
             range(snapshots[0].parallelism)
         )
         records: list[bytes] = []
-        listed = NameSet()  # finished splits in snapshots of older releases
+        listed = NameSet()  # in snapshots of older releases
         for snapshot in snapshots:
             place = f"{where}, state of subtask {snapshot.subtask}"
             progress = _PROGRESS.decode(snapshot.values[SPLITS_VALUE], place)
@@ -90,7 +89,7 @@ class RestoredSource:
                 if own:
                     self.own.add(id)
         everything = merged([listed.added(), *records])
-        self.ended = len(everything)  # number of finished splits
+        self.ended = len(everything)  # finished
         mine, others = everything.share(subtask, parallelism if self.complete else 1)
         self.finished = NameSet([mine], [others])
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from barrier_runtime.coordinator.wire.messages import HeldBack
 from barrier_runtime.runtime.sources.driver import SourceDriver
 
-LOOK_S = 0.05  # interval of checks for a report
+LOOK_S = 0.05
 _SELDOM_S = 1.0
-_LONGEST_SPLIT = 200  # characters of a split's id in a report
+_LONGEST_SPLIT = 200  # characters of an id in a report
 _IDLE_TOLD = 4  # splits in a report
 
 

@@ -38,18 +38,18 @@ class OpenSplit:
         self.fetched = reader if isinstance(reader, Fetching) else None
         self.backlogged = reader if isinstance(reader, Backlogged) else None
         self.listener = reader if isinstance(reader, CheckpointListener) else None
-        self.asked = progress is not None  # polled before: the position may differ from the beginning
+        self.asked = progress is not None  # the position may differ from the beginning
         self.rows = progress.rows if progress else 0
         self.greatest_ms = progress.greatest_ms if progress else WATERMARK_MIN
         self.finished = False
-        self.held = False  # not to be polled yet: see `ends.Ends`
+        self.held = False  # see `ends.Ends`
         self.skipped = progress.skipped if progress else 0
         self.polled = 0  # turn of the last poll
-        self.silent_ns: int | None = None  # time of the first poll without rows since the last rows
+        self.silent_ns: int | None = None  # first poll without rows since the last rows
         self.asked_ns = 0  # time of the last poll
-        self.prepared = True  # False: the reader belongs to `Ahead`, which prepares the reader
+        self.prepared = True  # False: the reader belongs to `Ahead`
         self.position_meanwhile: msgspec.Raw | None = None
-        self.ended_in: int | None = None  # first checkpoint with the end of a split whose reader is a listener
+        self.ended_in: int | None = None  # of a listener: the first checkpoint with the split's end
 
     def had_rows(self, rows: int, turn: int, now_ns: int) -> None:
         self.polled = turn
@@ -58,21 +58,16 @@ class OpenSplit:
         self.rows += rows
 
     def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
-        """Notes a poll without rows.
-
-        A split that was not polled for the idle timeout may have had rows meanwhile: the silence starts again.
-        """
+        """Notes a poll without rows. After a pause of the idle timeout without polls the silence starts again."""
         if self.silent_ns is None or now_ns - self.asked_ns > timeout_ns:
             self.silent_ns = now_ns
         self.asked_ns = now_ns
 
     def silent_for_ns(self) -> int:
-        """Duration of the silence as of the last poll."""
         return 0 if self.silent_ns is None else self.asked_ns - self.silent_ns
 
     @property
     def waits_for_bytes(self) -> bool:
-        """Returns whether the last poll returned nothing because the bytes have not arrived yet."""
         return self.fetched is not None and self.fetched.fetching
 
     @property
