@@ -224,7 +224,7 @@ class CoordinatorOfJob:
         return tuple(dict.fromkeys([first, *others]))
 
     def status(self) -> JobStatus | None:
-        """Status of the job; None while the coordinator restarts. Raises if the coordinator is lost or refuses this run."""
+        """Status of the job; None while the coordinator restarts. Raises if the coordinator is lost or refuses."""
         return self.next_status(None, 0.0)
 
     def next_status(self, last: JobStatus | None, wait_s: float) -> JobStatus | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from barrier_runtime.testing.flows.check import check as check
     from barrier_runtime.testing.flows.outputs import CheckedSink as CheckedSink
 
-_SIMULATED = {  # imported on first use, because only these need greenlet
+_SIMULATED = {  # only these need greenlet
     "Checked": "barrier_runtime.testing.flows.check",
     "CheckFailed": "barrier_runtime.testing.flows.check",
     "CheckedSink": "barrier_runtime.testing.flows.outputs",

@@ -63,8 +63,8 @@ class Certificate:
     sink: str
     guarantee: str
     scenarios: int
-    crashes: int  # of generations, all their subtasks at once
-    observations: int  # calls of the reader
+    crashes: int  # of generations
+    observations: int  # of the reader
     seconds: float
 
     def __str__(self) -> str:
@@ -184,11 +184,11 @@ def _reader(read: Reader) -> Callable[[int], Iterable[Mapping[str, Any]]]:
     return lambda lowest: read()  # type: ignore[call-arg]
 
 
-_MOST_WRITES = 60  # scenarios in which a process dies while it writes a file
+_MOST_WRITES = 60  # scenarios with a death inside a write of a file
 
 
 def _drawn(every: list[Scenario], most: int | None) -> list[Scenario]:
-    """Returns all scenarios, or an even sample that is equal in every run."""
+    """All scenarios, or an even sample that is equal in every run."""
     if most is None or most >= len(every):
         return every
     chosen = sorted(random.Random(len(every)).sample(range(len(every)), max(0, most)))

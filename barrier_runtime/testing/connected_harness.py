@@ -147,7 +147,6 @@ class ConnectedHarness(FunctionHarness):
     # ---- internal
 
     def _switch(self) -> None:
-        """Makes rows before the last barrier valid."""
         for operator in self._operators:
             operator.switch(self._emit)
 

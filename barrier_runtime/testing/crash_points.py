@@ -1,8 +1,8 @@
 """Points at which a tested process dies. `CrashPoints` counts them, for `certify` and for `check`.
 
 `Lines` adds the points inside a call of a certified sink. A sink must show rows and remember them in one step of its
-target; if a sink uses two steps, only a death between these lines shows the error. Python's trace function counts the
-lines of the sink's own files.
+target; only a death between two lines shows that a sink uses two steps. Python's trace function counts the lines of the
+sink's own files.
 
 Even one line writes a file in several steps (`with open(...) as f: f.write(...)`, `write_text`, `shutil.copy`): the
 file is first empty, then partial. A process therefore also dies after opening a file, and in the middle of a write.
@@ -120,7 +120,7 @@ class Lines:
             shutil._USE_CP_SENDFILE = in_kernel  # type: ignore[attr-defined]
 
     def _is_own(self, frame: FrameType | None) -> bool:
-        """Returns whether the sink calls, directly or through the standard library."""
+        """True if the sink calls, directly or through the standard library."""
         while (
             frame is not None
             and frame.f_code.co_filename.startswith(_LIBRARY)

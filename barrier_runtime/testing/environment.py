@@ -1,9 +1,9 @@
 """Environment of a scenario: a small stream, checkpoints, a decision log, and successive generations.
 
 The environment acts as source and coordinator. Rows are written again from the position of the newest decided
-checkpoint; the next generation reuses ids of undecided checkpoints (as a coordinator may); and no checkpoint of a
+checkpoint; the next generation reuses ids of undecided checkpoints (as a coordinator may); no checkpoint of a
 generation is decided after a newer generation exists. The reader runs after every step that may change the target. See
-docs/design/certify-and-check.md for why this is not the world of `testing/simulation`.
+docs/design/certify-and-check.md.
 """
 
 import random
@@ -27,8 +27,8 @@ T = TypeVar("T")
 _ATTEMPTS = 6  # of an open or pre-commit that raises
 
 
-# commit: rows, a decided checkpoint, commits; late: the same, but commits wait for a later checkpoint; expire: the
-# checkpoint is aborted and the next checkpoint covers the rows; half: only subtask 0 has rows; empty: no rows.
+# late: commits wait for a later checkpoint; expire: the checkpoint is aborted and the next checkpoint covers the rows;
+# half: only subtask 0 has rows.
 Round = Literal["commit", "late", "expire", "half", "empty"]
 
 
@@ -44,7 +44,7 @@ class Target:
     parallelism: int
     rows: int  # of a subtask per checkpoint
     files: frozenset[str]  # of the sink
-    every_line: bool  # processes also die between two lines of these files
+    every_line: bool  # also die between two lines of these files
     kill: Callable[[TwoPhaseCommitSink], None] | None
     leftovers: Callable[[], Collection[object]] | None
 
@@ -54,7 +54,7 @@ class Decision:
     checkpoint: int
     manifest: tuple[OperatorSnapshot, ...]
     position: int  # rows before the checkpoint
-    rounds: int  # completed rounds of the plan
+    rounds: int  # of the plan
 
 
 class _Denied(Exception):
@@ -123,7 +123,7 @@ class Environment:
         self.lineage = f"{self.job}-lineage-{self.lineages}"
         self.floor = 0
         self.decisions = []
-        if keep is not None:  # the plan continues: later rows are not written again
+        if keep is not None:  # later rows are not written again
             self.decisions.append(Decision(keep.checkpoint, keep.manifest, self._started_at, self._rounds_before))
         if token is not None:
             self._token = token
@@ -198,10 +198,7 @@ class Environment:
         return position + count
 
     def checkpoint(self, process: Process, position: int, rounds: int) -> Iterator[bool]:
-        """Runs a barrier, pre-commits and a decision.
-
-        If a pre-commit raises, the checkpoint fails and the next checkpoint covers the rows.
-        """
+        """Runs a barrier, pre-commits and a decision. If a pre-commit raises, the next checkpoint covers the rows."""
         for _ in range(_ATTEMPTS):
             checkpoint, captures = self.barrier(process)
             try:
@@ -228,7 +225,6 @@ class Environment:
         return checkpoint, [process.capture(subtask, checkpoint) for subtask in range(process.parallelism)]
 
     def expire(self, process: Process) -> Iterator[bool]:
-        """Runs a checkpoint of which only subtask 0 pre-commits in time."""
         checkpoint, captures = self.barrier(process)
         self.sealed(process, captures[:1])
         yield True
@@ -304,7 +300,7 @@ class Environment:
         return False
 
     def run_as_zombie(self, steps: Iterator[bool]) -> None:
-        """Runs steps until an error or the end. Errors of a zombie's calls do not matter, only their effects."""
+        """Runs steps until an error or the end. Only the effects of a zombie's calls matter."""
         try:
             self.run(steps)
         except Exception as error:
@@ -340,10 +336,7 @@ class Environment:
         self.look()
 
     def recover_once_more(self, parallelism: int = 0, *, clean_up: bool = True) -> None:
-        """Runs a generation that finds all work done: nothing may change.
-
-        `clean_up`: no staged data may remain.
-        """
+        """Runs a generation that finds all work done: nothing may change. `clean_up`: no staged data may remain."""
         process = self.start(parallelism)
         self.run(self.live(process))
         self.end(process)

@@ -9,8 +9,6 @@ from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 
 
 class ForwardingSink(TwoPhaseCommitSink):
-    """Subclasses override the calls that they watch."""
-
     def __init__(self, sink: TwoPhaseCommitSink) -> None:
         self.sink = sink
         self.guarantee = sink.guarantee

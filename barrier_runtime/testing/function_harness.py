@@ -1,8 +1,7 @@
 """Harness of users' keyed functions, and the part that other harnesses share.
 
 A harness has subtasks of production's operator, with keyed state and snapshots. A test calls them row by row in its own
-thread, without Spark, event loop, source or sink; results therefore equal those of a job. Subclasses define rows, and
-the subtask of each row. `KeyedHarness` is the harness of a keyed function.
+thread; results equal those of a job. Subclasses define rows, and the subtask of each row.
 """
 
 import datetime
@@ -232,7 +231,6 @@ class FunctionHarness:
             self._event_ms = max(self._event_ms, int(event_times_ms(times)[0]))
 
     def _of(self, batch: pa.RecordBatch) -> ProcessOperator:
-        """Subtask of the key in a batch of one row."""
         missing = [column for column in self._keys if column not in batch.schema.names]
         if missing:
             raise InvalidJob(f"{self._where}: the rows have no key column {missing[0]!r}: add it, or correct key=")

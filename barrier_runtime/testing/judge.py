@@ -1,7 +1,7 @@
 """Judge of observations: rules for the rows that readers of a target may see at any moment.
 
-Pure: receives every transaction (rows, decision, returned commits) and every observation. A transaction must be visible
-after its commit has returned, may be visible after its checkpoint is decided, and otherwise must not be visible.
+Pure. A transaction must be visible after its commit has returned, may be visible after its checkpoint is decided, and
+otherwise must not be visible.
 """
 
 from collections import Counter
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Rule = Literal[
-    "lost",  # a decided row is not visible, or never will be: the commit keeps raising
+    "lost",  # a decided row is not visible, or never will be
     "doubled",  # a row is visible more than once
-    "undecided visible",  # a row of no decided transaction is visible
-    "torn",  # only a part of a transaction or decision is visible
+    "undecided visible",  # a row of no decided transaction
+    "torn",  # only a part of a transaction or decision
     "out of order",
     "abort ignored",  # an aborted transaction can be committed
-    "left over",  # unneeded staged data remain in the end
+    "left over",  # unneeded staged data
     "raises",  # a call that must succeed raises
 ]
 
 
 class Broken(BaseException):
-    """Broken rule. Not an `Exception`: retries of the runtime must not swallow it."""
+    """Not an `Exception`: retries of the runtime must not swallow a broken rule."""
 
     def __init__(self, rule: Rule, what: str, seen: Sequence[Any] = (), expected: Sequence[Any] = ()) -> None:
         super().__init__(rule, what)
@@ -51,11 +51,11 @@ class Written:
 class Promise:
     exactly_once: bool
     global_committer: bool
-    ordered: bool  # readers get a subtask's rows of a key in the order of writing
-    shows_early: bool  # upserts that rely on a deterministic replay: undecided rows may be visible
+    ordered: bool  # readers get a subtask's rows of a key in order
+    shows_early: bool  # upserts with a deterministic replay: undecided rows may be visible
     id_column: str
     key_column: str
-    after_decision: bool = False  # rows become visible after their decision, row by row
+    after_decision: bool = False  # rows become visible after their decision, one by one
 
 
 class Judge:

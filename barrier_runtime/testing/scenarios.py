@@ -6,8 +6,7 @@ all it can; then the successor ends the plan. `inside <plan> k`: the first gener
 k-th line of the sink's own files; `inside recovery k`: the second generation does. `write <plan> k` and `write recovery
 k`: the same at the k-th step of file writes. `walk s`: random crashes and stalls, with rescaling.
 
-The other scenarios are written by hand, because the enumeration does not reach them: repeated commits, aborts, another
-start of the job, rescaling, a commit during a pre-commit.
+The other scenarios are written by hand, because the enumeration does not reach them.
 """
 
 import random
@@ -125,7 +124,6 @@ def _must_refuse(process: Process, written: Written, committable: bytes, globall
 
 
 def _abort_after_commit(environment: Environment) -> None:
-    """Aborts after the commit: visible rows must stay."""
     first = environment.start()
     environment.run(environment.live(first))
     for written, committable in _closed_by(first):
@@ -139,10 +137,7 @@ def _abort_after_commit(environment: Environment) -> None:
 
 
 def _fresh_start(environment: Environment, *, token: int | None) -> None:
-    """Starts with checkpoint ids from 1 again, on a target that has seen checkpoint 100.
-
-    T14 of docs/behaviours.md.
-    """
+    """Starts with checkpoint ids from 1 again, on a target that has seen checkpoint 100 (T14 of docs/behaviours.md)."""
     environment.floor = 99
     first = environment.start()
     environment.run(environment.live(first, 2))
@@ -165,10 +160,7 @@ def _older_checkpoint(environment: Environment) -> None:
 
 
 def _rescale(environment: Environment, *parallelisms: int) -> None:
-    """Rescales after generations that leave decided and undecided transactions, all uncommitted.
-
-    T8 of docs/behaviours.md.
-    """
+    """Rescales after generations that leave decided and undecided transactions (T8 of docs/behaviours.md)."""
     for parallelism in parallelisms:
         if environment.newest is not None and environment.newest.rounds >= len(environment.plan) - 1:
             break
@@ -233,7 +225,7 @@ PLANS: dict[str, tuple[Round, ...]] = {
     "empty": ("half", "empty", "commit"),
 }
 MOST_ROUNDS = 8
-_SECOND_CRASHES = 14  # crash points of the second generation: recovery and a little more
+_SECOND_CRASHES = 14  # of the second generation: recovery and a little more
 _SUCCESSOR_STEPS = 16
 
 
@@ -286,7 +278,7 @@ def stall(plan: str, at: int, steps: int) -> Scenario:
     return Scenario(f"stall {plan} {at} {steps}", PLANS[plan], lambda environment: _stall(environment, at, steps))
 
 
-INSIDE = {"inside": "line", "write": "write"}  # kind of the crash point, by the first word of a scenario
+INSIDE = {"inside": "line", "write": "write"}  # of the crash point, by the first word of a scenario
 
 
 def inside_call(word: str, plan: str, number: int) -> Scenario:
@@ -314,7 +306,6 @@ def walk(seed: int) -> Scenario:
 
 
 def by_name(name: str) -> Scenario:
-    """Scenario of this name. Raises `ValueError` for an unknown name."""
     if name in SINGLE_SCENARIOS:
         return single_scenario(name)
     match name.split():

@@ -1,9 +1,8 @@
 """Generation of sink subtasks in a certification: the real `SinkOperator` around the watched sink.
 
-A sink with `after_decision` is behind the real `StableOperator`, as in a flow.
-
-Work runs by hand in one thread. Every call into the sink is noted and is a crash point: the process may die or stall
-before the call. After a commit has returned, a reader must see its rows.
+A sink with `after_decision` is behind the real `StableOperator`, as in a flow. Work runs by hand in one thread. Every
+call into the sink is a crash point: the process may die or stall before the call. After a commit has returned, a reader
+must see its rows.
 """
 
 import dataclasses
@@ -32,8 +31,6 @@ from barrier_runtime.testing.judge import Broken, Written
 
 
 class Watcher(Protocol):
-    """Process of the sink, which receives the calls."""
-
     token: int
     parallelism: int
     lines: Lines
@@ -72,7 +69,7 @@ class WatchedSink(ForwardingSink):
 
     def begin_transaction(self) -> _Open:
         written = Written(self._watcher.token, self._subtask, self._watcher.parallelism)
-        if not self.sink.after_decision:  # otherwise its transactions end with a later checkpoint than their rows
+        if not self.sink.after_decision:  # otherwise its transactions end after the rows' checkpoint
             self._watcher.began(written)
         return _Open(self.sink.begin_transaction(), written)
 
@@ -227,7 +224,6 @@ class _Hand:
 
     @property
     def operator(self) -> Operator:
-        """Operator of the sink."""
         return self.chain.operators[-1][1]
 
     def work(self) -> bool:
@@ -270,7 +266,7 @@ class Process:
         lines: Lines,
         at_call: Callable[[], None],
     ) -> None:
-        """Creates the process. `at_call` runs at the chosen crash point of kind "call"."""
+        """`at_call` runs at the chosen crash point of kind "call"."""
         self.place = place
         self.token = token
         self.parallelism = parallelism
@@ -280,7 +276,7 @@ class Process:
         self.hands: list[_Hand] = []
         self.sinks: list[WatchedSink] = []  # including sinks that failed to open
         self.last_checkpoint = 0
-        self.is_zombie = False  # a newer generation exists: no checkpoint of this generation is decided any more
+        self.is_zombie = False  # no checkpoint of this generation is decided any more
         self.written: list[Written] = []
         self.names: dict[bytes, str] = {}
 

@@ -51,7 +51,6 @@ def client_of(job: str, address: str | None, token_file: Path | None) -> Any:
 
 
 def clients(address: str | None, token_file: Path | None) -> Sequence[Any]:
-    """Clients of the given coordinators as one, or of all coordinators here."""
     return [_given(address, token_file)] if address is not None else answering(token_file)
 
 

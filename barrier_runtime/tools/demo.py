@@ -1,7 +1,7 @@
 """The command `demo`: a live flow with a page, from the package alone, without Spark or Java.
 
-This process takes the part of Spark: a process per slot, restarted after a death. Everything else is as on a cluster.
-At the end the demo counts the written windows: each must exist once.
+This process takes the part of Spark: a process per slot, restarted after a death. At the end the demo counts the
+written windows: each must exist once.
 """
 
 import contextlib
@@ -71,13 +71,11 @@ def demo_flow(output: str, rows_per_second: float, rows: int | None) -> Dataflow
 _SLOTS = 2
 _INTERVAL_S = 1.0  # between checkpoints
 _LEASE_S = 10.0
-_LEAVE_S = 15.0  # longest wait for slots to leave
+_LEAVE_S = 15.0  # for slots to leave
 _LOOK_S = 1.0
 
 
 class _SlotOrder(msgspec.Struct, frozen=True):
-    """Order that a slot's process reads from standard input."""
-
     slot: int
     attempt: int
     run_id: str
@@ -86,7 +84,7 @@ class _SlotOrder(msgspec.Struct, frozen=True):
     folder: str
     rows_per_second: float
     rows: int | None
-    died: dict[int, str] = {}  # the previous process, if killed by a signal: pid -> "SIGKILL"
+    died: dict[int, str] = {}  # of the previous process, if killed by a signal: pid -> "SIGKILL"
 
 
 _ORDER = msgspec.json.Decoder(_SlotOrder)
@@ -247,7 +245,6 @@ class _Slots:
                 process.kill()
 
     def leave(self) -> None:
-        """Waits for slots to leave after the end of the job."""
         deadline = time.monotonic() + _LEAVE_S
         for _, process in self._running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):

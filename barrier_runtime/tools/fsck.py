@@ -23,10 +23,7 @@ from barrier_runtime.state.store.open import open_existing_store
 
 
 def fsck(url: str, job: str | None, *, delete: bool, min_age_s: float, form: str) -> int:
-    """Checks, deletes orphans on request, and prints the report.
-
-    Returns the exit code: 0 clean, 1 orphans only, 2 damage or an unreadable job.
-    """
+    """Returns the exit code: 0 clean, 1 orphans only, 2 damage or an unreadable job."""
     if form not in ("text", "json"):
         raise InvalidJob(f"--format {form!r} is not known: use text or json")
     if not 0 <= min_age_s <= 10 * 365 * 24 * 3600:
@@ -87,7 +84,6 @@ def _sized(objects: list[UnreferencedObject]) -> str:
 
 @contextmanager
 def _progress() -> Iterator[CheckProgress]:
-    """Progress bar per kind of work, on a terminal only."""
     if not sys.stderr.isatty():
         yield no_progress
         return

@@ -27,14 +27,14 @@ def loading(order: LoadOrder) -> LoadedProgram:
     try:
         flow = load_flow(order.flow)
         for module in modules_beside(Path(order.flow.rpartition(":")[0])):
-            ship_by_value(module)  # a worker of the old program would find the old module under this name
+            ship_by_value(module)  # a worker of the old program would find the old module
         return LoadedProgram(new_program(flow.plan, flow.options, order))
     except BarrierRuntimeError as error:
         return LoadedProgram(None, str(error))
 
 
 def modules_beside(file: Path) -> list[ModuleType]:
-    """Modules of the user: `file`, and modules imported from the same folder."""
+    """`file`, and modules imported from the same folder."""
     folder = file.resolve().parent
     found = []
     for module in tuple(sys.modules.values()):

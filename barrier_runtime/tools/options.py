@@ -27,13 +27,13 @@ class Given:
     sources: dict[str, str]  # of both: the flag or the variable
 
     def for_run(self, *, local: bool, apart: bool = False) -> dict[str, Any]:
-        """Options for a run. Refuses flags that a local run would ignore, and omits such variables.
+        """Options for a run. Refuses flags that a local run would ignore, and omits such variables: for runs on Spark.
 
-        The same variables may be meant for runs on Spark. `apart`: slots run in processes of their own.
+        `apart`: slots run in processes of their own.
         """
         if not local:
             return self.variables | self.flags
-        from barrier_runtime.launch.options import refuse_for_spark, usable_locally  # a slow import, not for --help
+        from barrier_runtime.launch.options import refuse_for_spark, usable_locally  # slow: not for --help
 
         flags = {name: self.sources[name] for name in self.flags}
         refuse_for_spark(flags, "run without --local", processes="--processes", apart=apart)
@@ -113,7 +113,7 @@ def _given(context: typer.Context, values: dict[str, Any]) -> Given:
 
 
 def read(option: Option, said: str, value: Any) -> Any:
-    """Reads the option's value from text. Raises `InvalidJob` that names `said`, the flag or variable."""
+    """Option's value from text. Raises `InvalidJob` that names `said`, the flag or variable."""
     kind = option.plain_type
     if isinstance(value, bool):
         return value

@@ -46,7 +46,6 @@ def replayed(
 
 
 def lines(row: ReplayedRow) -> list[str]:
-    """Printed lines of a row."""
     at = "" if row.reached_ms is None else f", event time {row.reached_ms} ms"
     came = "time alone" if row.row is None else _json(row.row)
     told = [f"row {row.number}{f', input {row.port}' if row.port else ''}{at}: {came}"]

@@ -15,7 +15,6 @@ from barrier_runtime.launch.requests import (
 
 
 def rescale(client: Any, job: str, parallelism: int, timeout: float) -> Rescaled:
-    """Requests another parallelism and waits. Raises `RescaleFailed` if the job continues unchanged."""
     run_id, asked = client.status(job).run_id, rescale_asked(parallelism, timeout)
     return wait_for_rescale(
         job, asked, lambda: client.rescale(job, asked, run_id), lambda: known_status(client, job, run_id)
@@ -23,10 +22,7 @@ def rescale(client: Any, job: str, parallelism: int, timeout: float) -> Rescaled
 
 
 def replace(client: Any, job: str, flow: str, timeout: float, *, allow_non_restored: bool = False) -> Replaced:
-    """Requests another program and waits. Raises `ReplaceFailed` if the job continues unchanged.
-
-    `flow`: "app.py:flow" on the machine of the process that runs the job.
-    """
+    """`flow`: "app.py:flow" on the machine of the process that runs the job."""
     run_id = client.status(job).run_id
     asked = replace_asked(own_flow(flow), timeout, allow_non_restored=allow_non_restored)
     return wait_for_replace(

@@ -30,7 +30,7 @@ def stop_with(client: Any, job: str, url: str, drain: bool = False) -> Savepoint
     """Stops the job with a savepoint in the folder `url`, and waits for both.
 
     A repeated call for the same folder joins the open request, or returns the savepoint with which the job has ended.
-    Raises `SavepointFailed` if the savepoint fails, or the job ends without the savepoint.
+    Raises `SavepointFailed` if the job ends without the savepoint, or continues.
     """
     known = client.status(job)
     run_id, asked = known.run_id, savepoint_asked_again(savepoint_asked(url), known)

@@ -77,7 +77,7 @@ def differences(before: Side, after: Side, state: str, limit: int, redact: Seque
 
 def export(url: str, job: str, checkpoint: int | None, state: str, to: Path) -> str:
     """Writes all entries to a Parquet file, in bounded memory."""
-    import pyarrow.parquet as pq  # not at the top: other commands start a tenth of a second faster
+    import pyarrow.parquet as pq  # other commands start a tenth of a second faster
 
     if to.exists():
         raise InvalidJob(f"{to} exists already: choose another file")
@@ -103,13 +103,12 @@ def export(url: str, job: str, checkpoint: int | None, state: str, to: Path) -> 
 def _rows(batch: Any) -> list[dict[str, Any]]:
     try:
         return batch.to_pylist()  # type: ignore[no-any-return]
-    except (OverflowError, ValueError):  # timers with a time beyond Python's datetime
+    except (OverflowError, ValueError):  # timers beyond Python's datetime
         columns = [[_told(each) for each in column] for column in batch.columns]
         return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _told(value: Any) -> Any:
-    """Python value, or the number of a time beyond Python's datetime."""
     try:
         return value.as_py()
     except (OverflowError, ValueError):
@@ -135,7 +134,6 @@ def _named(state: str) -> tuple[str, str]:
 
 
 def _conditions(stored: StoredState, operator: str, state: str, where: Sequence[str]) -> dict[str, Any]:
-    """Conditions from `column=value` texts."""
     told = (info.key for info in stored.tables() if (info.operator, info.state) == (operator, state))
     types = key_types(next(told, ""))
     found: dict[str, Any] = {}

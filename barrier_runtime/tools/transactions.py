@@ -99,7 +99,7 @@ def _resolution(store: ObjectStore, pending: PendingJob) -> InDoubtResolution:
 
 
 def _settled(resolver: InDoubtResolver, sink: PendingSink, token: int, action: str, accept_loss: bool) -> Outcome:
-    """Resolves the transactions of a sink. An error of the sink does not affect other sinks."""
+    """Resolves the transactions of a sink, whose error does not affect other sinks."""
     outcome = Outcome(sink.name, [])
     try:
         if action == "commit":
@@ -110,7 +110,7 @@ def _settled(resolver: InDoubtResolver, sink: PendingSink, token: int, action: s
         else:
             resolver.clean_up(sink, token)
             outcome.done.extend(sink.entries)
-    except Exception as error:  # includes any error of the target's library
+    except Exception as error:  # any error of the target's library
         outcome.error = str(error) if isinstance(error, BarrierRuntimeError) else f"{type(error).__name__}: {error}"
     return outcome
 

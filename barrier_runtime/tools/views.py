@@ -1,8 +1,8 @@
 """Views of a job: terminal tables for `status` and `top`, and the file of `report`.
 
 Names are plain text, never markup; characters that would move the cursor are replaced. While the coordinator is
-unreachable, `top` says so and keeps the last tables. In a low window fewer checkpoints are shown; lines that still do
-not fit are cut off at the end, where the least important lines are.
+unreachable, `top` says so and keeps the last tables. In a low window fewer checkpoints are shown, and lines are cut off
+at the end, where the least important lines are.
 """
 
 import os
@@ -44,7 +44,6 @@ _BAR = 10
 
 
 def plain(text: object) -> str:
-    """Text without control characters."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
 
 
@@ -235,7 +234,7 @@ def _table(*columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str | Text) -> None:
-    """Adds a row. Strings are shown unchanged: the table itself would parse them as markup."""
+    """Adds a row with unchanged strings: the table itself would parse them as markup."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
 
 
@@ -268,10 +267,7 @@ def watch(
     console: Console | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Repeats the tables until the job ended or Ctrl-C.
-
-    Raises the error of the first `ask`; later calls may fail for a while.
-    """
+    """Repeats the tables until the job ended or Ctrl-C. Raises the error of the first `ask` only."""
     console = console or Console(highlight=False)
     status = ask()
     if once or not console.is_terminal:

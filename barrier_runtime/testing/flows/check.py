@@ -5,8 +5,8 @@
     def test_my_flow_is_exactly_once():
         print(check(build_flow, {"payments": payments}))
 
-There is no Spark, no server and no thread: the production classes (slots, channels, coordinator, log, sinks' operators)
-run on simulated loops, sockets and stores, one run after another. See docs/testing.md.
+There is no Spark, no server and no thread: the production classes run on simulated loops, sockets and stores, one run
+after another. See docs/testing.md.
 """
 
 import time
@@ -129,7 +129,7 @@ def check(
 
 
 def _crashes(crashes: Crashes, seed: int, quiet: FlowOutcome) -> Iterator[CrashPoint]:
-    """Yields the crashes of a run; `quiet` is the run without crashes and has the points."""
+    """Yields the crashes of a run; `quiet`, the run without crashes, has the points."""
     if crashes == "none":
         return
     for number, phase in enumerate(PHASES):
@@ -137,7 +137,7 @@ def _crashes(crashes: Crashes, seed: int, quiet: FlowOutcome) -> Iterator[CrashP
         for which, victim in enumerate(_VICTIMS):
             if crashes == "every point":
                 yield from (CrashPoint(phase, nth, victim) for nth in range(1, often + 1))
-            elif often:  # spread over the run: different in each phase and for each victim
+            elif often:  # spread over the run, differently in each phase and for each victim
                 yield CrashPoint(phase, 1 + (seed * 31 + number * 7 + which * 13 + often // 2) % often, victim)
 
 

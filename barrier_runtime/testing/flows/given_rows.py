@@ -1,6 +1,6 @@
 """Source of a checked flow: given rows in splits, paced in virtual time; and differences of rows.
 
-Rows of a sink are compared with expected rows as multisets; differences are reported in row order.
+Rows of a sink are compared as multisets; differences are reported in row order.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.data.schemas import described, no_rows
 from barrier_runtime.state.errors import InvalidJob
 
-# Rows for a source from a user: rows, rows by split, or a table (a single split).
+# Rows, rows by split, or a table (a single split).
 GivenInput: TypeAlias = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]] | pa.Table | pa.RecordBatch
 
 
@@ -28,11 +28,11 @@ class GivenRows:
 
     name: str
     schema: pa.Schema
-    tables: tuple[pa.RecordBatch, ...] = field(repr=False)  # per split
+    tables: tuple[pa.RecordBatch, ...] = field(repr=False)
     start_ns: int
-    lengths_ns: tuple[int, ...]  # per split: time in which the rows arrive
+    lengths_ns: tuple[int, ...]  # per split, for all rows to arrive
     batch_rows: int
-    exactly_once: bool  # as the flow's own source: sources without replay are refused, as in production
+    exactly_once: bool  # as the flow's own source: sources without replay are refused
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return [Split(f"{self.name}-{index}", str(index).encode()) for index in range(len(self.tables))]
@@ -79,7 +79,7 @@ class GivenReader:
 
 
 def tables_of(source: str, given: GivenInput, schema: pa.Schema) -> tuple[pa.RecordBatch, ...]:
-    """Returns a batch per split. Raises `InvalidJob` for rows that do not fit the schema of the source."""
+    """A batch per split. Raises `InvalidJob` for rows that do not fit the schema of the source."""
     if isinstance(given, pa.RecordBatch):
         given = pa.Table.from_batches([given])
     if isinstance(given, pa.Table):
@@ -109,7 +109,6 @@ class Difference:
     unexpected: tuple[Mapping[str, Any], ...]
 
     def lines(self) -> list[str]:
-        """First rows of the difference, for people."""
         told = []
         if self.missing:
             told.append(f"missing rows: {len(self.missing)}, the first: {_shown(self.missing[0])}")
@@ -121,7 +120,7 @@ class Difference:
 def difference(
     sink: str, expected: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]]
 ) -> Difference | None:
-    """Returns the difference, or None. Values are compared with their types; NaN equals NaN."""
+    """Compares values with their types; NaN equals NaN."""
     missing = _beyond(expected, found)
     unexpected = _beyond(found, expected)
     return Difference(sink, missing, unexpected) if missing or unexpected else None
@@ -141,7 +140,7 @@ def _beyond(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any
 
 
 def _key(row: Mapping[str, Any]) -> str:
-    """Returns a comparable text; the order of nested dicts does not matter, that of lists does."""
+    """Comparable text; the order of nested dicts does not matter, that of lists does."""
     return repr(_plain(row))
 
 

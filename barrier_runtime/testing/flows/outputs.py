@@ -25,10 +25,7 @@ class CheckedSink:
 
 
 class SinkCalls(Protocol):
-    """Process of a sink, which learns of the sink's calls.
-
-    If the process dies, no code after this call runs.
-    """
+    """Process of a sink. If the process dies, no code after this call runs."""
 
     def __call__(self, phase: str, /) -> None: ...
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 Victim = Literal["process", "program"]  # the active process; or the driver, its coordinator and all slots
 
-PHASES = {  # in checkpoint order; the text names the active process
+PHASES = {  # in checkpoint order, about the active process
     "fence": "the coordinator has begun a generation in the log and told nobody",
     "restore": "a slot is told what to restore",
     "recover": "a sink is about to finish what the restored checkpoint decided",
@@ -43,10 +43,7 @@ class CrashPoint:
 
 @dataclass(frozen=True)
 class FlowScenario:
-    """Run of a flow: seed of the interleaving, number of slots, and crash, if any.
-
-    `again` repeats the run that gives the expected rows.
-    """
+    """`again` repeats the run that gives the expected rows."""
 
     seed: int
     parallelism: int
@@ -55,7 +52,6 @@ class FlowScenario:
 
     @property
     def name(self) -> str:
-        """Name by which `named` finds the scenario."""
         parts = [str(self.seed), str(self.parallelism)]
         if self.crash is not None:
             parts += [self.crash.phase, str(self.crash.nth), self.crash.victim]
@@ -71,7 +67,6 @@ class FlowScenario:
 
 
 def named(name: str) -> FlowScenario:
-    """Scenario of a name. Raises `ValueError` for an unknown name."""
     parts = name.split("/")
     if len(parts) == 2:
         return FlowScenario(int(parts[0]), int(parts[1]))

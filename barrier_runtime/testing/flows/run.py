@@ -1,7 +1,7 @@
 """Run of a user's flow in the simulated world, with replaced sources and sinks and one crash.
 
-The process or the whole program dies at one point of the protocol. Spark restarts a dead slot after 0.2 to 0.8 s, the
-supervisor restarts a coordinator at once, and the user restarts a program with the next parallelism.
+Spark restarts a dead slot after 0.2 to 0.8 s, the supervisor restarts a coordinator at once, and the user restarts a
+program with the next parallelism.
 """
 
 import random
@@ -48,8 +48,8 @@ from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
 
 MAX_PARALLELISM = 16  # key groups
 _START_NS = WALL_START_NS + 200_000_000  # time of the first row
-_LENGTHS_NS = (500_000_000, 1_000_000_000)  # of the input: splits differ in speed
-# About eight checkpoints during the input.
+_LENGTHS_NS = (500_000_000, 1_000_000_000)  # splits differ in speed
+# About eight during the input.
 _CHECKPOINTS = {"interval_ms": 120, "min_pause_ms": 20, "timeout_ms": 5_000, "retained": 2}
 _WITHIN_S = 120.0  # virtual time until the job must have ended
 _AFTERWARDS_S = 1.0  # remains of dead programs may still act
@@ -67,35 +67,30 @@ _RECORDS: dict[type[Any], str] = {Fence: "fence", Complete: "decision", Finish: 
 
 
 class Flow(Protocol):
-    """`Dataflow`."""
-
     @property
     def plan(self) -> Plan: ...
 
 
 @dataclass(frozen=True)
 class FlowUnderTest:
-    """Flow and inputs.
-
-    `make` runs for each simulated process, so closures start fresh, as in production.
-    """
+    """`make` runs for each simulated process, so closures start fresh, as in production."""
 
     make: Callable[[], Flow]
-    inputs: Mapping[str, tuple[pa.RecordBatch, ...]]  # by source, a batch per split
+    inputs: Mapping[str, tuple[pa.RecordBatch, ...]]
     sinks: Mapping[str, Callable[[], CheckedSink]]
     parallelisms: Sequence[int]
-    checkpoints: Mapping[str, Any] = field(default_factory=dict)  # options that override those of `check`
+    checkpoints: Mapping[str, Any] = field(default_factory=dict)  # override those of `check`
     cluster: ClusterOptions = field(default_factory=ClusterOptions)
 
 
 @dataclass
 class FlowOutcome:
-    """Outcome of a run. `trouble` is the reason for a bad end; `rows` are then incomplete."""
+    """`trouble` is the reason for a bad end; `rows` are then incomplete."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by sink, as a reader of the target sees them
     points: Counter[str] = field(default_factory=Counter)  # occurrences of each phase
     crashed: bool = False
-    restored_in_flight: int = 0  # inputs whose rows in flight a restored checkpoint had
+    restored_in_flight: int = 0  # inputs with rows in flight in a restored checkpoint
     trouble: str = ""
     virtual_s: float = 0.0
     trace: str = ""
@@ -260,7 +255,7 @@ class _FlowRun(SimCluster):
         self.sim.after(self.sim.between_us(100_000, 500_000), lambda _: self._start_again(later))
 
     def _at(self, process: SimProcess, phase: str) -> None:
-        """Delays a sink's blocking call; the call does not continue in a dead process."""
+        """Delays a sink's blocking call, which does not continue in a dead process."""
         jobs = self.sim.jobs
         if jobs.current is not None:
             jobs.block(self.sim.between_us(*_CALL_US))

@@ -2,8 +2,7 @@
 
 The cluster simulates the parts outside this project: Spark (restarts the task of a dead process, kills a task at the
 driver's request), the supervisor of the embedded coordinator, and the driver that submits the job and polls. Everything
-between (slots, channels, coordinators, sinks, log) is production code, on simulated loops, sockets, threads and stores.
-Subclasses add faults and judges.
+else is production code, on simulated loops, sockets, threads and stores. Subclasses add faults and judges.
 """
 
 import asyncio
@@ -46,18 +45,15 @@ from barrier_runtime.testing.simulation.network import SimListening
 from barrier_runtime.testing.simulation.store import SimStore, StoreFaults
 
 PORT = 7000
-RESPAWN_US = (200_000, 800_000)  # until Spark has restarted a task
-_WATCHDOG_S = 30.0  # for which a slot of a killed program may continue: enough for everything that a zombie can do
+RESPAWN_US = (200_000, 800_000)
+_WATCHDOG_S = 30.0  # for which a slot of a killed program may continue as a zombie
 POLL_US = 500_000  # interval of the driver's polls
 _KEY = b"k" * 32
-_MEMORY_BYTES = 8 << 20  # memory of operators; state is in `lsm_kv`, outside this memory
+_MEMORY_BYTES = 8 << 20  # of operators; state is in `lsm_kv`
 
 
 class WatchedStore(MemoryStore):
-    """Store that reports every effect, in order.
-
-    `actor` is set before each effect to the process that causes it.
-    """
+    """Store that reports every effect, in order, of the process `actor`."""
 
     def __init__(
         self,
@@ -90,7 +86,7 @@ class SlotTask:
     index: int
     attempt: int
     process: SimProcess
-    program: str = ""  # program that the slot runs, as in `JobSpec`
+    program: str = ""  # as in `JobSpec`
     slot: Slot | None = None
     given_up: bool = False  # Spark has already started another attempt
     dismissed: bool = False  # the job had no place for the slot
@@ -107,9 +103,9 @@ class Program:
     tasks: list[SlotTask] = field(default_factory=list)
     coordinators: list["SimCoordinator"] = field(default_factory=list)
     attempts: int = 0
-    others: dict[str, JobGraph] = field(default_factory=dict)  # programs for a replace, by name
-    standbys: str = ""  # the last request for standby slots
-    outcome: str = ""  # set at the end; "killed" by the simulated user
+    others: dict[str, JobGraph] = field(default_factory=dict)  # for a replace, by name
+    standbys: str = ""  # last request for standby slots
+    outcome: str = ""  # "killed" by the simulated user
     reason: str = ""
 
     @property
@@ -129,11 +125,11 @@ class SimCoordinator:
 class ClusterOptions:
     """Properties of a cluster.
 
-    `turn_us` is additional virtual time of each turn of a slot's loop; `unreached` the rate at which Spark fails to
-    kill a process. `mark` and `first_name` keep the names of two clusters apart.
+    `turn_us`: additional virtual time of each turn of a slot's loop. `unreached`: rate at which Spark fails to kill.
+    `mark` and `first_name` keep the names of two clusters apart.
     """
 
-    standby: bool = False  # two daemons with leases from the start; otherwise one coordinator
+    standby: bool = False  # two daemons with leases; otherwise one coordinator
     turn_us: int = 0
     window_bytes: int = MAX_WINDOW_BYTES
     unreached: float = 0.0
@@ -142,15 +138,12 @@ class ClusterOptions:
     first_name: int = 0
     max_drift_ms: int | None = None
     no_cores: float = 0.0  # rate of missing cores for a standby slot
-    begins_us: int = 300  # latest begin of a slot's blocking work: threads may be busy
+    begins_us: int = 300  # of a slot's blocking work: threads may be busy
     inline_bytes: int = 300  # of a snapshot: larger files are objects
 
 
 class SimCluster:
-    """Cluster of a job.
-
-    Subclasses define the program (`_job`) and may watch messages, store effects and ends.
-    """
+    """Subclasses define the program (`_job`) and may watch messages, store effects and ends."""
 
     def __init__(self, job: str, sim: Simulation, options: ClusterOptions) -> None:
         self.job = job
@@ -167,7 +160,6 @@ class SimCluster:
         self._stopping: Literal["", "checkpoint", "drain"] = ""  # the user wants to end the job
 
     def world_ns(self) -> int:
-        """Time outside of all processes."""
         return WALL_START_NS + self.sim.now_us * 1000
 
     def now_ms(self) -> int:
@@ -188,7 +180,7 @@ class SimCluster:
         slot.handle(message)
 
     def _refused(self, program: Program, coordinator: SimCoordinator, error: InvalidJob) -> bool:
-        """Handles the refusal of a submitted job. False: the driver tries again."""
+        """False: the driver tries again."""
         self._ended(program, "failed", str(error))
         return True
 
@@ -199,7 +191,6 @@ class SimCluster:
         """Called after the job failed."""
 
     def _stop(self, runner: JobRunner) -> None:
-        """Stops the job, repeatedly, on the coordinator's loop."""
         if self._stopping:
             runner.stop(self._stopping)
 
@@ -228,7 +219,6 @@ class SimCluster:
         """Called after an object of the job's store was deleted."""
 
     def _open_target(self, process: SimProcess, url: str) -> ObjectStore:
-        """Store for `url` of a sink in `process`."""
         return SimStore(self.sim, process, self.target, self.target_faults)
 
     # ------------------------------------------------------------ programs
@@ -250,12 +240,10 @@ class SimCluster:
             self._start_slot(program, index)
 
     def _start_again(self, parallelism: int) -> None:
-        """Starts the program again, unless the job has ended meanwhile."""
         if self._current().outcome not in ("finished", "cancelled"):
             self._start_program(parallelism)
 
     def _addresses(self, number: int) -> tuple[str, str]:
-        """Places of a program's coordinators."""
         return f"{self.options.mark}driver-{number}", f"{self.options.mark}standby-{number}"
 
     def _kill_program(self, program: Program, *, leave_zombies: bool) -> None:
@@ -384,7 +372,6 @@ class SimCluster:
         return found
 
     def _restart_coordinator(self, program: Program) -> None:
-        """Restarts a dead coordinator, as the supervisor does."""
         for listening in program.listening if self.options.standby else program.listening[:1]:
             served = any(each.process.alive for each in program.coordinators if each.listening is listening)
             if program.active and not served:
@@ -475,7 +462,7 @@ class SimCluster:
         task.dismissed = shutdown.outcome == "left"
         if shutdown.outcome == "replaced" and not task.given_up:
             self._respawn(program, task)
-        elif shutdown.outcome == "failed":  # the task reports this to the driver, even without a coordinator
+        elif shutdown.outcome == "failed":  # even without a coordinator
             self.sim.after(2_000_000, lambda _: self._failed_by_task(program, shutdown.reason))
 
     def _failed_by_task(self, program: Program, reason: str) -> None:

@@ -4,7 +4,7 @@
 
 Each connection has its own base delay, and deliveries differ, so data on two connections may arrive in either order. At
 most `WINDOW` bytes of a direction are on the wire or unread; the rest waits in the sender's buffer and pauses its
-protocol, as with an unread socket. Chunks merge and split.
+protocol. Chunks merge and split.
 """
 
 # These classes replace classes of asyncio whose full interface is not used here.
@@ -19,23 +19,23 @@ from barrier_runtime.testing.simulation.contracts import AnyProcess, Event, Simu
 
 WINDOW = 64 * 1024  # bytes
 _READ_BYTES = 256 * 1024
-_HIGH_WATER = 64 * 1024  # of a send buffer, unless the protocol sets another
+_HIGH_WATER = 64 * 1024  # unless the protocol sets another
 _FIN, _RST = "fin", "rst"
 Address = tuple[str, int]
 
 
 class NetworkFaults:
-    """Rates of network faults per delivery; a test may change them at any time."""
+    """Rates per delivery; a test may change them at any time."""
 
     def __init__(self) -> None:
         self.late = 1 / 256  # up to 50 ms
         self.split = 1 / 32
-        self.host_lost = 1 / 20  # of crashes: the peer learns nothing until it writes
+        self.host_lost = 1 / 20  # of crashes: the peer notices when it writes
         self.never_told = 1 / 3  # of half-open ends: not even then
 
 
 class Wires(Protocol):
-    """Part of the network that a connection uses; the class is `network.SimNetwork`."""
+    """Part of `network.SimNetwork` that a connection uses."""
 
     simulation: Simulated
     faults: NetworkFaults
@@ -43,18 +43,17 @@ class Wires(Protocol):
     def delay_us(self, base_us: int) -> int: ...
 
     def waits(self, source: str, target: str, event: Event, argument: Any) -> bool:
-        """Returns whether the way from `source` to `target` is blocked; `event` then runs later."""
+        """True if the way from `source` to `target` is blocked; `event` then runs later."""
         ...
 
 
 class Connection:
     def __init__(self, network: Wires, number: int, client: AnyProcess, address: Address, place: str) -> None:
-        """Connects `client` to `address` on `place`."""
         simulation = network.simulation
         self.number = number
         self.address = address
         self.base_us = simulation.bits(simulation.bits(2) + 8)  # up to 0.25, 0.5, 1 or 2 ms
-        self.severed = False  # bytes sent from now on never arrive
+        self.severed = False  # later bytes never arrive
         self.ends = (
             SimTransport(network, self, client.place, place),
             SimTransport(network, self, place, client.place),
@@ -73,8 +72,8 @@ class Connection:
 class SimTransport(asyncio.Transport):
     """End of a connection: the transport of a process, and the kernel's part of the socket.
 
-    `wire` holds deliveries on the way *to* this end, `unread` bytes that arrived and wait, `unsent` bytes that this end
-    wrote and the window holds back.
+    `wire` holds deliveries on the way *to* this end, `unread` bytes that arrived, `unsent` bytes of this end that the
+    window holds back.
     """
 
     peer: "SimTransport"
@@ -94,7 +93,7 @@ class SimTransport(asyncio.Transport):
         self._last_arrival_us = 0
         self._arrival_armed = False
         self.unread: list[bytes] = []
-        self._in_flight = 0  # bytes to this end: on the wire, or unread
+        self._in_flight = 0  # to this end: on the wire, or unread
         self._eof = False
         self._reset: Exception | None = None
         self.shut = False  # the socket is closed
@@ -302,7 +301,7 @@ class SimTransport(asyncio.Transport):
         self._arm_reading()
 
     def reset_arrived(self) -> None:
-        """Marks the connection as reset at this end's kernel. Unread bytes can still be read."""
+        """Marks this end's kernel as reset. Unread bytes can still be read."""
         if self.shut or self._reset is not None:
             return
         self._reset = ConnectionResetError(104, f"connection {self.connection.number} was reset by the peer")

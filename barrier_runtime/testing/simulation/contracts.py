@@ -1,6 +1,6 @@
 """Protocols of simulation and processes for threads and connections; `loop` has the classes.
 
-A module of its own, because those classes hold the threads and the network, and imports must not be circular.
+Separate, because those classes hold the threads and the network, and imports must not be circular.
 """
 
 import asyncio

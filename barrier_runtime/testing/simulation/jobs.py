@@ -2,9 +2,7 @@
 
 Work that production runs on threads (restore, upload, commit, the coordinator's store calls) runs here as jobs of a
 process. A job begins shortly after submission, yields wherever it waits (`block`, a store call), and delivers its
-result on the process's loop. Between two waits a job runs without interruption.
-
-A job of a dead process never continues. A job of a stalled process continues after the stall.
+result on the process's loop. A job of a dead process never continues, a job of a stalled process after the stall.
 """
 
 import asyncio
@@ -51,8 +49,6 @@ class _Request:
 
 
 class Jobs:
-    """All jobs of a simulation. `current` is the running job."""
-
     def __init__(self, simulation: Simulated) -> None:
         self._simulation = simulation
         self._hub = getcurrent()
@@ -70,8 +66,7 @@ class Jobs:
     def request(self, there_us: int, effect: Callable[[], Any], back_us: int) -> Any:
         """Runs `effect` outside the process after `there_us`; result or error arrive `back_us` later.
 
-        The effect also happens while the process is stalled. If the process has died, the effect happens in half of the
-        cases.
+        The effect also happens during a stall of the process, and after its death in half of the cases.
         """
         job = self.running("a request")
         request = _Request(job, effect, back_us)
@@ -97,7 +92,7 @@ class Jobs:
         self._simulation.after(request.back_us, self._go_on, request.job)
 
     def running(self, what: str) -> BlockingJob:
-        """Returns the current job. Blocking outside of a job would stop a loop."""
+        """Current job. Blocking outside of a job would stop a loop."""
         if self._simulation.closed:
             raise GreenletExit
         if self.current is None:
@@ -135,7 +130,7 @@ class Pool:
     """Bounded number of simulated threads of a process; first in, first out."""
 
     def __init__(self, process: AnyProcess, threads: int, begins_us: int = LATEST_START_US) -> None:
-        """Creates the pool. A free thread begins work within `begins_us`."""
+        """A free thread begins work within `begins_us`."""
         self._process = process
         self._threads = threads
         self._begins_us = begins_us
@@ -181,8 +176,6 @@ class Pool:
 
 
 class SimWorkers:
-    """`slot.workers.Workers` on simulated threads, with executors."""
-
     def __init__(self, process: AnyProcess, threads: int = 16, begins_us: int = LATEST_START_US) -> None:
         self._process = process
         self._pool = Pool(process, threads, begins_us)

@@ -5,8 +5,7 @@ running code takes no time, but each turn of a loop begins a few microseconds af
 unchanged on an asyncio loop, streams, threads (`jobs`), an object store (`store`) and clocks.
 
 Addresses of objects, hashes of strings and the garbage collector must not influence a run. Tasks and futures therefore
-hash by number, collection is off during a simulation, and remains of a dead process stay untouched until the simulation
-is closed.
+hash by number, collection is off, and remains of a dead process stay untouched until the simulation is closed.
 """
 
 # These classes replace classes of asyncio whose full interface is not used here.
@@ -35,22 +34,22 @@ from barrier_runtime.testing.simulation.jobs import LATEST_START_US, Jobs, Pool,
 from barrier_runtime.testing.simulation.network import SimListening, SimNetwork, SimServer
 
 WALL_START_NS = 1_767_225_600 * 1_000_000_000  # 2026-01-01
-SECOND = 1_000_000  # virtual time is in microseconds
+SECOND = 1_000_000  # in microseconds
 _ALIVE, _STALLED, _DEAD = "alive", "stalled", "dead"
 _TRACE_BLOCK = 512
 _AWAKE_US = (5, 60)  # until a thread of a resumed process runs
-_LOOK_S = 0.0005  # interval of looking whether another job has set an event
+_LOOK_S = 0.0005  # interval of looking for an event set by another job
 _NUMBER_STEP = 4096  # no simulation has more processes
 _MEMORY_FOLDER = Path("/dev/shm")
 
 
 class OutOfSteps(Exception):
-    """More events than allowed: the simulation probably loops."""
+    """The simulation probably loops."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Problem of a process's loop: an exception without a waiter, or a callback that raised."""
+    """Exception without a waiter, or a callback that raised."""
 
     at_s: float
     process: str
@@ -62,7 +61,7 @@ class Problem:
 
 
 class Simulation:
-    """Simulation as a context manager: the exit drops every process at once and removes the local files."""
+    """Context manager: the exit drops every process at once and removes the local files."""
 
     def __init__(self, seed: int, *, max_steps: int = 20_000_000) -> None:
         self.seed = seed
@@ -77,7 +76,7 @@ class Simulation:
         self._events: list[tuple[int, int, Event, Any]] = []
         self._sequence = 0
         self._hash = hashlib.blake2b(digest_size=16)
-        self._untold: list[tuple[Any, ...]] = []  # trace entries that are not hashed yet
+        self._untold: list[tuple[Any, ...]] = []  # not hashed yet
         self._last: deque[tuple[Any, ...]] = deque(maxlen=200)
         self._directory: Path | None = None
         self._collector_was_on = False
@@ -121,10 +120,7 @@ class Simulation:
         self.now_us = max(self.now_us, end_us)
 
     def run_until(self, condition: Callable[[], bool], within_s: float, *, look_every_s: float = 0.005) -> bool:
-        """Runs until `condition()`, checked every `look_every_s` of virtual time.
-
-        False: not within `within_s`.
-        """
+        """Runs until `condition()`, checked every `look_every_s` of virtual time. False: not within `within_s`."""
         end_us = self.now_us + int(within_s * SECOND)
         every_us = max(1, int(look_every_s * SECOND))
         while not condition():
@@ -144,10 +140,7 @@ class Simulation:
     # ------------------------------------------------------------ trace
 
     def trace(self, kind: str, *details: object) -> None:
-        """Adds an entry.
-
-        Details are strings, numbers, bytes and tuples of them, without addresses in their repr.
-        """
+        """Details are strings, numbers, bytes and tuples of them, without addresses in their repr."""
         self._untold.append((self.now_us, kind, *details))
         if len(self._untold) >= _TRACE_BLOCK:
             self._tell()
@@ -196,10 +189,7 @@ class Simulation:
             gc.enable()
 
     def close(self) -> None:
-        """Ends all processes. Remains are unwound in a fixed order.
-
-        Their cleanup code runs, but network and store refuse its requests.
-        """
+        """Ends all processes, and unwinds remains in a fixed order. Network and store refuse requests of cleanups."""
         if self.closed:
             return
         self.closed = True
@@ -226,11 +216,11 @@ class SimProcess:
         self.number = len(simulation.processes)
         self.pid = 1000 + self.number
         self.state = _ALIVE
-        self.turn_us = 0  # additional virtual time of each turn: a slow machine
+        self.turn_us = 0  # of virtual time per turn: a slow machine
         self.skew_ns = 0  # of the wall clock; may change at any moment
         self._steady_from_ns: int | None = None
         self.jobs: dict[Any, None] = {}  # greenlets that have begun and not ended
-        self.held: list[tuple[Event, Any]] = []  # events of jobs that wait for the end of a stall
+        self.held: list[tuple[Event, Any]] = []  # of jobs that wait for the end of a stall
         self._stalled_until_us: int | None = None
         self._left: list[asyncio.Task[Any]] = []
         simulation.processes.append(self)
@@ -246,7 +236,7 @@ class SimProcess:
         return self.simulation.now_us / SECOND
 
     def steady_ms(self) -> int:
-        """Returns the time of `server/runner.SteadyClock`: the wall clock at the first read, then steady."""
+        """Time of `server/runner.SteadyClock`: the wall clock at the first read, then steady."""
         if self._steady_from_ns is None:
             self._steady_from_ns = self.wall_ns() - self.simulation.now_us * 1000
         return (self._steady_from_ns + self.simulation.now_us * 1000) // 1_000_000
@@ -258,7 +248,6 @@ class SimProcess:
 
     @property
     def alive(self) -> bool:
-        """Returns True for running and stalled processes."""
         return self.state is not _DEAD
 
     @property
@@ -285,7 +274,7 @@ class SimProcess:
             self.sleep(_LOOK_S)
 
     def crash(self) -> None:
-        """Kills the process (SIGKILL): none of its code runs again, and its connections end."""
+        """SIGKILL: no code of the process runs again, and its connections end."""
         self._die("crash")
 
     def leave(self) -> None:
@@ -300,7 +289,7 @@ class SimProcess:
         self.simulation.network.process_died(self, orderly=how == "leave")
 
     def stall(self, seconds: float | None = None) -> None:
-        """Stops the process (SIGSTOP), and continues it after `seconds` (None: at `resume`)."""
+        """SIGSTOP, and SIGCONT after `seconds` (None: at `resume`)."""
         if self.state is _DEAD:
             return
         simulation = self.simulation
@@ -312,7 +301,7 @@ class SimProcess:
             simulation.at(self._stalled_until_us, self._stall_over)
 
     def resume(self) -> None:
-        """Continues the process (SIGCONT) and runs held events in order of arrival."""
+        """SIGCONT; runs held events in order of arrival."""
         if self.state is not _STALLED:
             return
         self.simulation.trace("resume", self.name)
@@ -341,7 +330,7 @@ class SimProcess:
             assert isinstance(coroutine, Coroutine | Generator)
             try:
                 coroutine.close()
-            except Exception as error:  # cleanup of a dead process can reach nothing, so nothing is lost
+            except Exception as error:  # cleanup of a dead process can reach nothing
                 self.simulation.trace("unwound", self.name, type(error).__name__)
         asyncio._set_running_loop(None)
         self.loop._ready.clear()
@@ -351,8 +340,6 @@ class SimProcess:
 
 
 class SimHandle:
-    """Callback in the queue of a loop. `when` is set for timers."""
-
     __slots__ = ("_args", "_callback", "_context", "_when")
 
     def __init__(
@@ -375,7 +362,7 @@ class SimHandle:
 
 
 class SimTask(asyncio.Task):
-    """Task that hashes by number, so sets of tasks have the same order in every run."""
+    """Hashes by number, so sets of tasks have the same order in every run."""
 
     def __init__(self, coroutine: Any, *, loop: "SimLoop", name: str, context: Any, number: int) -> None:
         self._number = number
@@ -387,8 +374,6 @@ class SimTask(asyncio.Task):
 
 
 class SimFuture(asyncio.Future):
-    """Future that hashes by number, as `SimTask`."""
-
     def __init__(self, *, loop: "SimLoop", number: int) -> None:
         self._number = number
         super().__init__(loop=loop)
@@ -400,7 +385,7 @@ class SimFuture(asyncio.Future):
 class SimLoop(asyncio.AbstractEventLoop):
     """Event loop of a process. Callbacks wait in `_ready`.
 
-    A *turn* runs the callbacks present at the begin, as in asyncio. Turns are events of the simulation.
+    A *turn*, an event of the simulation, runs the callbacks present at the begin, as in asyncio.
     """
 
     def __init__(self, process: SimProcess) -> None:
@@ -408,7 +393,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.simulation = process.simulation
         self._ready: deque[SimHandle] = deque()
         self._turn_due = False
-        self._numbers = process.number  # counts in steps, so that loops never share a number
+        self._numbers = process.number  # in steps, so that loops never share a number
         self._pools: dict[int, tuple[Any, Pool]] = {}  # id(executor) -> executor, threads
         self._bits = self.simulation.bits
         self._after = self.simulation.after
@@ -508,7 +493,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
         """Runs `func` on a simulated thread.
 
-        Only the executor's number of threads and its shutdown matter; a shutdown here cancels work that has not begun.
+        Only the executor's number of threads and its shutdown matter, which cancels work that has not begun.
         """
         if executor is not None and executor._shutdown:
             raise RuntimeError("cannot schedule new futures after shutdown")

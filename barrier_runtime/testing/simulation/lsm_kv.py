@@ -2,8 +2,7 @@
 
 There are numbered SST files with constant bytes, CURRENT, a MANIFEST that lists the live files, and OPTIONS. A flush
 writes the memtable as a new SST; sometimes a compaction merges all. As in RocksDB, an opened snapshot continues the
-numbering of its manifest, so after a restore of an older state names of an earlier incarnation are reused for other
-bytes.
+numbering of its manifest, so a restore of an older state reuses names of an earlier incarnation for other bytes.
 """
 
 import os
@@ -26,10 +25,7 @@ _FIRST_MANIFEST, _FIRST_OPTIONS, _FIRST_SST = 5, 7, 8
 
 
 class LsmKv:
-    """Store of a database.
-
-    `compact()` decides after each flush whether to compact, and also answers `compacts`.
-    """
+    """`compact()` decides after each flush whether to compact, and also answers `compacts`."""
 
     kind = "lsm"
 
@@ -115,7 +111,7 @@ class LsmKv:
 
 
 class LsmBackend:
-    """Backend for the registry in `state.backend.restore`. Nonempty databases are opened side by side."""
+    """For the registry in `state.backend.restore`. Nonempty databases are opened side by side."""
 
     copied_bytes = 0
 
@@ -137,7 +133,7 @@ class LsmBackend:
         content = MemoryKv()
         for number in live:
             content.write(_read_sst(directory / _sst(number)))
-        opened = int(next_number)  # number of the new manifest, as in RocksDB
+        opened = int(next_number)  # as in RocksDB
         return LsmKv(directory, self._compact, content, live, opened + 1, opened)
 
 

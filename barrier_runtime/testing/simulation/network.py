@@ -21,7 +21,7 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class SimListening:
-    """Listening socket. It may outlive its process: connects then wait in the backlog."""
+    """Listening socket. May outlive its process: connects then wait in the backlog."""
 
     family = type = 0
 
@@ -70,7 +70,6 @@ class SimServer(asyncio.AbstractServer):
         """Returns at once."""
 
     def accept(self) -> None:
-        """Accepts all waiting connections; a callback of the loop."""
         backlog = self._listening.backlog
         while self._serving and backlog:
             end = backlog.popleft()
@@ -92,7 +91,7 @@ class SimNetwork:
     # ------------------------------------------------------------ listening and connecting
 
     def listen(self, host: str, port: int = 0, *, place: str, owner: AnyProcess | None = None) -> SimListening:
-        """Listening socket on `place`. Without an owner the socket outlives every process that serves it."""
+        """Without an owner the socket outlives every process that serves it."""
         if port == 0:
             self._ports += 1
             port = self._ports
@@ -176,7 +175,6 @@ class SimNetwork:
 
     @property
     def connections(self) -> list[Connection]:
-        """Connections with an open end, in order of creation."""
         for number in [number for number, connection in self._connections.items() if not connection.open]:
             del self._connections[number]
         return list(self._connections.values())
@@ -214,7 +212,6 @@ class SimNetwork:
         return list(self._clogged)
 
     def partition(self, some: Iterable[AnyProcess | str], others: Iterable[AnyProcess | str]) -> None:
-        """Clogs every pair in both directions."""
         others = [_place(other) for other in others]
         for one in some:
             for other in others:

@@ -1,10 +1,9 @@
 """Object store as seen by a simulated process: remote, slow, and sometimes faulty.
 
-Every call belongs to a blocking job: the request travels, takes effect on the shared `MemoryStore`, and the answer
-travels back. The effect also happens if the process is stalled meanwhile, and often if it is dead. Faults are drawn per
-call from the rates in `StoreFaults`, which a test may change. All faults obey the contract of
-`state.store.object_store`, except `flipped_byte`, `truncated_read` and `ignore_conditions`, which the checks above the
-store must detect.
+The request of a blocking job travels, takes effect on the shared `MemoryStore`, and the answer travels back. The effect
+also happens if the process is stalled meanwhile, and often if it is dead. Faults are drawn per call from `StoreFaults`.
+All faults obey the contract of `state.store.object_store`, except `flipped_byte`, `truncated_read` and
+`ignore_conditions`, which the checks above the store must detect.
 """
 
 from collections import deque
@@ -19,17 +18,17 @@ from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound,
 from barrier_runtime.testing.simulation.loop import SECOND, SimProcess, Simulation
 
 _TRAVEL_US = (300, 4_000)  # in one direction
-_GIVE_UP_US = (1 * SECOND, 10 * SECOND)  # time that a client waits for a missing answer
+_GIVE_UP_US = (1 * SECOND, 10 * SECOND)  # wait for a missing answer
 _FORGET_DELETED_US = 60 * SECOND
 
 
 @dataclass
 class StoreFaults:
-    """Rates of faults per call. Writes are put, put_file, put_if_absent, delete, publish."""
+    """Rates per call. Writes are put, put_file, put_if_absent, delete, publish."""
 
     fail_before: float = 0.0  # no effect
     apply_then_fail: float = 0.0  # of writes: an effect, but no answer
-    land_late: float = 0.0  # of writes: the client gives up, and the effect comes up to `late_s` after the call
+    land_late: float = 0.0  # of writes: the client gives up, the effect comes up to `late_s` after the call
     late_s: float = 30.0
     conflict: float = 0.0  # of put_if_absent: HTTP 409, no effect
     slow: float = 0.0  # the answer comes up to `slow_s` later
@@ -39,10 +38,10 @@ class StoreFaults:
     stale_list: float = 0.0  # of lists: as of up to `stale_s` ago
     stale_s: float = 20.0
     ignore_conditions: bool = False  # put_if_absent overwrites and reports success
-    outage_until_s: float = 0.0  # until then (virtual time) everything fails, or hangs until the client gives up
+    outage_until_s: float = 0.0  # in virtual time; everything fails, or hangs until the client gives up
     held: str = ""  # calls for keys with this prefix wait until …
     held_until_s: float = 0.0
-    seen: dict[str, int] = field(default_factory=dict)  # number of occurrences of each fault
+    seen: dict[str, int] = field(default_factory=dict)  # occurrences of each fault
     deleted: deque[tuple[int, ObjectInfo]] = field(default_factory=deque)  # recent, for stale lists
 
     def heal(self) -> None:
@@ -57,22 +56,18 @@ class StoreWatcher(Protocol):
     """Watcher of the processes' calls, in the order of each process."""
 
     def requested(self, actor: str, operation: str, key: str) -> None:
-        """Called before `actor` calls the store; for a delete once per key."""
+        """For a delete once per key."""
         ...
 
-    def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
-        """Called after `actor` has the outcome of `put_if_absent`."""
-        ...
+    def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None: ...
 
-    def got(self, actor: str, key: str, there: bool | None) -> None:
-        """Called after `actor` has the answer of `get`: whether the object exists; None: an error."""
-        ...
+    def got(self, actor: str, key: str, there: bool | None) -> None: ...
 
 
 class SimStore:
     """`ObjectStore` of a process. All processes share `memory` and `faults`.
 
-    During an effect `memory.actor` is the name of the process that requested it.
+    During an effect `memory.actor` is the process that requested it.
     """
 
     requests_at_once = 1  # a simulated process has no threads

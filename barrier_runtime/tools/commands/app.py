@@ -1,7 +1,7 @@
 """Common parts of all commands: the application, shared arguments, and the flow of a command line.
 
-Pages of `--help` are lists of whole names with their help, options by group. Typer's default is rich's tables of six
-columns, which cut off the names on a terminal of 80 columns.
+Pages of `--help` are lists of whole names with their help, options by group. Typer's default, rich's tables of six
+columns, cuts off the names on a terminal of 80 columns.
 """
 
 import importlib.util
@@ -140,6 +140,5 @@ def load_flow(target: str) -> "Dataflow":
 
 
 def _user_line(error: Exception, path: Path) -> str:
-    """Line of the user's file that caused `error`."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
     return f"{path}, line {frames[-1].lineno}: {frames[-1].line}" if frames else str(path)

@@ -52,7 +52,7 @@ def _tell_restore(flow: "Dataflow", options: dict[str, Any], local: bool) -> Non
 
     try:
         page, _ = preview_of_restore(flow, options, local=local)
-    except InvalidJob as error:  # for example no checkpoint exists; the start decides whether that is an error
+    except InvalidJob as error:  # the start decides whether this is an error
         page = f"restore: {error}\n"
     print(page, end="", file=sys.stderr)
 

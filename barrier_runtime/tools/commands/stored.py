@@ -1,7 +1,4 @@
-"""Commands for data that jobs have stored; they need no running job.
-
-Savepoints, state as tables, `fsck`, `compact`, `transactions`, and `replay` and `verify` between two checkpoints.
-"""
+"""Commands for data that jobs have stored; they need no running job."""
 
 import sys
 from pathlib import Path
