@@ -59,7 +59,7 @@ class Emulator:
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """Ends the process by SIGTERM: Azurite saves its lists of blobs on exit, and otherwise only every few seconds;
+        """Ends the process by SIGTERM: Azurite saves the lists of blobs on exit, and otherwise only every few seconds;
         the real service loses no blob.
         """
         self._process.terminate()

@@ -1,4 +1,4 @@
-"""Numbers of examples or seeds per test, by the profiles of tests/conftest.py. A test names its own number; `make test`
+"""Numbers of examples or seeds per test, by the profiles of tests/conftest.py. A test names a number; `make test`
 draws a quarter of the examples, `make check` a tenth, `make oracle` ten times as many. `make check` draws a fifth of
 the seeds, because the others are marked slow. `make oracle` runs the tests of hypothesis and those marked `draws`.
 """

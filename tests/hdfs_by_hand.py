@@ -7,7 +7,7 @@ On 26 November 2026 this passed on a MiniDFSCluster of `org.apache.hadoop:hadoop
 3.3, whose source is in the crate `hdfs-sys` 0.3.1. In the crate's folder `libhdfs`: `gcc -shared -fPIC -fcommon
 -I$JAVA_HOME/include -I$JAVA_HOME/include/linux -Ilibhdfs -Ihdfs_3_3 -Ihdfs_3_3/include -Ihdfs_3_3/os/posix
 hdfs_3_3/*.c hdfs_3_3/os/posix/*.c -L$JAVA_HOME/lib/server -ljvm -o libhdfs.so`. On the CLASSPATH: `hadoop-client-api`,
-`hadoop-client-runtime`, log4j and `commons-lang3`, without which libhdfs crashes at its first error.
+`hadoop-client-runtime`, log4j and `commons-lang3`, without which libhdfs crashes at the first error.
 """
 
 import os

@@ -25,7 +25,6 @@ class Done:
 
 
 def run_here(*arguments: str, cwd: Path | None = None, variables: Mapping[str, str] = {}) -> Done:
-    """Runs the command's entry point with these arguments to its end, without lasting effects on this process."""
     out, err, before = io.StringIO(), io.StringIO(), Path.cwd()
     with (
         patch.object(sys, "argv", ["barrier-runtime", *arguments]),

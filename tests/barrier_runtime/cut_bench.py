@@ -93,9 +93,9 @@ Made = Callable[[Bench, Stream, str], Stream]
 class Step:
     """A step under test.
 
-    `of`: public methods that the step tries. `in_order`: the order of its rows is guaranteed. `by_order`: its rows
+    `of`: public methods that the step tries. `in_order`: the rows' order is guaranteed. `by_order`: its rows
     depend on the order of input rows, not only on their times. `follows`: the step follows event time row by row.
-    `makes_late`: its rows may be late although its input is not. `merges`: inputs of the same source interleave in the
+    `makes_late`: rows may be late although no input row is. `merges`: inputs of the same source interleave in the
     step. `variant`: the step is tried only before and after some steps (`pairs`).
     """
 

@@ -1,7 +1,7 @@
 """A table of all public steps, for tests that cut the same rows into other batches.
 
 Each step takes and emits rows of `SCHEMA`, so any step can follow any other. Other outputs of a step (late rows,
-misses, failed rows) go into sinks of their own. A step with several inputs gets `bench.other()` as its second input,
+misses, failed rows) go into sinks of their own. A step with several inputs gets `bench.other()` as second input,
 all of whose rows precede the first row of the stream; the steps `…_of_the_same` get a second stream of the same
 source, so the rows of their inputs interleave.
 """
@@ -402,7 +402,7 @@ def top(bench: Bench, rows: Stream, name: str) -> Stream:
 
 @step("Stream.window_all", "WindowedStream.top", makes_late=True)
 def top_of_aggregates(bench: Bench, rows: Stream, name: str) -> Stream:
-    """The windows of the second step are those of the first one, so its rows keep their start and end."""
+    """The windows of the second step are those of the first step, so rows keep their start and end."""
     counted = rows.key_by("k").window(f"{name}-keys", Tumbling(20 * MS), event_time="t").aggregate(n=count())
     best = counted.window_all(name, Tumbling(20 * MS), event_time="window_start").top(2, by="k")
     return best.select({"k": "k", "t": pc.field("window_start").cast(pa.int64()), "n": "n"})
@@ -414,7 +414,7 @@ def window_all(bench: Bench, rows: Stream, name: str) -> Stream:
     return counted.select({"k": "k", "t": pc.field("window_end").cast(pa.int64()), "n": "n"})
 
 
-# ------------------------------------------------------------ two inputs, the second one there before
+# ------------------------------------------------------------ two inputs, the second there before
 
 
 def _join(kind: str, **options: Any) -> Made:

@@ -1,10 +1,10 @@
-"""A store of which one upload fails in the middle of a run; the rows of the run, not a time, choose the upload."""
+"""A store of which an upload fails in the middle of a run; the rows of the run, not a time, choose the upload."""
 
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 
 
 class FailingUpload:
-    """Fails an upload of the next checkpoint once a run has put more than `decisions` records after its first row."""
+    """Fails an upload of the next checkpoint once the run has put more than `decisions` records after the first row."""
 
     def __init__(self, store: MemoryStore, decisions: int) -> None:
         self._store = store

@@ -1,6 +1,6 @@
 """Runs a whole flow on one thread: real subtasks, channels and source drivers, without a coordinator and checkpoints.
 
-A run takes some milliseconds, so thousands of small flows can be compared. The rows of sinks are collected one by one.
+A run takes some milliseconds, so thousands of small flows can be compared. The rows of sinks are collected singly.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class _Collecting(Operator):
 
 
 class InlineJob:
-    """A flow ready to run. `step` lets each subtask do one piece of work in turn."""
+    """A flow ready to run. `step` lets each subtask do a piece of work in turn."""
 
     def __init__(self, flow: Dataflow, world: World, parallelism: int = 1) -> None:
         graph = compile_plan(flow.plan, parallelism)

@@ -1,4 +1,4 @@
-"""Harness that drives one operator by hand: real keyed state, real snapshots in an object store, no slot."""
+"""Harness that drives an operator by hand: real keyed state, real snapshots in an object store, no slot."""
 
 import contextlib
 import dataclasses
@@ -125,7 +125,7 @@ class World:
         )
 
     def finish(self, operator: str, checkpoint: int, capture: Capture) -> OperatorSnapshot:
-        """Finishes a snapshot as the slot does after its synchronous part."""
+        """Finishes a snapshot as the slot does after the synchronous part."""
         values = dict(capture.values)
         if capture.blocking is not None:
             values.update(capture.blocking())
@@ -151,7 +151,7 @@ class _OfLoop:
 
 
 class Driven:
-    """One opened operator; collects the emitted rows as dicts."""
+    """An opened operator; collects the emitted rows as dicts."""
 
     def __init__(
         self,

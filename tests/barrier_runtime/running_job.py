@@ -1,4 +1,4 @@
-"""A whole job in one process, changed during the run: stopped with a savepoint, rescaled, or its program replaced.
+"""A whole job in one process, changed during the run: stopped with a savepoint, rescaled, or the program replaced.
 
 job = RunningJob(numbers_flow(target), tmp_path, parallelism=2)
 await job.rows_in(target, 400)
@@ -47,7 +47,7 @@ class Target(CollectSink):
 
 
 class Number:
-    """Emits the number of the row within its key, from its own state."""
+    """Emits the number of the row within the key, from keyed state."""
 
     seen = ValueState(int, default=0)
 
@@ -57,7 +57,7 @@ class Number:
 
 
 NUMBERED = {"key": int, "n": int, "own": int}
-ROWS_PER_S = 1_000  # the cost of a test grows with its rows
+ROWS_PER_S = 1_000  # the cost of a test grows with the rows
 
 
 def numbers_flow(target: Target, name: str = "job", read: list[int] | None = None) -> Dataflow:
@@ -121,7 +121,7 @@ class RunningJob:
                 await asyncio.sleep(0.02)
 
     async def rows_in(self, target: Target, many: int) -> JobStatus:
-        """Waits for `many` rows or more, which for `numbers_flow` include every key: each split has its own keys, and
+        """Waits for `many` rows or more, which for `numbers_flow` include every key: splits share no keys, and
         one split may be unread when another has that many rows.
         """
 

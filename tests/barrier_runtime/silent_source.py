@@ -1,4 +1,4 @@
-"""A source that emits its rows at once, and no more until an event was observed (`fired`).
+"""A source that emits all rows at once, and no more until an event was observed (`fired`).
 
 The source requests no earlier poll, so the observed rows were made without input. After a long time the source ends,
 and `fired` reports the end.

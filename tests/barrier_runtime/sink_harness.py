@@ -1,4 +1,4 @@
-"""A miniature job around one sink: positions, checkpoints, a decision log and generations, run by hand in one thread.
+"""A miniature job around a sink: positions, checkpoints, a decision log and generations, run by hand in one thread.
 
 All parts of the sink are real (operator, driver, encoders, store). The harness acts as the slot and the coordinator:
 it crashes at a place chosen by the test, restores the last *decided* checkpoint with a higher token, and continues.
@@ -133,7 +133,7 @@ def no_keyed_state() -> Any:
 
 
 class Subtask:
-    """One opened sink subtask, driven by hand."""
+    """An opened sink subtask, driven by hand."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class Subtask:
         return (self.manifests[checkpoint],)
 
     def settle(self) -> None:
-        """Runs the executor, and acts as the coordinator of a job with this one sink subtask."""
+        """Runs the executor, and acts as the coordinator of a job with only this sink subtask."""
         self.executor.run()
         while self.operator._sink.global_committer and self.parallelism == 1 and self._committed() > self._visible():
             through = self._committed()
@@ -255,7 +255,7 @@ class Subtask:
 
 @dataclass
 class Job:
-    """Passes numbers 0 … `rows` - 1 through one sink subtask; a checkpoint follows every `rows_per_checkpoint` rows."""
+    """Passes numbers 0 … `rows` - 1 through a sink subtask; a checkpoint follows every `rows_per_checkpoint` rows."""
 
     make_sink: Callable[[], TwoPhaseCommitSink]
     rows: int = 6
@@ -264,10 +264,10 @@ class Job:
     decided: list[tuple[int, int, OperatorSnapshot]] = field(default_factory=list)  # checkpoint, position, snapshot
     next_checkpoint: int = 1
     late_commits: bool = False
-    ends: bool = False  # the input ends after the last row, with one more checkpoint
+    ends: bool = False  # the input ends after the last row, with a final checkpoint
 
     def run(self, store: ObjectStore) -> None:
-        """Runs one generation, until the end or a `Crash`."""
+        """Runs a generation, until the end or a `Crash`."""
         self.token += 1
         position, restored = 0, ()
         if self.decided:

@@ -1,8 +1,8 @@
-"""Real slots of one tiny job on one loop, a coordinator played by the test, and a record of each slot's messages.
+"""Real slots of a tiny job on one loop, a coordinator played by the test, and a record of each slot's messages.
 
 Slots leave the heap of the tests' process alone, unless a test passes the real `trim_memory`.
 
-The job: a source fed by the test, one row per poll → (rebalance) → one operator chosen by the test.
+The job: a source fed by the test, a row per poll → (rebalance) → an operator chosen by the test.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ class FeedReader:
 
 
 class Totals(Operator):
-    """Counts rows; records its lifecycle calls."""
+    """Counts rows; records lifecycle calls."""
 
     def __init__(self):
         self.life = []
@@ -241,7 +241,7 @@ class Bench:
         return [snapshot for ack in acks for snapshot in ack.operators]
 
     def reconnect(self, index=0, last_completed=0):
-        """Restores the connection; returns the slot's messages after the answer to its Register."""
+        """Restores the connection; returns the slot's messages after the answer to the Register."""
         link, slot = self.links[index], self.slots[index]
         link.up, link.said = True, []
         slot.connected()

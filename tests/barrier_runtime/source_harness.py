@@ -1,4 +1,4 @@
-"""Harness that drives one subtask's source by hand: a clock set by the test, snapshots, restores."""
+"""Harness that drives a subtask's source by hand: a clock set by the test, snapshots, restores."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""One subtask between real channels, with a clock of its own, and a record of captured, recorded
+"""A subtask between real channels, with a manual clock, and a record of captured, recorded
 and emitted elements.
 """
 
@@ -28,7 +28,7 @@ def values(batches):
 
 
 class Summing(Operator):
-    """Forwards rows and sums them; emits the sum as one row at the end of its input."""
+    """Forwards rows and sums them; emits the sum as a row at the end of the input."""
 
     def __init__(self):
         self.total = 0
@@ -63,7 +63,7 @@ class CapturedCalls:
 
 
 class Bench:
-    """One subtask between real channels; acts as its slot."""
+    """A subtask between real channels; acts as the slot."""
 
     def __init__(self, inputs=2, aligner=Aligner, room=1 << 20, ports=None, aligned_only=(), replay=(), operator=None):
         self.captured = CapturedCalls()

@@ -4,7 +4,7 @@
 
     async with TcpJob(flow, folder, parallelism=2, checkpoint_interval=0.2) as job:
         await job.until(lambda: job.completed >= 3)
-        job.break_slot(1)                              # as a retryable failure of one of its operators
+        job.break_slot(1)                              # as a retryable failure of an operator
         await job.until(lambda: job.generations > 1)
 """
 
@@ -177,7 +177,6 @@ class TcpJob:
             await asyncio.sleep(min(max(0.01, waited / 20), 0.05))  # a status takes a good part of a millisecond
 
     async def outcome(self, seconds: float = 240.0) -> JobStatus:
-        """Returns the last status, once the job has ended."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while self.runner.outcome is None:
@@ -188,7 +187,7 @@ class TcpJob:
     # ---- doing
 
     def break_slot(self, index: int) -> None:
-        """Raises a retryable failure in one of the slot's subtasks."""
+        """Raises a retryable failure in a subtask of the slot."""
         execution = self.slots[index]._execution
         assert execution is not None, "the slot has nothing that could fail"
         execution._fail(None, "x", OSError("the test breaks it"))

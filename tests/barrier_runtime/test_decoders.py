@@ -1,6 +1,6 @@
 """Decoders in a fresh process whose threads first use the same type at the same time, like the executors of a restore.
 
-msgspec describes a type at its first use and shows the description to other threads before it is complete.
+msgspec describes a type at first use and shows the description to other threads before it is complete.
 """
 
 import os

@@ -35,7 +35,6 @@ def plain(rows: Rows) -> Rows:
 
 
 def late_rows(slots: Slots) -> Rows:
-    """Returns the late rows since the last call."""
     rows = [row for driven in slots.driven for batch in driven.side[LATE] for row in batch.rows.to_pylist()]
     for driven in slots.driven:
         driven.side[LATE].clear()

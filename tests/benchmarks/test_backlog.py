@@ -1,4 +1,4 @@
-"""The table of backlogs: its runs and rows, answers of our flows, and small runs of the engines. No load."""
+"""The table of backlogs: runs and rows, answers of our flows, and small runs of the engines. No load."""
 
 from collections import Counter
 from pathlib import Path

@@ -59,7 +59,7 @@ def test_rows_made_one_by_one_are_those_of_the_generator() -> None:
 
 
 def test_another_program_gets_the_order_to_stop_and_what_it_says_comes_through() -> None:
-    """As with the JVM: the program writes a word, waits for the end of its input, writes another and ends with its
+    """As with the JVM: the program writes a word, waits for the end of the input, writes another and ends with its
     code.
     """
     said = "print('bench: running 1', flush=True); sys.stdin.read(); print('bench: finished 2'); sys.exit(3)"
@@ -80,7 +80,7 @@ def test_another_program_gets_the_order_to_stop_and_what_it_says_comes_through()
 def test_bytewax_that_cannot_be_installed_is_told_with_what_was_tried_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A Python replaces the command that makes a bare environment: a real environment brings its own pip, which takes
+    """A Python replaces the command that makes a bare environment: a real environment brings pip, which takes
     seconds to unpack. Pip is real, and has no index.
     """
     python = tmp_path / "python"

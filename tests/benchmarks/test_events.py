@@ -1,4 +1,4 @@
-"""The generators: every row a function of its number, for every reader and all chunk sizes."""
+"""The generators: every row a function of the row's number, for every reader and all chunk sizes."""
 
 import json
 import subprocess

@@ -60,7 +60,7 @@ def test_differences_of_pairs_have_the_interval_of_signed_ranks() -> None:
 
 @pytest.mark.parametrize("count", [10, 14, 30])
 def test_interval_of_differences_is_narrower_and_holds_in_95_percent_of_cases(count: int) -> None:
-    """Logarithms of ratios of two noisy blocks, with one in ten disturbed: equally on both sides of a true 0.05."""
+    """Logarithms of ratios of two noisy blocks, every tenth disturbed: equally on both sides of a true 0.05."""
     random = np.random.default_rng(count)
     shape = (1_000, count)
     noise = random.normal(0.05, 0.1, shape) + random.normal(0, 0.5, shape) * (random.random(shape) < 0.1)

@@ -45,7 +45,7 @@ def test_batch_engines_give_the_same_groups_of_the_same_files(tmp_path: Path, ca
     in_a_process = batch_limit._in_a_process
 
     def run(engine: str, workload: str, folder: str, threads: int) -> batch_limit.Run:
-        if engine == "pyarrow":  # pyarrow sets the thread count of its whole process
+        if engine == "pyarrow":  # pyarrow sets the thread count of the whole process
             return in_a_process(engine, workload, folder, threads)
         return batch_limit._timed(engine, workload, Path(folder), threads)
 

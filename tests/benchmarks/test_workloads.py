@@ -1,4 +1,4 @@
-"""Each workload in our language returns the result of its SQL, on the same bounded events."""
+"""Each workload in our language returns the result of the workload's SQL, on the same bounded events."""
 
 import zlib
 from collections.abc import Iterator

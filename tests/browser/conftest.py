@@ -24,15 +24,13 @@ def browser() -> Iterator[Browser]:
     if path is None:
         pytest.fail(REMEDY)
     with sync_playwright() as playwright:
-        # Chromium refuses to start its sandbox as root, and tests run as root in containers.
+        # Chromium refuses to start the sandbox as root, and tests run as root in containers.
         running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield running
         running.close()
 
 
 class Watched:
-    """Errors in the pages of one test."""
-
     def __init__(self) -> None:
         self.troubles: list[str] = []
         self.expected: list[str] = []  # parts of troubles that the test brings about on purpose
@@ -45,7 +43,7 @@ class Watched:
         page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
 
     def _failed(self, request: Request) -> None:
-        # A page cancels its open requests when a test leaves the page: these are no failures.
+        # A page cancels open requests when a test leaves the page: these are no failures.
         if request.failure != "net::ERR_ABORTED":
             self.troubles.append(f"request: {request.url} {request.failure}")
 

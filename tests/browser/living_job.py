@@ -40,7 +40,7 @@ JOB = spec(
 
 
 class _Slot(TcpSlot):
-    """A slot with two sending threads: one answers, the other reports figures."""
+    """A slot with two sending threads: the first answers, the second reports figures."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]

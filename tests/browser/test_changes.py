@@ -1,4 +1,4 @@
-"""Effects of a page on a job, and of the end of a job or its coordinator on a page: each test with its own job."""
+"""Effects of a page on a job, and of the end of a job or a coordinator on a page: each test with a separate job."""
 
 import os
 import signal

@@ -1,6 +1,6 @@
 """A small world around `JobProtocol`: an in-memory store, a clock set by the test, slots that send messages.
 
-Store effects run one by one, in the requested order, when the test calls `step` or `settle`, so a test can stop a
+Store effects run singly, in the requested order, when the test calls `step` or `settle`, so a test can stop a
 coordinator between any two effects.
 """
 
@@ -119,7 +119,7 @@ def options(**changes: object) -> CheckpointOptions:
 
 @dataclass
 class FakeSlot:
-    """One slot process, reduced to its messages."""
+    """One slot process, reduced to messages."""
 
     coordinator: "Coordinator"
     index: int
@@ -261,7 +261,7 @@ class FakeSlot:
 
 
 class Coordinator:
-    """One coordinator process on a store. The test sets `now_ms`."""
+    """A coordinator process on a store. The test sets `now_ms`."""
 
     def __init__(
         self,
@@ -458,14 +458,12 @@ class Coordinator:
         assert self.phase == "running", self.protocol.reason
 
     def checkpoint(self, *slots: FakeSlot, files: str = "") -> int:
-        """Triggers and decides a checkpoint; returns its id."""
         before = self.status.checkpoints.triggered
         self.trigger()
         assert self.status.checkpoints.triggered == before + 1
         return self.acknowledge(*slots, files=files)
 
     def acknowledge(self, *slots: FakeSlot, files: str = "") -> int:
-        """Acknowledges and decides the last triggered checkpoint; returns its id."""
         number = slots[0].last(Trigger).checkpoint
         for slot in slots:
             slot.ack(number, files=files)
@@ -475,7 +473,6 @@ class Coordinator:
 
 
 def started(store: MemoryStore, job: JobSpec | None = None, **arguments: object):
-    """Returns a coordinator and its two running slots."""
     coordinator = Coordinator(store, job, **arguments).begin()
     slots = (coordinator.slot(0), coordinator.slot(1))
     coordinator.run_with(*slots)
@@ -483,7 +480,6 @@ def started(store: MemoryStore, job: JobSpec | None = None, **arguments: object)
 
 
 def checkpoint(coordinator: Coordinator, *slots: FakeSlot, files: str) -> int:
-    """Decides a checkpoint whose files exist in the store; returns its id."""
     for slot in slots:
         for name in files.split():
             if slot.data_key(name) not in keys_of(coordinator.store):

@@ -97,7 +97,7 @@ class TcpSlot:
         )
 
     def seek(self, addresses: Sequence[tuple[str, int]], timeout_s: float = 120.0) -> tuple[str, int]:
-        """Tries the daemons in turn until one serves; returns its address, with its first message still unread."""
+        """Tries the daemons in turn until one serves; returns the address, with the first message still unread."""
         deadline = time.monotonic() + timeout_s
         while True:
             for address in addresses:
@@ -158,7 +158,7 @@ class TcpSlot:
                 return message
 
     def ack(self, checkpoint: int, **objects: FileRef) -> None:
-        """Acknowledges a checkpoint with `objects` as files of its state."""
+        """Acknowledges a checkpoint with `objects` as files of the state."""
         for chain in (0, 1):
             snapshot = OperatorSnapshot("numbers", self.index, 2, {"position": b"1"}, objects=objects)
             operators = (snapshot,) if chain == 0 else ()

@@ -77,7 +77,7 @@ def test_its_program_is_refused_before_the_fence(newer: str) -> None:
 
 @BOTH
 def test_its_slots_find_no_daemon_that_adopts_it(newer: str) -> None:
-    """B6: who leads a job writes to its log, and deletes."""
+    """B6: who leads a job writes to the log, and deletes."""
     store = job_of(newer)
     before = content(store)
 

@@ -91,7 +91,7 @@ def test_pins_that_cannot_be_listed_hold_everything() -> None:
 def test_objects_a_reader_finds_after_its_pin_are_never_deleted_at_any_moment() -> None:
     """The reader knows checkpoint 5; the job completes 6 and drops 5 at any step of the reader.
 
-    The reader reads the checkpoint that is the newest when its pin is stored."""
+    The reader reads the checkpoint that is the newest when the pin is stored."""
     for drops_at in range(4):
         world, newest, deleted = World(), 5, []
 

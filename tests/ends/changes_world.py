@@ -74,7 +74,7 @@ class ChangedTables:
 
 @contextlib.contextmanager
 def reading(source: PostgresChanges, position: bytes | None = None) -> Iterator[ChangesReader]:
-    """A private reader; the end closes the reader and its session."""
+    """A private reader; the end closes the reader and the session."""
     reader = source.reader(source.splits(1)[0])
     if position is not None:
         reader.seek(position)
@@ -102,7 +102,6 @@ def rows_from(reader: ChangesReader, count: int, most: int | None = None) -> lis
 
 
 def all_rows(reader: ChangesReader) -> list[dict[str, Any]]:
-    """All rows of a source that ends."""
     rows: list[dict[str, Any]] = []
 
     def over() -> bool:

@@ -24,7 +24,7 @@ _SILENT_S = 20.0  # then a client that ought to read on is replaced
 
 
 class Topic:
-    """A topic's reader. `read`: the committed rows of all partitions, each in its order. Keeps all rows read."""
+    """A topic's reader. `read`: the committed rows of all partitions, each in offset order. Keeps all rows read."""
 
     def __init__(self, kafka: KafkaServer, partitions: int = 2, **config: object) -> None:
         self.decode: Callable[[Any], Any] = json.loads
@@ -126,7 +126,7 @@ def new_topic(kafka: KafkaServer, partitions: int = 2, **config: object) -> Iter
 
 
 class Job:
-    """One job's sink subtasks, opened by hand. The end closes all open sinks."""
+    """A job's sink subtasks, opened by hand. The end closes all open sinks."""
 
     def __init__(self, lineage: str = "line") -> None:
         self.name = f"job-{uuid.uuid4().hex[:8]}"

@@ -141,7 +141,6 @@ def rows_from(reader: KafkaReader, count: int | None = None, max_rows: int = 65_
 
 
 def all_rows(source: KafkaTopics) -> list[dict[str, Any]]:
-    """All rows of a source with an end, split after split."""
     rows = []
     for split in source.splits(1):
         with reading(source, split) as reader:

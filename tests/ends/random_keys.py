@@ -1,4 +1,4 @@
-"""A job with random keys that fails after its target shows rows: an undecided row in the target would stay for ever."""
+"""A job with random keys that fails after the target shows rows: an undecided row in the target would stay for ever."""
 
 import itertools
 import random

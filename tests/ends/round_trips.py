@@ -10,7 +10,7 @@ _READ = 1 << 16
 
 
 class Waits(Protocol):
-    """Counts the waits of one connection. Each method has its own calling thread."""
+    """Counts the waits of a connection. Each method has a separate calling thread."""
 
     def sent(self, data: bytes) -> int:
         """Number of waits that began with these bytes of the client."""

@@ -48,7 +48,6 @@ class Database(ABC):
         self.execute(f"truncate table {table}")
 
     def numbers(self, table: str) -> list[int]:
-        """Numbers in the order of the table."""
         return [n for (n,) in self.execute(f"select n from {table}")]
 
     @abstractmethod

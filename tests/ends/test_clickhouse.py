@@ -74,7 +74,7 @@ def test_random_keys_leave_no_stale_row_after_the_decision(
 
 
 def final_of(clickhouse: ClickHouseServer, table: str) -> list[tuple[Any, ...]]:
-    """Reads with a client of its own: a client serves one thread."""
+    """Reads with a separate client: a client serves one thread."""
     with Client("127.0.0.1", port=clickhouse.port) as database:
         return final(database, table)
 
@@ -82,7 +82,7 @@ def final_of(clickhouse: ClickHouseServer, table: str) -> list[tuple[Any, ...]]:
 def test_what_a_zombie_writes_never_covers_newer_rows(
     clickhouse: ClickHouseServer, database: Client, table: str, job: Job
 ) -> None:
-    """A zombie may write: its rows have lower versions, in whatever order they arrive. A late zombie is fenced."""
+    """A zombie may write: rows of a zombie have lower versions, in any order of arrival. A late zombie is fenced."""
     zombie, successor = job.open(sink_of(clickhouse, table)), job.open(sink_of(clickhouse, table), token=2)
     successor.pre_commit(written(successor, [{"id": 1, "value": 7}]), 2)
     zombie.pre_commit(written(zombie, [{"id": 1, "value": 5}]), 1)
@@ -299,7 +299,7 @@ def test_rows_are_inserted_with_two_waits_one_of_which_is_the_librarys(
         sink = job.open(sink_of(clickhouse, table, proxy.port))
         sink.upsert(pa.record_batch({"id": [1], "key": ["a"], "value": [1]}))
         again = pa.record_batch({"id": [2], "key": ["b"], "value": [2]})
-        # A slow server reports its progress within an answer, and the proxy may count the report as another wait.
+        # A slow server reports progress within an answer, and the proxy may count the report as another wait.
         assert min(proxy.count(lambda: sink.upsert(again)) for _ in range(5)) == 2
         sink.close()
     assert final(database, table) == [(1, 1), (2, 2)]

@@ -75,7 +75,7 @@ class World:
         return committable
 
     def commit(self, *numbers: int, part: str = "a", sink: Any = None) -> bytes:
-        """Commits a checkpoint of these rows, in one commit."""
+        """Commits a checkpoint of these rows at once."""
         sink = sink or self.sink
         committable = self.staged(sink, numbers, part)
         sink.commit_globally(self.checkpoint, [committable])
@@ -257,7 +257,7 @@ STEPS = ["look", "write"]  # the step after which another party acts
 
 
 def compacted_with(world: Any, behind: str, move: Any) -> int:
-    """A turn of the compaction, with another party's move after one of the steps."""
+    """A turn of the compaction, with another party's move after some step."""
     compaction = world.compaction
     plan = compaction.look()
     assert plan is not None

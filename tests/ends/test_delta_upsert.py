@@ -29,7 +29,7 @@ Rows = Sequence[tuple[int, str | None]]  # key, value; a value of None deletes
 
 
 class World:
-    """A table, and sinks of one job that share a store."""
+    """A table, and sinks of a job that share a store."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -309,7 +309,7 @@ def test_a_table_whose_rows_must_not_change_is_refused(local: World) -> None:
 
 
 def test_what_is_visible_survives_a_power_cut(local: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """delta-rs leaves its files to the file system; each file that a version adds is synced before the version counts
+    """delta-rs does not sync files; each file that a version adds is synced before the version counts
     as committed.
     """
     synced: list[str] = []

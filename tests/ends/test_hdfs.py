@@ -1,5 +1,5 @@
-"""HDFS by its REST interface: the contract of stores, and files as sources, tested as on other stores; the
-peculiarities of HDFS; and a whole job through kills of its program and of the name node.
+"""HDFS through the REST interface: the contract of stores, and files as sources, tested as on other stores; the
+peculiarities of HDFS; and a whole job through kills of the program and of the name node.
 """
 
 import json

@@ -81,7 +81,7 @@ def test_the_answer_says_how_far_of_several_checkpoints_the_rows_are_there(
 def test_an_answer_that_stays_in_the_program_is_good_for_that_loss_only(
     kafka: KafkaServer, topic: Topic, job: Job
 ) -> None:
-    """T4, T6: the same checkpoint is pending when the marker is lost a second time; its rows were written between the
+    """T4, T6: the same checkpoint is pending when the marker is lost a second time; the rows were written between the
     losses.
     """
     sink = job.open(kafka_sink(kafka, topic))
@@ -230,7 +230,7 @@ def test_a_marker_of_an_earlier_build_gets_a_note_that_needs_no_list(
 
 
 def test_each_subtask_asks_for_itself(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """R2: two subtasks lost their markers; one had written, the other had not; a single subtask finishes for both."""
+    """R2: two subtasks lost their markers; only one had written; a single subtask finishes for both."""
     sinks = [job.open(kafka_sink(kafka, topic), subtask=number, parallelism=2) for number in range(2)]
     decided = [sealed(sink, 1, [number]) for number, sink in enumerate(sinks)]
     sinks[0].commit(decided[0])

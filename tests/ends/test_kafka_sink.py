@@ -79,7 +79,7 @@ def test_rows_are_visible_after_the_commit_and_not_before(kafka: KafkaServer, to
 
 
 def test_a_commit_that_is_repeated_shows_nothing_twice(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """T6, T10: by the same process, by its successor, and after a newer checkpoint."""
+    """T6, T10: by the same process, by a successor, and after a newer checkpoint."""
     sink = job.open(kafka_sink(kafka, topic))
     first, second = sealed(sink, 1, [1]), sealed(sink, 2, [2])
     for committable in (first, first, second, first):
@@ -91,7 +91,7 @@ def test_a_commit_that_is_repeated_shows_nothing_twice(kafka: KafkaServer, topic
 def test_a_successor_ends_the_transaction_that_a_dead_process_left_open(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T3, T9, T12: the dead process's transaction does not hold up readers, its rows are written once, and its late
+    """T3, T9, T12: the dead process's transaction does not hold up readers, the rows are written once, and the late
     requests are refused.
     """
     zombie = job.open(kafka_sink(kafka, topic))
@@ -174,7 +174,7 @@ def test_a_new_life_of_a_job_writes_from_its_first_checkpoint_on(kafka: KafkaSer
 
 
 def test_after_rescaling_others_finish_what_a_subtask_had_decided(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """T8, R2: three subtasks, one of which had committed; then one, then two; each row once."""
+    """T8, R2: three subtasks, of which one had committed; then 1, then 2; each row once."""
     before = [job.open(kafka_sink(kafka, topic), subtask=number, parallelism=3) for number in range(3)]
     decided = [sealed(sink, 1, [number]) for number, sink in enumerate(before)]
     before[1].commit(decided[1])
@@ -252,7 +252,7 @@ def test_no_transaction_is_open_while_brokers_are_away_longer_than_its_limit(
 
 
 def test_a_subtask_that_starts_while_the_brokers_are_away_goes_on_staging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T4: the subtask knows the topic's limits from its predecessor, without a metadata request; the rows are written
+    """T4: the subtask knows the topic's limits from the predecessor, without a metadata request; the rows are written
     when the brokers are back.
     """
     with kafka_server() as kafka, new_topic(kafka) as topic, new_job() as job:
@@ -279,7 +279,7 @@ def test_a_subtask_that_starts_while_the_brokers_are_away_goes_on_staging(monkey
 
 
 def test_a_sink_that_is_closed_takes_the_producer_from_nobody(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """Z1: the commit was still queued when its generation ended, in a process that continues to live."""
+    """Z1: the commit was still queued when the generation ended, in a process that continues to live."""
     sink = job.open(kafka_sink(kafka, topic))
     committable = sealed(sink, 1, [1])
     sink.close()
@@ -293,7 +293,7 @@ def test_a_sink_that_is_closed_takes_the_producer_from_nobody(kafka: KafkaServer
 def test_a_marker_that_gets_old_is_written_again_without_rows(
     kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that writes no row for longer than offsets.retention.minutes keeps its marker."""
+    """A job that writes no row for longer than offsets.retention.minutes keeps the marker."""
     sink = job.open(kafka_sink(kafka, topic))
     assert sealed(sink, 1, []) is None
     monkeypatch.setattr(kafka_target, "_REFRESH_S", 0)

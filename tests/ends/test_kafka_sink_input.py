@@ -130,7 +130,7 @@ def test_a_row_that_is_too_large_for_the_topic_is_refused_before_the_decision(ka
 
 
 def test_rows_just_below_the_topics_limit_are_written(kafka: KafkaServer, job: Job) -> None:
-    """Also many such rows, in one transaction: batches keep to the limit, too."""
+    """Also many such rows, in a transaction: batches keep to the limit, too."""
     with new_topic(kafka, max_message_bytes=20_000) as topic:
         sink = job.open(kafka_sink(kafka, topic, value="text", key="n"))
         rows = [{"n": number, "text": "x" * (19_700 - number * 97 % 19_000)} for number in range(300)]

@@ -23,7 +23,7 @@ def topic(kafka: KafkaServer) -> Iterator[Topic]:
 
 
 def transactions_on(kafka: KafkaServer, topic: Topic) -> int:
-    """Number of transactions. Each leaves a control record after its rows, which takes an offset and which readers
+    """Number of transactions. Each leaves a control record after the rows, which takes an offset and which readers
     never get.
     """
     rows = len(topic.read())
@@ -56,7 +56,7 @@ def test_at_least_once_there_is_nothing_to_commit_and_so_nothing_to_gain(
 
 
 def test_what_was_committed_together_is_not_written_again(kafka: KafkaServer, topic: Topic, job: Job) -> None:
-    """T6, T10: alone or together, with older and newer checkpoints, by this process or its successor."""
+    """T6, T10: alone or together, with older and newer checkpoints, by this process or a successor."""
     sink = job.open(kafka_sink(kafka, topic))
     first, second, third, fourth = (sealed(sink, number, [number]) for number in range(1, 5))
     sink.commit(first)

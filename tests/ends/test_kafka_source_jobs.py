@@ -101,7 +101,7 @@ def test_debeziums_events_are_upserts_of_a_table(kafka: KafkaServer, tmp_path: P
 
 
 def test_event_time_is_kept_per_partition(kafka: KafkaServer, tmp_path: Path) -> None:
-    """One partition is an hour ahead of the other: this makes no row of the other partition late."""
+    """A partition is an hour ahead of the other: this makes no row of the other partition late."""
     topic = Topic(kafka, partitions=2)
     begin = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
     for partition in range(2):

@@ -41,7 +41,7 @@ def test_a_topic_that_was_made_again_is_not_taken_for_the_old_one(kafka: KafkaSe
 
 @pytest.mark.parametrize("with_id", [True, False], ids=["of now", "of a snapshot without ids"])
 def test_a_topic_that_was_made_again_while_the_job_restarted_gives_no_row(kafka: KafkaServer, with_id: bool) -> None:
-    """The program keeps the splits listed at its start, and the new topic has a record at the old offset."""
+    """The program keeps the splits listed at the start, and the new topic has a record at the old offset."""
     topic = Topic(kafka)
     topic.write(["old"] * 5)
     source = source_of(kafka, topic.name)

@@ -23,7 +23,7 @@ class SequentialExecutor:
 
 
 class Subtasks:
-    """All subtasks of a source in one generation, each as in a slot."""
+    """All subtasks of a source in a generation, each as in a slot."""
 
     def __init__(
         self, kafka: KafkaServer, topic: Topic, parallelism: int, restored: tuple[OperatorSnapshot, ...], folder: Path
@@ -87,7 +87,7 @@ class Subtasks:
             job_store=MemoryStore(),
             call_later=nothing,
             wake=nothing,
-            wake_from_thread=lambda: None,  # the test polls until there is one
+            wake_from_thread=lambda: None,  # the test polls until a record arrives
         )
 
 

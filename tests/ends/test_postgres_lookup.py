@@ -62,7 +62,7 @@ def holders(postgres: PostgresServer) -> Iterator[Holders]:
         table = new_table(connection)
         connection.execute(f"insert into {table} select n, 'holder ' || n from generate_series(0, {ROWS}, 2) n")
     yield Holders(postgres.url, table)
-    postgres.start()  # if a test failed before its own close
+    postgres.start()  # if a test failed before the close
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute(f"drop table {table}")
 

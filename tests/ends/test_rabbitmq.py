@@ -43,7 +43,7 @@ def source_of(url: str, queue: str, **options: Any) -> RabbitMQQueue:
 
 @contextlib.contextmanager
 def reading(url: str, queue: str, **options: Any) -> Iterator[RabbitReader]:
-    """A private reader; the end closes the reader and its connection."""
+    """A private reader; the end closes the reader and the connection."""
     source = source_of(url, queue, **options)
     reader = source.reader(source.splits(1)[0])
     reader.prepare()

@@ -14,7 +14,7 @@ def objects(client: Any, bucket: str) -> list[str]:
 
 
 async def test_a_savepoint_that_a_foreign_tool_has_copied_begins_a_job_elsewhere(s3: S3Server) -> None:
-    """1.2: copied object by object by AWS's own client, into another folder of another bucket; the job, its savepoint
+    """1.2: copied object by object by AWS's own client, into another folder of another bucket; the job, the savepoint
     and their bucket are deleted. The successor continues where the job ended; no object names the bucket.
     """
     client, before, after = boto3.client("s3"), Target(), Target()

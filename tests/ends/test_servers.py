@@ -1,4 +1,4 @@
-"""The servers that the other tests use: each keeps its data over a stop and a kill, and leaves no process behind."""
+"""The servers that the other tests use: each keeps data over a stop and a kill, and leaves no process behind."""
 
 import os
 import signal
@@ -145,7 +145,7 @@ def test_server_keeps_its_data_and_place_when_stopped_and_when_killed(name: str)
             assert pids
             end()
             assert not server.running
-            with pytest.raises(Exception):  # noqa: B017, PT011 - each client has its own errors
+            with pytest.raises(Exception):  # noqa: B017, PT011 - each client has different errors
                 server.ready()
             server.start()
             write(server, value)

@@ -301,7 +301,7 @@ def test_rows_of_all_subtasks_and_of_several_checkpoints_appear_in_one_step(data
 def test_the_last_row_of_a_key_wins_within_and_across_checkpoints(
     database: Database, job: Job, arguments: dict[str, Any]
 ) -> None:
-    """T15: a column that is missing in the rows keeps its value."""
+    """T15: a column that is missing in the rows keeps the value."""
     table = database.table("n bigint not null, t varchar(100), other varchar(100) default 'kept', unique (n)")
     sink = job.opened(table, **UPSERT, **arguments)
     database.execute(f"insert into {table} (n, t, other) values (1, 'old', 'mine')")
@@ -361,7 +361,7 @@ def test_a_failure_keeps_the_checkpoints_that_were_shown_before_it(database: Dat
 
 
 def test_rows_of_a_checkpoint_that_was_given_up_appear_with_the_next_decided_one(database: Database, job: Job) -> None:
-    """T2: checkpoint 2 reached one subtask only, so its rows alone are not a state that the job ever had."""
+    """T2: checkpoint 2 reached a single subtask, so these rows alone are not a state that the job ever had."""
     table = database.table("n bigint not null unique, t varchar(100)")
     first, second = (job.opened(table, subtask=subtask, parallelism=2) for subtask in range(2))
     backlog = [
@@ -421,7 +421,7 @@ def test_a_large_backlog_is_committed_in_groups(database: Database, job: Job, mo
 
 
 def test_checkpoints_with_other_columns_are_committed_too(database: Database, job: Job) -> None:
-    """A changed program may find pending commits of its predecessor."""
+    """A changed program may find pending commits of the predecessor."""
     table = database.table()
     sink, changed = job.opened(table), job.opened(table, token=2)
     decide(job, 1, 2)

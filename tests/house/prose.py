@@ -1,6 +1,6 @@
 """Counts pronouns per 1,000 words of prose: `python -m tests.house.prose [FOLDER or FILE …]`.
 
-The prose of a Python file is its docstrings and comments; of a Markdown file, all but code blocks and code spans.
+The prose of a Python file is docstrings and comments; of a Markdown file, all but code blocks and code spans.
 """
 
 import argparse

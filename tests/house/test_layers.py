@@ -167,7 +167,7 @@ def layer(module: str) -> tuple[int, str]:
     for number, names in enumerate(LAYERS[package]):
         if name in names:
             return number, name
-    return -1, name  # the package's __init__, which only names its exports
+    return -1, name  # the package's __init__, which only names exports
 
 
 def edges() -> Iterator[tuple[str, str]]:

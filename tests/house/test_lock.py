@@ -1,4 +1,4 @@
-"""`.ci/locked.txt` has a version with hashes and without an address for each dependency, within its bounds."""
+"""`.ci/locked.txt` has a version with hashes and without an address for each dependency, within bounds."""
 
 import re
 import sys

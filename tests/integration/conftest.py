@@ -1,4 +1,4 @@
-"""A Spark session shared by all tests that can share one; JVM starts are the slowest part of these tests. Workers of
+"""A Spark session shared by all tests that can share; JVM starts are the slowest part of these tests. Workers of
 pytest-xdist begin with long tests and end with short tests.
 """
 

@@ -1,7 +1,7 @@
 """Parts shared by the integration tests: a job with a known right answer, faults at exact points, an output check.
 
 The job numbers rows 0…n-1, counts them per key with a running aggregate behind a shuffle, and writes every row once
-with its count. The output is right if every number occurs exactly once, and per key the counts are 1, 2, 3, … in the
+with the count. The output is right if every number occurs exactly once, and per key the counts are 1, 2, 3, … in the
 order of the files.
 """
 
@@ -195,7 +195,7 @@ class Fault:
     """
 
     victim: str  # "slot" or "coordinator"
-    folder: str  # its files record the ordered points, and the points that happened
+    folder: str  # the folder's files record the ordered points, and the points that happened
     from_checkpoint: int = 3
 
     def order(self, point: str, coordinator_pid: int) -> None:

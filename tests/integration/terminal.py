@@ -23,7 +23,7 @@ class Terminal:
         self._folder = folder
         self._base = ["tmux", "-S", str(folder / "tmux"), "-f", "/dev/null"]
         self._environment = {**os.environ, "LC_ALL": "C.UTF-8", "SHELL": "/bin/sh"}
-        # pytest imports readline, which exports the size of its terminal to its children; programs trust this size more
+        # pytest imports readline, which exports the terminal size to child processes; programs trust this size more
         # than their own terminal (workers of pytest-xdist are such children: 80 columns without a terminal).
         for name in ("TMUX", "COLUMNS", "LINES"):
             self._environment.pop(name, None)

@@ -58,7 +58,7 @@ def ten_rows(flow):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Input with one good Parquet file."""
+    """Input with a good Parquet file."""
     path = tmp_path / "input"
     path.mkdir()
     pq.write_table(pa.table({"k": [1, 2, 3] * 1_000, "v": [1.0, 2.0, 3.0] * 1_000}), path / "a.parquet")
@@ -198,7 +198,7 @@ def test_an_exception_in_a_users_function_is_shown_as_the_user_knows_it(folder, 
     text = error.value.told
     says(error, *words, "Fix the function")
     assert text.startswith('Traceback (most recent call last):\n  File "' + __file__)
-    assert "barrier_runtime/" not in text.replace("tests/barrier_runtime", "")  # not one of our frames
+    assert "barrier_runtime/" not in text.replace("tests/barrier_runtime", "")  # not a frame of ours
     assert text.endswith("then start the job again.")
     assert error.value.status.generations == 1
     assert [each for each in caplog.records if each.name.startswith(("barrier_runtime", "coordinator"))] == []

@@ -17,7 +17,7 @@ ROWS = 120_000  # twenty minutes for the strikes; then all remaining rows come a
 
 
 class Runs:
-    """Successive runs of one program."""
+    """Successive runs of a program."""
 
     def __init__(self, folder):
         self.folder, self.out = folder, folder / "out"
@@ -71,8 +71,8 @@ def runs(tmp_path):
 @pytest.mark.timeout(1200)
 def test_a_program_killed_while_it_moves_its_job_goes_on_when_it_is_started_again(runs):
     """1.15: while new slots start, when the last barrier is out, when the record is in the log, of another number of
-    slots and of another program. The program begins with its own number of slots. The replaced program is refused, the
-    newer program continues; a change requested at once, before the slots exist, succeeds.
+    slots and of another program. The program begins with the declared number of slots. The replaced program is refused,
+    the newer program continues; a change requested at once, before the slots exist, succeeds.
     """
     seen = 0
     for move, moment in (

@@ -1,4 +1,4 @@
-"""A job on Spark that is rescaled and replaced while its object store returns errors or does not answer.
+"""A job on Spark that is rescaled and replaced while the object store returns errors or does not answer.
 
 The test triggers each checkpoint, so each fault meets exactly the intended requests.
 """
@@ -28,7 +28,7 @@ FENCE = {"method": "PUT", "path": "/log/", "body": '"FENCE"'}
 @pytest.fixture
 def proxy(spark, monkeypatch):
     """Between the job and an S3 server. Slots find their credentials in the environment of Python workers, which Spark
-    takes from its JVM; the JVM is older than this server.
+    takes from the JVM; the JVM is older than this server.
     """
     with contextlib.closing(S3Server()) as server:
         server.start()

@@ -53,6 +53,5 @@ def runs_with(handle, slots: int) -> bool:
 
 
 def jobs_of_slot_1(spark, handle) -> set[int]:
-    """Running Spark jobs that have only slot 1."""
     running = [job for job in _jobs(spark) if job.status().toString() == "RUNNING"]
     return {job.jobId() for job in running if _group_of(job).startswith(f"{handle._slots.group}-1-")}

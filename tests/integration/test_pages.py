@@ -158,7 +158,7 @@ def program_of(page: str, name: str) -> str:
 
 @pytest.mark.long(35)
 def test_for_each_batch_by_jdbc(postgres: PostgresServer, tmp_path: Path) -> None:
-    """The page's function, called by a job on Spark; its other programs are run by the tests of all pages."""
+    """The page's function, called by a job on Spark; the page's other programs are run by the tests of all pages."""
     name = f"orders_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(postgres.url) as connection:
         connection.execute(f"create table {name} (value bigint)")

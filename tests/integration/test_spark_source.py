@@ -1,4 +1,4 @@
-"""A DataFrame as a source, on real Spark: its query runs once per job, and restarts read the very same rows."""
+"""A DataFrame as a source, on real Spark: the query runs once per job, and restarts read the very same rows."""
 
 import datetime
 import decimal

@@ -98,7 +98,7 @@ def test_a_killed_leader_is_followed_and_rows_flow_while_nobody_leads(spark, tmp
 
 
 def test_a_stopped_leader_is_followed_and_when_it_wakes_up_the_log_ends_it(spark, tmp_path):
-    """F6, Z8: SIGSTOP, takeover, SIGCONT: one log; the old leader names its successor, the job is not affected."""
+    """F6, Z8: SIGSTOP, takeover, SIGCONT: one log; the old leader names the successor, the job is not affected."""
     out = tmp_path / "out"
     with two_daemons(tmp_path) as daemons, start(watched_counts("standby-stop", out), spark, daemons) as handle:
         until(lambda: running_with_checkpoints(handle, UNSTORED + 5), "checkpoints completed")

@@ -1,4 +1,4 @@
-"""A whole program on real Spark dies between a decision and its commit; another process resolves the transactions."""
+"""A whole program on real Spark dies between a decision and the commit; another process resolves the transactions."""
 
 import json
 import subprocess

@@ -34,7 +34,7 @@ def launch(tmp_path, rows, rate, master="local[2]"):
 
 
 class Runs:
-    """Successive runs of one program in one folder; a start costs more than all strikes."""
+    """Successive runs of a program in the same folder; a start costs more than all strikes."""
 
     ROWS = 40_000
     RATE = 100  # seven minutes for the strikes; then all remaining rows come at once
@@ -80,7 +80,7 @@ class Runs:
 
 @pytest.mark.long(70)
 def test_killed_interrupted_or_jvmless_program_leaves_no_process_and_continues(tmp_path):
-    """R3, Z9: SIGKILL of the driver alone; Ctrl-C as a terminal sends it, to the program, its JVM and the workers (the
+    """R3, Z9: SIGKILL of the driver alone; Ctrl-C as a terminal sends it, to the program, the JVM and the workers (the
     coordinator is in a session of its own); SIGKILL of the JVM, whose driver must not wait for slots that can never
     register. JVM, workers and coordinator leave by themselves.
     """
@@ -149,7 +149,7 @@ def test_a_second_run_of_the_same_job_fences_the_first_which_says_by_whom(spark,
 
 @pytest.fixture
 def standalone_master(tmp_path):
-    """A real standalone cluster on loopback: a worker with two cores. Yields its URL and the worker process."""
+    """A real standalone cluster on loopback: a worker with two cores. Yields the URL and the worker process."""
     import pyspark
 
     home = Path(pyspark.__file__).parent

@@ -2,7 +2,7 @@
 
     python -m tests.mutants.run [--only NAME …] [--wide] [--jobs N]
 
-A mutant is *found* when its own tests (`Mutant.checks`) fail or do not end in time. With `--wide` a surviving mutant is
+A mutant is *found* when the tests `Mutant.checks` fail or do not end in time. With `--wide` a surviving mutant is
 also run against all unit tests and the simulation. All tests first run on the copy without a mutant: a failure there
 proves nothing. Writes build/mutants.md and ends with 1 when a mutant survives.
 """

@@ -3,7 +3,7 @@
     python tests/recorded_checkpoints/held_out.py [cause …]
 
 Three slots, checkpoints in S3 behind a proxy that can delay requests (`tests/integration/chaos/store_proxy`), two
-sinks, windows in event time beside state per key; each cause has a run of its own, and there are two normal runs.
+sinks, windows in event time beside state per key; each cause has a separate run, and there are two normal runs.
 Writes `held_out/<cause>.json.xz`.
 """
 

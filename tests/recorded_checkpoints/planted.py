@@ -18,7 +18,6 @@ PAUSE_S = 1.5
 
 
 def claim(cause: str) -> bool:
-    """Only one slot gets it, once."""
     try:
         (PLANTED / cause).unlink()
     except FileNotFoundError:

@@ -2,7 +2,7 @@
 
     python tests/recorded_checkpoints/record.py [cause …]
 
-Two slots, two processes, files as the store; each cause has a run of its own. Writes `<cause>.json.xz` beside this file
+Two slots, two processes, files as the store; each cause has a separate run. Writes `<cause>.json.xz` beside this file
 with the chains, the history, and in which checkpoints the cause was planted.
 """
 

@@ -8,7 +8,7 @@ class Sniffer:
     """Relays on loopback. Use as an asynchronous context manager; the end closes every connection."""
 
     def __init__(self) -> None:
-        self.streams: list[bytearray] = []  # one per direction of a connection
+        self.streams: list[bytearray] = []  # a buffer per direction of a connection
         self._servers: list[asyncio.Server] = []
         self._pumps: set[asyncio.Task[None]] = set()
 

@@ -39,7 +39,7 @@ NONCE = b"n" * 32
 ROWS = pa.record_batch({"a": pa.array(range(100)), "s": [str(i) for i in range(100)]})
 WRITER = FrameWriter()
 WIRE = b"".join(bytes(p) for e in (Batch(ROWS, 1), Watermark(7), Barrier(1, 2, 3)) for p in WRITER.encode(e))
-LITTLE = 200_000  # bytes allowed for a refusal: the exception, its text, its traceback
+LITTLE = 200_000  # bytes allowed for a refusal: the exception, text, traceback
 VERSION = bytes([PROTOCOL_VERSION])
 
 

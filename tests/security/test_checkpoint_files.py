@@ -215,7 +215,7 @@ def test_a_snapshot_file_is_refused_before_rocksdb_opens_anything(
 
 
 def test_a_log_with_a_changed_record_before_its_head_is_refused(tmp_path: Path, stored: Doctor) -> None:
-    """J1: the last record proves its predecessor."""
+    """J1: the last record proves the predecessor."""
     path = stored.log[-2]
     changed = msgspec.structs.replace(decode_record(path.name, path.read_bytes()), wall_ms=1)
     path.write_bytes(encode_record(changed))

@@ -148,7 +148,7 @@ def test_a_database_and_its_snapshots_are_private(tmp_path: Path) -> None:
 
 
 def test_a_token_file_is_read_only_when_nobody_else_can(tmp_path: Path) -> None:
-    """G2: for the daemon and for its clients."""
+    """G2: for the daemon and for clients."""
     path = tmp_path / "t.token"
     path.write_text("5" * 64 + "\n")
     for mode in (0o644, 0o640, 0o604, 0o620, 0o601):

@@ -235,7 +235,7 @@ RUN = """
 
 
 def run_with_planted_secrets(folder: Path, endpoint: str, checkpoints: str, out: str) -> str:
-    """The program's output, and the contents of its temporary folder."""
+    """The program's output, and the contents of the temporary folder."""
     planted = {
         "AWS_ACCESS_KEY_ID": "AKIAPLANTED",
         "AWS_SECRET_ACCESS_KEY": CANARY,
@@ -291,7 +291,7 @@ def test_a_run_on_s3_that_fails_and_one_that_succeeds_tell_nobody_the_credential
 
 
 def test_the_search_finds_what_is_said() -> None:
-    """The canary is visible: the searched text of a program that prints its environment contains the canary."""
+    """The canary is visible: the searched text of a program that prints the environment contains the canary."""
     done = subprocess.run(
         [sys.executable, "-c", "import os; print(dict(os.environ))"],
         capture_output=True, text=True, check=True, env={**os.environ, "AWS_SECRET_ACCESS_KEY": CANARY},

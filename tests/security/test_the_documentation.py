@@ -57,7 +57,7 @@ def folders_of_a_job() -> Iterator[str]:
 
 
 def test_the_policy_of_the_bucket_lets_somebody_write_every_prefix() -> None:
-    """J5: a job under this policy is refused none of its writes."""
+    """J5: a job under this policy is refused no write."""
     text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
     table = [line for line in text.splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]

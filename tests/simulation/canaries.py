@@ -59,7 +59,6 @@ def canary(
 
 
 def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
-    """Patches `owner.name` with `make(original)`."""
     return patch.object(owner, name, make(getattr(owner, name)))
 
 

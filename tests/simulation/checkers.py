@@ -63,7 +63,7 @@ class Checker:
 
     # changes that readers see
     def on_published(self, name: str) -> None:
-        """A file appeared under its final name."""
+        """A file appeared under the final name."""
 
     def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
         """Readers of `sink` see `rows`, in this order, from now on. `checkpoint`: 0 if the sink reports none."""
@@ -107,7 +107,7 @@ class ContiguousLog(Checker):
 
 
 class WholeManifests(Checker):
-    """I2: a COMPLETE names a manifest whose every file existed with its hash before the put."""
+    """I2: a COMPLETE names a manifest whose every file existed with the listed hash before the put."""
 
     def on_put(self, actor: str, key: str, data: bytes, read: Callable[[str], bytes | None]) -> None:
         if self.facts.position_of(key) is None or b'"kind":"COMPLETE"' not in data:
@@ -320,7 +320,7 @@ class WholeState(Checker):
             balance, greatest = 0, legs.get(1)
             for n in range(1, gap):
                 balance += legs[n].delta
-                greatest = max(greatest, legs[n], key=lambda leg: leg.delta)  # the first one stays in a tie
+                greatest = max(greatest, legs[n], key=lambda leg: leg.delta)  # in a tie the first stays
                 if legs[n].balance != balance:
                     self.wrong(f"sink {sink}: account {account}: {legs[n]} should have balance {balance}")
                     break
@@ -528,7 +528,7 @@ class DroppedStaysDropped(Checker):
 class AcksOfThisGeneration(Checker):
     """I8: an ack counts only for the current token.
 
-    A manifest consists of files of its own generation and of files that an earlier decision confirmed."""
+    A manifest consists of files of the same generation and of files that an earlier decision confirmed."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -589,7 +589,7 @@ class FinishedMeansCommitted(Checker):
 
     def on_record(self, position: int, record: Record) -> None:
         if not isinstance(record, Finish) or record.outcome != "finished" or not self.workload.bounded:
-            return  # an unbounded job was drained: `at_end` of other checkers compares its rows
+            return  # an unbounded job was drained: `at_end` of other checkers compares the job's rows
         for sink in self.workload.sinks:
             if self._visible[sink] != 2 * self.workload.transfers:
                 rows = 2 * self.workload.transfers

@@ -30,7 +30,7 @@ from barrier_runtime.coordinator.log.records import Fence, Finish, Record
 class TimedChecker(Checker):
     """Base class for jobs in event time, which are checked at their end, also after a drain.
 
-    The results of a drained job end where its sources ended."""
+    The results of a drained job end where the sources ended."""
 
     workload: Any
 
@@ -154,7 +154,6 @@ class WholeSessions(EventChecker):
         self._next: dict[tuple[int, int], int] = defaultdict(int)  # by (split, key): first event that is in no session
 
     def _event(self, split: int, key: int, seq: int) -> int | None:
-        """Returns the next event of the key from number `seq` on, or None."""
         times = self.workload.times
         while times.exists(split, seq):
             if times.key(split, seq) == key:
@@ -576,7 +575,6 @@ class NoneRunsAhead(EventChecker):
         self._ends[split] = max(self._ends[split], end)
 
     def _slowest(self, split: int) -> int | None:
-        """Returns the slowest other split that has not ended."""
         count = self.workload.times.count
         others = [(self._greatest_ms(at, end), at) for at, end in enumerate(self._ends) if at != split and end < count]
         return min(others)[1] if others else None

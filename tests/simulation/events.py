@@ -1,6 +1,6 @@
 """The simulated job in event time: numbered events out of order, in windows, sessions with timers, and unique ids.
 
-Every event is a function of its split and number, as in `workload`. A window sums a bit per event, so its result shows
+Every event is a function of split and number, as in `workload`. A window sums a bit per event, so its result shows
 exactly which events the window holds; a session shows the number of its events, the first and the last. Some events are
 later than the bound on disorder, and some splits fall silent for a while, or forever in an unbounded job.
 `EventWorkload.may_be_late` names the only events that may be missing then.
@@ -42,7 +42,7 @@ from barrier_runtime.connectors.source import Polled, Split, SplitReader
 
 KEYS = 3
 BITS = 20  # per split in a window: event numbers of a split in a window never differ by a multiple of BITS
-SLOW_MS = 1_000  # between events of an unbounded job after its first `count` events
+SLOW_MS = 1_000  # between events of an unbounded job after the first `count` events
 FOR_EVER_MS = 3_600_000
 SOURCE = "e"
 
@@ -98,7 +98,7 @@ class EventTimes:
     within_ms: int | None  # horizon of ids
     text_keys: bool
     burst_ms: int = 1  # events arrive together at multiples of this time
-    batch_rows: int = 8  # at most, of one poll
+    batch_rows: int = 8  # at most, of a poll
     slide_ms: int | None = None  # between starts of windows; None: windows do not overlap
     lateness_ms: int = 0  # allowed lateness of windows
     window_gap_ms: int = 250  # of session windows
@@ -128,7 +128,6 @@ class EventTimes:
         return self.bounded or not self._paused(split, seq)
 
     def due_ms(self, split: int, seq: int) -> int:
-        """Returns the wall-clock arrival time of an event."""
         if not self.exists(split, seq):
             return self.start_ms + FOR_EVER_MS
         paced = -(-self._paced(seq) // self.burst_ms) * self.burst_ms
@@ -152,12 +151,10 @@ class EventTimes:
         return split * 1_000_000 + (earlier if h % 4 == 0 and earlier >= 0 else seq)
 
     def windows(self, split: int, seq: int) -> range:
-        """Returns the starts of the windows of an event."""
         at, slide_ms = self.at_ms(split, seq), self.slide_ms or self.window_ms
         return range(at - at % slide_ms, at - self.window_ms, -slide_ms)
 
     def gap_before_ms(self, split: int, seq: int) -> int:
-        """Returns the silence of the split before event `seq`."""
         return self.due_ms(split, seq) - (self.due_ms(split, seq - 1) if seq else 0)
 
     def bit(self, split: int, seq: int) -> int:
@@ -442,7 +439,7 @@ class EventWorkload:
     def reading(self) -> Callable[[int, int, int], None]:
         """Function that readers call before they return events `first` to `end` (exclusive) of a split.
 
-        A method would be copied together with its object."""
+        A method would be copied together with the object."""
 
         def reading(split: int, first: int, end: int) -> None:
             for watch in self.watches:

@@ -1,4 +1,4 @@
-"""Facts from the simulated stores, decoded once for all checkers: the log, its decisions, and their content.
+"""Facts from the simulated stores, decoded once for all checkers: the log, the decisions, and their content.
 
 The stores report every effect in order, whoever caused it. Facts come only from the object store, never from the
 messages of a process.
@@ -58,12 +58,11 @@ class Facts:
     files: set[str] = field(default_factory=set)  # snapshot files that any decision named
     manifests: set[str] = field(default_factory=set)  # of all decisions
     fence: Fence | None = None  # the highest
-    _at: dict[int, Decision] = field(default_factory=dict)  # log position -> its decision
+    _at: dict[int, Decision] = field(default_factory=dict)  # log position -> decision
     counts: dict[tuple[str, int], int] = field(default_factory=dict)  # records of each split that ends
 
     @property
     def token(self) -> int:
-        """Returns the token of the newest record."""
         return self.records[-1].token if self.records else 0
 
     @property
@@ -72,7 +71,6 @@ class Facts:
         return last if isinstance(last, Finish) else None
 
     def position_of(self, key: str) -> int | None:
-        """Returns the log position of `key`, or None for other keys."""
         if not key.startswith(self.paths.log_prefix):
             return None
         return int(key.removeprefix(self.paths.log_prefix).removesuffix(".json"))

@@ -1,4 +1,4 @@
-"""Hanging opens of one source or sink, on every slot, with a checker.
+"""Hanging opens of a source or sink, on every slot, with a checker.
 
 The job's condition has to name the hanging operator once the job has waited longer than its progress timeout."""
 

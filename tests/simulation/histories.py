@@ -406,7 +406,6 @@ class History:
 
 
 def job(**settings: int) -> History:
-    """Returns the history of a started job with one sink, `out`."""
     return History(**settings).fence()
 
 

@@ -1,6 +1,6 @@
 """Hosts and links of a simulated cluster that fail for long: no cores for a slot, and lost packets between two hosts.
 
-A slot has a host of its own. `HostWorld` is the world of `world` with two more faults: a host is away, so that Spark
+A slot has a separate host. `HostWorld` is the world of `world` with two more faults: a host is away, so that Spark
 cannot start the slot before the host is back, and a link loses everything in one or both directions. Clogged bytes
 arrive after the link has healed, as TCP sends lost segments again. In `CoresWorld` any slot may have any core, and some
 cores are away for a while.
@@ -145,7 +145,7 @@ class CoresWorld(World):
 
 
 def cores_lost(schedule: Schedule, *, target_away: bool = False, coordinators_die: bool = False) -> CoresWorld:
-    """A job that loses some of its cores early, until long after `degrade_after`.
+    """A job that loses some cores early, until long after `degrade_after`.
 
     `target_away`: requests to the target fail from before the loss until after `degrade_after`. `coordinators_die`:
     about when the job goes on with fewer slots, while the job does, and when the cores return.

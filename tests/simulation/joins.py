@@ -1,7 +1,7 @@
 """The simulated job that joins two streams of numbered events, and its expected rows.
 
-Even splits form the left stream, odd splits the right stream. Each stream is a source, so has its own event time. A row
-names its events. Late rows of both sides go to a second sink, so every event is visible somewhere: joined, alone, or
+Even splits form the left stream, odd splits the right stream. Each stream is a source with separate event time. A row
+names the events. Late rows of both sides go to a second sink, so every event is visible somewhere: joined, alone, or
 late. `EventWorkload.may_be_late` decides which events may be late, as for windows.
 """
 
@@ -50,7 +50,7 @@ class Joined:
 
     @property
     def one_sided(self) -> bool:
-        """True if a row names its left event only."""
+        """True if a row names the left event only."""
         return self.how in ("semi", "anti")
 
 
@@ -210,7 +210,6 @@ class JoinWorkload(EventWorkload):
                 seq += 1
 
     def events(self) -> Iterator[Event]:
-        """Returns all events of a bounded job."""
         for split in range(self.times.splits):
             for seq in range(self.times.number(split)):
                 yield split, seq

@@ -46,7 +46,6 @@ class LateCommits:
         self._since_ms = 0  # … runs since
 
     def holding(self, chains: tuple[ChainSpec, ...]) -> tuple[ChainSpec, ...]:
-        """Returns the job with delayed global commits."""
         every = ((each, dict.fromkeys(each.global_sinks, self.every_ms) if self.every_ms else {}) for each in chains)
         return tuple(msgspec.structs.replace(each, commit_every_ms=held) for each, held in every)
 

@@ -113,7 +113,7 @@ class MovesWaitForCommits(Checker):
 
 
 class SavepointsShareNothing(Checker):
-    """1.3: a savepoint keeps all its files in its own folder, whatever the job deletes."""
+    """1.3: a savepoint keeps all files in the savepoint's folder, whatever the job deletes."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)

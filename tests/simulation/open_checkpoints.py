@@ -77,7 +77,6 @@ class HearsInSteps:
             self._sim.after(_LOOK_US, self._look_later, process)
 
     def takes(self, process: SimProcess, slot: Slot, message: ToSlot) -> bool:
-        """Returns whether `slot` hears of `message` later."""
         hearing = self._hearing.get(process.name)
         if hearing is None or hearing.slot is not slot:
             return False

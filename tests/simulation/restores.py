@@ -1,4 +1,4 @@
-"""State of a job that is started from one of its savepoints, from another savepoint, and from the first again."""
+"""State of a job that is started from a savepoint, from another savepoint, and from the first again."""
 
 import msgspec
 

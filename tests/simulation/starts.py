@@ -42,11 +42,9 @@ class NewSlotsStart(Checker):
         return msgspec.structs.replace(spec, chains=tuple(other))
 
     def is_unwell(self, program: str) -> bool:
-        """Returns whether the program cannot open its operators."""
         return self._kinds.get(program) == "unwell"
 
     def link(self, program: str, link: ControlLink) -> ControlLink:
-        """Returns the control link of a slot of the program."""
         return _BrokenLink(link) if self._kinds.get(program) == "broken" else link
 
     @contextlib.contextmanager

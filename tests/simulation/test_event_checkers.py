@@ -97,7 +97,6 @@ class Shown:
         return self
 
     def finish(self) -> "Shown":
-        """Finishes the job."""
         record = Finish(put_id="a-1", parent_sha256="", token=1, writer="host", wall_ms=0, outcome="finished")
         for judge in self.judges.values():
             judge.on_record(1, record)
@@ -248,7 +247,6 @@ class Shown:
         return next(each for each in self.expiring() if each.n == 2 and each.last)
 
     def before(self, row: EventRow) -> list[EventRow]:
-        """Returns the earlier rows of the row's key."""
         return [
             each
             for each in self.expiring()
@@ -320,7 +318,6 @@ def one_by_one(made: Shown) -> list[EventRow]:
 
 
 def sessions_as_one(shows: Shown) -> list[EventRow]:
-    """Returns the first two sessions of a key as one."""
     first = shows.long_session()
     second = next(row for row in shows.sessions() if (row.split, row.key) == (first.split, first.key) and row != first)
     return [changed(second, first=first.first, n=first.n + second.n)]

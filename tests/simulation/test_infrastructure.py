@@ -33,7 +33,7 @@ from barrier_runtime.testing.simulation.store import SimStore, StoreFaults
 
 
 class Two:
-    """Two processes; a server on the second records the data and the end of its connections."""
+    """Two processes; a server on the second records the data and the end of connections."""
 
     def __init__(self, seed: int = 1) -> None:
         self.sim = Simulation(seed)
@@ -417,7 +417,7 @@ def test_a_process_that_leaves_sends_what_it_wrote_first() -> None:
 
 
 def test_connects_wait_in_the_backlog_of_an_inherited_socket() -> None:
-    """An embedded coordinator inherits such sockets from its driver."""
+    """An embedded coordinator inherits such sockets from the driver."""
     with Two() as two:
         listening = two.sim.network.listen("driver", 9, place="driver")
         first = SimProcess(two.sim, "first", "driver")
@@ -598,7 +598,7 @@ def test_jobs_of_a_stalled_process_wait_but_its_request_lands() -> None:
             seen.append(sim.now_s)
 
         process.workers().submit(run, lambda *_: None)
-        sim.run_for(0.0004)  # the request is on its way
+        sim.run_for(0.0004)  # the request is under way
         assert process.jobs
         process.stall(60)
         sim.run_for(30)

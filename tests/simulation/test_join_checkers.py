@@ -57,7 +57,6 @@ class Shown:
         return self
 
     def finish(self) -> "Shown":
-        """Finishes the job."""
         record = Finish(put_id="a-1", parent_sha256="", token=1, writer="host", wall_ms=0, outcome="finished")
         for judge in self.judges.values():
             judge.on_record(1, record)
@@ -77,7 +76,6 @@ class Shown:
         return found
 
     def rows(self, gone: Sequence[Event] = ()) -> list[JoinRow]:
-        """Returns all rows, if exactly the events `gone` were late."""
         work, how = self.workload, self.workload.joined.how
         rows: list[JoinRow] = []
         for event in (each for each in work.events() if each not in gone):

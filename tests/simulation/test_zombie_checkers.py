@@ -6,14 +6,14 @@ from zombie_checkers import ZOMBIE_CHECKERS
 
 
 def read_of_its_successor(*, found: bool | None = True, answered: bool = True) -> History:
-    """Reads, as coordinator-1, the position of its successor's record, and answers the read."""
+    """Reads, as coordinator-1, the position of the successor's record, and answers the read."""
     history = History(more=ZOMBIE_CHECKERS).by(COORDINATOR).fence()
     history.request("get", PATHS.log_record(2)).lead("coordinator-2")
     return history.get_answer(2, found) if answered else history
 
 
 def looked_before(found: bool | None) -> History:
-    """Reads twice as coordinator-1, which knows its successor before the first read, for a delete, is answered."""
+    """Reads twice as coordinator-1, which knows the successor before the first read, for a delete, is answered."""
     history = read_of_its_successor(answered=False).request("get", PATHS.log_record(2)).get_answer(2, True)
     return history.get_answer(2, found)
 

@@ -444,5 +444,4 @@ ROW = msgspec.json.Decoder(Row)
 
 
 def rows_in(data: bytes) -> list[Row]:
-    """Returns the rows of one JSON-lines file."""
     return [ROW.decode(line) for line in data.splitlines()]

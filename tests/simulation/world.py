@@ -1,4 +1,4 @@
-"""A simulated run from its seed: a program on a cluster, its faults, and the checkers that watch.
+"""A simulated run from a seed: a program on a cluster, faults, and the checkers that watch.
 
 The world plays everything around the product: Spark, which restarts tasks whose process is gone and kills tasks at the
 driver's request; the supervisor of the embedded coordinator; the user who restarts the program; readers of the target.
@@ -136,7 +136,7 @@ TROUBLE_OF_THE_STORE = {  # rates of a burst, by variant
 
 
 class World(SimCluster):
-    """A job and its environment. `beside`: the world of the other job that writes into the same target."""
+    """A job and the environment. `beside`: the world of the other job that writes into the same target."""
 
     def __init__(self, schedule: Schedule, beside: "World | None" = None) -> None:
         self.schedule = schedule
@@ -760,7 +760,7 @@ class World(SimCluster):
             alive[action.victim % len(alive)].process.stall(action.length_ms / 1000)
             if (
                 action.variant % 2 and not self.schedule.standby
-            ):  # its supervisor considers it dead and starts another coordinator
+            ):  # the supervisor considers it dead and starts another coordinator
                 self.sim.after(
                     300_000, lambda _: program.active and self._start_coordinator(program, program.listening[0])
                 )
@@ -1101,7 +1101,7 @@ class World(SimCluster):
 
     def _leave_the_committer(self, program: Program, action: Action) -> None:
         led = any(coordinator.process.running for coordinator in program.coordinators)
-        if not self._calm and program.active and led:  # otherwise its slots would wait for a lease of minutes
+        if not self._calm and program.active and led:  # otherwise the slots would wait for a lease of minutes
             program.outcome = "killed"
             for process in [each.process for each in (*program.coordinators, *program.tasks)]:
                 if process.running:

@@ -16,7 +16,7 @@ class ZombiesDeleteNothing(Checker):
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
-        self._leader = ""  # name of the process, with its runner's suffix
+        self._leader = ""  # name of the process, with the runner's suffix
         self._knows: dict[str, str] = {}  # coordinator -> the other leader whose record it has read
         self._looks: dict[str, Counter[int]] = defaultdict(Counter)  # unanswered reads, by log position
         self._looked_before: dict[str, Counter[int]] = {}  # those started before the coordinator knew

@@ -34,15 +34,12 @@ class RuntimeModel(RuleBasedStateMachine):
         self.backend: KeyedBackend
 
     def open_tables(self) -> None:
-        """Opens the tables of a new `backend`."""
         raise NotImplementedError
 
     def expected(self) -> Any:
-        """Returns the complete expected state."""
         raise NotImplementedError
 
     def expect(self, state: Any) -> None:
-        """Resets the expected state to `state`."""
         raise NotImplementedError
 
     def everything_agrees(self) -> None:

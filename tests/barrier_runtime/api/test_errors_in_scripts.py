@@ -265,7 +265,7 @@ def test_every_error_can_be_imported_from_the_package() -> None:
 
 @pytest.mark.slow
 def test_a_mistyped_step_gets_one_suggestion() -> None:
-    """Python adds a suggestion of its own to an AttributeError that has its object."""
+    """Python adds its own suggestion to an AttributeError that has its object."""
     code = "from barrier_runtime import Dataflow\nDataflow('s').rate('r', 10, 10).fliter('value > 3')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     told = "AttributeError: 'Stream' object has no attribute 'fliter': did you mean 'filter'?"

@@ -1,4 +1,4 @@
-"""A step whose event-time column differs from the watermark's column warns: its rows may be late."""
+"""A step whose event-time column differs from the watermark's column warns: rows may be late."""
 
 import warnings
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def as_of(flow: Dataflow) -> Stream:
 
 
 def late_rows(flow: Dataflow) -> Stream:
-    """Returns a side output, whose rows differ from those of its step."""
+    """Returns a side output, whose rows differ from the step's rows."""
     left, right = read(flow, "left").key_by("k"), read(flow, "right").key_by("k")
     _, late, _ = left.join("j", right, between=(-SECOND, SECOND), event_time="at", late=True)
     return late

@@ -1,4 +1,4 @@
-"""Mistakes of first users, each refused with its remedy: ignored arguments, missing things, and invalid answers."""
+"""Mistakes of first users, each refused with a remedy: ignored arguments, missing things, and invalid answers."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -33,7 +33,6 @@ def stream(rows: Sequence[Row] = ROWS) -> tuple[Dataflow, Stream]:
 
 
 def ended(step: Callable[[Stream], Stream], sink: Any = None, rows: Sequence[Row] = ROWS, **options: Any) -> JobFailed:
-    """Runs the flow and returns its failure."""
     flow, source = stream(rows)
     step(source).sink("o", sink or CollectSink())
     with pytest.raises(JobFailed) as failed:

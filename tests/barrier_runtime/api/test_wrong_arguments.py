@@ -118,7 +118,7 @@ def connected() -> Any:
 
 
 def variadic(call: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """Returns `call` with its `*columns` or `**aggregates` as named parameters."""
+    """Returns `call` with the `*columns` or `**aggregates` as named parameters."""
     kinds = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
     call.__signature__ = inspect.Signature(kinds)  # type: ignore[attr-defined]
     return call

@@ -1,4 +1,4 @@
-"""Savepoints made of DataFrames: reading returns the frames, and a job continues from them as from its own state."""
+"""Savepoints made of DataFrames: reading returns the frames, and a job continues as from state that the job wrote."""
 
 import datetime
 import subprocess

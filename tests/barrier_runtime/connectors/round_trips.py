@@ -75,7 +75,6 @@ class Kind:
 
 
 def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Values of a `Kind` as an array."""
     return pa.array(values, kind)
 
 

@@ -1,4 +1,4 @@
-"""A sink's knowledge of its job's decision log."""
+"""A sink's knowledge of the job's decision log."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ def context(store: MemoryStore) -> SinkContext:
 
 @pytest.mark.parametrize("fault", [Fault.TRUNCATED_READ, Fault.FLIPPED_BYTE])
 def test_a_first_record_that_is_read_wrongly_once_gives_no_other_log(fault: Fault, store: MemoryStore) -> None:
-    """Found by the simulation: a subtask with another identity fenced its own generation."""
+    """Found by the simulation: a subtask with another identity fenced the subtask's own generation."""
     key = begin_log(store, "job", "a")
     expected = log_id(context(store))
     assert expected.startswith("log ")

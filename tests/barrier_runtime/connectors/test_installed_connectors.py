@@ -1,4 +1,4 @@
-"""A connector of another package is found by its entry point, and its sink gives the built-in guarantees."""
+"""A connector of another package is found by the entry point, and the sink gives the built-in guarantees."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""The compact set of names against a plain dictionary, and its memory limit."""
+"""The compact set of names against a plain dictionary, and the memory limit."""
 
 import random
 import uuid

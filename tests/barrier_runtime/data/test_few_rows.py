@@ -230,7 +230,6 @@ AGGREGATES = {
 
 
 def outcome(driven: Driven, batch: Batch) -> Any:
-    """Returns the rows of a batch, or the error."""
     try:
         driven.operator.process(batch, Emit(driven.batches.append))
     except InvalidJob as error:

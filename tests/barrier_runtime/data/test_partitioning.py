@@ -1,4 +1,4 @@
-"""Partitioning: every row goes to the owner of its key group, in order, and no row is lost."""
+"""Partitioning: every row goes to the owner of the row's key group, in order, and no row is lost."""
 
 import numpy as np
 import pyarrow as pa

@@ -345,7 +345,7 @@ def test_days_and_a_date_are_a_date_in_either_order() -> None:
 )
 @pytest.mark.parametrize("operator", ["LIKE", "ILIKE"])
 def test_an_escaped_backslash_in_a_pattern_is_one(operator: str, pattern: str, found: list[bool]) -> None:
-    """Also if only % is at one end, where Arrow read both backslashes literally."""
+    """Also if % is only at the start or only at the end, where Arrow read both backslashes literally."""
     texts = pa.array(["C:\\a\\", "C:\\b", "C:%%", None])
     assert computed(f"a {operator} '{pattern}'", a=texts).to_pylist() == [*found, None]
 

@@ -84,7 +84,7 @@ def test_time_does_not_end_while_a_channel_is_only_idle():
 
 
 def test_channels_idle_together_are_not_left_behind_by_the_first_to_hear_of_rows():
-    """Rows of the second channel from before its watermark 20 are on their way: event time does not pass them."""
+    """Rows of the second channel from before the watermark 20 are on their way: event time does not pass them."""
     merger = WatermarkMerger(2, together=[(0, 1)])
     merger.on_watermark(0, 10)
     assert merger.on_watermark(1, 10) == Watermark(10)

@@ -30,7 +30,7 @@ MANY = 20_000  # keys without rows
 async def test_the_first_checkpoints_behind_a_savepoint_need_nothing_of_it_and_restore(
     tmp_path: Path, mode: str
 ) -> None:
-    """1.7 (FLINK-39964): the first checkpoint names files of the job's own copy, the second one those of the first;
+    """1.7 (FLINK-39964): the first checkpoint names files of the job's own copy, the second those of the first;
     both restore after the savepoint is gone, in every restore mode.
     """
     url, folder = str(tmp_path / "savepoint"), tmp_path / "jobs"
@@ -76,7 +76,7 @@ async def test_the_first_checkpoints_behind_a_savepoint_need_nothing_of_it_and_r
 async def test_a_restart_uploads_what_is_new_and_files_stay_while_anything_names_them(
     tmp_path: Path, parallelism: int
 ) -> None:
-    """A job that keeps one checkpoint is restarted repeatedly: the large state is written once, fsck finds no object
+    """A job with `retain` 1 is restarted repeatedly: the large state is written once, fsck finds no object
     missing and reports no needed object as left over, and each successor has the whole state.
     """
     url, folder = str(tmp_path / "savepoint"), tmp_path / "jobs"

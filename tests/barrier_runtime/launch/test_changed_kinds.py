@@ -1,6 +1,6 @@
 """Every kind of step with state under the name of another kind: refused before any write; the error names both kinds.
 
-`KINDS` are all public kinds of steps that keep state, sources and sinks; each runs once, and what its job has stored is
+`KINDS` are all public kinds of steps that keep state, sources and sinks; each runs once, and what the job has stored is
 then offered to every other kind. Nothing is begun at zero without a word, and nothing is read as what it is not.
 
 | from \\ to             | the same kind                          | another kind | a step without state | gone       |
@@ -400,7 +400,7 @@ ALIKE = {"jsonl": "JSONL files", "watched": "JSONL files"}
 
 
 class Other:
-    """A source that declares what its positions refer to, and is never read."""
+    """A source that declares `positions_in`, and is never read."""
 
     exactly_once = True
     schema = pa.schema({"v": pa.int64()})
@@ -469,7 +469,7 @@ def with_kind(manifest: Manifest, operator: str, kind: str) -> Manifest:
 # ---------------------------------------------------------------- sinks
 
 
-SINKS: dict[str, tuple[Any, str, str]] = {  # name: (sink, its kind, its target)
+SINKS: dict[str, tuple[Any, str, str]] = {  # name: (sink, kind, target)
     "jsonl": (JsonlSink("/nowhere/out"), "a jsonl sink", "folder out"),
     "csv": (CsvSink("/nowhere/out"), "a csv sink", "folder out"),
     "elsewhere": (CsvSink("/nowhere/others"), "a csv sink", "folder others"),

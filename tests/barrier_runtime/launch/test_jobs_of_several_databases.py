@@ -38,7 +38,7 @@ def _slow_merging(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Everything:
-    """Numbers the rows of its key, and its timers negatively; all its states must agree."""
+    """Numbers the rows of a key, and the timers negatively; all states must agree."""
 
     seen = ValueState(int, default=0)
     due = ValueState(int, default=0)

@@ -1,4 +1,4 @@
-"""A job run like a cron task: repeatedly to the end of its input, with more input each time."""
+"""A job run like a cron task: repeatedly to the end of the input, with more input each time."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,6 @@ def flow(folder: Path) -> Dataflow:
 
 
 def run(folder: Path, number: int, parallelism: int = 1) -> None:
-    """Runs the job once with one more input file."""
     (folder / "in").mkdir(exist_ok=True)
     (folder / "in" / f"{number}.jsonl").write_text(f'{{"n":{number}}}\n')
     flow(folder).run_local(checkpoints=str(folder / "ck"), parallelism=parallelism)
@@ -53,7 +52,7 @@ def newest_manifest(folder: Path) -> bytes:
 
 
 def forget_that_it_finished(folder: Path) -> None:
-    """Removes the last record, as if the process had died between the last global commit and the end of its log."""
+    """Removes the last record, as if the process had died between the last global commit and the end of the log."""
     key, record = records(folder)[-1]
     assert isinstance(record, Finish)
     (folder / "ck" / key).unlink()
@@ -69,7 +68,7 @@ def test_ten_runs_forget_shown_files_of_earlier_runs_and_tolerate_rotated_files(
         assert listed(tmp_path) == 0
         shown(tmp_path)[0].unlink()
         sizes.append(len(newest_manifest(tmp_path)))
-    assert sizes[-1] - sizes[1] < 3_000, sizes  # the source remembers its finished files
+    assert sizes[-1] - sizes[1] < 3_000, sizes  # the source remembers finished files
     log = read_commit_log(open_store(str(tmp_path / "out")), "cron", "out")
     assert [len(record.files) for record in log] == [1] * 10
 
@@ -102,7 +101,7 @@ def test_death_after_the_last_global_commit_costs_a_check_and_loses_nothing(
 
 
 def test_a_decided_file_that_nobody_has_seen_still_stops_the_start(tmp_path: Path) -> None:
-    """T4: neither the folder nor its commit log contains the file."""
+    """T4: neither the folder nor the commit log contains the file."""
     run(tmp_path, 0)
     forget_that_it_finished(tmp_path)
     shown(tmp_path)[0].unlink()
@@ -113,7 +112,7 @@ def test_a_decided_file_that_nobody_has_seen_still_stops_the_start(tmp_path: Pat
 
 
 def test_rows_collected_by_two_runs_of_one_program_are_each_collected_once(tmp_path: Path) -> None:
-    """T4: a failed job has no record that all rows were visible, so the next start commits its transactions again."""
+    """T4: a failed job has no record that all rows were visible, so the next start commits the transactions again."""
     log, rows = tmp_path / "ck" / "collected" / "log", 4_000
 
     def run_with(sink: CollectSink, fails: bool) -> None:

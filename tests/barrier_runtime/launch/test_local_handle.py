@@ -148,7 +148,7 @@ def test_a_context_takes_a_last_checkpoint_and_an_exception_takes_none(tmp_path:
 
 
 def test_a_local_job_takes_a_savepoint_and_ends_with_another(tmp_path: Path) -> None:
-    """Another job continues from each: with the row after the last one that the savepoint covers."""
+    """Another job continues from each: with the row after the last row that the savepoint covers."""
     rows: list[int] = []
     job = start(endless(rows), checkpoints=str(tmp_path / "jobs"))
     while job.status().records < 100:

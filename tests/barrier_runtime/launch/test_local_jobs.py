@@ -91,7 +91,7 @@ def write(folder, name, first_ms):
 
 
 def test_rows_added_after_every_window_was_closed_are_an_error_and_not_silently_late(tmp_path):
-    """A finished job has advanced event time to the end; later rows would be dropped one by one."""
+    """A finished job has advanced event time to the end; later rows would be dropped singly."""
     write(tmp_path, "1.jsonl", 1_000_000)
     options = {"parallelism": 1, "checkpoints": str(tmp_path / "checkpoints")}
     windows(tmp_path).run_local(**options)
@@ -130,7 +130,7 @@ ENCODED = pa.dictionary(pa.int32(), pa.string())
 @pytest.mark.parametrize("declared", [None, {"t": pa.int64(), "w": ENCODED}], ids=["found", "declared"])
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_rows_are_counted_by_a_dictionary_column(parallelism, declared):
-    """A subtask gets rows of its own slot and of others: both must have the same type."""
+    """A subtask gets rows of the own slot and of others: both must have the same type."""
     flow, sink, rows = with_dictionaries(lambda words: words, declared)
     rows.key_by("w").aggregate("count", n=count()).sink("out", sink)
     flow.run_local(parallelism=parallelism)
@@ -214,7 +214,7 @@ def test_checkpoints_go_on_while_the_commits_of_seventeen_sinks_hang():
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_job_whose_splits_wait_for_slower_ones_ends_with_all_its_rows(parallelism):
-    """The fast source is ahead at once; its splits wait for the slow source, which ends first."""
+    """The fast source is ahead at once; the fast splits wait for the slow source, which ends first."""
 
     def events(count, step):
         return lambda index, of: ({"k": n % 3, "at": n * step} for n in range(index, count, of))
@@ -234,7 +234,7 @@ def test_a_job_whose_splits_wait_for_slower_ones_ends_with_all_its_rows(parallel
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_an_input_that_has_been_silent_for_its_idle_timeout_holds_no_split_back(parallelism):
-    """The silent input ends after the last row of the other, which is one minute of event time after its own row."""
+    """The silent input ends after the last row of the other input, which is one minute of event time later."""
     flow, sink, seen = Dataflow("silent"), CollectSink(), threading.Event()
 
     def silent(index, of):

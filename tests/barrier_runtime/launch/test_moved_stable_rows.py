@@ -75,7 +75,7 @@ def flow(writes: Writes, read: list[int], scale: int = 1, number: int = 1) -> Da
 
 
 def check_writes(writes: Writes) -> None:
-    """Asserts that each row has one value, that none is missing, and that each key ends with its last row.
+    """Asserts that each row has one value, that none is missing, and that each key ends with the last row.
 
     After a restart rows of a key are repeated from an earlier row on, without gaps."""
     values, by_key = collections.defaultdict(set), collections.defaultdict(list)

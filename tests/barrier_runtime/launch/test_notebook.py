@@ -42,7 +42,7 @@ class Notebook:
         self._state: dict[str, dict[str, Any]] = {}
 
     def run(self, code: str) -> list[dict[str, Any]]:
-        """Runs a cell and returns its outputs. Raises the cell's error."""
+        """Runs a cell and returns the outputs. Raises the cell's error."""
         sent = self._client.execute(code)
         outputs: list[dict[str, Any]] = []
         while True:
@@ -130,7 +130,7 @@ def test_a_job_that_fails_says_so_in_its_cell(notebook: Notebook) -> None:
 
 @pytest.mark.slow
 def test_a_widget_that_is_closed_is_not_followed_any_more(notebook: Notebook) -> None:
-    """For example when a rerun cell closes the output of its last run."""
+    """For example when a rerun cell closes the output of the last run."""
     notebook.run(STARTS)
     (said,) = notebook.run(
         """

@@ -28,7 +28,7 @@ flow.rate("ticks", 2_000, splits=4).select(["value"]).sink("out", JsonlSink({out
 
 
 PATIENT: Any = {"resource_wait_timeout": 3_600, "slot_timeout": 300}  # on a slow machine, too
-until = partial(until_within, patience_s=600)  # several programs start one after another
+until = partial(until_within, patience_s=600)  # several programs start in turn
 
 
 def flow_in(folder: Path) -> Dataflow:
@@ -82,7 +82,7 @@ def is_gone(pid: int) -> bool:
 
 
 def each_once(values: list[int]) -> bool:
-    """Whether each of the 4 splits, which stop at rows of their own, has its numbers once, from the first on."""
+    """Whether each of the 4 splits, which stop at different rows, has all numbers once, from the first on."""
     splits = [[value // 4 for value in values if value % 4 == split] for split in range(4)]
     return len(values) > 100 and all(split == list(range(len(split))) for split in splits)
 

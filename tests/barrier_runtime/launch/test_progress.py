@@ -1,4 +1,4 @@
-"""Progress of a running job: a line per sink, one line per death, no death twice; on a terminal and in a file."""
+"""Progress of a running job: a line per sink and per death, no death twice; on a terminal and in a file."""
 
 import io
 
@@ -198,4 +198,4 @@ def test_on_a_terminal_lines_are_written_over_and_deaths_stay(monkeypatch: pytes
         for each in (status(), back()):
             show(each)
     assert plain.getvalue() == f"job {back().job}: {DIED}; all slots go on from checkpoint 41; back after 1,412 ms\n"
-    assert "\x1b[1A" in out.getvalue()  # the cursor moves up for one line per sink, whatever else is printed
+    assert "\x1b[1A" in out.getvalue()  # the cursor moves up for a line per sink, whatever else is printed

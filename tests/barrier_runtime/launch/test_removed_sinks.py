@@ -1,4 +1,4 @@
-"""A program without one of its sinks, with `allow_non_restored`: decided rows are committed, not dropped as state."""
+"""A program without a former sink, with `allow_non_restored`: decided rows are committed, not dropped as state."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,6 @@ def decide_without_a_commit(folder: Path, sink: type[JsonlSink]) -> int:
 
 
 def changed(folder: Path) -> list[int]:
-    """Runs the same job with another sink to its end; returns that sink's rows."""
     flow, sink = Dataflow("job"), CollectSink()
     flow.rate("numbers", 1_000_000, ROWS, splits=1).sink("new", sink)
     flow.run_local(checkpoints=str(folder / "ck"), checkpoint_interval=0.05, allow_non_restored=True)

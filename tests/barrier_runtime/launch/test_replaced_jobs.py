@@ -59,7 +59,7 @@ async def test_job_survives_program_and_parallelism_changes_without_loss_or_dupl
     tmp_path: Path, unaligned: bool
 ) -> None:
     """Each key's numbers are 1, 2, 3, and so on; new state begins at the barrier, and state removed and added again
-    keeps its values.
+    keeps the values.
     """
     target, read = Target(), list[int]()
     programs = {"two": flow(target, Summed, read), "three": flow(target, First, read)}

@@ -64,7 +64,6 @@ async def test_no_slots_in_time_and_the_job_goes_on_as_it_was(tmp_path: Path, mo
 
 
 async def test_a_wish_that_the_end_of_the_job_makes_void_is_told_so(tmp_path: Path) -> None:
-    """An ended job cannot be rescaled."""
     target, asked = Target(), rescale_asked(4, 60.0)
     job = RunningJob(numbers_flow(target), tmp_path, parallelism=2)
     await job.rows_in(target, 100)

@@ -52,7 +52,7 @@ def test_a_run_prints_the_same(tmp_path: Path) -> None:
 
 
 def test_transactions_of_a_checkpoint_that_are_not_known_to_be_visible_are_told(tmp_path: Path) -> None:
-    """The job was stopped at once: its newest checkpoint lists the transactions still pending at the checkpoint."""
+    """The job was stopped at once: the newest checkpoint lists the transactions still pending at the checkpoint."""
     flow = Dataflow("shown")
     flow.rate("numbers", 20_000, splits=1).sink("out", JsonlSink(str(tmp_path / "out")))
     folder = str(tmp_path / "jobs")

@@ -24,7 +24,7 @@ class Seen:
 
 
 def changed(name: str = "next") -> Dataflow:
-    """`numbers_flow` with another type of one state, a new state, and a renamed operator."""
+    """`numbers_flow` with another type of a state, a new state, and a renamed operator."""
     flow = Dataflow(name)
     rows = flow.rate("numbers", 4_000, keys=40, splits=5)
     counted = rows.key_by("key").aggregate("renamed", n=count())

@@ -1,4 +1,4 @@
-"""Savepoints of whole jobs in this process: state, positions and rows of a job, its fork and its successor agree."""
+"""Savepoints of whole jobs in this process: state, positions and rows of a job, a fork and a successor agree."""
 
 import datetime
 import shutil
@@ -20,7 +20,7 @@ from tests.barrier_runtime.running_job import (
     without_gaps,
 )
 
-KEYS = 8  # of windows; even numbers come from one split, odd numbers from the other
+KEYS = 8  # of windows; even and odd numbers come from different splits
 WIDTH = datetime.timedelta(milliseconds=200)
 
 
@@ -63,7 +63,7 @@ async def test_a_fork_goes_on_from_the_savepoint_and_the_job_is_not_disturbed(tm
 
 @pytest.mark.slow
 async def test_windows_and_timers_are_in_it(tmp_path: Path) -> None:
-    """A window open in the savepoint has its earlier and later rows once."""
+    """A window open in the savepoint has earlier and later rows once."""
 
     def windows(name: str, target: Target) -> Dataflow:
         flow = Dataflow(name)

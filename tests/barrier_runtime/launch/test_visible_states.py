@@ -52,7 +52,7 @@ class Target(CollectSink):
 
 
 class Job:
-    """A running job with its coordinator, store and target."""
+    """A running job with coordinator, store and target."""
 
     running: "asyncio.Task[JobStatus]"
 
@@ -62,7 +62,7 @@ class Job:
         self.target = target
 
     async def until(self, condition: str, *reasons: str) -> JobStatus:
-        """Returns the first status with this condition and all `reasons` in its text."""
+        """Returns the first status with this condition and all `reasons` in the text."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
             status = self.runner.status()
@@ -133,7 +133,7 @@ async def test_a_store_outage_is_shown_with_the_object_until_it_heals() -> None:
 
 @pytest.mark.slow
 async def test_uploads_that_fail_are_shown_with_the_object_until_they_succeed() -> None:
-    """O5: a slot's writes; its checkpoints are declined with the object and the reason."""
+    """O5: a slot's writes; the slot's checkpoints are declined with the object and the reason."""
     async with watched() as job:
         job.store.inject(Fault.FAIL_BEFORE, "put", "/data/", times=None)
         await job.until(

@@ -13,7 +13,7 @@ from tests.barrier_runtime.running_job import RunningJob, Target, check_each_onc
 
 
 class Also(First):
-    """Has one more state; its rows have the same columns."""
+    """Has one more state; the rows have the same columns."""
 
     also = ValueState(int, default=0)
 
@@ -26,7 +26,7 @@ KINDS = ("aligned checkpoint", "unaligned checkpoint", "savepoint")
 
 
 async def left_behind(kind: str, folder: Path, target: Target, **options: Any) -> dict[str, Any]:
-    """Ends a job without notice, or with a savepoint. Returns the options with which its successor restores."""
+    """Ends a job without notice, or with a savepoint. Returns the options with which a successor restores."""
     unaligned = {"unaligned": True, "aligned_timeout": 0.0} if kind == "unaligned checkpoint" else {}
     job = RunningJob(flow(target, First, []), folder, **unaligned, **options)
     await job.rows_in(target, 300)

@@ -289,7 +289,7 @@ def test_late_rows_inside_one_batch_are_late(options: dict[str, Any]) -> None:
 
 
 def test_a_session_that_was_not_told_yet_is_not_retracted() -> None:
-    """A row moves its start earlier, while a late row of another key emits that key's session again."""
+    """A row moves the session's start earlier, while a late row of another key emits that key's session again."""
     rows = [
         {"k": k, "t": t, "n": n} for n, (k, t) in enumerate([("a", 1_000), ("b", 1_050), ("a", 1_005), ("b", 1_040)])
     ]
@@ -411,7 +411,7 @@ def test_own_watermarks_that_are_ahead_take_no_event_time_from_steps_before() ->
             assert collected(rows, sizes, [before, Step("own", of_own_watermarks, ())], 60) == expected
 
 
-# ------------------------------------------------------------ its parts
+# ------------------------------------------------------------ the parts
 
 
 def test_event_time_is_told_row_by_row_where_somebody_needs_it() -> None:

@@ -89,7 +89,7 @@ QUICK = ("timers",)
     "first", [step if step in QUICK else pytest.param(step, marks=pytest.mark.slow) for step in STEPS]
 )
 def test_nothing_is_late_behind_a_step(first: str) -> None:
-    """Each second step follows `first`, and one third step, which depends on `first`, follows each second step."""
+    """Each second step follows `first`, and a third step, which depends on `first`, follows each second step."""
     steps = list(STEPS)
     run(first, lambda second: [steps[(steps.index(first) + 5 * steps.index(second)) % len(steps)]])
 

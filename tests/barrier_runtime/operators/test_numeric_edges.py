@@ -150,7 +150,7 @@ GROUPS: list[tuple[pa.DataType, list[Any], int]] = [
 def test_keys_at_the_edges(kind: pa.DataType, keys: list[Any], groups: int) -> None:
     schema = pa.schema([("k", kind), ("t", pa.int64())])
     it = Driven(aggregating("w", ["k"], Tumbling(10 * MS), "t", {"n": count()}, schema))
-    for key in keys:  # each key in a batch of its own
+    for key in keys:  # each key in a separate batch
         it.feed([{"k": key, "t": 1}], schema)
     it.feed([{"k": key, "t": 1} for key in keys], schema)
     it.watermark(WATERMARK_MAX)
@@ -223,7 +223,7 @@ def test_dictionary_columns_are_what_they_stand_for(tmp_path: Any) -> None:
 
 
 def test_expressions_see_the_values_of_dictionary_columns() -> None:
-    """The expressions follow the source, so its batches are unchanged."""
+    """The expressions follow the source, so the source's batches are unchanged."""
     schema, flow, out = pa.schema([("word", pa.dictionary(pa.int8(), pa.string()))]), Dataflow("coded"), CollectSink()
     rows = flow.from_iterator("rows", lambda part, of: [{"word": " 7 "}, {"word": None}], schema=schema, splits=1)
     long = rows.filter("word IS NULL OR length(word) = 3")

@@ -1,4 +1,4 @@
-"""State that expires by its own clock makes no difference between a job and its replay."""
+"""State that expires by a clock makes no difference between a job and its replay."""
 
 import datetime as dt
 import time
@@ -30,7 +30,7 @@ class Recent:
 
 
 class Later(Recent):
-    """Its state contains entries that the replay never had."""
+    """State of the job with entries that the replay never had."""
 
     def process(self, group: int, row: dict[str, Any], ctx: Any) -> Iterator[dict[str, Any]]:
         self.seen[time.time_ns() % 1_000_000] = row["n"]

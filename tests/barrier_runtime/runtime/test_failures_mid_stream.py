@@ -1,4 +1,4 @@
-"""A job with five failures: in an operator, a snapshot, an operator again, its recovery, and at its last row. Runs in
+"""A job with five failures: in an operator, a snapshot, an operator again, a recovery, and at the last row. Runs in
 one process with real checkpoints; the test counts the rows visible in the sink.
 """
 
@@ -20,7 +20,7 @@ KEYS = 360  # a multiple of every parallelism: the rows of a key are in one spli
 
 
 class Strikes:
-    """Raises one failure after another, each after a recovery and after a given number of distinct rows."""
+    """Raises failures in turn, each after a recovery and after a given number of distinct rows."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.struck: list[str] = []

@@ -11,7 +11,7 @@ from barrier_runtime.runtime.barrier_tracker import BarrierTracker
 
 
 class Holding(Operator):
-    """Holds `room` batches, emits the oldest `allowed` ones, and includes held batches in its snapshot."""
+    """Holds `room` batches, emits the oldest `allowed` ones, and includes held batches in the snapshot."""
 
     holds_watermarks = True
     takes_rows_before_barriers = True
@@ -199,7 +199,7 @@ def test_what_was_taken_without_room_gives_no_credit_until_there_is_room() -> No
 
 
 def test_a_barrier_that_was_overtaken_lets_no_rows_in() -> None:
-    """The in-flight rows of an unaligned checkpoint are those of the queue; its barrier in the queue has no effect."""
+    """The in-flight rows of an unaligned checkpoint are those of the queue; the barrier in the queue has no effect."""
     bench = HoldingBench(inputs=1)
     bench.queue((0, rows(1)), (0, rows(2)), (0, barrier(1, 0)))
     assert bench.in_flight == {1: {0: [1, 2]}}

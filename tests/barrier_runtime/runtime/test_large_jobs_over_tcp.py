@@ -43,7 +43,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 class Numbers:
-    """Emits a row every 10 ms from split "live-<subtask>"; all other splits end at once, with one row each."""
+    """Emits a row every 10 ms from split "live-<subtask>"; all other splits end at once, with a row each."""
 
     schema = SCHEMA
     exactly_once = True
@@ -129,7 +129,7 @@ def manifest_bytes(job: TcpJob) -> bytes:
 
 @pytest.mark.slow
 async def test_a_job_with_17_megabytes_of_finished_splits_goes_on_after_a_failure(tmp_path: Path) -> None:
-    """R4: a decided checkpoint can be deployed, whatever its size."""
+    """R4: a decided checkpoint can be deployed, of any size."""
     ids = [f"done-{number}-{'x' * 850_000}" for number in range(20)]
     options = {"parallelism": 2, "checkpoint_interval": 0.2, "checkpoints": str(tmp_path)}
     async with TcpJob(to_nowhere(Discovered(ids)), tmp_path, **options) as job:
@@ -146,7 +146,7 @@ async def test_a_job_with_17_megabytes_of_finished_splits_goes_on_after_a_failur
 
 
 class Held(Numbers):
-    """Two splits with a row every 10 ms, and `ids`: splits with one row and a position of 850,000 bytes that never
+    """Two splits with a row every 10 ms, and `ids`: splits with a row and a position of 850,000 bytes that never
     end.
     """
 

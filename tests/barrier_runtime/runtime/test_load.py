@@ -78,7 +78,7 @@ async def test_a_slow_step_is_busy_time_of_its_subtask_and_a_full_receiver_is_bl
     scheduler = Scheduler(loop, lambda: False, lambda _, error: errors.append(error), clock)
     bench.inputs[0].push(rows(1), 8)
     scheduler.start([bench.subtask])
-    while not bench.subtask.chain.load.blocked:  # the receiver has room for one byte only
+    while not bench.subtask.chain.load.blocked:  # the receiver has room for a byte only
         await asyncio.sleep(0)
     assert bench.subtask.chain.load.busy_s == 0.25
     assert scheduler.long_steps.longest_since(0.0) == (0.25, 0, False)

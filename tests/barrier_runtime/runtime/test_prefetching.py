@@ -1,4 +1,4 @@
-"""Prefetching before a job moves: a slot fetches the missing files of its key groups, once."""
+"""Prefetching before a job moves: a slot fetches the missing files of the new key groups, once."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack

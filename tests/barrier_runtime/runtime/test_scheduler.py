@@ -106,7 +106,7 @@ def slices_per_pass(batch_s, slice_s, batches=200):
 
 
 def test_work_between_passes_gets_a_slice_of_short_and_a_share_of_long_passes():
-    """A slice must not delay the rows of an idle slot by more than its own length; and in a busy slot, whose passes
+    """A slice must not delay the rows of an idle slot by more than the slice's length; and in a busy slot, whose passes
     are long, a snapshot must still finish.
     """
     assert set(slices_per_pass(batch_s=0.000001, slice_s=0.0003)) == {1}
@@ -114,7 +114,7 @@ def test_work_between_passes_gets_a_slice_of_short_and_a_share_of_long_passes():
 
 
 def test_pass_moves_rows_from_source_to_sink_of_the_slot_and_leaves_no_work():
-    """One turn of the loop, not one turn per subtask."""
+    """A turn of the loop, not a turn per subtask."""
     clock, passes, errors = HandClock(), [], []
     source = GeneratedRows("ticks", 1_000, 3, None, 1)
     clock.source_ns = clock.now_ns
@@ -152,7 +152,7 @@ class Stepped(Subtask):
 
 
 def test_what_a_pass_leaves_is_done_without_another_wake():
-    """Covers rows passed to a subtask that already had its turn, and rows of a channel unblocked after the pass: their
+    """Covers rows passed to a subtask after the turn of this subtask, and rows of a channel unblocked later: their
     senders do not wake the slot again.
     """
     clock, arrived, errors, unblocked = HandClock(), [], [], []
@@ -208,7 +208,7 @@ class HandTimer:
 
 def batches_of(rows_per_second, pass_s, target_s, batches=60):
     """Returns the rows per batch of a scheduled source in a slot whose passes take `pass_s`, and the wait of each
-    batch's first row after its due time, once the slot knows its passes.
+    batch's first row after the due time, once the slot knows the passes.
     """
     clock, sizes, waits, errors = HandClock(), [], [], []
     clock.timer = lambda loop, ring: HandTimer(clock, loop, ring)
@@ -289,7 +289,7 @@ def rows_polled_when_others_come(after_s):
         sink = Slow(clock, 0.0, lambda: calls.append(clock.now))
         last = Subtask(SubtaskId(1, 0), 1, [("sink", sink)], [channel], [], Aligner(1, 1), host=clock)
         scheduler.start([first, last])
-        for _ in range(40):  # until the slot knows its passes
+        for _ in range(40):  # until the slot knows the passes
             clock.now += 0.1
             scheduler.wake()
             await asyncio.sleep(0)
@@ -307,7 +307,7 @@ def rows_polled_when_others_come(after_s):
 
 
 def test_rows_that_waited_half_of_the_time_join_rows_that_come_from_elsewhere():
-    """One pass serves both. A row that is just due does not join, or two slots would wake each other forever."""
+    """The same pass serves both. A row that is just due does not join, or two slots would wake each other forever."""
     assert rows_polled_when_others_come(after_s=0.022) == 23
     assert rows_polled_when_others_come(after_s=0.018) == 0
 
@@ -337,7 +337,7 @@ class WakesInAPass:
 
 
 def test_a_wake_within_a_pass_that_finds_nothing_leads_to_another_pass():
-    """The slot sleeps as long as its sources allow; a wake-up during a pass is not repeated."""
+    """The slot sleeps as long as the sources allow; a wake-up during a pass is not repeated."""
     clock, batches, errors = HandClock(), [], []
 
     class NeverRings(HandTimer):

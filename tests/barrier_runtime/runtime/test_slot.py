@@ -48,7 +48,7 @@ def stored(bench):
     return [info.key for info in bench.output.list("")]
 
 
-# ---------------------------------------------------------------- one generation
+# ---------------------------------------------------------------- a generation
 
 
 async def test_a_slot_tells_of_what_it_has_fetched_for_the_next_move_only(tmp_path):
@@ -389,7 +389,7 @@ class Gated(Totals):
 
 
 async def test_an_operator_that_is_halted_while_it_opens_is_closed_after_it_has_opened(tmp_path):
-    """Otherwise the opened resources (a database, its LOCK, its memory) would stay until the process exits."""
+    """Otherwise the opened resources (a database, LOCK file, memory) would stay until the process exits."""
     made = iter([Gated(), Totals()])
     bench = Bench(tmp_path, make_operator=made.__next__)
     bench.deploy(5)
@@ -407,7 +407,7 @@ async def test_an_operator_that_is_halted_while_it_opens_is_closed_after_it_has_
 
 async def test_a_generation_halted_while_it_waits_for_its_peers_is_left_behind(tmp_path):
     bench = Bench(tmp_path, parallelism=2)
-    bench.slots[0].handle(bench.deployment(5))  # the other slot gets no deployment, so its channels never connect
+    bench.slots[0].handle(bench.deployment(5))  # the other slot gets no deployment, so channels never connect
     await bench.until(lambda: bench.operators and bench.operators[0].life)
     bench.tell(CancelGeneration(6, 0))
     await bench.running(6)

@@ -1,4 +1,4 @@
-"""Snapshot of one subtask: the parts that threads produce, and the report."""
+"""Snapshot of a subtask: the parts that threads produce, and the report."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ async def reported(captures: dict[str, Capture]) -> tuple[list[OperatorSnapshot]
             lambda run, operators, times: end.set_result(operators),
             lambda run, error: end.set_exception(error),
         )
-        assert not end.done()  # the caller adds the run to its list first
+        assert not end.done()  # the caller adds the run to the list first
         return list(await end), threads
     finally:
         pool.close()

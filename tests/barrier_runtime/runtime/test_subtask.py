@@ -166,7 +166,7 @@ def test_a_step_ends_after_some_time_though_more_elements_wait():
 
 
 def test_event_time_inside_a_batch_goes_as_far_as_the_other_channels_let_it():
-    """R3: event time per row on one channel never exceeds the watermark over all channels."""
+    """R3: event time per row on any channel never exceeds the watermark over all channels."""
     bench = Bench()
     batch = Batch(rows(1, 2, 3).rows, 0, np.array([11, 20, 30]))
 
@@ -238,7 +238,7 @@ def test_batches_not_small_or_of_another_port_or_columns_are_processed_alone():
 
 
 def test_a_slow_operator_gets_no_more_rows_at_once_than_its_chunk():
-    """The chunk is the amount processed in 20 ms. A larger one would delay barriers longer."""
+    """The chunk is the amount processed in 20 ms. A larger chunk would delay barriers longer."""
     slow = Slow()
     slow.bench = bench = Bench(inputs=1, operator=slow)
     bench.inputs[0].chunk.bytes = 3 * SMALL_ROW_BYTES + 10
@@ -264,7 +264,7 @@ _STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["few", "few", "f
 def test_whatever_is_processed_together_barriers_cut_where_they_stand(steps):
     """Each barrier's snapshot contains all earlier rows and no later ones, and rows of a channel keep their order."""
     bench, came, barriers = Bench(), ([], []), [0, 0]
-    before = {}  # (channel, checkpoint) -> sum of the rows before its barrier
+    before = {}  # (channel, checkpoint) -> sum of the rows before the barrier
     for number, (channel, kind) in enumerate(steps):
         if kind == "barrier":
             barriers[channel] += 1

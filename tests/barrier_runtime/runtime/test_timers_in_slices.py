@@ -27,7 +27,7 @@ DUE = 10
 
 
 class Timed:
-    """Each row sets a timer and is emitted as "row"; each timer emits its key."""
+    """Each row sets a timer and is emitted as "row"; each timer emits the key."""
 
     def process(self, key: str, row: Row, ctx: Any) -> Row:
         ctx.timers.register(row["at"])

@@ -81,7 +81,7 @@ os._exit(0)
 
 
 def test_a_worker_that_dies_while_the_death_of_another_is_told_ends_no_daemon():
-    """The handler of the second death interrupts the first handler in the middle of its line."""
+    """The handler of the second death interrupts the first handler in the middle of a line."""
     ended = subprocess.run(
         [sys.executable, "-c", _TWO_AT_ONCE],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

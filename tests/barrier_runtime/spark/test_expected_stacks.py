@@ -1,4 +1,4 @@
-"""The death of another slot is logged in one line without a stack, unless stacks are enabled. Other errors keep
+"""The death of another slot is logged in a line without a stack, unless stacks are enabled. Other errors keep
 theirs.
 """
 

@@ -1,4 +1,4 @@
-"""Address and ports of a slot, from options and the environment of its host."""
+"""Address and ports of a slot, from options and the host's environment."""
 
 import asyncio
 import socket

@@ -15,7 +15,7 @@ from tests.waiting import until
 
 
 class Context:
-    """Replacement for Spark's context: a job runs until all its slots have left or the job is cancelled."""
+    """Replacement for Spark's context: a job runs until all slots have left or the job is cancelled."""
 
     def __init__(self) -> None:
         self.submitted: list[tuple[int, ...]] = []

@@ -12,7 +12,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def without_packages(folder: Path) -> str:
-    """Returns a Python that finds only its standard library, whatever its environment contains."""
+    """Returns a Python that finds only the standard library, whatever the environment contains."""
     program = folder / "python"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n', encoding="utf-8")
     program.chmod(0o755)
@@ -38,7 +38,7 @@ def test_a_python_without_the_package_is_told_with_the_remedy(tmp_path: Path) ->
 
 
 def test_a_python_that_finds_the_package_but_not_what_it_needs_is_told(tmp_path: Path) -> None:
-    """For example a Python with the source on its path: each slot would fail, and the job would wait for slots
+    """For example a Python with the source on the path: each slot would fail, and the job would wait for slots
     forever.
     """
     program = tmp_path / "python"

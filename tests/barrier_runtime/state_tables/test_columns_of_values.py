@@ -1,4 +1,4 @@
-"""Stored values as columns: a column of values equals its single values."""
+"""Stored values as columns: a column of values equals the single values."""
 
 from typing import Any
 

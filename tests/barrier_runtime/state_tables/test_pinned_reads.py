@@ -38,7 +38,7 @@ def flow(over: list[bool]) -> Dataflow:
             for _ in range(20):
                 n += 1
                 yield {"user": f"u{n % 500}", "n": n}
-            time.sleep(0.02)  # the cost of the test grows with its rows
+            time.sleep(0.02)  # the cost of the test grows with the rows
 
     flow = Dataflow("kept")
     read = flow.from_iterator("rows", rows, schema={"user": str, "n": int}, splits=1)
@@ -81,7 +81,7 @@ def test_a_hundred_reads_beside_a_job_that_keeps_one_checkpoint_all_succeed(tmp_
 
 
 def with_rows(url: str) -> StoredState | None:
-    """Opens the newest checkpoint, if there is one and its state has rows."""
+    """Opens the newest checkpoint, if a checkpoint exists and the state has rows."""
     try:
         stored = open_checkpoint(url, "kept")
     except InvalidJob:

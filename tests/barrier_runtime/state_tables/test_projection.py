@@ -1,4 +1,4 @@
-"""4.3: some columns of a state, and its number of entries, without reading other values."""
+"""4.3: some columns of a state, and the number of entries, without reading other values."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Checkpoints as tables: another program reads each kind of state of a run from its files alone."""
+"""Checkpoints as tables: another program reads each kind of state of a run from the files alone."""
 
 import asyncio
 import dataclasses
@@ -231,7 +231,7 @@ def test_a_filter_on_the_key_reads_one_subtask(storage: str, monkeypatch: pytest
 def test_a_filter_on_the_whole_key_reads_a_small_part_of_the_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """4.3: reads only the blocks of one key group from RocksDB's files."""
+    """4.3: reads only the blocks of a key group from RocksDB's files."""
     keys, rng = list(range(20_000)), random.Random(1)
     notes = [rng.randbytes(100).hex() for _ in keys]
     done = write_savepoint(

@@ -33,7 +33,7 @@ Rows = list[dict[str, Any]]
 
 
 class Shelf:
-    """Target in memory. Each of its methods is one atomic step, like a server's."""
+    """Target in memory. Each method is an atomic step, like a server's."""
 
     def __init__(self) -> None:
         self.staged: dict[str, Rows] = {}
@@ -227,7 +227,7 @@ class ShowsPartsOfAWhole(RightSink):
     global_committer = True
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
-        """Does nothing: each part becomes visible by its own commit."""
+        """Does nothing: each part becomes visible by a separate commit."""
 
 
 class PreCommitNeverWorks(RightSink):
@@ -364,7 +364,7 @@ def certified(sink: type[RightSink], *, only: str | None = None, scenarios: int 
 @pytest.mark.draws
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_right_sink_passes_every_scenario(parallelism: int) -> None:
-    """T1, T2, T3, T6, T7, T8, T9, T11, T14, T15: all enumerated crashes and stalls of one subtask, without random
+    """T1, T2, T3, T6, T7, T8, T9, T11, T14, T15: all enumerated crashes and stalls of a subtask, without random
     ones. Two subtasks have more scenarios, which cost more: this test runs some, and `make oracle` runs all.
     """
     shelf = Shelf()
@@ -433,7 +433,7 @@ def test_a_failure_tells_the_scenario_the_steps_and_what_was_seen() -> None:
 
 
 def test_a_pre_commit_that_fails_once_is_called_again() -> None:
-    """T10: its rows are part of the next checkpoint."""
+    """T10: the rows are part of the next checkpoint."""
     assert "held" in certified(PreCommitWorksTheSecondTime)
 
 

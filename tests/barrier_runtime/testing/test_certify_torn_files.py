@@ -1,4 +1,4 @@
-"""A commit that writes a file under its final name is not atomic, even for one line: certify finds the error."""
+"""A commit that writes a file under the final name is not atomic, even for one line: certify finds the error."""
 
 import json
 import os

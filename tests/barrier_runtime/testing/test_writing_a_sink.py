@@ -1,4 +1,4 @@
-"""The sink of docs/writing-a-sink.md is certified, and fails certification without its table of committed batches."""
+"""The sink of docs/writing-a-sink.md is certified, and fails certification without the table of committed batches."""
 
 import os
 import re

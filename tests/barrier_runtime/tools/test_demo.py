@@ -54,7 +54,7 @@ def test_the_demo_has_a_page_and_survives_the_kill_of_a_slot() -> None:
 
 @pytest.mark.slow
 def test_the_demo_goes_on_with_a_coordinator_that_does_not_know_the_job_yet(tmp_path: Path) -> None:
-    """For example a coordinator that was killed and restarted before its supervisor sent the job."""
+    """For example a coordinator that was killed and restarted before the supervisor sent the job."""
     job, _ = demo_module._prepared(str(tmp_path), 2_000, 2_000)
     job.prove(open_store(demo_module._checkpoints(str(tmp_path))))
     with (

@@ -74,7 +74,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def killed(original: Path, tmp_path: Path) -> Iterator[Path]:
-    """Yields the killed job's folder under the path of its rows; restores the folder afterwards."""
+    """Yields the killed job's folder under the path of the job's rows; restores the folder afterwards."""
     shutil.copytree(original, tmp_path / "kept")
     yield original
     shutil.rmtree(original)
@@ -102,7 +102,7 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(killed: Path) -> None:
 
 @pytest.fixture(params=["folder", "s3"])
 def url(request: pytest.FixtureRequest, killed: Path) -> str:
-    """URL where the job continues: its folder, or a bucket to which all its objects were moved."""
+    """URL where the job continues: the job's folder, or a bucket to which all objects were moved."""
     folder = str(killed / "checkpoints")
     if request.param == "folder":
         return folder
@@ -115,7 +115,7 @@ def url(request: pytest.FixtureRequest, killed: Path) -> str:
 
 @pytest.mark.slow
 def test_a_killed_job_is_whole_and_its_orphans_go_when_asked(killed: Path, url: str) -> None:
-    """I1, I2, S9: after one byte of a snapshot file is changed, the exit code reports the damage."""
+    """I1, I2, S9: after a byte of a snapshot file is changed, the exit code reports the damage."""
     store = open_store(url)
     store.put("killed/data/1/slot/never-decided", b"of a checkpoint that was under way at the kill")
     report = as_json(url, "--min-age", "0")

@@ -1,4 +1,4 @@
-"""`barrier-runtime transactions` from an operator's view: a job was killed between a decision and its commit."""
+"""`barrier-runtime transactions` from an operator's view: a job was killed between a decision and the commit."""
 
 import json
 import shutil
@@ -119,7 +119,7 @@ class Killed:
 @contextmanager
 def running(job: Killed, sink: str = "Stuck", rate: int = 500, records: int = 5) -> Iterator[None]:
     """Runs the job's process until some checkpoints are decided, and kills the process at the end. `records`: number
-    of records in its decision log.
+    of records in the decision log.
     """
     job.folder.mkdir(exist_ok=True)
     (job.folder / "app.py").write_text(textwrap.dedent(APP.format(rows=ROWS, rate=rate, sink=sink)))
@@ -137,7 +137,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Killed:
 
 @pytest.fixture
 def killed(original: Killed, tmp_path: Path) -> Iterator[Killed]:
-    """Yields the killed job under its own path, which its snapshots name; restores the folder afterwards."""
+    """Yields the killed job under the original path, which the snapshots name; restores the folder afterwards."""
     kept = tmp_path / "kept"
     shutil.copytree(original.folder, kept)
     yield original
@@ -166,7 +166,7 @@ def test_list_shows_what_is_decided_and_changes_nothing(killed: Killed) -> None:
 def test_finished_job_lists_no_transaction_though_its_last_manifest_names_some(
     tmp_path: Path,
 ) -> None:
-    """The manifest of the last checkpoint is written before its commits, and no manifest follows."""
+    """The manifest of the last checkpoint is written before the commits, and no manifest follows."""
     flow = Dataflow("ended")
     flow.rate("numbers", 1_000_000, 1_000).sink("out", JsonlSink(str(tmp_path / "out")))
     flow.run_local(checkpoints=str(tmp_path / "checkpoints"))
@@ -180,7 +180,7 @@ def test_finished_job_lists_no_transaction_though_its_last_manifest_names_some(
 
 @pytest.mark.parametrize("how", ["checkpoint", "now"])
 def test_a_stopped_job_is_known_to_have_been_stopped(tmp_path: Path, how: Literal["checkpoint", "now"]) -> None:
-    """A stop with a checkpoint ends when all of its rows are visible, and the log says so."""
+    """A stop with a checkpoint ends when all rows are visible, and the log says so."""
     flow = Dataflow("stopped")
     flow.rate("numbers", 1_000).sink("out", JsonlSink(str(tmp_path / "out")))
     at = {"checkpoints": str(tmp_path / "checkpoints"), "parallelism": 1}
@@ -215,7 +215,7 @@ def test_commit_settles_and_the_job_goes_on_with_nothing_lost_or_doubled(killed:
 
 
 def test_a_pending_set_too_large_for_the_manifest_is_listed_and_committed(tmp_path: Path) -> None:
-    """T11: a set above 4 KiB is an object of its own, as after some hours with an unreachable target."""
+    """T11: a set above 4 KiB is a separate object, as after some hours with an unreachable target."""
     job = Killed(tmp_path / "job", interval=0.01)
     with running(job, rate=2_000, records=200):
         pass
@@ -248,7 +248,7 @@ def test_abort_drops_what_was_never_decided_and_keeps_what_was(killed: Killed) -
 
 
 def test_abort_takes_a_generation_of_its_own_before_it_drops_anything(killed: Killed) -> None:
-    """Z1: otherwise a job started at the same moment has the token under which its rows are dropped."""
+    """Z1: otherwise a job started at the same moment has the token under which that job's rows are dropped."""
     head = read_pending(open_existing_store(killed.url), "stuck").head
     assert killed.settle("abort").returncode == 0
     assert killed.run_on().returncode == 0

@@ -85,7 +85,7 @@ def test_after_a_stop_nothing_is_triggered_any_more():
 
 
 def test_of_two_under_way_each_completes_on_its_own_last_ack():
-    """C4, C5: interleaved acks of 1 and 2; one notice per slot, and the next notice replaces the last."""
+    """C4, C5: interleaved acks of 1 and 2; a notice per slot, and the next notice replaces the last."""
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(interval_ms=100, max_concurrent=2), **LONG))
     coordinator.later(200)
     a.ack(1)
@@ -120,7 +120,7 @@ def test_a_decline_of_the_first_leaves_the_second_untouched():
 
 
 def test_a_late_ack_of_a_subsumed_checkpoint_changes_nothing():
-    """C6, C9: 2 completes first; 1 is dropped with its manifest never written."""
+    """C6, C9: 2 completes first; 1 is dropped, and the manifest of 1 is never written."""
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(interval_ms=100, max_concurrent=2), **LONG))
     coordinator.later(200)
     a.ack(1)
@@ -137,7 +137,7 @@ def test_a_late_ack_of_a_subsumed_checkpoint_changes_nothing():
 
 
 def test_a_timeout_drops_the_checkpoint_and_tells_nobody_that_it_is_complete():
-    """C7: one of two acks arrives before the timeout; the next checkpoint is triggered and completes."""
+    """C7: the first of two acks arrives before the timeout; the next checkpoint is triggered and completes."""
     checkpoints = options(interval_ms=1_000, timeout_ms=300, tolerable_failures=1)
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=checkpoints, **LONG))
     coordinator.later(1_000)

@@ -119,7 +119,7 @@ def test_a_fixed_delay_pauses_the_same_time_and_never_forgets():
     ("failures_at", "said"),
     [
         ((0, 10, 20), [50, 50, None]),
-        ((0, 10, 1_000), [50, 50, 50]),  # the one at 0 is a whole interval ago
+        ((0, 10, 1_000), [50, 50, 50]),  # the checkpoint at 0 is a whole interval ago
         ((0, 10, 999), [50, 50, None]),
         ((0, 500, 1_000, 1_500, 2_000), [50] * 5),
         ((0, 500, 1_000, 1_400), [50, 50, 50, None]),

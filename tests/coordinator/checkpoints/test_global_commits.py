@@ -149,7 +149,7 @@ def test_the_next_generation_is_told_again(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("done", [True, False])
 def test_next_generation_does_not_revisit_checkpoints_that_every_sink_committed(done: bool) -> None:
-    """I6: the global committer skips such checkpoints, too; before its commit all are repeated."""
+    """I6: the global committer skips such checkpoints, too; before the global commit all are repeated."""
     coordinator, a, b = started(MemoryStore(), JOB)
     n = coordinator.checkpoint(a, b)
     for slot in (a, b):

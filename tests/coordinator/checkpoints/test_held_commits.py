@@ -28,7 +28,7 @@ def job(every_ms: int = EVERY, **changes: object) -> JobSpec:
 
 
 class Tracked:
-    """A tracker whose subtasks commit at once, with the requests to its global committer."""
+    """A tracker whose subtasks commit at once, with the requests to the global committer."""
 
     def __init__(self, every_ms: int = EVERY, bound: int = 3) -> None:
         self.tracker = CommitTracker(job(every_ms, checkpoints=options(max_commits_behind=bound)))
@@ -163,7 +163,6 @@ def beating(coordinator: Coordinator, ms: int, *slots: FakeSlot) -> None:
 
 
 def held_back() -> tuple[Coordinator, FakeSlot, FakeSlot, int]:
-    """Returns a job whose second checkpoint is held back."""
     coordinator, a, b = started(MemoryStore(), job())
     first = committed(coordinator, a, b)
     assert told(a) == [first]

@@ -28,7 +28,7 @@ GLOBAL = spec(chains=(CHAINS[SOURCE], msgspec.structs.replace(CHAINS[SINK], glob
 
 
 def with_state(slot, checkpoint, operators, size=INLINE):
-    """The slot's acks: `operators` keyed snapshots, each with its file inside the manifest."""
+    """The slot's acks: `operators` keyed snapshots, each with a file inside the manifest."""
     for chain in (SOURCE, SINK):
         snapshots = ()
         if chain == SINK:

@@ -139,7 +139,7 @@ def test_concurrent_checkpoints_complete_each_on_its_own_last_ack():
 
 
 def test_a_newer_completed_checkpoint_subsumes_the_older():
-    """C6: 2 completes first; 1 is dropped and its last ack is ignored."""
+    """C6: 2 completes first; 1 is dropped and the last ack of 1 is ignored."""
     checkpoints = pending(max_concurrent=2)
     one, two = checkpoints.trigger(0), checkpoints.trigger(0)
     checkpoints.ack(ack(1, A), 1_100)
@@ -277,7 +277,7 @@ def test_a_delayed_request_does_not_postpone_the_next_periodic_checkpoint():
 
 
 def test_a_requested_checkpoint_is_due_though_periodic_ones_wait():
-    """While sinks are too far behind, a stop or a savepoint still has its checkpoint."""
+    """While sinks are too far behind, a stop or a savepoint still takes a checkpoint."""
     checkpoints = pending(max_concurrent=2)
     checkpoints.trigger(1_000)
     expiry = checkpoints.next_deadline(with_trigger=False)

@@ -77,7 +77,7 @@ def test_a_sink_that_keeps_up_is_never_shown() -> None:
 
 
 def test_each_commit_late_is_one_trouble_until_the_sink_keeps_up() -> None:
-    """Checkpoints complete each second; a commit takes 2.5 s and covers all checkpoints decided at its start."""
+    """Checkpoints complete each second; a commit takes 2.5 s and covers all checkpoints decided before the start."""
     watch, through, shown = Watch(), 0, []
     watch.look(0)
     for now_ms in range(1_000, 60_000, 500):
@@ -238,13 +238,13 @@ def test_commits_that_hold_checkpoints_up_are_one_trouble_and_not_one_per_commit
 
 
 class Slow:
-    """A job in virtual time: slots acknowledge at once; each sink subtask makes one commit after the other, of all that
+    """A job in virtual time: slots acknowledge at once; each sink subtask commits in sequence, of all that
     is decided when it begins."""
 
     def __init__(self, coordinator: Coordinator, a: FakeSlot, b: FakeSlot, commit_ms) -> None:
         self.coordinator, self.slots, self.commit_ms = coordinator, (a, b), commit_ms
         self.lines = SlowLines()
-        self.busy: dict[int, tuple[int, int]] = {}  # subtask -> (checkpoint of its commit, end of the commit)
+        self.busy: dict[int, tuple[int, int]] = {}  # subtask -> (checkpoint of the commit, end of the commit)
         self.decided: dict[int, int] = {}  # checkpoint -> time of the decision
         self.longest_ms = self.most_open = 0
         self.through = [0, 0]

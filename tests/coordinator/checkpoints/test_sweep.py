@@ -109,7 +109,7 @@ def test_a_sweep_that_dies_between_any_two_deletes_is_finished_by_the_successor(
 
 @pytest.mark.parametrize("done", range(1, 6))
 def test_a_delete_that_was_answered_too_late_is_repeated_and_does_no_harm(done, store):
-    """S9: a delete is executed and its answer lost, five times in a row at any place; then the next sweep runs."""
+    """S9: a delete is executed and the answer lost, five times in a row at any place; then the next sweep runs."""
     coordinator, _a, _b, delete = littered(store)
     store.inject(Fault.APPLY_THEN_FAIL, "delete", delete.keys[done - 1], times=5)
     coordinator.settle()

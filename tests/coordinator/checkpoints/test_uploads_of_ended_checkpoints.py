@@ -225,7 +225,7 @@ def test_uploads_older_than_the_last_decision_before_open_checkpoints_are_swept(
 
 @dataclass
 class Process:
-    """One subtask's state: a set of files that grows and shrinks. The test decides when messages arrive."""
+    """A subtask's state: a set of files that grows and shrinks. The test decides when messages arrive."""
 
     slot: object
     confirmed: frozenset[str] = frozenset()  # files of the newest checkpoint that the process knows as decided
@@ -256,7 +256,7 @@ _MOVES = ("trigger", "decline", *("snapshot", "hear") * 2, *("ack", "effect") * 
 
 
 class Story:
-    """Random moves of a coordinator, its successors and two slots, over one store."""
+    """Random moves of a coordinator, successors and two slots, over one store."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -330,7 +330,7 @@ class Story:
             process.slot.decline(self.random.choice(open_ids))
 
     def orphan(self, process):
-        """Uploads a file for a checkpoint that is aborted before its ack."""
+        """Uploads a file for a checkpoint that is aborted before the ack."""
         open_ids = self.checkpoints.in_progress
         if open_ids and process.snapshotted < max(open_ids):
             self.files += 1

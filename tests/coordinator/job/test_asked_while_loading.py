@@ -32,7 +32,7 @@ def replace(id: str, chains: tuple[ChainSpec, ...], fingerprint: str) -> Rescale
 
 
 def moved(coordinator: Coordinator, request: RescaleRequest, old: list[FakeSlot]) -> list[FakeSlot]:
-    """Moves the job as `request` requires; returns its slots."""
+    """Moves the job as `request` requires; returns the slots."""
     coordinator.post(UserRescale(request))
     wanted = coordinator.status.standbys
     new = [] if wanted is None else standbys(coordinator, *range(wanted.first, wanted.last + 1), program=wanted.program)
@@ -65,7 +65,7 @@ def hand_over(coordinator: Coordinator, old: list[FakeSlot], new: list[FakeSlot]
 
 
 def after(store: MemoryStore, *requests: RescaleRequest) -> tuple[Coordinator, list[FakeSlot]]:
-    """Returns a job that has moved with each of these requests, and its slots."""
+    """Returns a job that has moved with each of these requests, and the slots."""
     coordinator, a, b = started(store, SUBMITTED)
     slots = [a, b]
     for request in requests:
@@ -202,7 +202,7 @@ def test_slots_of_the_program_that_runs_stay_when_another_cannot_be_loaded() -> 
 
 
 def test_what_was_asked_for_is_judged_by_the_log_that_was_read_last() -> None:
-    """The predecessor lives, and moves the job after the successor's read of the log and before its record."""
+    """The predecessor lives, and moves the job between the successor's read of the log and the successor's record."""
     store = MemoryStore()
     before, slots = after(store, rescale(3, "first"))
     coordinator = restarted(store, before)
@@ -223,7 +223,7 @@ def test_what_was_asked_for_is_judged_by_the_log_that_was_read_last() -> None:
 
 @pytest.mark.parametrize("same_run", [True, False])
 def test_a_wish_that_is_over_is_not_carried_out_again(same_run: bool) -> None:
-    """A waiting client finds a coordinator that has not read the history, and repeats its request."""
+    """A waiting client finds a coordinator that has not read the history, and repeats the request."""
     store = MemoryStore()
     before, a, b = started(store, SUBMITTED)
     before.post(UserRescale(rescale(3)))

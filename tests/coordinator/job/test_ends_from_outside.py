@@ -1,6 +1,6 @@
 """Ends of each phase for external reasons: the user's stop, a store that refuses, another coordinator.
 
-These are the transitions of `transitions` into the end that no other test module covers, each with its event.
+These are the transitions of `transitions` into the end that no other test module covers, each with the event.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def resuming(store: MemoryStore, job: JobSpec) -> Coordinator:
 
 
 def leading_on(store: MemoryStore, job: JobSpec) -> Coordinator:
-    """Returns a coordinator in Resuming, with its LEAD pending."""
+    """Returns a coordinator in Resuming, with a pending LEAD."""
     _, a, b = started(store, job)
     new = Coordinator(store, job, leader="leader-b").begin().settle()
     for slot in (a, b):
@@ -37,7 +37,6 @@ def leading_on(store: MemoryStore, job: JobSpec) -> Coordinator:
 
 
 def fencing_first(store: MemoryStore, job: JobSpec) -> Coordinator:
-    """Returns a coordinator that does not lead yet."""
     coordinator = Coordinator(store, job).begin()
     coordinator.run_until(Append)
     return coordinator
@@ -59,11 +58,10 @@ def running(store: MemoryStore, job: JobSpec) -> Coordinator:
 
 
 def finishing(store: MemoryStore, job: JobSpec) -> Coordinator:
-    """Returns a coordinator with its FINISH pending."""
     coordinator, a, b = started(store, job)
     for slot in (a, b):
         slot.end()
-    number = a.last(Trigger).checkpoint  # the last one
+    number = a.last(Trigger).checkpoint  # the last ack
     for slot in (a, b):
         slot.ack(number)
     coordinator.settle()
@@ -157,7 +155,7 @@ def test_another_run_that_took_the_job_over_ends_this_one(begun: Begun, store: M
 
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_a_manifest_that_is_missing_when_a_generation_is_to_begin_fails_the_job(store: MemoryStore) -> None:
-    """The leader is fencing: only its FINISH ends the job."""
+    """The leader is fencing: only the leader's FINISH ends the job."""
     _, a, b = started(store)
     a.coordinator.checkpoint(a, b)
     key = a.coordinator.paths.manifest(1, 1)

@@ -92,7 +92,7 @@ def test_writer_with_an_old_handle_is_fenced_after_every_opening_and_store_fault
 
 
 def pauses(store):
-    """Returns all store effects of the owner after its claim, up to its first decision."""
+    """Returns all store effects of the owner from the claim to the first decision."""
     owner = owner_on(store)
     found: list[Effect] = []
     owner.run_until(Append)

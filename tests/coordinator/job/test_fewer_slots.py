@@ -38,7 +38,7 @@ def fences(store: MemoryStore) -> list[tuple[int, int, int]]:
 
 
 def narrowed_job(store: MemoryStore, **changes: object):
-    """Returns a coordinator whose job has lost slot 1, and its only slot, which runs; and the restored checkpoint."""
+    """Returns a coordinator whose job has lost slot 1, and the only slot, which runs; and the restored checkpoint."""
     coordinator, first, second = started(store, narrowing(**changes))
     number = coordinator.checkpoint(first, second)
     second.cut()
@@ -104,7 +104,7 @@ def test_a_first_start_waits_for_all_slots():
 
 
 def test_commits_that_a_lost_slot_owed_are_made_by_the_fewer_slots():
-    """Slot 0 committed its part of the checkpoint as one of two; the part of slot 1 is still to be committed."""
+    """Slot 0 committed half of the checkpoint; the part of slot 1 is still to be committed."""
     store = MemoryStore()
     coordinator, first, second = started(store, narrowing())
     number = coordinator.checkpoint(first, second)
@@ -303,7 +303,7 @@ def test_a_successor_knows_the_full_width_from_the_log():
 
 
 def test_a_slot_beyond_the_present_number_leaves_and_frees_a_core():
-    """Slot 0 is missing: slot 1 leaves, and Spark can give its core to slot 0."""
+    """Slot 0 is missing: slot 1 leaves, and Spark can give the core to slot 0."""
     store = MemoryStore()
     coordinator, first, second = started(store, narrowing())
     coordinator.checkpoint(first, second)

@@ -141,7 +141,7 @@ def test_the_next_coordinator_goes_on_draining_what_its_predecessor_began():
 
 
 def test_what_was_drained_stays_drained_in_the_run_that_did_it():
-    """The generation dies between the last checkpoint and the end: its successor reads no further row."""
+    """The generation dies between the last checkpoint and the end: the next generation reads no further row."""
     coordinator, a, b = started(MemoryStore())
     coordinator.stop("drain")
     ended(a, b)

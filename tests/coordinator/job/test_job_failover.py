@@ -149,7 +149,7 @@ def test_zombie_of_the_same_generation_loses_its_append_and_leaves_slots_alone(s
 
 
 def test_a_zombies_decision_that_came_first_counts(store):
-    """Z3: LEAD finds COMPLETE(1) at its position; 1 is decided."""
+    """Z3: LEAD finds COMPLETE(1) at the position of LEAD; 1 is decided."""
     zombie, a, b = at_decision(store)
     new = successor(store, a, b)
     zombie.step_without_answer()
@@ -187,11 +187,11 @@ def test_new_slots_look_for_the_successor_of_a_coordinator_that_was_replaced(sto
     assert not c.got(Shutdown)
 
 
-# ---------------------------------------------------------------- crash points of one decision
+# ---------------------------------------------------------------- crash points of a decision
 
 
 def recovered_checkpoint(store, *dead):
-    """Starts a new run after all processes died; returns the restored checkpoint, the coordinator and its slots."""
+    """Starts a new run after all processes died; returns the restored checkpoint, the coordinator and the slots."""
     coordinator = Coordinator(store, spec(run_id="run-2"), leader="leader-c").begin().settle()
     slots = [coordinator.slot(index, attempt=9) for index in (0, 1)]
     coordinator.run_with(*slots)

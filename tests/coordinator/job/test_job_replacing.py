@@ -64,7 +64,6 @@ def beat(*slots: FakeSlot) -> None:
 
 
 def paused_at(coordinator: Coordinator, *slots: FakeSlot, commit: bool = True) -> int:
-    """Decides and commits the last checkpoint of the old slots; returns its id."""
     coordinator.later(0)
     if not slots[0].last(Trigger).pause:  # the newest checkpoint was not fresh
         coordinator.acknowledge(*slots)
@@ -170,7 +169,7 @@ def checkpoint_with_state(coordinator: Coordinator, *slots: FakeSlot) -> int:
 
 
 def test_the_last_checkpoint_is_looked_at_too() -> None:
-    """The job has no earlier checkpoint: its state is known only after the sources have stopped."""
+    """The job has no earlier checkpoint: the state is known only after the sources have stopped."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     request = ask(coordinator, wish(LOSSY))

@@ -46,7 +46,7 @@ def standbys(coordinator: Coordinator, *indices: int) -> tuple[FakeSlot, ...]:
 
 
 def last_checkpoint(coordinator: Coordinator, *slots: FakeSlot) -> int:
-    """Decides the last checkpoint of the old slots, without the sinks' commits; returns its id."""
+    """Decides the last checkpoint of the old slots, without the sinks' commits; returns the id."""
     coordinator.later(0)
     if not slots[0].last(Trigger).pause:  # the checkpoint of the last round
         coordinator.acknowledge(*slots)
@@ -124,7 +124,7 @@ def test_slots_that_are_not_needed_leave_when_the_log_says_so():
 
 
 def test_a_rescale_that_is_asked_for_while_the_job_restores_gets_its_slots():
-    """A restarted program does so: its slots have registered, but have not opened their state."""
+    """A restarted program does so: the new slots have registered, but have not opened their state."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     number = coordinator.checkpoint(a, b)
@@ -619,7 +619,7 @@ def test_a_fence_whose_put_hangs_is_the_stores_trouble_until_it_lands() -> None:
 
 
 def stopped_sources(coordinator: Coordinator, *slots: FakeSlot) -> int:
-    """Acknowledges the last checkpoint of the sources, before any write; returns its id."""
+    """Acknowledges the last checkpoint of the sources, before any write; returns the id."""
     ask(coordinator, 1)
     coordinator.later(0)
     trigger = slots[0].last(Trigger)

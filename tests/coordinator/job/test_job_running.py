@@ -1,4 +1,4 @@
-"""A job from its first slot to its end, as interleavings of slots, store and time."""
+"""A job from the first slot to the end, as interleavings of slots, store and time."""
 
 import msgspec
 import pytest
@@ -181,7 +181,7 @@ def pass_time(coordinator: Coordinator, seconds: int) -> None:
 
 
 def test_a_higher_task_attempt_replaces_a_lower_one_and_not_the_other_way():
-    """Z10: two attempts of one slot; the older attempt is dismissed."""
+    """Z10: two attempts of the same slot; the older attempt is dismissed."""
     coordinator = Coordinator(MemoryStore()).begin().settle()
     old, new = coordinator.slot(0, attempt=3).connect(), coordinator.slot(0, attempt=4).connect()
     assert old.last(Shutdown).outcome == "replaced"
@@ -314,7 +314,7 @@ def test_a_checkpoint_whose_manifest_can_not_be_stored_fails_and_nothing_is_dele
 
 
 def test_while_a_decision_is_unknown_nothing_is_decided_or_deleted():
-    """C12, I9 (FLINK-22494): the put is repeated until its outcome is known."""
+    """C12, I9 (FLINK-22494): the put is repeated until the outcome is known."""
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(max_concurrent=3)))
     for number in (1, 2, 3):
         coordinator.checkpoint(a, b, files=f"f{number}")
@@ -395,7 +395,7 @@ def test_a_checkpoint_that_refers_to_deleted_files_is_never_decided():
 
 
 def test_orphans_of_an_older_generation_are_swept_and_nothing_else_is(store):
-    """S5, S9: a new generation sweeps while its own uploads continue."""
+    """S5, S9: a new generation sweeps while uploads of the new generation continue."""
     coordinator, a, b = started(store)
     for slot in (a, b):
         slot.upload("kept")
@@ -439,7 +439,7 @@ def test_a_stale_list_changes_no_decision(store):
 
 
 def test_a_cut_connection_alone_changes_nothing():
-    """A slot comes back within the grace: same token, running; its unanswered trigger is repeated."""
+    """A slot comes back within the grace: same token, running; the unanswered trigger is repeated."""
     coordinator, a, b = started(MemoryStore())
     coordinator.checkpoint(a, b)
     coordinator.later(1_000)

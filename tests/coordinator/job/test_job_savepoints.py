@@ -24,7 +24,7 @@ def state(coordinator: Coordinator, request: SavepointRequest) -> str:
 
 
 def acked(coordinator: Coordinator, *slots, files: str = "f") -> int:
-    """Acknowledges the pending checkpoint in all slots, with files that exist in the store; returns its id."""
+    """Acknowledges the pending checkpoint in all slots, with files that exist in the store; returns the id."""
     number = slots[0].last(Trigger).checkpoint
     for slot in slots:
         for name in files.split():

@@ -103,7 +103,6 @@ def died(point: str, store: MemoryStore, asked: SavepointRequest, mode: str) -> 
 
 
 def successor(of: Coordinator, *slots: FakeSlot) -> Coordinator:
-    """Returns a successor with the remaining slots."""
     coordinator = Coordinator(of.store, leader="leader-b", now_ms=of.now_ms + 1_000)
     coordinator.begin()
     for slot in slots:

@@ -17,7 +17,7 @@ from barrier_runtime.state.store.memory import MemoryStore
 
 @pytest.fixture
 def job() -> JobSpec:
-    """A job that takes no checkpoint of its own accord, and tolerates failed checkpoints."""
+    """A job that takes no periodic checkpoint, and tolerates failed checkpoints."""
     source, sink = CHAINS
     chains = (source, msgspec.structs.replace(sink, kinds={"count": STABLE_KIND}))
     return spec(chains=chains, checkpoints=options(interval_ms=3_600_000, tolerable_failures=3))

@@ -9,7 +9,7 @@ from barrier_runtime.state.store.memory import MemoryStore
 
 
 def test_a_leader_that_waits_for_slots_finds_out_that_somebody_else_leads(store: MemoryStore) -> None:
-    """Found by the simulation: the waiting leader appends no record, and its successor has its slots."""
+    """Found by the simulation: the waiting leader appends no record, and the successor has the slots."""
     coordinator, _a, b = started(store)
     b.cut()
     coordinator.later(2_000)
@@ -125,7 +125,7 @@ def test_leader_that_stood_still_sends_nothing_to_slots_that_know_its_successor(
 ) -> None:
     """I3: found by the simulation. The successor decided checkpoints and died; the slots came back to the old leader.
 
-    The old leader had triggered a checkpoint with the same id, whose manifest would have replaced the decided one."""
+    The old leader had triggered a checkpoint with the same id, whose manifest would replace the decided manifest."""
     zombie, a, b = started(store, spec(reconnect_grace_ms=2_000))
     a.cut()
     b.cut()

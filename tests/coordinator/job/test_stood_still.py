@@ -1,6 +1,6 @@
 """A coordinator after a long stall: an event loop delivers received messages before timers.
 
-So the coordinator reads messages of slots before its first tick."""
+So the coordinator reads messages of slots before the first tick."""
 
 from coordinator_world import Coordinator, FakeSlot, started
 from test_job_replacing import ask as ask_to_replace
@@ -14,7 +14,7 @@ from barrier_runtime.state.store.memory import MemoryStore
 
 
 def stands_still(coordinator: Coordinator, ms: int = 50_000) -> None:
-    """Stalls the coordinator until `ms` after its deadline, without an event."""
+    """Stalls the coordinator until `ms` after the deadline, without an event."""
     deadline = coordinator.protocol.next_deadline()
     assert deadline is not None
     coordinator.now_ms = max(coordinator.now_ms, deadline) + ms

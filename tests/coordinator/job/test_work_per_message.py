@@ -42,7 +42,7 @@ def executed(work: Callable[[], object]) -> int:
 
 
 def per_message(parallelism: int) -> dict[str, float]:
-    """Instructions per message of each kind, over one checkpoint."""
+    """Instructions per message of each kind, over a checkpoint."""
     coordinator, slots = running(parallelism)
     coordinator.later(1_000)
     checkpoint = slots[0].last(Trigger).checkpoint

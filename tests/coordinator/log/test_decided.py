@@ -1,6 +1,6 @@
 """Manifests inside log records, and the log's list of kept checkpoints.
 
-A dropped checkpoint is not restored, although its record with the manifest stays for ever."""
+A dropped checkpoint is not restored, although the record with the manifest stays for ever."""
 
 import random
 import zlib
@@ -40,7 +40,7 @@ def run(store, name, restore="latest", retained=1, **arguments):
 
 
 def decided_by(store, retained, count):
-    """Returns a job that has decided checkpoints 1 to `count`, each with a file of its own, and its slots."""
+    """Returns a job that has decided checkpoints 1 to `count`, each with a new file, and the slots."""
     coordinator, *slots = started(store, spec(checkpoints=options(retained=retained)))
     for number in range(1, count + 1):
         checkpoint(coordinator, *slots, files=f"f{number}")

@@ -1,4 +1,4 @@
-"""The decision log: one append at a time, three outcomes, and only records in the log count."""
+"""The decision log: a single append at a time, three outcomes, and only records in the log count."""
 
 import msgspec
 import pytest
@@ -82,7 +82,7 @@ def opened(store, **arguments):
 
 
 def put(store, log, record):
-    """Proposes a record, and repeats its put until the outcome is known."""
+    """Proposes a record, and repeats the put until the outcome is known."""
     step = log.propose(record)
     while not isinstance(step, Appended | Foreign):
         if isinstance(step, Repeat):
@@ -94,7 +94,7 @@ def put(store, log, record):
 
 
 def fenced(store):
-    """Returns a log with one generation, fenced by this log's process."""
+    """Returns a log with a generation, fenced by this log's process."""
     log = opened(store)
     put(store, log, fence(log))
     return log
@@ -113,7 +113,7 @@ def test_records_land_in_order_and_are_found_again(store):
 
 
 def test_unknown_outcome_repeats_the_same_bytes_at_its_position_until_known(store):
-    """O3: the put times out, the record is missing, the put lands later: one outcome."""
+    """O3: the put times out, the record is missing, the put lands later: a single outcome."""
     log = opened(store)
     first = log.propose(fence(log))
     store.inject(Fault.LAND_LATE, "put_if_absent")
@@ -326,7 +326,7 @@ def test_a_changed_predecessor_breaks_the_chain(store):
 
 
 def test_a_bit_of_the_head_that_was_read_wrongly_does_not_get_into_the_chain(store):
-    """Found by the simulation: no other record covers the head, and the next one takes over its hash."""
+    """Found by the simulation: no other record covers the head, and the next record takes over the hash of the head."""
     fenced(store)
     intact = store.get(PATHS.log_record(1))
     for at in range(len(intact)):
@@ -382,7 +382,7 @@ def test_canonical_bytes_do_not_depend_on_the_order_of_fields():
 
 
 def test_a_record_that_an_older_release_wrote_without_a_field_is_intact():
-    """B6: what a record hashes to is of its bytes, not of what this release would write."""
+    """B6: what a record hashes to is of the record's bytes, not of what this release would write."""
     record = fence(DecisionLog("flights", LogView()))
     unstamped = msgspec.json.encode(record).replace(b',"definitions":{}', b"")
     check = sha256_hex(unstamped)

@@ -43,7 +43,7 @@ def test_a_fresh_hint_costs_one_round_of_reads_in_a_log_of_100_000_records(behin
 
 
 def test_records_that_come_while_positions_are_read_leave_no_gap() -> None:
-    """The answer for one position may be older than that for a later one: the first absent position counts."""
+    """The answer for a position may be older than the answer for a later position: the first absent position counts."""
     there = {position: position in (10, 11, 13) for position in range(30)}
     assert find_head(lambda position: there[position], hint=10, at_once=1) == 11
 
@@ -57,7 +57,7 @@ def test_a_hint_is_stored_every_few_records_and_read_back(store: MemoryStore) ->
 
 
 class Rounds(MemoryStore):
-    """Counts groups of reads that are under way at the same time: a read waits for the others of its group."""
+    """Counts groups of reads that are under way at the same time: a read waits for the others of the same group."""
 
     def __init__(self) -> None:
         super().__init__("rounds")

@@ -130,7 +130,7 @@ def test_what_subtasks_share_goes_to_every_slot_without_their_own_state():
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 4, 6])
 def test_what_a_subtask_keeps_for_itself_goes_to_exactly_one_slot(parallelism: int):
-    """Rows that a sink keeps are written by one subtask, also when there are fewer or more than before."""
+    """Rows that a sink keeps are never written by two subtasks, with fewer or more slots than before."""
     files = {f"{OWN}rows": STORED}
     snapshots = tuple(OperatorSnapshot("out", n, 4, {"sink": b"1", f"{OWN}a": b"2"}, objects=files) for n in range(4))
     of_slots = [snapshots_for_slot(snapshots, slot, parallelism) for slot in range(parallelism)]

@@ -1,4 +1,4 @@
-"""Choice of the checkpoint that a new run restores, and its compatibility."""
+"""Choice of the checkpoint that a new run restores, and the compatibility."""
 
 import msgspec
 import pytest

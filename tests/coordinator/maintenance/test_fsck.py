@@ -40,7 +40,6 @@ def new_run(store, name, **changes):
 
 
 def checked(store, min_age_ms=MIN_AGE_MS, job=None, progress=no_progress):
-    """Returns the report of the only job."""
     (found,) = check_store(store, job, min_age_ms, NOW_MS, progress)
     return found
 
@@ -57,7 +56,7 @@ def exit_code(store, *found):
 
 
 def lived_through_everything(retained):
-    """Checkpoints, failures, a restarted coordinator, a second run, a replay from an older checkpoint, one more run."""
+    """Checkpoints, failures, a restarted coordinator, a second run, a replay from an older checkpoint, a last run."""
     store = MemoryStore()
     kept = options(retained=retained)
     coordinator, a, b = started(store, spec(checkpoints=kept))
@@ -400,7 +399,7 @@ def littered():
         slot.ack(slot.highest, files="g1")
     while "COMPLETE" not in second.step().__repr__():
         assert second.todo
-    second.todo.clear()  # the process dies before its sweep
+    second.todo.clear()  # the process dies before the sweep
     c.upload("in-progress")
     store.put("flights/data/notes.txt", b"mine")
     return store, first, c.data_key("in-progress")

@@ -30,7 +30,6 @@ def resolution(store, view=None, sleep=lambda seconds: None):
 
 
 def running(store, run_id, **changes):
-    """Returns a coordinator and its two running slots."""
     coordinator = Coordinator(store, spec(run_id=run_id, **changes), leader=f"leader-{run_id}").begin().settle()
     slots = [coordinator.slot(index, f"{run_id}-{index}").connect() for index in (0, 1)]
     coordinator.settle()

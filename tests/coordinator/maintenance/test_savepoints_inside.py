@@ -24,7 +24,7 @@ FOLDERS = ["savepoints/one", "data/1/one", "checkpoints/1-1", "write-ahead/out",
 
 
 class Kept:
-    """A running job with a savepoint in its folder."""
+    """A running job with a savepoint in the job's folder."""
 
     def __init__(self, root: Path, folder: str, how: CheckpointOptions | None = None) -> None:
         self.store: Any = open_store(str(root))

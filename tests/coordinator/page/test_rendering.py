@@ -49,7 +49,7 @@ def facts(of: JobStatus | None = None, **more: object) -> JobFacts:
 
 
 def svgs(html: str) -> list[ElementTree.Element]:
-    """Returns every picture, parsed as an XML document of its own."""
+    """Returns every picture, parsed as a separate XML document."""
     return [ElementTree.fromstring(each) for each in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
 
 
@@ -418,7 +418,7 @@ def test_the_colour_of_a_box_says_what_it_mostly_does():
 
 
 def test_times_that_make_no_sense_are_drawn_within_the_picture():
-    """A clock that jumped: an event in the future, one at zero, a recovery that ends before it began."""
+    """A clock that jumped: an event in the future, an event at zero, a recovery that ends before it began."""
     one = status()
     odd = status(
         recoveries=(replace(one.recoveries[0], started_ms=NOW_MS, running_ms=NOW_MS - 10_000), one.recoveries[1]),

@@ -1,4 +1,4 @@
-"""State of a job that is started from one savepoint, then from another, then from the first again.
+"""State of a job that is started from a savepoint, then from another, then from the first again.
 
 The tests cover states and moves in every order up to three moves deep, and at random up to twelve. A state is the
 content of the newest checkpoint; `S+2` stands for savepoint S and two checkpoints since. A line is the result of an
@@ -250,7 +250,7 @@ def test_a_log_of_an_earlier_release_tells_its_savepoint_by_the_run_that_importe
 
 
 def test_a_fork_under_another_name_has_a_line_of_its_own():
-    """Two jobs in one store use one savepoint: neither continues with the other's progress."""
+    """Two jobs in one store use the same savepoint: neither continues with the other's progress."""
     store, fork = MemoryStore(), spec(job="fork", run_id="fork-1")
     begin(store, URLS["S"])
     run(store, of())

@@ -54,7 +54,7 @@ def other(**changes: object) -> JobSpec:
 
 
 def begun(store: MemoryStore, job: JobSpec | None = None) -> Deploy:
-    """The job runs: what its slot 0 is told to restore."""
+    """Starts and stops the job; returns the checkpoint that slot 0 has to restore."""
     coordinator, a, _ = started(store, job or other(), leader=uuid.uuid4().hex)
     deploy: Deploy = a.last(Deploy)
     coordinator.stop("now")
@@ -121,7 +121,7 @@ def test_the_same_command_again_goes_on_from_what_the_job_has_reached():
 
 
 def test_where_the_savepoint_was_deleted_the_job_is_told_how_it_goes_on(tmp_path):
-    for folder in (str(tmp_path / "gone"), "memory://gone"):  # one that is not there, and an empty one
+    for folder in (str(tmp_path / "gone"), "memory://gone"):  # a missing folder, and an empty folder
         url, _, _ = taken()
         store = MemoryStore()
         begin(store, url)
@@ -330,7 +330,7 @@ def test_a_start_that_dies_at_any_write_leaves_the_choice_to_the_next(calls: int
 
 @pytest.mark.usefixtures("manifests_are_objects")
 def test_who_stalled_over_the_copy_loses_to_who_came_after():
-    """Another FENCE follows the stalled start's FENCE, so its COMPLETE finds its position taken."""
+    """Another FENCE follows the stalled start's FENCE, so its COMPLETE finds the position taken."""
     url, _, _ = taken()
     store = MemoryStore()
 

@@ -1,4 +1,4 @@
-"""Jobs with an internal error: the job ends, and its log says so if possible (`coordinator.server.failure_record`)."""
+"""Jobs with an internal error: the job ends, and the log says so if possible (`coordinator.server.failure_record`)."""
 
 import asyncio
 
@@ -80,7 +80,7 @@ def test_a_store_that_does_not_answer_does_not_keep_a_broken_job_from_ending(sto
 
 
 def one_checkpoint_decided(store):
-    """The log of a job led by "a", which died after a decision. Returns the position of its FENCE."""
+    """The log of a job led by "a", which died after a decision. Returns the position of the FENCE."""
 
     async def main():
         runner = JobRunner(JOB, store, leader="a", host="h")

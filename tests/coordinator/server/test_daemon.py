@@ -45,7 +45,6 @@ def records(url):
 
 
 def log_of_url(url):
-    """`log_of` for a folder."""
     store = open_store(url)
     store.keys = lambda: tuple(sorted(info.key for info in store.list("")))
     return log_of(store)
@@ -59,7 +58,7 @@ def embedded(tmp_path):
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory):
-    """One coordinator for all attacks, which must leave it unharmed; attacks with a job have a job of their own."""
+    """One coordinator for all attacks, which must leave it unharmed; attacks with a job use separate jobs."""
     with EmbeddedCoordinator(str(tmp_path_factory.mktemp("attacked") / "store")) as coordinator:
         yield coordinator
         assert coordinator.restarts == 0
@@ -76,7 +75,7 @@ def running_slots(coordinator, job=JOB):
 
 
 def until_closed(slot):
-    """Returns all messages to the slot before its connection ends."""
+    """Returns all messages to the slot before the connection ends."""
     heard = []
     while True:
         try:
@@ -182,7 +181,6 @@ def test_child_that_dies_before_its_answer_is_replaced_though_a_client_waits(emb
 
 
 def asked(port):
-    """Returns whether this process has a connection to that port."""
     connections = psutil.Process().net_connections("tcp")
     return any(c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in connections)
 
@@ -238,7 +236,7 @@ def test_a_coordinator_that_can_not_start_says_why(tmp_path):
         assert "file" in str(error.value)
 
 
-# ---------------------------------------------------------------- a daemon of its own
+# ---------------------------------------------------------------- a separate daemon
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -287,7 +285,7 @@ class Daemon:
         self.process.wait()
 
     def vanish(self):
-        """Kills the daemon and closes its addresses, as the death of its host does."""
+        """Kills the daemon and closes the addresses, as the death of the host does."""
         self.kill()
         for listening in self.sockets:
             listening.close()

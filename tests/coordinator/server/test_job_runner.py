@@ -71,7 +71,7 @@ class LocalSlot:
 
 
 def lead(store, check=None, job=JOB, checkpoints=3):
-    """Runs the job to its end with one local slot; returns (outcome, slot, runner)."""
+    """Runs the job to the end with a local slot; returns (outcome, slot, runner)."""
 
     async def whole():
         runner = JobRunner(job, store, leader="a", host="h")
@@ -204,7 +204,7 @@ def test_a_runner_that_was_cancelled_is_deaf_to_what_slots_still_say(caplog):
         runner.slot_disconnected(slot)
         runner.stop("checkpoint")
         for _ in range(10):
-            await asyncio.sleep(0)  # whatever was begun gets its turns
+            await asyncio.sleep(0)  # whatever was begun gets turns
         assert store.keys() == before
         assert runner.outcome is None
 

@@ -78,7 +78,7 @@ def test_a_leader_that_comes_back_after_its_term_is_believed_again():
 
 
 def test_a_slow_read_counts_against_the_taker():
-    """New content is new from the end of the read that found it; unchanged only up to the beginning of the last one."""
+    """New content is new from the end of the read that found it; unchanged only up to the beginning of that read."""
     watch = LeaseWatch("flights/lease.json", B)
     data = encode_lease(lease())
     assert watch.judge(data, 0, 900).state is HELD
@@ -107,7 +107,7 @@ def test_a_lease_that_can_not_be_read_is_waited_for_as_for_our_own_term_and_told
     ids=["no lease", "released for another run", "ours, of another run", "released", "ours"],
 )
 def test_a_run_that_no_lease_names_may_just_be_starting_elsewhere(found, at_once):
-    """A run's FENCE is in the log shortly before its first lease is written."""
+    """A run's FENCE is in the log shortly before the first lease is written."""
     watch = LeaseWatch("flights/lease.json", B)
     found = watch.judge(found and encode_lease(found), 10_000, 10_000)
     assert watch.may_take(found, "run-1", 10_000) is at_once
@@ -186,7 +186,7 @@ def test_every_write_has_another_content():
 
 
 def test_a_leader_that_has_lost_all_its_slots_for_a_whole_term_gives_way():
-    """A leader without a connection to its slots must not keep a standby from leading them."""
+    """A leader without a connection to the slots must not keep a standby from leading them."""
     leader, found = keeper(), Judgement(OURS, lease(A))
     assert leader.renewal(found, 1, 2, 0)
     assert leader.renewal(found, 1, 0, 999)

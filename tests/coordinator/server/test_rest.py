@@ -35,7 +35,7 @@ def client(probe=None, store=None):
 
 @contextlib.asynccontextmanager
 async def served(probe=None, store=None):
-    """Serves one application during a test."""
+    """Serves an application during a test."""
     http, directory = client(probe, store)
     async with http:
         yield http, directory
@@ -55,7 +55,7 @@ def every_route() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("method", "path"), sorted(every_route()))
 async def test_every_route_but_health_needs_the_token(method, path):
-    """G2: routes are enumerated, so that a new one can't be forgotten."""
+    """G2: routes are enumerated, so that a new route can't be forgotten."""
     async with served() as (http, _):
         url = path.replace("{job}", "flights")
         for headers in (
@@ -362,7 +362,7 @@ async def test_a_second_run_of_a_job_is_led_beside_the_first_until_the_log_decid
 
 @pytest.mark.slow
 async def test_a_program_sees_and_stops_its_own_run_though_another_was_submitted_since():
-    """The program of a run that is being taken over must not end its successor."""
+    """The program of a run that is being taken over must not end the successor."""
     async with served() as (http, directory):
         for run_id in ("run-1", "run-2"):
             sent = await http.put("/jobs/flights", content=body(spec(run_id=run_id)), headers=GOOD)

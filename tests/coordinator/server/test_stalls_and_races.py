@@ -32,7 +32,7 @@ class HeldStore(MemoryStore):
 
 
 class StrangeStore(MemoryStore):
-    """Store that raises exceptions outside of its contract."""
+    """Store that raises exceptions outside of the contract."""
 
     def get(self, key, offset=0, size=None):
         raise KeyError("a bug in a store")
@@ -50,7 +50,7 @@ def test_a_coordinator_that_stood_still_goes_on_triggering_checkpoints():
 
 
 def test_the_last_commit_counts_also_when_only_the_reconnection_tells_of_it():
-    """rK8: the final commit's message is lost with its connection, and the slot sends no other message."""
+    """rK8: the final commit's message is lost with the connection, and the slot sends no other message."""
     coordinator, first, second = started(MemoryStore())
     first.end()
     second.end()

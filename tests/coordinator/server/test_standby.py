@@ -239,7 +239,7 @@ def test_a_leader_that_lost_all_its_slots_gives_way(daemons, tmp_path):
 
 @pytest.mark.slow
 def test_another_run_of_the_job_may_be_submitted_to_any_daemon_and_fences_the_first(daemons, tmp_path):
-    """F6: the lease protects a run from standbys, not a job from its user."""
+    """F6: the lease protects a run from standbys, not a job from the user."""
     first, second = daemons
     old = running_slots(first)
     one_checkpoint(old)
@@ -259,7 +259,7 @@ def test_another_run_of_the_job_may_be_submitted_to_any_daemon_and_fences_the_fi
 
 @pytest.mark.slow
 def test_new_slot_at_a_daemon_before_its_run_is_in_the_log_is_not_dismissed(unhurried_daemons):
-    """A run unknown to one daemon may be about to start at another daemon."""
+    """A run unknown to a daemon may be about to start at another daemon."""
     first, second = unhurried_daemons
     running_slots(first)
     secret = job_secret(daemon_key("5" * 64), "flights", "run-2")

@@ -1,6 +1,6 @@
 """Stops with a savepoint while the coordinator, a real process, is killed at each request to the store.
 
-The kill happens before the request is executed, or before its answer. The stop is not requested again."""
+The kill happens before the request is executed, or before the answer. The stop is not requested again."""
 
 import contextlib
 import os
@@ -102,7 +102,7 @@ class RealSlot(threading.Thread):
 
 
 class Job:
-    """One job, and a folder for its savepoint."""
+    """A job, and a folder for the savepoint."""
 
     def __init__(self, proxy: ProxyControl, coordinator: EmbeddedCoordinator) -> None:
         self.proxy, self.coordinator, self.client = proxy, coordinator, coordinator.client
@@ -137,7 +137,7 @@ class Job:
         return until(look, "what the job is to become", 120)
 
     def stop_and_kill(self, fault: str, point: str, mode: str) -> str:
-        """Kills the coordinator when its request has arrived, or was executed; returns the savepoint's id."""
+        """Kills the coordinator when the request has arrived, or was executed; returns the savepoint's id."""
         asked = SavepointAsked(uuid.uuid4().hex, self.savepoint)
         before = getattr(self.proxy.counts(), fault)
         self.proxy.set(Fault(fault, method="PUT", **POINTS[point]))
@@ -159,7 +159,7 @@ class Job:
 
     def close(self) -> None:
         self.proxy.set(Fault())
-        self.coordinator._specs.clear()  # the next process serves its own job only
+        self.coordinator._specs.clear()  # the next process serves the next job only
         for each in self.slots:
             each.outcome = each.outcome or "closed"
             each.join(120)

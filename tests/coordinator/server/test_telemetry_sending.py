@@ -200,7 +200,7 @@ sys.exit(main())
 
 
 class PatientDaemon(Daemon):
-    """A daemon that waits longer than a second for the answers to its last data: a collector may be slow."""
+    """A daemon that waits longer than a second for the answers to the last data: a collector may be slow."""
 
     def start(self) -> None:
         at = self._command.index("-m")

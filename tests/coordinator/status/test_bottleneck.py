@@ -90,7 +90,7 @@ def test_the_bottleneck_of_a_topology(chains: tuple[ChainStatus, ...], cause: st
         ((0.38, 0.38), 0.2, 0.5, "starved", "The slots' machines"),
         ((0.1, 0.88), 0.0, 0.0, "busy", "`c`"),
         ((0.1, 0.88), 0.9, 0.19, "busy", "`c`"),  # a little is usual
-        ((0.1, 0.88), 0.9, 0.21, "busy", "`c`"),  # at its limit by the processor's time, too: 77 %
+        ((0.1, 0.88), 0.9, 0.21, "busy", "`c`"),  # at the limit by the processor's time, too: 77 %
         ((0.1, 0.88), 0.9, 0.25, "starved", "The slots' machines"),
         ((0.1, 0.1), 0.0, 0.6, "input", "No step"),
     ],

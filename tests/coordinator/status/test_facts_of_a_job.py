@@ -1,4 +1,4 @@
-"""A job's reports on checkpoints, failures and takeovers, equal from its coordinator and a successor."""
+"""A job's reports on checkpoints, failures and takeovers, equal from the coordinator and a successor."""
 
 import itertools
 import uuid

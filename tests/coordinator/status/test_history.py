@@ -84,7 +84,7 @@ def test_at_most_the_last_hundred_checkpoints_are_kept(store):
     ids=["empty", "pickle", "another version", "cut"],
 )
 def test_a_damaged_history_is_reported_and_stops_nothing(damage, store):
-    """B6: refused undecoded; the job runs, and only its figures restart at zero."""
+    """B6: refused undecoded; the job runs, and only figures restart at zero."""
     store.put(PATHS.history, damage)
     with pytest.raises(InvalidJob if b"9" in damage else Corrupt, match=r"flights/history\.json"):
         decode_history(PATHS.history, damage)
@@ -111,7 +111,7 @@ def test_a_history_that_can_not_be_read_or_written_for_a_while_holds_nothing_up(
 
 
 class NoHistoryAllowed(MemoryStore):
-    """A real store whose bucket policy forbids this one key."""
+    """A real store whose bucket policy forbids only this key."""
 
     def put(self, key, data):
         if key.endswith("history.json"):
@@ -350,7 +350,7 @@ def test_a_run_that_has_finished_has_no_trouble_whatever_was_stored_before(store
 
 
 def test_successor_knows_a_slot_by_its_task_that_hangs_while_the_coordinator_dies(store):
-    """Z9: only the predecessor knew the slot, whose Spark task would hold its place until the resource wait timeout."""
+    """Z9: only the predecessor knew the slot, whose Spark task would hold the place until the resource wait timeout."""
     first, survivor, _hanging = started(store, spec(slot_timeout_ms=5_000, resume_timeout_ms=1_000))
     history = first.protocol.history()
     assert [(known.slot, known.task_attempt) for known in history.slots] == [(0, 0), (1, 0)]
@@ -388,7 +388,7 @@ def test_a_slot_that_a_predecessor_knew_and_that_comes_is_an_ordinary_survivor(s
 
 
 def successor_of(first, survivor, history):
-    """Returns a second coordinator that has read log and history, with one slot."""
+    """Returns a second coordinator that has read log and history, with a slot."""
     second = reads(first, history)
     come_to(second, survivor)
     return second

@@ -15,7 +15,7 @@ MINUTE = 60_000
 
 
 class Process:
-    """One slot's histogram of one sink, and its reports to the coordinator."""
+    """A slot's histogram of a sink, and reports to the coordinator."""
 
     def __init__(self, began_empty: bool = True) -> None:
         self.told = ReportedHistograms(began_empty)

@@ -1,4 +1,4 @@
-"""One figure of what several slots told."""
+"""Metrics of a job, computed from the reports of several slots."""
 
 from barrier_runtime.coordinator.metric_table import LATE_ROWS, LOOP_LAG_MS, RECORDS, WATERMARK_MS
 from barrier_runtime.coordinator.status.statistics import over_slots

@@ -138,7 +138,7 @@ def test_a_silence_is_noted_once_it_is_longer_than_heartbeats_are_apart() -> Non
 
 def test_a_heartbeat_that_was_late_in_its_slot_is_no_late_message() -> None:
     contact = Contact(1_000, 0)
-    contact.heartbeat(1_000_100, 0.0, 100)  # its clock is far ahead
+    contact.heartbeat(1_000_100, 0.0, 100)  # this slot's clock is far ahead
     contact.heartbeat(1_003_100, 2_000.0, 3_100)
     contact.heard(3_100)
     assert contact.during(0, 0, 3_200) == SlotDuring(0, 3_100, 2_000.0)

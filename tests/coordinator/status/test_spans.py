@@ -1,4 +1,4 @@
-"""Traces: one per checkpoint, with equal ids from every process, each exported once."""
+"""Traces: a trace per checkpoint, with equal ids from every process, each exported once."""
 
 from collections.abc import Sequence
 

@@ -48,7 +48,7 @@ def test_the_command_tells_what_a_job_waits_for_and_with_which_options(daemon):
 
 
 def waits_for_its_slots(daemon):
-    """Submits the job, and returns when its log is read and fenced."""
+    """Submits the job, and returns when the log is read and fenced."""
     daemon.submit(JOB)
     latest = time.monotonic() + 120
     while (phase := msgspec.json.decode(status(daemon, "flights")[0], type=JobStatus).phase) != "waiting":
@@ -66,7 +66,7 @@ def test_for_people_it_is_tables(daemon):
     assert jobs.stdout.splitlines()[0].split() == ["job", "phase", "condition"]
     assert jobs.stdout.splitlines()[1].split()[:3] == ["flights", "waiting", "STARTING:"]
     assert one.stdout.startswith("job flights: waiting, STARTING: waits for slots 0, 1 of 2 to register")
-    watched = run_here("top", "flights", *where)  # no terminal: one look
+    watched = run_here("top", "flights", *where)  # no terminal: prints once
     assert watched.returncode == 0, watched.stderr
     assert watched.stdout.startswith("job flights: waiting, STARTING")
 

@@ -83,7 +83,7 @@ def test_a_recorded_handshake_can_not_be_replayed():
 
 
 def test_the_claims_are_bound_into_the_proof():
-    """G7: a peer that knows the secret of one exchange can't swap the identity in it."""
+    """G7: a peer that knows the secret of an exchange can't swap the identity in it."""
     honest, right = initiator(claims=b"slot 0"), acceptor()
     right.feed(initiator(claims=b"slot 1").hello())
     proof = honest.feed(acceptor().feed(honest.hello()))

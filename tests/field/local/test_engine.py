@@ -54,7 +54,7 @@ def test_an_at_least_once_sink_writes_no_row_twice_after_a_graceful_stop(tmp_pat
         job.stop(drain=drain)
         job.wait(60)
     assert {row[0] for row in rows} == {"rate", "iterator", "window"}
-    if drain:  # docs/windows.md: after a drained job, its successor may emit a window again, with rows of its own only
+    if drain:  # docs/windows.md: after a drained job, a successor may emit a window again, without earlier rows
         rows = [row for row in rows if row[0] != "window"]
     assert [row for row, times in Counter(rows).items() if times > 1] == []
 

@@ -28,7 +28,7 @@ CLICKS = [{"k": "ann", "t": t, "n": n} for n, t in enumerate((0, 4_000, 5_000, 3
 
 
 def rows_of(flow: Dataflow, rows: Sequence[dict[str, Any]], name: str = "rows", schema: Any = CLICK) -> Stream:
-    """A backlog: all rows are present at the start, and arrive as one batch."""
+    """A backlog: all rows are present at the start, and arrive as a batch."""
     return flow.from_iterator(name, lambda part, of: list(rows), schema=schema, splits=1, event_time="t")
 
 

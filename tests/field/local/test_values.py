@@ -1,4 +1,4 @@
-"""Values that functions return: each is unchanged in its column, or the job ends and names the value."""
+"""Values that functions return: each is unchanged in the column, or the job ends and names the value."""
 
 import datetime
 import math
@@ -18,7 +18,7 @@ from barrier_runtime.connectors.files.source.small_table import small_table
 
 
 def _mapped(values: list[Any], schema: Any = None) -> list[Any]:
-    """The output of a whole job with a map() that returns these values, one per row."""
+    """The output of a whole job with a map() that returns these values, each in a row."""
     flow, out = Dataflow("field"), CollectSink()
 
     def numbers(split: int, splits: int) -> Iterator[dict[str, int]]:

@@ -1,4 +1,4 @@
-"""Every type of column with its special values: a database returns the written values, or the sink refuses them."""
+"""Every type of column with special values: a database returns the written values, or the sink refuses them."""
 
 import contextlib
 import datetime

@@ -19,7 +19,6 @@ SHOPS = ("a", "A", "á", "ß", "ss", "a\u200b", "é", "e\u0301")
 
 
 def upserted(sink: Any, rows: pa.Table) -> None:
-    """Upserts the rows of one checkpoint, which is decided."""
     with contextlib.closing(sink):
         job = f"job-{uuid.uuid4().hex[:8]}"
         sink.open(SinkContext(job, "out", 1, 0, 1, lambda url: MemoryStore(), MemoryStore(), "line"))

@@ -1,4 +1,4 @@
-"""The local disk of the slots: a small file system of its own that a test can fill and free.
+"""The local disk of the slots: a small separate file system that a test can fill and free.
 
 Mounting needs root. Without root the folder is an ordinary folder that cannot be filled, and the run reports this.
 """

@@ -1,6 +1,6 @@
 """The nemesis's actions, made from a seed alone. Pure: the same seed gives the same actions, so a run is repeatable.
 
-Actions come in decks: every deck holds each kind of fault, in its own order, so that a short run is mixed too. A card
+Actions come in decks: every deck holds each kind of fault, in a random order, so that a short run is mixed too. A card
 is a single strike at a healthy job, a burst, a strike into the recovery from another strike, or a strike while the
 store or the disk is in trouble.
 """
@@ -15,7 +15,7 @@ Kind = Literal[
     "kill executor",
     "kill coordinator",
     "kill driver",
-    "kill jvm",  # the driver's; its Python program has to end by itself
+    "kill jvm",  # the driver's; the Python program has to end by itself
     "kill all",  # every process of the program at once, as when the power fails
     "stall slot",  # SIGSTOP, later SIGCONT
     "stall executor",

@@ -72,7 +72,6 @@ def listeners_of(pids: set[int]) -> set[Listener]:
 
 
 def all_listeners() -> set[Listener]:
-    """All listeners of this host."""
     found = set()
     for table in ("tcp", "tcp6"):
         for line in (_PROC / "net" / table).read_text().splitlines()[1:]:

@@ -2,7 +2,7 @@
 
 The proxy is a separate process, `python -m tests.integration.chaos.store_proxy <upstream port>`: prints two ports,
 serves HTTP on the first, takes orders on the second (a JSON line in, a JSON line out; null only queries). Each request
-has its own connection to the store: the proxy reads the whole request before forwarding and the whole answer before
+has a separate connection to the store: the proxy reads the whole request before forwarding and the whole answer before
 replying, so an answer can be lost after the request was applied. The end of a fault cuts held connections, as a
 restarted store does.
 

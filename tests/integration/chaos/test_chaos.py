@@ -1,4 +1,4 @@
-"""The short chaos on real processes, and tests of its parts: each verdict can fail.
+"""The short chaos on real processes, and tests of the parts: each verdict can fail.
 
 The long version is `make chaos MINUTES=n [SEED=s]`. CHAOS_SEED adds a seed to the short version.
 """
@@ -247,8 +247,6 @@ def test_recovery_times_are_of_single_strikes_and_of_the_last_strike_of_a_burst(
 
 
 class Store(BaseHTTPRequestHandler):
-    """A store that records its requests."""
-
     protocol_version = "HTTP/1.1"
 
     def do_PUT(self):

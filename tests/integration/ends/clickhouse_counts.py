@@ -1,4 +1,4 @@
-"""The table of ClickHouse that a kill test writes, one row per key, and the table's reader."""
+"""The table of ClickHouse that a kill test writes, a row per key, and the table's reader."""
 
 from clickhouse_driver import Client
 
@@ -20,7 +20,7 @@ def look(port: int) -> dict[int, tuple[int, int]]:
 
 
 def fences(port: int) -> int:
-    """Number of tables by which generations claim versions: the tables of one generation are left."""
+    """Number of tables by which generations claim versions: only tables of a single generation are left."""
     with _client(port, answer_s=120) as database:
         ((number,),) = database.execute(
             "SELECT count() FROM system.tables WHERE startsWith(name, 'barrier_runtime_fence_')"

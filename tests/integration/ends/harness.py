@@ -1,15 +1,15 @@
-"""Runs a job through one end under kills of all parts, watches all the time, and judges at the end.
+"""Runs a job through an end under kills of all parts, watches all the time, and judges at the end.
 
     report = run_under_kills(
         Path(__file__).with_name("kafka_job.py"),        # has `build(settings) -> Dataflow`
         {"bootstrap": kafka.bootstrap, "rate": 2000},    # what `build` is given (JSON), "rows" too
         folder=tmp_path,
         open_reader=lambda: TopicReader(...).look,       # a fresh reader: called for the watch and for the last rescan
-        make_audit=lambda: Numbers(keys=50),             # judges one reader
+        make_audit=lambda: Numbers(keys=50),             # judges a reader
         server=kafka,
         kills=8,
         seed=7,
-        outage_s=8,                                      # one outage lasts so long; the others up to 1.5 s
+        outage_s=8,                                      # the longest outage; the others up to 1.5 s
     )
     assert report.clean, report
 
@@ -19,12 +19,12 @@ many as the reader can read within the time limit), and raises on a failure: loo
 How a run ends, so that the test knows all rows that must be visible:
 - A test that feeds a topic or queue by itself gives `drain`: called when the strikes are over, it stops the feeding and
   returns how many rows there are in all. When they are visible the job is asked to stop.
-- Otherwise the job makes its rows with `flow.rate(…, settings["rate"], settings["rows"], keys=…)`. `rows` is None until
+- Otherwise the job makes rows with `flow.rate(…, settings["rate"], settings["rows"], keys=…)`. `rows` is None until
   the last strike, which is at the program: it is started again with so many `rows` that it ends by itself, at once.
 
 The start of a program costs more processor time than all other strikes together, so no run has more than it needs.
 
-With `moves` the job is rescaled and its program replaced instead, and some of the strikes come meanwhile; it is asked
+With `moves` the job is rescaled and the program replaced instead, and some of the strikes come meanwhile; it is asked
 to stop at the end (see moves.py).
 
 A strike waits until the job progresses: a checkpoint begun since the previous strike is complete, and more rows are

@@ -112,7 +112,7 @@ def next_order(folder: Path) -> int:
 
 def take_orders(handle: JobHandle, folder: Path, number: int, build: Callable[[], Any]) -> None:
     """The program's side, for a thread of its own: orders from `number` on. `build`: makes the program that replaces
-    the one that runs."""
+    the running program."""
     while True:
         path = folder / f"{number}.json"
         if path.exists():

@@ -1,4 +1,4 @@
-"""Hashes of Redis, one per key, that kill tests write; their reader, and the judge of such targets."""
+"""Hashes of Redis, a hash per key, that kill tests write; their reader, and the judge of such targets."""
 
 from typing import Any
 

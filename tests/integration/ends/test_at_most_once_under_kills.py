@@ -64,7 +64,7 @@ def test_killed_and_stalled_slots_skip_exactly_the_missing_rows(
     spark: Any, kafka: KafkaServer, target: Topic, feed: Feed, tmp_path: Path
 ) -> None:
     """The strikes come whenever they come: within transactions, between transactions and checkpoints. The stalled slot
-    goes on when its successor has taken over.
+    goes on when the successor has taken over.
     """
     flow = Dataflow("at-most-once")
     sink = KafkaSink(kafka.bootstrap, target.name, guarantee="at_most_once")
@@ -95,7 +95,7 @@ def test_killed_and_stalled_slots_skip_exactly_the_missing_rows(
 
 
 def send_again(pid: int) -> None:
-    """Lets a stopped process go on, unless its task was killed meanwhile."""
+    """Lets a stopped process go on, unless the task was killed meanwhile."""
     try:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:

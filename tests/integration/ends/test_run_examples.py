@@ -1,4 +1,4 @@
-"""Runs `make run EXAMPLE=…` as a user does: each example between real servers, with its kills."""
+"""Runs `make run EXAMPLE=…` as a user does: each example between real servers, with the example's kills."""
 
 import json
 import os

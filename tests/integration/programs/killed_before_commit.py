@@ -1,4 +1,4 @@
-"""A user's whole program that is killed, once, between a decision and its first commit."""
+"""A user's whole program that is killed, once, between a decision and the first commit."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from harness import Fault, FaultySink, counting_flow
 
 
 class KillsTheProgram(Fault):
-    """Kills the program in the slot, so that the slot does not reach its commit."""
+    """Kills the program in the slot, so that the slot does not reach the commit."""
 
     def strike(self, point: str) -> None:
         before = self.happened(point)

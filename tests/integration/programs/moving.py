@@ -1,4 +1,4 @@
-"""A user's whole program that changes its job and is killed at a moment of the change that only the program knows.
+"""A user's whole program that changes the job and is killed at a moment of the change that only the program knows.
 
     python moving.py OUT CHECKPOINTS ROWS VERSION MOVE MOMENT
 

@@ -25,7 +25,6 @@ def places(snapshot: KeyedSnapshot) -> dict[str, FileRef]:
 
 
 def taken(backend: KeyedBackend, number: int, subtask: int = 0, parallelism: int = 1) -> OperatorSnapshot:
-    """Returns the snapshot of a completed checkpoint."""
     snapshot = of_operator(checkpoint(backend, number), subtask, parallelism)
     backend.snapshots.completed(number)
     return snapshot

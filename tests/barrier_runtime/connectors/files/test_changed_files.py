@@ -334,7 +334,7 @@ def test_a_file_that_grew_is_read_on_by_the_next_run_at_any_parallelism(tmp_path
     run(tmp_path, ending, parallelism=2)
     assert numbers(tmp_path) == list(range(7))
     grow(folder / f"2.{ending}", range(7, 8))
-    (folder / f"1.{ending}").unlink()  # read to its end, so the file is not needed any more
+    (folder / f"1.{ending}").unlink()  # read to the end, so the file is not needed any more
     run(tmp_path, ending, parallelism=2)
     assert numbers(tmp_path) == list(range(8))
 

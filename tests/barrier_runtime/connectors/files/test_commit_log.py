@@ -58,7 +58,7 @@ def test_a_zombie_and_its_successor_name_every_file_once_whoever_is_faster(store
     zombie, successor = log_on(store), log_on(store)
     append(zombie, 1, 1, "1-a")
     append(successor, 2, 5, "1-a", "1-b")  # restored checkpoint 2
-    append(zombie, 2, 1, "1-a", "1-b")  # wakes up and finishes its decided commit
+    append(zombie, 2, 1, "1-a", "1-b")  # wakes up and finishes the decided commit
     append(successor, 3, 5, "5-c")
     append(zombie, 2, 1, "1-b")
     assert logged(store) == [["1-a"], ["1-b"], ["5-c"]]
@@ -77,7 +77,7 @@ def test_a_zombie_that_is_far_behind_does_not_forget_what_its_successor_named(st
 
 
 def test_a_record_that_comes_behind_a_head_read_ahead_names_its_files_alone(store: MemoryStore) -> None:
-    """A zombie commits after the successor has read the log and before its first append."""
+    """A zombie commits after the successor has read the log and before the successor's first append."""
     zombie, successor = log_on(store), log_on(store)
     append(zombie, 1, 1, "1-a")
     successor.look_ahead()
@@ -173,7 +173,7 @@ def test_nor_when_all_records_are_of_the_generation_that_died(store: MemoryStore
 
 
 def test_a_zombies_late_record_hides_nothing_that_stands_before_it(store: MemoryStore) -> None:
-    """A new run replays while the old run still names a file of its own: token and checkpoint decrease."""
+    """A new run replays while the old run still names a file: token and checkpoint decrease."""
     append(log_on(store), 8, 20, "20-a", closed_by=8)
     append(log_on(store), 7, 10, "10-z", closed_by=7)
     append(log_on(store), 8, 21, "20-a", closed_by=8)

@@ -1,4 +1,4 @@
-"""Names that look like parts of URLs or patterns: each object is read under its own name, on every store."""
+"""Names that look like parts of URLs or patterns: each object is read under the right name, on every store."""
 
 from collections.abc import Callable
 from pathlib import Path

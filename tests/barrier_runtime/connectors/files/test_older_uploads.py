@@ -109,7 +109,7 @@ def pre_committed(sink: FileSink, checkpoint: int, *numbers: int) -> bytes:
 
 
 def test_a_zombie_and_its_successor_complete_the_same_upload_once(make_store: MakeStore) -> None:
-    """T6, T12, Z11: the zombie's request arrives between the successor's request and its answer, or long after."""
+    """T6, T12, Z11: the zombie's request arrives between the successor's request and the answer, or long after."""
     store = make_store()
     zombie = opened(old(), store)
     committable = pre_committed(zombie, 1, 1, 2)
@@ -279,7 +279,7 @@ def test_an_answer_that_never_comes_only_delays(
 
 @pytest.mark.slow
 def test_a_completion_that_another_process_has_under_way_is_waited_for(make_store: MakeStore) -> None:
-    """T10: the upload is gone and its object is not visible yet. This is no damage and must not fail the job."""
+    """T10: the upload is gone and the object is not visible yet. This is no damage and must not fail the job."""
     zombies_store, store = make_store(), make_store()
     store._prefix = zombies_store._prefix
     zombie = Subtask(old, zombies_store)

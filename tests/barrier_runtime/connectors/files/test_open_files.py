@@ -67,7 +67,7 @@ def test_rows_of_other_columns_begin_another_file_behind_the_one_that_was_open()
 
 @pytest.mark.slow
 def test_parts_stay_few_and_a_row_is_written_a_few_times() -> None:
-    """10,000 checkpoints before a file is complete: its parts are merged, eight at a time."""
+    """10,000 checkpoints before a file is complete: the parts are merged, eight at a time."""
     rolling = Rolling(size=BIG, age_ms=BIG, most_bytes=BIG)
     files, stored, written, most = OpenFiles("a"), frozenset[str](), 0, 0
     table = pa.table({"text": ["x" * 1_000] * 8})
@@ -116,7 +116,7 @@ STEP = st.tuples(
 def test_every_row_is_rolled_once_in_its_order_over_crashes_and_restores(
     steps: list[tuple[list[str], str, int]], size: int, age_ms: int
 ) -> None:
-    """A rolled file counts once its checkpoint is decided; a restore returns to the decided checkpoint. The store has
+    """A rolled file counts once the checkpoint is decided; a restore returns to the decided checkpoint. The store has
     only the parts of decided checkpoints, and every part that is not handed over again must be among them.
     """
     rolling = Rolling(size, age_ms, most_bytes=200, most_files=3)

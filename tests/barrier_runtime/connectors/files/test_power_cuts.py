@@ -1,4 +1,4 @@
-"""A power cut under a file sink, its commit log, and a whole job: no decided row is lost or duplicated."""
+"""A power cut under a file sink, a commit log, and a whole job: no decided row is lost or duplicated."""
 
 import json
 from dataclasses import replace
@@ -83,7 +83,7 @@ def run(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_goes_on_from_what_a_cut_left_at_any_moment(tmp_path: Path) -> None:
-    """O12, T10, R3: decision log, manifests, state, staged and visible files are on one disk."""
+    """O12, T10, R3: decision log, manifests, state, staged and visible files share a disk."""
     folder = tmp_path / "disk"
     folder.mkdir()
     disk, kept, passed = Disk(folder), [], 0

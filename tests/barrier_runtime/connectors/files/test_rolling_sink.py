@@ -82,7 +82,7 @@ def test_an_idle_sink_shows_a_file_when_it_is_old_enough(store: MemoryStore) -> 
 @pytest.mark.parametrize("late_commits", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("roll_bytes", [THREE_ROWS, 1 << 30])
 def test_a_crash_at_any_write_loses_and_doubles_nothing(late_commits: bool, roll_bytes: int) -> None:
-    """Files of three rows, or one file of all rows: the restored snapshot contains the rows of the file open at the
+    """Files of three rows, or all rows in a file: the restored snapshot contains the rows of the file open at the
     crash.
     """
     for crash_at in itertools.count():
@@ -158,7 +158,7 @@ def test_open_files_go_on_at_another_parallelism(before: int, after: int, store:
 
 @pytest.mark.parametrize("make_sink", [rolling(), lambda: Jsonl("memory://target")])
 def test_rows_that_came_before_a_rescale_are_shown_before_newer_ones(make_sink: Any, store: MemoryStore) -> None:
-    """Newer rows may have the same keys and be in another subtask, which must not make its rows visible first."""
+    """Newer rows may have the same keys and be in another subtask, which must not show the newer rows first."""
     snapshot = checkpointed(Subtask(rolling(), store), 1, 1)
     older = Subtask(make_sink, store, 2, (snapshot,), 0, 2)
     checkpointed(older, 2, 2, 3, 4)

@@ -81,7 +81,6 @@ def pre_committed(sink: FileSink, checkpoint: int, numbers: list[int]) -> bytes:
 
 
 def job_store(log: str, place: str = "memory") -> MemoryStore:
-    """Returns a store with a decision log of its own."""
     store = MemoryStore(place)
     begin_log(store, "job", log)
     return store
@@ -280,9 +279,9 @@ OWN, OTHER = "a" * 16, "b" * 16  # tags of two decision logs
     [
         (f"_staging/job/out/7/3-{OWN}00aa11bb-12.parquet", True),
         (f"_staging/job/out/8/3-{OWN}00aa11bb-12.parquet", False),  # our own generation
-        (f"_staging/job/out/9/3-{OWN}00aa11bb-12.parquet", False),  # a newer one: we are the zombie
+        (f"_staging/job/out/9/3-{OWN}00aa11bb-12.parquet", False),  # a newer generation: we are the zombie
         (f"_staging/job/out/7/2-{OWN}00aa11bb-12.parquet", False),  # another subtask's share
-        (f"_staging/job/out/7/3-{OTHER}00aa11bb-12.parquet", False),  # another log: its owner may have decided the file
+        (f"_staging/job/out/7/3-{OTHER}00aa11bb-12.parquet", False),  # another log, which may have decided the file
         ("_staging/job/out/7/3-00aa11bb-12.parquet", False),  # of a release without tags: the owner is unknown
         (
             "_staging/job/out/7/3-0123abcd-12.parquet",

@@ -58,7 +58,7 @@ class Library:
 
 
 def test_a_commit_that_never_comes_back_is_left_and_another_producer_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T4: librdkafka ignores its timeout after an outage of the group coordinator (its issues 5456 and 5511)."""
+    """T4: librdkafka ignores the timeout after an outage of the group coordinator (librdkafka issues 5456 and 5511)."""
     monkeypatch.setattr("barrier_runtime.connectors.kafka.clients._OVERDUE_S", 0.01)
     library, cluster = Library(), KafkaCluster("10.0.0.1:9092", {}, "sink")
     monkeypatch.setattr(cluster, "producer", library.producer)

@@ -1,6 +1,6 @@
-"""moto's Kinesis in this process, corrected where it differs from Kinesis, with faults injected before its answers.
+"""moto's Kinesis in this process, corrected where it differs from Kinesis, with faults injected before the answers.
 
-A split shard keeps its records, and its iterator ends after them.
+A split shard keeps its records, and the iterator of the shard ends after these records.
 """
 
 from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from barrier_runtime.connectors.kinesis.source import KinesisSource, KinesisStre
 
 
 class KinesisWorld:
-    """One stream. `faults`: errors for the next record requests, oldest first; None: no error."""
+    """A stream. `faults`: errors for the next record requests, oldest first; None: no error."""
 
     def __init__(self, endpoint: str, shards: int) -> None:
         import boto3
@@ -52,7 +52,6 @@ def refusal(code: str) -> JsonRESTError:
 
 
 def taken(reader: KinesisReader, count: int, max_rows: int = 1_000_000) -> list[dict[str, Any]]:
-    """Returns `count` rows as they arrive."""
     rows: list[dict[str, Any]] = []
     woken = threading.Event()
     reader.wake_by(woken.set)

@@ -1,4 +1,4 @@
-"""`CollectSink` over several runs of one program: decided rows become visible, also if their sink is gone."""
+"""`CollectSink` over several runs of one program: decided rows become visible, also if the sink is gone."""
 
 import gc
 

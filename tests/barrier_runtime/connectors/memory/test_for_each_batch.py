@@ -105,7 +105,7 @@ def test_a_call_that_raises_is_repeated_with_the_same_rows_and_number(tmp_path: 
 def test_function_that_always_raises_stops_the_job_and_next_run_retries_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_function, "_REPORT_AFTER_S", 1.0)  # a commit that waits while its job stops is awaited
+    monkeypatch.setattr(batch_function, "_REPORT_AFTER_S", 1.0)  # a commit that waits while the job stops is awaited
     target = Target(tmp_path / "target.db")
     numbers_seen = []
 

@@ -140,7 +140,7 @@ def test_an_iterator_is_not_pulled_far_ahead_of_what_was_taken() -> None:
     taken = 0
     while taken < 100:
         taken += len(read_until(driver, 1))
-        assert len(pulled) - taken <= 24  # one batch of about 8 MiB is ready; the next begins only after it is taken
+        assert len(pulled) - taken <= 24  # a batch of about 8 MiB is ready; the next begins only after a take
     driver.close()
 
 

@@ -1,6 +1,6 @@
 """Acknowledgements of the RabbitMQ reader, without a broker.
 
-The consumer is real, but its thread finds no broker to connect to; the test feeds the consumer as that thread would.
+The consumer is real, but the consumer's thread finds no broker; the test feeds the consumer as that thread would.
 """
 
 from collections.abc import Iterator

@@ -27,14 +27,13 @@ TYPES: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 @st.composite
 def keyed(draw: st.DrawFn) -> list[pa.Array]:
-    """Draws columns of one to three types, some rows with nulls."""
+    """Draws columns of 1 to 3 types, some rows with nulls."""
     kinds = draw(st.lists(st.sampled_from(list(TYPES)), min_size=1, max_size=3))
     rows = draw(st.integers(1, 12))
     return [pa.array(draw(st.lists(st.none() | TYPES[kind], min_size=rows, max_size=rows)), kind) for kind in kinds]
 
 
 def values(column: pa.Array) -> list[Any]:
-    """Returns one comparable value per row of a column."""
     return [
         repr(value) for value in (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
     ]

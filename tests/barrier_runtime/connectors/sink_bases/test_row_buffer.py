@@ -28,7 +28,7 @@ def write(buffer: RowBuffer[None], *values: int) -> None:
 
 
 def test_a_newer_transaction_that_goes_out_early_takes_the_older_one_along() -> None:
-    """The older transaction's pre-commit is late, or never happens because its checkpoint was aborted."""
+    """The older transaction's pre-commit is late, or never happens because the checkpoint was aborted."""
     target, buffers = Target(), InOrder()
     older = buffers.begin()
     write(older, 1)
@@ -117,7 +117,7 @@ def test_a_part_is_staged_early_before_it_is_much_larger_than_it_may_be() -> Non
 
 
 def test_large_batches_are_not_merged_beyond_what_offsets_can_count() -> None:
-    """64 times 40 MiB of text: 32-bit offsets end at 2 GiB. (All batches share one buffer here.)"""
+    """64 times 40 MiB of text: 32-bit offsets end at 2 GiB. (All batches share a buffer here.)"""
     buffer, large = RowBuffer[int](), texts(10, 4 << 20)
     for _ in range(130):
         buffer.write(large)
@@ -189,7 +189,7 @@ def test_lists_of_another_schema_are_not_joined_with_those_before() -> None:
 
 
 def test_hundreds_of_rows_as_lists_are_one_batch() -> None:
-    """One conversion for all rows is the benefit of lists for a sink."""
+    """Converting all rows together is the benefit of lists for a sink."""
     buffer = RowBuffer[int]()
     few = FewRows.of(numbered(0, 5, None))
     assert few is not None

@@ -1,4 +1,4 @@
-"""The write-ahead sink over in-memory targets: certification, and lifetime of its objects in the job's store."""
+"""The write-ahead sink over in-memory targets: certification, and lifetime of the sink's objects in the job's store."""
 
 import uuid
 from collections import Counter
@@ -48,7 +48,7 @@ class MailboxSink(WriteAheadSink):
 
 
 class RememberingSink(MailboxSink):
-    """Sink whose target is not idempotent, but knows its deliveries."""
+    """Sink whose target is not idempotent, but knows the deliveries."""
 
     def delivered(self, token: DeliveryToken, rows: int) -> bool:
         return token.text in self.mailbox.letters
@@ -261,7 +261,7 @@ def test_what_was_delivered_is_known_also_when_lists_do_not_show_it(by_a_success
 
 
 def test_a_note_of_another_subtask_or_lineage_proves_nothing() -> None:
-    """Each origin among the restored committables has its own notes."""
+    """Each origin among the restored committables has separate notes."""
     store, mailbox = MemoryStore(), Mailbox()
     lost = sealed(opened(MailboxSink(mailbox), store), 1, [1])
     assert lost is not None
@@ -491,7 +491,7 @@ def test_of_the_objects_of_a_checkpoint_the_first_is_deleted_first(monkeypatch: 
     delete = store.delete
 
     def one_by_one(keys: Sequence[str]) -> None:
-        """Deletes one key after another; the process is killed after the first."""
+        """Deletes keys in turn; the process is killed after the first."""
         for key in keys:
             if key in staged and deleted:
                 raise Unavailable("killed")

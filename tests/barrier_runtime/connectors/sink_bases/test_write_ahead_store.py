@@ -24,7 +24,7 @@ PATHS = Paths("job")
 
 
 class FolderSink(WriteAheadSink):
-    """One JSON file per delivery, named by its token, so a repeated delivery replaces the file."""
+    """A JSON file per delivery, named by the token, so a repeated delivery replaces the file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

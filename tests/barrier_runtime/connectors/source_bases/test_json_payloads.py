@@ -39,7 +39,6 @@ def _read(payloads: list[bytes], kind: pa.DataType) -> pa.Array:
 
 
 def _bad(payload: bytes, kind: pa.DataType) -> str:
-    """Returns the error of this payload."""
     decoder = JsonPayloads(pa.schema([("x", kind)]), "source 'in'")
     _, bad = decoded(decoder, [b"{}", payload], [None, None])
     assert list(bad) == [1]

@@ -16,7 +16,7 @@ AT_ONCE = 8
 
 
 class Files:
-    """One version with files 0, 1, … of three rows. `together`: a read waits until this many files are being read."""
+    """A version with files 0, 1, … of three rows. `together`: a read waits until this many files are being read."""
 
     def __init__(self, count: int, together: int, size: int) -> None:
         self._count = count

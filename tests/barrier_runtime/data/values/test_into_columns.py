@@ -1,4 +1,4 @@
-"""`column_of`: each value is read back equal from its column, or refused with its place."""
+"""`column_of`: each value is read back equal from its column, or refused with the value's place."""
 
 import datetime as dt
 import decimal

@@ -1,4 +1,4 @@
-"""Reference results of every aggregate in plain Python, for the rows of one key in arrival order."""
+"""Reference results of every aggregate in plain Python, for the rows of a key in arrival order."""
 
 import datetime
 import math

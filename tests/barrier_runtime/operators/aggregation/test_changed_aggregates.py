@@ -84,7 +84,7 @@ def known(rows: list[Row], column: str) -> list[Any]:
     return [row[column] for row in rows if row[column] is not None]
 
 
-# result -> (the aggregate, its reference function); no two aggregates share state
+# result -> (aggregate, reference function); no two aggregates share state
 EVERY: dict[str, tuple[Any, Any]] = {
     "total": (sum_("x"), lambda rows: sum(known(rows, "x")) if known(rows, "x") else None),
     "low": (min_("x"), lambda rows: min(known(rows, "x"), default=None)),
@@ -177,7 +177,7 @@ def _counted_over_changes(step: str, kind: Kind, rng: random.Random) -> None:
 
 
 def _matched(expected: list[Any], got: list[Any]) -> Any:
-    """Pairs expected and actual rows; rows of one key leave in arrival order."""
+    """Pairs expected and actual rows; rows of a key leave in arrival order."""
     of_key: dict[int, list[Any]] = {}
     for _, _, held in expected:
         of_key.setdefault(held[-1]["k"], []).append(held)

@@ -187,7 +187,7 @@ def windows_of(window: Any) -> Driven:
 
 @pytest.mark.parametrize("window", [Tumbling(SECONDS[2]), Sliding(SECONDS[4], SECONDS[1])])
 def test_partial_rows_of_windows_give_the_results_and_late_rows_of_the_rows(window: Any) -> None:
-    """The first batch has rows on both sides of a window's end, the second one late rows."""
+    """The first batch has rows on both sides of a window's end, the second has late rows."""
     batches = [[1_100, 1_900, 2_100, 2_200, 3_900] * 2, [700, 800, 900, 2_500, 4_100] * 2]
     merged, plain = windows_of(window), windows_of(window)
     sender = Combiner(["k"], {"total": sum_("v")}, "window 'w'", WindowParts(window, "t"))

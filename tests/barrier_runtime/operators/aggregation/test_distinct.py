@@ -33,7 +33,7 @@ def left(column: str, row_id: int, aggregate: str = "sum_") -> InvalidJob:
     return InvalidJob(f"{aggregate} of {column} of key {row_id}")
 
 
-@pytest.mark.parametrize("indexed", [0, 40, 10_000])  # number of values from which a key has its own index
+@pytest.mark.parametrize("indexed", [0, 40, 10_000])  # number of values from which a key has a separate index
 @pytest.mark.parametrize("keys", [1, 7])
 @pytest.mark.parametrize("name", VALUES)
 def test_after_each_row_and_at_the_end(name: str, keys: int, indexed: int, monkeypatch: pytest.MonkeyPatch) -> None:

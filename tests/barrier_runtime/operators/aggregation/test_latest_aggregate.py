@@ -68,7 +68,7 @@ class Latest(Driven):
 
 
 def rows(text: str, first_value: int = 0) -> list[Row]:
-    """A row for each letter, its key."""
+    """A row for each letter, which is the key."""
     return [{"k": key, "v": first_value + at} for at, key in enumerate(text)]
 
 

@@ -75,7 +75,7 @@ class Model:
 
 
 class Slots:
-    """Subtasks of the operator that share one store."""
+    """Subtasks of the operator that share a store."""
 
     def __init__(self, within_ms: int | None, parallelism: int, kind: Kind = "memory") -> None:
         self.within_ms = within_ms
@@ -263,7 +263,7 @@ def test_an_id_is_forgotten_exactly_when_the_watermark_has_advanced_by_the_horiz
 
 
 def test_ids_are_remembered_for_the_whole_horizon_whenever_they_were_seen() -> None:
-    """Also ids seen just before a filter ends: a filter is kept until all its ids are forgotten."""
+    """Also ids seen just before a filter ends: a filter is kept until all ids in the filter are forgotten."""
     within, last = 43, 47
     driven = Driven(operator(within))
     for now in range(last + within + 1):

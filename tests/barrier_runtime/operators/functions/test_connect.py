@@ -1,4 +1,4 @@
-"""Connected functions: named inputs that share one state, broadcast state in every subtask, errors for wrong use."""
+"""Connected functions: named inputs that share state, broadcast state in every subtask, errors for wrong use."""
 
 import dataclasses
 import datetime
@@ -130,7 +130,7 @@ STEP = st.one_of(
 
 
 class Commands:
-    """Executes the commands of its broadcast rows; rows of the other input report the state."""
+    """Executes the commands in broadcast rows; rows of the other input report the state."""
 
     rules = BroadcastState(str, list[int])
 

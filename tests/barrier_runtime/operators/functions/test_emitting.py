@@ -151,7 +151,7 @@ def test_emitted_rows_have_the_event_time_that_yielded_ones_have(as_list: bool, 
 
 
 class Gives:
-    """Emits one value of any type."""
+    """Emits a value of any type."""
 
     value: Any = None
 
@@ -237,7 +237,7 @@ def test_what_nothing_reads_is_counted_and_explain_says_so() -> None:
 
 
 def test_watermarks_made_behind_a_step_are_not_those_of_its_side_output() -> None:
-    """`at` of the main output is one hour ahead: under its watermarks every row of the side output would be late."""
+    """`at` of the main output is one hour ahead: under these watermarks all side rows would be late."""
 
     def ahead(key: str, row: Row, ctx: ProcessContext) -> Row:
         ctx.emit("hot", {"k": key, "v": row["v"], "at": row["at"]})

@@ -37,7 +37,7 @@ MORE = ("peak", "names", "fresh", "recent", "timer", "untimer", "wall", "after",
 
 
 class Names:
-    """Aggregate function that changes its accumulator in place."""
+    """Aggregate function that changes the accumulator in place."""
 
     def zero(self) -> list[int]:
         return []
@@ -51,7 +51,7 @@ class Names:
 
 
 class Program:
-    """Executes the steps named by its rows. A failing call changes much state before the failure; the retry undoes all
+    """Executes the steps named by the rows. A failing call changes much state before the failure; the retry undoes all
     of it.
     """
 

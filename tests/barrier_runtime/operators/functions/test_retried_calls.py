@@ -185,7 +185,7 @@ def test_what_is_not_named_ends_the_job_with_the_users_traceback() -> None:
 
 
 class Counting:
-    """Counts its calls; each row says how often its call fails."""
+    """Counts calls; each row says how often the call fails."""
 
     def open(self, ctx: Any) -> None:
         self.failed = 0

@@ -80,7 +80,6 @@ def rules(*numbers: int, reached: list[int] | None = None) -> Batch:
 
 
 def told(bench: Bench) -> list[Any]:
-    """Returns the emitted rows as a flat list."""
     return [value for each in bench.emitted() for value in (each if isinstance(each, list) else [each])]
 
 
@@ -102,7 +101,7 @@ def test_rows_between_two_barriers_all_see_the_rules_before_the_first_barrier(
     phases: list[tuple[int, int]], runs: list[tuple[int, int, int]], rng: random.Random
 ) -> None:
     """Barrier n follows phase n - 1. Each run begins at a decided barrier and crashes a given number of elements after
-    a later one; the interleaving decides between which moves. The last run reads to the end.
+    a later move; the interleaving decides between which moves. The last run reads to the end.
     """
     firsts = [0, *itertools.accumulate(count for count, _ in phases)]  # rules before each phase
     numbered = [list(range(firsts[at] + 1, firsts[at + 1] + 1)) for at in range(len(phases))]

@@ -19,7 +19,7 @@ PLAIN = {"k": str, "n": int}
 
 
 def ran(rows: Sequence[Row], schema: Any, step: Callable[[Stream], Stream], **options: Any) -> CollectSink:
-    """Returns the output of `step` for `rows`, which are all in one batch."""
+    """Returns the output of `step` for `rows`, which form a batch."""
     flow = Dataflow("natural")
     out = CollectSink()
     source = flow.from_iterator("s", lambda index, of: iter(rows), schema=schema, splits=1)
@@ -32,7 +32,7 @@ def keyed(function: Any, **options: Any) -> Callable[[Stream], Stream]:
     return lambda stream: stream.key_by("k").process("p", function, **options)
 
 
-# ------------------------------------------------------------ a yielded row keeps its values
+# ------------------------------------------------------------ a yielded row keeps the values
 
 
 class YieldsItsState:
@@ -422,7 +422,7 @@ def test_a_state_beside_a_plain_function_is_told_from_its_value_too() -> None:
 
 
 class ChangesInPlace:
-    """Stores its first list, and later changes the list in place."""
+    """Stores the first list, and later changes the list in place."""
 
     seen = ValueState(list[int])
 

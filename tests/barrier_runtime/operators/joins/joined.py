@@ -81,7 +81,7 @@ class Subtasks:
 
 
 def random_events(rng: random.Random, rows: int, keys: int, disorder: int, step: int, null: bool = True) -> list[Event]:
-    """Rows of both sides: each advances event time by up to `step` ms, and its own time is up to `disorder` behind."""
+    """Rows of both sides: each advances event time by up to `step` ms, and is up to `disorder` ms behind."""
     at, events = rng.randint(-300, 300), []
     share = rng.choice([0.0, 0.5, 0.5, 0.2, 0.9, 1.0])
     for number in range(rows):

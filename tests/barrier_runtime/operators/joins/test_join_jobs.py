@@ -69,7 +69,7 @@ def test_a_stream_is_joined_with_itself_and_the_result_with_a_third() -> None:
     pairs = keyed.join("pairs", keyed, between=(SECOND, SECOND), event_time="at")
     rates = read(flow, "rates", [{"order_id": n, "at": 0, "paid": n} for n in range(10)], PAYMENTS)
     fx = pairs.key_by("id").asof_join("fx", rates.key_by("order_id"), event_time=("at_right", "at"), suffix=("", "_fx"))
-    # `fx` joined by the time in `at_right`. `at` is one second older, so its rows may be late for the window.
+    # `fx` joined by the time in `at_right`. `at` is one second older, so rows may be late for the window.
     counted = fx.key_by("paid").window("w", Tumbling(5 * SECOND), event_time="at_right")
     counted.aggregate(n=count()).sink("out", out)
     flow.run_local(parallelism=2)

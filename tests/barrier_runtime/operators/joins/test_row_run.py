@@ -17,7 +17,7 @@ def scanned(run: RowRun, key: int, lowest: int, highest: int) -> list[int]:
 @pytest.mark.parametrize("span", [1, 500, TIME_LIMIT], ids=["one time", "near", "any time"])
 def test_rows_of_a_key_within_bounds_are_found(asked: int, keys: int, rows: int, span: int) -> None:
     rng = np.random.default_rng(asked * keys + rows)
-    # A third of the rows share one key, and some times are shared by many rows.
+    # A third of the rows share a key, and some times are shared by many rows.
     of_row = np.where(rng.random(rows) < 0.3, keys // 2, rng.integers(0, keys, rows))
     times = np.where(rng.random(rows) < 0.2, span // 2, rng.integers(-span, span, rows))
     run = RowRun.of(pa.record_batch({"n": np.arange(rows)}), of_row, times)

@@ -97,7 +97,7 @@ def test_many_tables_are_joined_as_they_were() -> None:
 
 
 def check_newest(seed: int) -> None:
-    """Feeds the rows in order, in batches of one side, with restores between."""
+    """Feeds the rows in order, each batch from a single side, with restores between."""
     rng = random.Random(seed)
     how: AsOfKind = rng.choice(["left", "inner"])
     events = with_deletes(rng, random_events(rng, rng.choice([5, 200, 500]), rng.choice([1, 5, 60]), 5, 3))

@@ -118,7 +118,7 @@ class Job:
             subtask.backend.snapshots.aborted(self.checkpoint)
 
     def complete(self) -> None:
-        """Takes a whole checkpoint, from the barrier to its completion."""
+        """Takes a whole checkpoint, from the barrier to the completion."""
         from_ms = min(subtask.timers.lowest_ms for subtask in self.subtasks)
         assert all(at >= from_ms for at, _ in self.model)
         self.checkpoint += 1
@@ -131,7 +131,7 @@ class Job:
         self.taken = (snapshots, set(self.model), from_ms)
 
     def check(self) -> None:
-        """Checks where `timers` keeps each timer: in memory, or in the store after the mark of its key group."""
+        """Checks where `timers` keeps each timer: in memory, or in the store after the mark of the key group."""
         for subtask in self.subtasks:
             timers, table = subtask.timers, subtask.table
             marks = {group: entry[:2] for entry in timers._heap if entry[2] for group in range(entry[3], entry[4] + 1)}

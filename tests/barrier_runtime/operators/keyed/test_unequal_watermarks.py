@@ -73,7 +73,7 @@ def test_a_window_that_fired_before_rescaling_does_not_fire_again_for_a_late_row
 def test_no_window_fires_twice_over_any_changes_of_parallelism_with_any_watermarks(
     parallelisms: list[int], rounds: list[tuple[list[tuple[int, int]], list[int]]]
 ) -> None:
-    """R3: every row is in a window, or late by the watermark that its own key had seen."""
+    """R3: every row is in a window, or late by the watermark that the row's key had seen."""
     slots = Slots(window, parallelisms[0])
     reached = dict.fromkeys(KEYS, WATERMARK_MIN)  # by key
     fed, late, results = 0, 0, []

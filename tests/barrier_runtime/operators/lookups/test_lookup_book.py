@@ -1,5 +1,5 @@
 """Interleavings of a lookup's pending requests: replies in any order, late, twice, never and with errors; snapshots at
-any point, restored at another parallelism. Each row has one result; no watermark overtakes a row.
+any point, restored at another parallelism. Each row has exactly one result; no watermark overtakes a row.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ def answered(request: Request) -> list[Any]:
 
 
 class Driven:
-    """Table of pending requests and its model: rows, the watermarks between them, and finished rows."""
+    """Table of pending requests, and a model: rows, the watermarks between them, and finished rows."""
 
     def __init__(self, settings: BookSettings, keys: Sequence[Any] = ()) -> None:
         self.settings = settings

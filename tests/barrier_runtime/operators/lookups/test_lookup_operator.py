@@ -362,7 +362,7 @@ def test_the_cache_is_asked_before_the_function() -> None:
 
 
 def test_a_hanging_thread_does_not_keep_a_request_that_waited_for_it() -> None:
-    """A request that timed out before its call began is never called."""
+    """A request that timed out before the call began is never called."""
     called: list[Any] = []
 
     def fetch(keys: list[int]) -> Any:
@@ -464,7 +464,7 @@ def test_rows_in_flight_that_are_damaged_are_told_with_the_place() -> None:
 
 
 class Connected:
-    """Client that records the calls of its methods in order."""
+    """Client that records the method calls in order."""
 
     told: list[str] = []  # shared by all objects
 

@@ -226,7 +226,7 @@ def test_both_outputs_have_the_event_time_that_was_reached(
 
 
 class Careless:
-    """Changes state, registers a timer, emits and yields before raising; its timer does the same."""
+    """Changes state, registers a timer, emits and yields before raising; the timer does the same."""
 
     n = ValueState(int, default=0)
 
@@ -264,7 +264,6 @@ def test_of_a_failing_call_nothing_goes_out_and_what_it_wrote_to_state_stays() -
 
 
 def test_a_timer_between_two_rows_of_a_batch_is_told_without_a_row() -> None:
-    """Row-by-row event time makes the timer fire between the two rows."""
 
     class Fires(Careless):
         def process(self, key: str, row: Row, ctx: ProcessContext) -> Iterator[Row]:

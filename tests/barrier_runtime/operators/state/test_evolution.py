@@ -110,7 +110,7 @@ def test_a_renamed_field_keeps_its_values_over_versions_and_parallelism(kind: st
         Second(2, AT, "", "unknown"),
         Second(3, AT, "y", "z"),
     ]
-    # The next version declares only its own changes, although entries of both earlier versions exist.
+    # The next version declares only new changes, although entries of both earlier versions exist.
     kept, third = after(declare(Third, renamed={"total": "cents", "note": None}), second, parallelism=2)
     assert [content(kept[key]) for key in "abc"] == [Third(AT, 1), Third(AT, 2), Third(AT, 3, "z")]
     # The version after that declares nothing.
@@ -236,7 +236,7 @@ def test_a_snapshot_says_the_types_of_its_values() -> None:
 @examples(60)
 @given(steps=st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=5))
 def test_three_fields_go_through_any_renamings(steps: list[tuple[int, bool]]) -> None:
-    """Each version renames one of three fields to a new name, and may write one key again."""
+    """Each version renames one of three fields to a new name, and may write a key again."""
     names = ["f0", "f1", "f2"]
     make = lambda: make_dataclass("Version", [(name, int) for name in names])  # noqa: E731
     kind = make()

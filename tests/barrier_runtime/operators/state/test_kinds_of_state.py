@@ -84,7 +84,6 @@ def operator(function: Any, **states: Any) -> ProcessOperator:
 
 
 def once(do: Callable[[Any], Any], **states: Any) -> Any:
-    """Returns the result of `do(ctx.state)` for one row."""
     found: list[Any] = []
     Driven(operator(lambda key, row, ctx: found.append(do(ctx.state)), **states)).feed([{"k": 1}])
     return found[0]

@@ -54,7 +54,7 @@ class Total:
 def function(ttl: TTL | None) -> type:
     """Returns a function class with all kinds of state.
 
-    A row with n > 0 writes, n = 0 only reads, and n < 0 appends to the list and changes one entry of the map.
+    A row with n > 0 writes, n = 0 only reads, and n < 0 appends to the list and changes a map entry.
     """
 
     class Everything:
@@ -119,7 +119,7 @@ def operator(made: Any) -> ProcessOperator:
 
 
 class Job:
-    """One subtask on a real store, driven step by step."""
+    """A subtask on a real store, driven step by step."""
 
     def __init__(self, kind: Kind, made: Any, world: World | None = None, restored: Any = ()) -> None:
         self.world = world or World(kind)
@@ -273,7 +273,7 @@ def test_a_late_row_does_not_see_whether_a_sweep_came_by(kind: Kind) -> None:
             assert job.stored() == 7  # not in the store before this checkpoint
             assert job.stored() == 0
         assert job.row(T + 50) == saw()
-        assert job.row(T + 51, 4) == saw(4, [4], 4, 4)  # reads its own write
+        assert job.row(T + 51, 4) == saw(4, [4], 4, 4)  # reads the row's own write
         job.close()
 
 

@@ -124,7 +124,7 @@ def test_state_is_kept_exactly_until_window_end_and_lateness_are_over() -> None:
 def test_late_row_refines_a_fired_window_after_a_restore_at_another_parallelism(
     before: int, after: int, held: int | None
 ) -> None:
-    """Each of 20 keys has one kept window that has fired: the late row counts with the rows before the restore, as the
+    """Each of 20 keys has a kept window that has fired: the late row counts with the rows before the restore, as the
     next update, and the remaining lateness is unchanged.
     """
     keys = [f"k{n}" for n in range(20)]

@@ -87,7 +87,7 @@ def test_each_row_is_counted_once_in_any_chain_of_windows(first: str) -> None:
 
 ONE_OF_EACH = pa.schema([("kk", pa.int64()), ("tt", pa.timestamp("ms", "UTC"))])
 EVER = datetime.timedelta(days=36_500)
-JOINS: dict[str, Any] = {  # inputs are rows (k, n, at), joined with one row per key, so each row is emitted once
+JOINS: dict[str, Any] = {  # inputs are rows (k, n, at), joined with a row per key, so each row is emitted once
     "interval": lambda left, name, right: left.join(name, right, between=(-EVER, EVER), event_time=("at", "tt")),
     "window": lambda left, name, right: left.window_join(
         name, right, Tumbling(10 * MS), event_time=("at", "tt"), how="left"

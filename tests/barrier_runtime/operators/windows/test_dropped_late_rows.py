@@ -1,4 +1,4 @@
-"""Late rows that nothing reads: a warning at the first, and their number in the result, its line, and `why`."""
+"""Late rows that nothing reads: a warning at the first, and their number in the result, in the line, and in `why`."""
 
 import logging
 from datetime import datetime, timedelta, timezone

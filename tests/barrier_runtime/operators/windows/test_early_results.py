@@ -196,7 +196,6 @@ def of_last_results(rows: Rows, accumulate: bool) -> dict[Any, tuple[int, int]]:
 def test_the_last_result_or_all_parts_together_are_what_comes_without_early_results(
     early: Every, rows: list[tuple[dict[str, Any], int]]
 ) -> None:
-    """Exactly one result of each window is not early: the last."""
     reached = np.cumsum([step for _, step in rows]).astype(np.int64) - 60
     fed = [each for each, _ in rows]
     plainly = Flow(None, fed, reached)
@@ -243,7 +242,7 @@ def test_the_last_part_may_be_of_no_rows() -> None:
 
 
 def test_results_carry_event_time_that_never_goes_back() -> None:
-    """With row-by-row event time, a result at the end of its window precedes later early results of other windows."""
+    """With row-by-row event time, a result at a window's end precedes later early results of other windows."""
     it = Driven(operator(Every(rows=2)))
     rows = [row("a", 5), row("b", 25), row("b", 26), row("b", 27)]
     it.feed(rows, SCHEMA, reached=np.array([0, 3, 24, 25]))
@@ -280,7 +279,7 @@ def test_another_interval_or_number_of_rows_goes_on_with_the_state() -> None:
 
 
 class Clocked:
-    """An operator with a steady clock that the test moves, and a list of its wake-ups."""
+    """An operator with a steady clock that the test moves, and a list of wake-ups."""
 
     def __init__(self, early: Every, world: World | None = None, restored: Any = ()) -> None:
         self.now_s, self.wakes_s = 0.0, []

@@ -1,4 +1,4 @@
-"""Windows due at one watermark fire in slices: results and order equal those of a single pass, over snapshots and
+"""Windows due at the same watermark fire in slices: results and order equal those of a single pass, over snapshots and
 restores between any two slices and at other parallelisms; no slice is long.
 """
 
@@ -92,7 +92,7 @@ def test_parts_one_behind_the_other_are_what_one_sort_gives(numbers: list[int], 
 def test_keys_of_ints_are_in_order_whether_they_fit_into_one_number_or_not(
     keys: list[tuple[int, int]], least: int, few: int, part: int
 ) -> None:
-    """`least`: above 1, keys contain only numbers that fit into one packed number."""
+    """`least`: above 1, keys contain only numbers that fit into a packed number."""
     keys = [key for key in keys if least == 1 or abs(key[1]) < least]
     first, second = np.array([key[0] for key in keys], np.int64), np.array([key[1] for key in keys], np.int64)
 

@@ -111,7 +111,7 @@ def turns(driven: Driven, most: int = 1_000_000) -> None:
 
 
 def results(driven: Driven) -> list[Result]:
-    """Returns the results of windows that are over; `top` emits one row per input row, so these are summed."""
+    """Returns the results of windows that are over; `top` emits a row per input row, so these are summed."""
     told = [row for row in driven.take() if not row.get("early")]
     assert not any(row.get("retracted") for row in told), "no two sessions become one"
     found = [

@@ -277,7 +277,7 @@ def test_a_session_is_over_when_no_row_in_time_can_touch_it_any_more() -> None:
 
 @EITHER
 def test_session_over_inside_a_batch_is_emitted_before_a_row_that_would_extend(aggregates: Any) -> None:
-    """R1: the same result as with each row in a batch of its own."""
+    """R1: the same result as with each row in a separate batch."""
     it = driven(operator(aggregates=aggregates))
     it.feed([row("a", 0), row("b", 13), row("a", 5)], SCHEMA, reached=np.array([-1, 12, 12]))
     assert spans(it) == [(0, GAP, 1)]

@@ -105,7 +105,7 @@ def _run(make: Any, actions: list[tuple[str, Any]], by_row: bool) -> tuple[Count
 
 
 def test_a_row_of_a_slice_of_which_windows_have_gone_out_counts_in_the_others() -> None:
-    """FLINK-21305: the slice began before the watermark, and two of its windows are over."""
+    """FLINK-21305: the slice began before the watermark, and two windows of the slice are over."""
     it = Driven(sliced())
     it.feed(rows((1, 25)), SCHEMA)
     it.watermark(42)  # [-7, 33) and [3, 43) have fired

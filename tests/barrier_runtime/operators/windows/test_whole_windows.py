@@ -118,7 +118,7 @@ ACTIONS = st.lists(
 def test_windows_have_what_sorting_all_rows_gives_over_restarts_at_any_parallelism(
     window: WindowAssigner, form: str, actions: list[tuple[str, Any]], tails: list[int]
 ) -> None:
-    """`tails`: maximum bytes of rows in the entry of a window, one value per incarnation."""
+    """`tails`: maximum bytes of rows in the entry of a window, a value per incarnation."""
     slots, model = Slots(lambda: operator(window, form), 1, tags=[LATE]), Model(window, form)
     found: Rows = []
     late: Rows = []
@@ -262,7 +262,7 @@ def test_what_goes_wrong_in_a_function_is_told_with_its_key(function: Any, said:
 
 @pytest.mark.parametrize("form", [len, str, pa.Table.to_pandas])
 def test_what_is_no_result_of_a_window_is_told_with_what_would_be(form: Any) -> None:
-    """Iterating a DataFrame gives its column names, and iterating a string its letters."""
+    """Iterating a DataFrame gives column names, and iterating a string letters."""
     it = Driven(applying("w", ["k"], WINDOWS[0], "t", lambda k, w, t: form(t), SCHEMA, OUT))
     it.feed([{"k": "a", "t": 1, "v": 1, "s": ""}], SCHEMA)
     with pytest.raises(UserCodeError, match=r"returned (int|str|DataFrame): return a pyarrow\.Table"):

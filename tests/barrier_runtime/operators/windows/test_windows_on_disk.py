@@ -156,7 +156,7 @@ def test_a_slice_has_few_key_groups_and_rows_of_a_key_stay_in_their_order(monkey
 
 
 def test_what_was_deleted_since_its_neighbours_were_read_does_not_come_back() -> None:
-    """Half of a window is in memory and fires before its other half is read."""
+    """Half of a window is in memory and fires before the other half is read."""
     it = Driven(operator("tumbling"), World("rocksdb"), name="w")
     keys = np.arange(4_000)
     for start in range(0, len(keys), 100):

@@ -223,7 +223,7 @@ def test_at_least_once_counts_an_end_as_barrier():
 @examples(300)
 @given(st.data())
 def test_any_interleaving_of_barriers_takes_each_once_in_order_and_ends_unblocked(data):
-    """A3, A8: every channel delivers barriers 1..n in its own order of events; blocked channels are not read."""
+    """A3, A8: every channel delivers barriers 1..n in a separate order of events; blocked channels are not read."""
     channels = data.draw(st.integers(1, 5))
     last = data.draw(st.integers(1, 5))
     ends_after = [data.draw(st.integers(0, last)) for _ in range(channels)]
@@ -241,7 +241,7 @@ def test_any_interleaving_of_barriers_takes_each_once_in_order_and_ends_unblocke
 
 @pytest.mark.parametrize("kind", [Aligner, BarrierTracker])
 def test_an_order_to_abort_a_newer_checkpoint_leaves_an_older_one_alone(kind):
-    """C3: two checkpoints run; the second is declined elsewhere before the first one's barriers arrive here."""
+    """C3: two checkpoints run; the second is declined elsewhere before the first checkpoint's barriers arrive here."""
     aligner = kind(2, TOKEN)
     assert aligner.on_order_to_abort(2) == []
     effects = play(aligner, (0, barrier(1)), (1, barrier(1)), (0, barrier(2)), (1, barrier(2)))

@@ -103,7 +103,7 @@ def test_rows_of_two_inputs_are_kept_apart_and_take_turns():
 
 
 def test_an_end_closes_what_is_recorded_on_its_channel():
-    """U11: upstream had ended and acknowledged by itself; no barrier follows its rows."""
+    """U11: upstream had ended and acknowledged by itself; no barrier follows the upstream's rows."""
     bench = Bench()
     bench.queue((1, rows(2)), (1, EndOfInput()), (0, rows(1)), (0, at_once(1)))
     assert bench.in_flight == {1: {0: [1, 2]}}
@@ -190,7 +190,7 @@ def test_an_obsolete_barrier_that_nobody_cancelled_yet_changes_nothing(stale):
 
 
 def test_barriers_of_several_checkpoints_in_an_unusual_order_take_each_at_most_once():
-    """U11: an older barrier that arrives after a newer one is ignored."""
+    """U11: an older barrier that arrives after a newer barrier is ignored."""
     aligner = Aligner(3, TOKEN)
     effects = play(aligner, (0, at_once(1)), (1, at_once(2)), (0, at_once(2)), (2, at_once(1)), (2, at_once(2)))
     assert snapshots(effects) == [1, 2]
@@ -215,7 +215,7 @@ def test_aligned_and_unaligned_checkpoints_alternate():
 
 
 def test_a_checkpoint_that_is_aligned_for_too_long_is_taken_with_what_is_in_flight():
-    """U6: exactly one snapshot is taken, and the overtaken rows are recorded."""
+    """U6: a single snapshot is taken, and the overtaken rows are recorded."""
     bench = Bench(room=1)
     bench.subtask.on_trigger(timed(1))
     bench.feed((0, timed(1)))
@@ -317,7 +317,7 @@ def test_what_must_be_aligned_is_waited_for_and_the_rest_is_recorded_then():
     bench.queue((0, rows(1)), (0, at_once(1)), (1, rows(2)), (1, at_once(1)))
     assert bench.captured_totals() == []
     assert bench.in_flight == {}
-    bench.inputs[0].blocked = True  # row 1 stays in its channel
+    bench.inputs[0].blocked = True  # row 1 stays in the channel
     bench.work()
     assert bench.captured_totals() == [(1, 2)]
     assert bench.in_flight == {1: {0: [1]}}

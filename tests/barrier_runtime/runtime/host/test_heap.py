@@ -1,4 +1,4 @@
-"""Garbage collection in a slot's process. Each test runs in a process of its own, whose heap it may freeze.
+"""Garbage collection in a slot's process. Each test runs in a separate process, whose heap the test may freeze.
 
 | the heap …                  | a generation has restored | it was dropped                      |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Time that a thread waits for a processor: each thread reads its own value, also after a fork, and closes its file."""
+"""Waits of a thread for a processor: each thread reads a separate value, also after a fork, and closes the file."""
 
 import gc
 import os

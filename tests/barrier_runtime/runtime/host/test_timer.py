@@ -24,7 +24,7 @@ def loop(request):
 def timers_open() -> set[str]:
     """Returns this process's open descriptors of kernel timers.
 
-    Other descriptors, also of earlier tests, open and close during a test, so a test looks for its own.
+    Other descriptors, also of earlier tests, open and close during a test, so a test looks for new descriptors.
     """
     found = set()
     for descriptor in os.listdir("/dev/fd"):

@@ -68,7 +68,7 @@ def test_a_slot_that_was_stopped_for_longer_than_its_lease_leaves_when_it_goes_o
     passed = tmp_path / "an hour has passed"
     process = worker(silent_s=f"3600.0 * os.path.exists({str(passed)!r})")
     os.kill(process.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # before the stop its threads may still run
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # before the stop the watchdog's threads may still run
     passed.touch()
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.2)

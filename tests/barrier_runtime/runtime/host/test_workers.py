@@ -7,7 +7,7 @@ from barrier_runtime.runtime.host.workers import Workers
 
 
 async def test_work_handed_in_after_closing_is_dropped_without_a_word():
-    """A generation that is closing while its slot exits submits such work from a timer."""
+    """A generation that is closing while the slot exits submits such work from a timer."""
     ran = []
     workers = Workers(asyncio.get_running_loop())
     first = asyncio.Event()

@@ -25,7 +25,7 @@ def batch(keys, emit_ns=1, at=0):
 
 
 class Stored:
-    """In-flight rows of operator "count", stored by its subtasks."""
+    """In-flight rows of operator "count", stored by the operator's subtasks."""
 
     def __init__(self, parallelism, inline_bytes=0):
         self.store = MemoryStore()

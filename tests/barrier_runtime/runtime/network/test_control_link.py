@@ -55,7 +55,7 @@ class Daemon:
 
 
 class SlotEnd:
-    """A slot as seen by its link."""
+    """A slot as seen by the link."""
 
     def __init__(self, *addresses):
         self.heard = []
@@ -137,7 +137,7 @@ async def keep_changing(store):
 
 
 async def test_a_leader_that_keeps_the_connection_but_says_nothing_is_left(monkeypatch, store):
-    """Z8: a stopped process keeps its connections open."""
+    """Z8: a stopped process keeps connections open."""
     monkeypatch.setattr(control_link, "_SILENT_S", 0.2)
 
     async def mute(reader, writer):

@@ -21,7 +21,7 @@ def channel(token=3):
 
 
 class Receiver:
-    """The data plane of the downstream slot, with one expected channel."""
+    """The data plane of the downstream slot, with a single expected channel."""
 
     def __init__(self, window=1 << 20):
         self.plane = TcpDataPlane(SECRET, "job", "run")

@@ -24,7 +24,7 @@ def always(peer):
 
 
 class Receiver:
-    """The data plane of the downstream slot, with one expected channel."""
+    """The data plane of the downstream slot, with a single expected channel."""
 
     def __init__(self, encrypts=always):
         self.plane = TcpDataPlane(SECRET, "job", "run", encrypts=encrypts)

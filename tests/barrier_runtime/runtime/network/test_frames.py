@@ -79,7 +79,7 @@ def test_a_large_batch_is_cut_into_frames_and_keeps_its_order():
 
 @pytest.mark.slow
 def test_a_batch_whose_large_rows_stand_together_is_cut_until_every_frame_fits():
-    """12 rows of 8 MiB and 20,000 rows of one byte: the mean size does not locate the large rows."""
+    """12 rows of 8 MiB and 20,000 rows of 1 byte: the mean size does not locate the large rows."""
     large = [b"x" * 8 * 1024 * 1024] * 12
     batch = pa.record_batch({"v": pa.array([*[b"a"] * 10_000, *large, *[b"b"] * 10_000])})
     elements = FrameReader().feed(wire(FrameWriter(), Batch(batch, 3)))

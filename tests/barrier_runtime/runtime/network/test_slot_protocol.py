@@ -30,7 +30,7 @@ async def listening(receiver):
 
 
 async def test_a_peer_that_restores_for_longer_than_a_handshake_may_take_is_waited_for(monkeypatch):
-    """Otherwise the faster slots would fail a generation with one large download again and again."""
+    """Otherwise the faster slots would fail a generation with a large download again and again."""
     receiver, sender = plane(), plane()
     peer = await listening(receiver)
     channel = ChannelId(3, 0, 0, 1)

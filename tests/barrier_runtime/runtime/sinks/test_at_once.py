@@ -18,7 +18,7 @@ from tests.barrier_runtime.sink_harness import NOW_NS, Subtask
 
 
 class Table(UpsertSink):
-    """Notes each write of its rows; `errors`: raised by the next writes."""
+    """Notes each write of rows; `errors`: raised by the next writes."""
 
     def __init__(self, *, write_bytes: int = 256 << 10, pause_s: float = 0.0) -> None:
         super().__init__()

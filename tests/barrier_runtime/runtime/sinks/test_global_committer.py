@@ -1,4 +1,4 @@
-"""Global committer of a sink: its table, the driver of a part, and the combined parts (I5, I6)."""
+"""Global committer of a sink: the table, the driver of a part, and the combined parts (I5, I6)."""
 
 import pytest
 from sink_harness import Subtask, numbers_in, numbers_in_commit_log
@@ -125,7 +125,7 @@ def jsonl() -> JsonlSink:
 
 
 def test_two_subtasks_become_visible_together(store: MemoryStore) -> None:
-    """I6: a reader of the commit log never sees the rows of one subtask without those of the other."""
+    """I6: a reader of the commit log never sees the rows of one subtask only."""
     parts = [Subtask(jsonl, store, subtask=index, parallelism=2) for index in range(2)]
     parts[0].write([1])
     parts[1].write([2])

@@ -24,7 +24,6 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
 
 
 def driver(restored: int = 0, entries: tuple[PendingEntry, ...] = (), *, together: bool = False) -> SinkDriver:
-    """Returns a driver after its recovery."""
     made = SinkDriver("job 'j', sink 's', subtask 0", 0, together=together)
     made.recover(restored, entries)
     made.committed(restored)

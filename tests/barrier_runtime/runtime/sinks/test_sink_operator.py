@@ -1,4 +1,4 @@
-"""The sink operator: threads of its calls, its reports, and the two small sinks of local runs."""
+"""The sink operator: threads of the calls, reports, and the two small sinks of local runs."""
 
 import copy
 import pickle
@@ -241,8 +241,8 @@ def test_a_function_that_raises_is_shown_with_its_traceback_and_the_record() -> 
 
 
 def test_recovery_commits_the_oldest_checkpoint_first_whichever_subtask_wrote_it() -> None:
-    """C14: after rescaling, one subtask finishes the transactions of several. A target that keeps a single mark, such
-    as Kafka, would take an older transaction after a newer one for done, or move its mark backwards.
+    """C14: after rescaling, a subtask finishes the transactions of several. A target that keeps a single mark, such
+    as Kafka, would take an older transaction after a newer one for done, or move the mark backwards.
     """
     order: list[bytes] = []
 

@@ -460,7 +460,7 @@ def test_a_source_without_splits_is_accepted_when_it_looks_for_some() -> None:
 
 @pytest.mark.usefixtures("both_ways", "manifests_are_objects")
 def test_in_a_job_readers_hear_of_decided_checkpoints_only() -> None:
-    """The first checkpoint cannot be written and is aborted; a later checkpoint covers its rows."""
+    """The first checkpoint cannot be written and is aborted; a later checkpoint covers the same rows."""
     url = f"memory://{uuid.uuid4().hex}"
     store = open_store(url)
     shelf = Shelf()

@@ -131,7 +131,7 @@ class Generation:
 
 
 class Job:
-    """Generations, one after the other, over a log and a sink."""
+    """Successive generations over a log and a sink."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log, self.sink = folder, Log(), Sink()

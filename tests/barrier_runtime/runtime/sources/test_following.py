@@ -1,4 +1,4 @@
-"""`followed_by`: history is read to its end in all slots before a live row is read, also across restores."""
+"""`followed_by`: history is read to the end in all slots before a live row is read, also across restores."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ STAGES: dict[str, Stage] = {}
 
 
 class Rows:
-    """`splits` splits of `rows` rows from event time `from_ms` on, a second apart; one row per poll."""
+    """`splits` splits of `rows` rows from event time `from_ms` on, a second apart; a row per poll."""
 
     schema = SCHEMA
     exactly_once = True

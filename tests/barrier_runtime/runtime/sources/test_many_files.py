@@ -30,8 +30,6 @@ SMALL = 4_096  # maximum bytes of a value within the manifest
 
 
 class Many:
-    """One row per split."""
-
     exactly_once = True
     schema = SCHEMA
 

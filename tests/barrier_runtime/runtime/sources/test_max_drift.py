@@ -27,7 +27,7 @@ DRIFT_MS = 50
 
 class Numbers:
     """`rows` rows per split; event time rises by `step_ms[split]` per row. All rows are available at once, except that
-    the split `silent` has one row and never ends.
+    the split `silent` has a row and never ends.
     """
 
     schema = SCHEMA
@@ -70,7 +70,7 @@ class SilentReader(NumbersReader):
 
 
 def drivers(source: Numbers, subtasks: int, **options: Any) -> list[SourceDriver]:
-    """Returns one driver per subtask; the drivers wait for each other."""
+    """Returns a driver per subtask; the drivers wait for each other."""
     spec = spec_of(source, event_time="t", **options)
     made = [opened(spec, World(subtask=subtask, parallelism=subtasks)) for subtask in range(subtasks)]
     for driver in made:
@@ -79,7 +79,6 @@ def drivers(source: Numbers, subtasks: int, **options: Any) -> list[SourceDriver
 
 
 def told(driver: SourceDriver) -> dict[str, HeldBack]:
-    """Returns the slot's report on the driver."""
     return {} if driver.finished else {"src": HeldBack(*driver.least_far(), driver.idle)}
 
 
@@ -202,7 +201,7 @@ def test_however_slots_poll_and_tell_none_is_ahead_by_more_and_all_come_to_their
 
 @pytest.mark.slow
 def test_a_join_holds_what_the_drift_brings_of_the_fast_side_and_no_more() -> None:
-    """3.14: at most 1.2 times the rows of one drift, while a fast stream catches up with a slow stream."""
+    """3.14: at most 1.2 times the rows of the drift, while a fast stream catches up with a slow stream."""
     side = Side(("split",), "t", SCHEMA)
     join = IntervalJoinOperator("j", side, side, (timedelta(0), timedelta(0)))
     driven = Driven(join)

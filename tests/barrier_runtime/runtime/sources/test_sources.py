@@ -109,7 +109,7 @@ def test_null_event_times_are_ignored_and_untimed_sources_have_no_watermark() ->
 
 def test_a_split_that_is_silent_for_long_is_not_waited_for() -> None:
     class Silent(GeneratedRows):
-        """Source whose split 1 never yields its first row."""
+        """Source whose split 1 never yields a row."""
 
         def reader(self, split: Any) -> Any:
             made = super().reader(split)
@@ -130,7 +130,7 @@ def test_a_split_that_is_silent_for_long_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize(("interval_ms", "told"), [(0, list(range(-1, 99))), (10, [*range(-1, 99, 10), 98])])
 def test_operators_that_do_not_wait_for_watermarks_hear_of_few(interval_ms: int, told: list[int]) -> None:
-    """One row per millisecond: the first row's watermark is emitted at once, and the last row's before the end."""
+    """A row per millisecond: the first row's watermark is emitted at once, and the last row's before the end."""
     source = GeneratedRows("src", 1_000, 100, None, 1)
     spec = spec_of(source, 1, event_time="intended_at")
     driver = opened(dataclasses.replace(spec, watermark_interval_ms=interval_ms), World())
@@ -464,7 +464,7 @@ def test_a_source_whose_splits_are_all_silent_is_idle_until_rows_come() -> None:
 
 
 def test_a_source_that_is_asked_only_when_it_is_due_is_idle_too() -> None:
-    """Its rows are due in an hour, and no other split causes a poll."""
+    """The rows are due in an hour, and no other split causes a poll."""
 
     class Hourly(BacklogReader):
         def next_due_ns(self) -> int | None:

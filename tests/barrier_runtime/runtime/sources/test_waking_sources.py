@@ -61,7 +61,7 @@ def test_the_first_of_several_chunks_wakes_and_trouble_does() -> None:
 
 @pytest.mark.parametrize("seed", seeds(60))
 def test_a_loop_that_sleeps_unless_it_is_woken_takes_every_row(seed: int) -> None:
-    """Thread and loop alternate at any line. The loop sleeps if its queue was empty and no wake-up arrived since."""
+    """Thread and loop alternate at any line. The loop sleeps if the queue was empty and no wake-up arrived since."""
     stepper, chance, woken = Stepper(seed, [partition_queue]), random.Random(seed), [True]
     taken: list[int] = []
 
@@ -146,7 +146,7 @@ def test_listing_wakes_after_a_find_or_a_failure_and_the_driver_polls_seldom() -
 
 
 class Rows:
-    """Rows of one thread; a slot that polls by the clock would wait for an hour."""
+    """Rows of a thread; a slot that polls by the clock would wait for an hour."""
 
     exactly_once = True
     schema = SCHEMA
@@ -199,7 +199,7 @@ class RowsReader:
         """Never called: this test restores no reader."""
 
     def close(self) -> None:
-        """Does nothing: the thread ends with its last row."""
+        """Does nothing: the thread ends with the last row."""
 
 
 def test_every_row_of_a_waking_source_comes_through_though_none_is_due_for_an_hour() -> None:

@@ -63,7 +63,7 @@ def test_the_session_is_found_among_other_cookies():
 
 
 def test_a_link_holds_for_an_hour_at_every_process_with_the_token():
-    """G2: what is noted of its use names it, and neither its code nor the token can be found from that."""
+    """G2: what is noted of a link's use names the link, and neither the code nor the token can be found from that."""
     code = LoginLinks(b"token").make("n", NOW)
     again = LoginLinks(b"token")
     mark = again.mark(code, NOW)

@@ -52,7 +52,7 @@ def every_page() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("method", "path"), every_page())
 async def test_every_page_but_the_login_needs_a_session(method, path):
-    """G2: routes are enumerated, so that a new one can't be forgotten."""
+    """G2: routes are enumerated, so that a new route can't be forgotten."""
     async with served() as http:
         accept = {"Accept": "text/event-stream"} if path.endswith("/events") else HTML
         for cookie in ({}, {"Cookie": f"{PageSessions(b'other').cookie}=1.2.3"}):
@@ -255,7 +255,7 @@ async def test_pages_that_ask_at_once_are_rendered_once(monkeypatch):
 
 
 async def test_ages_are_by_the_jobs_clock_which_is_never_set():
-    """Someone set the machine's clock ahead while the coordinator ran: its checkpoint is not older for that."""
+    """Someone set the machine's clock ahead while the coordinator ran: the checkpoint is not older for that."""
     status = page_facts.status(at_ms=page_facts.NOW_MS)
 
     async def of(job, run):

@@ -11,7 +11,7 @@ from barrier_runtime.coordinator.server.web.pages import PageTick, Ticker
 
 
 class Looked:
-    """The source of the ticker, with a count of its looks."""
+    """The source of the ticker, with a count of reads."""
 
     def __init__(self) -> None:
         self.times: dict[str, int] = {}
@@ -56,7 +56,7 @@ async def test_all_readers_get_the_same_bytes_and_each_tick_is_made_once(quick):
         assert told(await anext(reader)) == told(first[-1]), "what was made while it took the one before"
     made = looked.times["flights"]
     later = await asyncio.gather(*(anext(reader) for reader in readers))
-    ticks = {id(each) for each in later}  # one, unless the loop was late for some of the readers
+    ticks = {id(each) for each in later}  # a single tick, unless the loop was late for some of the readers
     assert len(ticks) == len({bytes(each) for each in later}) <= looked.times["flights"] - made
     for reader in readers:
         await reader.aclose()
