@@ -1,16 +1,16 @@
 """Progress of every sink's commits, and due global commits. Pure: facts and `now` in.
 
-A sink subtask commits its part when a checkpoint is complete. With a *global committer* the parts stay invisible until
-all subtasks have committed; slot 0 then makes all of them visible at once, and only after that do subtasks forget the
-transactions. See docs/design/targets-and-committables.md.
+A sink subtask commits its part when a checkpoint is complete. With a *global committer*, parts stay invisible until all
+subtasks have committed; slot 0 then makes all visible at once, and only then subtasks forget the transactions. See
+docs/design/targets-and-committables.md.
 
     checkpoint n complete → every subtask Committed(n) → CommitGlobally(n) to slot 0 → Committed(n, global) → Visible(n)
 
-A job is finished only when all commits are done (I10). A successor reconstructs the state from the log, the manifest
-and messages of slots.
+A job is finished only when all commits are done (I10). A successor reconstructs the state from log, manifest and
+messages.
 
-**Failing commits** are reported to people, and stored in the job's history: a successor hears of a failure only with
-the next attempt, up to half a minute later.
+**Failing commits** are stored in the job's history, because a successor hears of a failure only with the next attempt,
+up to half a minute later.
 
 | report about a checkpoint of a sink's subtask | no failure known | a failure known |
 |---|---|---|
@@ -20,11 +20,8 @@ the next attempt, up to half a minute later.
 | an earlier checkpoint is visible | none | unchanged |
 | another number of slots, another program | none | removed: everything before was visible |
 
-`noted` changes when the history has to be written: a failure began, ended, or has another reason. Another reason counts
-at most once in `NOTE_AGAIN_MS`, because reasons may contain times.
-
-**Held commits.** A sink with `commit_every` holds back global commits, so that a table of a lakehouse gets one commit
-for all checkpoints of that time. Subtasks commit parts with each checkpoint, and manifests list everything invisible.
+**Held commits.** A sink with `commit_every` holds back global commits, so that a lakehouse table gets one commit for
+all checkpoints of that time. Subtasks commit parts with each checkpoint; manifests list everything invisible.
 
 | a sink with `commit_every` | its global committer |
 |---|---|
@@ -37,8 +34,8 @@ for all checkpoints of that time. Subtasks commit parts with each checkpoint, an
 | … and the next commit becomes due, too | each checkpoint of that commit counts as well |
 | the clock was set back | waits for `commit_every` from then on |
 
-Another process (a start, a takeover) does not know when a commit was last due, and begins with a commit of the decided
-checkpoints. So a job in a crash loop makes at most one commit per start.
+Another process (a start, a takeover) begins with a commit of the decided checkpoints: a crash loop makes at most one
+commit per start.
 """
 
 from collections import deque
@@ -57,12 +54,12 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, without_own
 
-HOLD_BYTES = 1 << 20  # pending bytes of held sinks, which every checkpoint stores: more are committed at once
+HOLD_BYTES = 1 << 20  # pending bytes of held sinks, which every checkpoint stores; above: commit at once
 
 
 @dataclass(frozen=True)
 class DueCommit:
-    """A commit up to `checkpoint` became due at `since_ms`; `count` checkpoints were held back for it."""
+    """A commit up to `checkpoint`, due since `since_ms`; `count` checkpoints were held back."""
 
     checkpoint: int
     since_ms: int
@@ -73,13 +70,13 @@ class DueCommit:
 class _Held:
     every_ms: int
     last_ms: int | None = None  # when a commit was last due
-    newest: int = 0  # the newest checkpoint that was due
-    count: int = 0  # checkpoints completed since
+    newest: int = 0
+    count: int = 0
     open: deque[DueCommit] = field(default_factory=deque)  # due and not done, oldest first
 
 
 class HeldCommits:
-    """Due commits of sinks with `commit_every`. `every_ms`: by sink; 0: commits with each checkpoint."""
+    """Due commits of sinks with `commit_every`. `every_ms`: by sink; 0: with each checkpoint."""
 
     def __init__(self, every_ms: Mapping[str, int]) -> None:
         self._sinks = {sink: _Held(each) for sink, each in every_ms.items() if each > 0}
@@ -88,7 +85,6 @@ class HeldCommits:
         return sink in self._sinks
 
     def completed(self) -> None:
-        """Counts another complete checkpoint."""
         for held in self._sinks.values():
             held.count += 1
 
@@ -104,7 +100,6 @@ class HeldCommits:
             held.newest, held.last_ms, held.count = completed, now_ms, 0
 
     def next_ms(self, completed: int, through: Mapping[str, int]) -> int | None:
-        """Returns when time alone makes a commit due."""
         moments = [
             (held.last_ms or 0) + held.every_ms
             for sink, held in self._sinks.items()
@@ -118,20 +113,19 @@ class HeldCommits:
             due.popleft()
 
     def oldest_due(self, sink: str) -> DueCommit | None:
-        """Returns the commit that has been due for longest and is not done."""
         due = self._sinks[sink].open
         return due[0] if due else None
 
     @property
     def behind(self) -> int:
-        """Number of checkpoints that are not visible in time, of the sink with the most."""
+        """Number of late checkpoints, of the sink with the most."""
         counts = (1 + sum(each.count for each in list(held.open)[1:]) for held in self._sinks.values() if held.open)
         return max(counts, default=0)
 
 
-_DECIDED_KEPT = 16  # lists of committables, of so many decided manifests
+_DECIDED_KEPT = 16  # decided manifests
 NOTE_AGAIN_MS = 10_000
-MAX_PENDING_BYTES = 32 << 20  # pending bytes of all sinks, because every checkpoint stores them
+MAX_PENDING_BYTES = 32 << 20  # of all sinks, because every checkpoint stores them
 
 
 @dataclass(frozen=True)
@@ -141,15 +135,15 @@ class FailingCommit:
     attempts: int
     error: str
     since_ms: int = 0  # time of the first failed attempt; 0: unknown
-    noted_ms: int = 0  # time of the first attempt, or of the last reason that the history stores
+    noted_ms: int = 0  # time of the first attempt, or of the last stored reason
 
 
 @dataclass(frozen=True)
 class GlobalCommit:
-    """A due commit of sink `sink` up to `checkpoint`.
+    """A due commit of `sink` up to `checkpoint`.
 
-    `part`: the sink's part of the manifest, or the manifest's place if the part is too large for a message. None: the
-    manifest must be read first.
+    `part`: the sink's part of the manifest, or the manifest's place if the part is too large for a message. None: read
+    the manifest first.
     """
 
     sink: str
@@ -159,7 +153,7 @@ class GlobalCommit:
 
 @dataclass
 class _Lowest:
-    """Lowest checkpoint that the subtasks of a sink have committed; `there`: number of subtasks that are at it."""
+    """Lowest checkpoint that a sink's subtasks have committed; `there`: number of subtasks at that checkpoint."""
 
     checkpoint: int
     there: int
@@ -167,8 +161,8 @@ class _Lowest:
 
 @dataclass(frozen=True)
 class _Decided:
-    parts: dict[str, tuple[OperatorSnapshot, ...] | ManifestRef]  # by sink with a global committer
-    in_store: bool  # some of the parts can only be read from the store
+    parts: dict[str, tuple[OperatorSnapshot, ...] | ManifestRef]
+    in_store: bool  # some parts
 
 
 class CommitTracker:
@@ -187,23 +181,22 @@ class CommitTracker:
         every_ms = {sink: each for chain in spec.chains for sink, each in chain.commit_every_ms.items()}
         self._held = HeldCommits({sink: every_ms.get(sink, 0) for sink in self._global_sinks})
         self._held_members = {member: sink for member, sink in self._committers.items() if sink in self._held}
-        self.last_through = ""  # the sink that committed last
+        self.last_through = ""
         self._failing: dict[str, FailingCommit] = {}
-        # Completed checkpoints that some sink has not committed, oldest first, each with the time of the decision; held
-        # commits do not count.
+        # (checkpoint, time of the decision) of uncommitted checkpoints, oldest first, except held commits.
         self._open: deque[tuple[int, int]] = deque()
         self._decided: dict[int, _Decided] = {}  # checkpoint -> parts of the global sinks in the manifest
-        self._due: dict[str, int] = {}  # sink -> the checkpoint that was due last; its commit may be in progress
+        self._due: dict[str, int] = {}  # sink -> the checkpoint that was due last; the commit may be in progress
         self._sinks = frozenset(sink for chain in spec.chains for sink in chain.sinks)
-        self._held_bytes = 0  # part of `_pending_bytes` that belongs to held sinks
-        self._newest = 0  # the newest checkpoint whose manifest was seen; `_pending_bytes`: pending there
+        self._held_bytes = 0  # of `_pending_bytes`
+        self._newest = 0  # newest checkpoint whose manifest was seen
         self._pending_bytes = 0
 
     def committed(self, message: Committed) -> None:
         self._advance(sink_key(message.operator, message.subtask), message.checkpoint)
 
     def reconcile(self, slot: int, committed: dict[str, int]) -> None:
-        """Takes a slot's report about its own sinks after a (re)connection."""
+        """Takes a (re)connected slot's report about its own sinks."""
         own = (slot, GLOBAL_COMMITTER) if slot == 0 else (slot,)
         for sink, checkpoint in committed.items():
             if sink.endswith(tuple(sink_key("", subtask) for subtask in own)):
@@ -226,7 +219,7 @@ class CommitTracker:
         self._failing[sink] = new
 
     def remember(self, troubles: Iterable[FailingCommit]) -> None:
-        """Takes the failures that a predecessor stored for this run."""
+        """Takes failures that a predecessor stored."""
         for trouble in troubles:
             if trouble.checkpoint > self._through.get(trouble.sink, trouble.checkpoint):
                 self._failing.setdefault(trouble.sink, trouble)
@@ -240,27 +233,26 @@ class CommitTracker:
         yield from (self._through[member] for member in committers)
 
     def completed(self, checkpoint: int, now_ms: int) -> None:
-        """Records that `checkpoint` is complete, until every sink has committed it."""
+        """Records `checkpoint` as complete, until every sink has committed it."""
         self._open.append((checkpoint, now_ms))
         self._held.completed()
         self._close()
 
     def look(self, completed: int, now_ms: int, *, at_once: bool) -> None:
-        """Decides which held global commits are due now. `at_once`: all of them."""
+        """Decides which held global commits are due. `at_once`: all."""
         for member, sink in self._held_members.items():
             now = at_once or self._held_bytes > HOLD_BYTES
             self._held.look(sink, completed, self._through[member], now_ms, at_once=now)
 
     def next_due_ms(self, completed: int) -> int | None:
-        """Returns when time alone makes a global commit due; None: nothing is held."""
         through = {sink: self._through[member] for member, sink in self._held_members.items()}
         return self._held.next_ms(completed, through)
 
     @property
     def too_far_behind(self) -> str:
-        """Reason why no more checkpoints are taken; "" if they are.
+        """Reason why no more checkpoints are taken; "" if none.
 
-        A snapshot lists all invisible transactions, so further checkpoints would only lengthen the list.
+        A snapshot lists all invisible transactions: further checkpoints would only lengthen the list.
         """
         waiting = max(len(self._open), self._held.behind)
         if waiting >= self._max_behind:
@@ -276,10 +268,7 @@ class CommitTracker:
         return ""
 
     def uncommitted(self) -> tuple[Uncommitted, ...]:
-        """Returns the oldest uncommitted checkpoint of each sink.
-
-        Sinks whose commits fail are left out: `troubles` reports them.
-        """
+        """Returns the oldest uncommitted checkpoint of each sink, except sinks in `troubles`."""
         through: dict[str, int] = {}
         for key, checkpoint in self._through.items() if self._open else ():
             if key not in self._held_members:
@@ -315,13 +304,15 @@ class CommitTracker:
 
     @property
     def noted(self) -> frozenset[tuple[str, int, int]]:
-        """Opaque version of the failures; changes whenever the history should store them."""
+        """Opaque version of the failures for the history.
+
+        Changes when a failure begins or ends. Another reason counts once in `NOTE_AGAIN_MS`, because reasons may
+        contain times.
+        """
         return frozenset((each.sink, each.since_ms, each.noted_ms) for each in self._failing.values())
 
-    # ------------------------------------------------------------ global committers
-
     def decided(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...], manifest: ManifestRef) -> None:
-        """Keeps the part of the complete checkpoint's manifest that global committers need."""
+        """Keeps the part of a decided manifest that global committers need."""
         self._newest = checkpoint
         operators = tuple(without_own(each) for each in operators)  # a subtask's own rows are not committed yet
         self._pending_bytes = sum(_value_bytes(each) for each in operators if each.operator in self._sinks)
@@ -342,7 +333,7 @@ class CommitTracker:
 
     @property
     def held(self) -> frozenset[int]:
-        """Checkpoints whose manifest and files a global committer may still have to read."""
+        """Checkpoints whose manifest and files a global committer may still read."""
         if not self._global_sinks:
             return frozenset()
         done = min(self._through[sink_key(sink, GLOBAL_COMMITTER)] for sink in self._global_sinks)
@@ -351,8 +342,8 @@ class CommitTracker:
     def _forget(self) -> None:
         """Forgets decisions that every global committer has committed, and superfluous ones.
 
-        The oldest stays, because a lagging sink needs the oldest first, and so does the decision that a global
-        committer is committing. Any of the others may go, because a manifest lists everything invisible.
+        A lagging sink needs the oldest first, and a running commit its own. The others may go: a manifest lists
+        everything invisible.
         """
         done = min(self._through[sink_key(sink, GLOBAL_COMMITTER)] for sink in self._global_sinks)
         for old in [number for number in self._decided if number <= done and number != max(self._decided)]:
@@ -362,9 +353,9 @@ class CommitTracker:
             del self._decided[kept[len(kept) // 2]]
 
     def due_globally(self) -> tuple[GlobalCommit, ...]:
-        """Returns, per sink, the newest commit of all subtasks that the global committer has not made.
+        """Returns, per sink, the newest commit that the global committer can make and has not made.
 
-        `look` holds back some commits. The parts of a returned commit are kept until a newer commit is due.
+        `look` holds back some. Parts of a returned commit are kept until a newer commit is due.
         """
         due = []
         for sink in self._global_sinks:
@@ -383,12 +374,11 @@ class CommitTracker:
         return tuple(due)
 
     def visible(self) -> tuple[tuple[str, int], ...]:
-        """Returns (sink, checkpoint) of sinks with a global committer: all up to the checkpoint is visible."""
+        """Returns (sink, checkpoint) per global committer: all up to the checkpoint is visible."""
         through = ((sink, self._through[sink_key(sink, GLOBAL_COMMITTER)]) for sink in self._global_sinks)
         return tuple((sink, checkpoint) for sink, checkpoint in through if checkpoint)
 
     def _close(self) -> None:
-        """Forgets the checkpoints that every sink has committed."""
         through = min(self._lowest_of(self._committers.keys() - self._held_members.keys()), default=None)
         while self._open and (through is None or self._open[0][0] <= through):
             self._open.popleft()
@@ -407,7 +397,7 @@ class CommitTracker:
                 del self._failing[sink]
 
     def _rise(self, sink: str, before: int) -> None:
-        """Follows a subtask that was at `before`. Looks at all subtasks only when none is left at the lowest."""
+        """Follows a subtask that was at `before`; looks at all subtasks only when none is left at the lowest."""
         lowest = self._lowest[sink]
         lowest.there -= before == lowest.checkpoint
         if not lowest.there:

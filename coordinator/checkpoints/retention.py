@@ -1,24 +1,24 @@
 """Retained checkpoints, and stored objects that nobody can need any more. Pure mark and sweep.
 
 Only the coordinator of the current generation deletes, with a `Permit`. Marks come from manifests that the log decided;
-no reference counts are stored. In doubt nothing is deleted. The log alone says which checkpoints are kept
+no reference counts are stored; in doubt nothing is deleted. The log alone says which checkpoints are kept
 (`log/decided`); this module repeats the log's step after the append.
 
 **Files of dropped checkpoints** wait, because a slot builds snapshots on files of the newest checkpoint that the slot
-*knows* to be complete. An ack of a checkpoint that was triggered after a decision was announced proves that the slot
-knows the decision: the control connection is first in, first out. So files of checkpoint d are deleted only when a
-checkpoint triggered after d was dropped has completed, and all others triggered until then are resolved. As a second
-fence, a checkpoint that refers to a deleted object is never decided (`condemned`).
+*knows* to be complete. An ack of a checkpoint triggered after a decision was announced proves that the slot knows the
+decision (the connection is first in, first out). So files of checkpoint d are deleted only when a checkpoint triggered
+after d was dropped has completed, and all others triggered until then are resolved. Second fence: a checkpoint that
+refers to a deleted object is never decided (`condemned`).
 
 **Files of undecided checkpoints** are useless after the checkpoint's end, because slots build on decided checkpoints
-alone. They are deleted while their generation lives:
+alone:
 
-- Files named in acks, also in late ones, at once (`abandoned`), unless a kept checkpoint, a dropped checkpoint that
-  waits, or an ack of an open checkpoint names them.
-- Files that no ack named, by the sweep. Uploads follow the trigger, so objects older than a manifest or file of a
+- Files named in acks, also in late ones, are deleted at once (`abandoned`), unless a kept checkpoint, a dropped
+  checkpoint that waits, or an ack of an open checkpoint names them.
+- The sweep deletes files that no ack named. Uploads follow the trigger, so objects older than a manifest or file of a
   decided checkpoint written before the first open trigger belong to no open checkpoint. Both times are the store's,
-  with the minimum age between them. If that fails, an open checkpoint loses a file and is refused. A coordinator that
-  takes the generation over aborts the open checkpoints, and sweeps only after a first decision.
+  with the minimum age between them. If that fails, an open checkpoint loses a file and is refused. A new coordinator of
+  the generation aborts open checkpoints, and sweeps only after a first decision.
 """
 
 import enum
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from barrier_runtime.state.store.object_store import ObjectInfo
 from barrier_runtime.state.store.paths import Paths
 
-MIN_AGE_MS = 10 * 60 * 1000  # younger objects are never swept: an upload may be in progress
+MIN_AGE_MS = 10 * 60 * 1000  # younger objects may belong to an upload in progress
 _CONDEMNED_BOUND = 200_000
 _UNSORTED_BOUND = 1_000
 
@@ -37,7 +37,7 @@ _UNSORTED_BOUND = 1_000
 class Kept:
     """A decided checkpoint and the job's own files that it needs.
 
-    `inline`: the manifest is inside the log's record, and no object is stored under `manifest_key`.
+    `inline`: the log's record holds the manifest, and `manifest_key` names no object.
     """
 
     checkpoint: int
@@ -50,7 +50,7 @@ class Kept:
 class SweepPlan:
     """Objects to delete, in this order: manifests, oldest first, then the files that only they needed.
 
-    `newest`: the newest decided checkpoint that the plan drops; 0: none, or unknown.
+    `newest`: the newest dropped decision; 0: none, or unknown.
     """
 
     manifests: tuple[str, ...] = ()
@@ -69,13 +69,13 @@ class SweepPlan:
 class Unsorted:
     """Retention while kept checkpoints are unknown, or a manifest is unreadable: nothing is deleted.
 
-    `decided`: decisions of this process until then, oldest first.
+    `decided`: decisions of this process, oldest first.
     """
 
     decided: list[Kept] = field(default_factory=list)
 
     def add(self, kept: Kept, retained: int) -> None:
-        """Adds a decision. The sweep of a later generation handles forgotten decisions."""
+        """Adds a decision. A later generation sweeps forgotten decisions."""
         self.decided.append(kept)
         del self.decided[: -max(_UNSORTED_BOUND, retained)]
 
@@ -94,20 +94,20 @@ class RetentionVerdict(enum.Enum):
 class UnderWay:
     """Needs of the current generation's open checkpoints."""
 
-    named: frozenset[str]  # manifests that are written or decided at present, and files that acks name
+    named: frozenset[str]  # manifests being written or decided, and files in acks
     behind: frozenset[str] = frozenset()  # new objects of decisions before the first open trigger
 
 
 @dataclass
 class _Dropped:
     kept: Kept
-    horizon: int  # the highest checkpoint id triggered when it was dropped
-    waits_for: frozenset[int] | None = None  # None: no checkpoint beyond the horizon has completed yet
+    horizon: int  # highest triggered checkpoint when dropped
+    waits_for: frozenset[int] | None = None  # None: no checkpoint beyond the horizon has completed
 
 
 @dataclass
 class Retention:
-    """Kept and dropped checkpoints. `kept`: oldest first. `retained`: number of checkpoints to keep."""
+    """Kept (oldest first) and dropped checkpoints. `retained`: number to keep."""
 
     retained: int
     kept: list[Kept] = field(default_factory=list)
@@ -131,10 +131,7 @@ class Retention:
     def completed(
         self, kept: Kept, open_ids: Collection[int], highest_triggered: int, held: Collection[int] = ()
     ) -> SweepPlan:
-        """Records the decision of `kept` while `open_ids` are pending; returns objects to delete.
-
-        `held`: see `resolved`.
-        """
+        """Records the decision of `kept` while `open_ids` are pending; returns objects to delete."""
         for dropped in self._dropped:
             if dropped.waits_for is None and kept.checkpoint > dropped.horizon:
                 dropped.waits_for = frozenset(open_ids)
@@ -146,7 +143,7 @@ class Retention:
     def resolved(self, open_ids: Collection[int], held: Collection[int] = ()) -> SweepPlan:
         """Returns objects to delete now that only `open_ids` are pending.
 
-        `held`: decided checkpoints that a global committer may still have to read.
+        `held`: decided checkpoints that a global committer may still read.
         """
         still_open = frozenset(open_ids)
         for dropped in self._dropped:
@@ -178,7 +175,7 @@ class Retention:
         return plan
 
     def condemned(self, files: Iterable[str]) -> tuple[str, ...]:
-        """Returns those of `files` that this generation has already deleted."""
+        """Returns the `files` that this generation has deleted."""
         return tuple(sorted(key for key in files if key in self._condemned))
 
     def classify(
@@ -192,7 +189,7 @@ class Retention:
     ) -> Iterator[tuple[ObjectInfo, RetentionVerdict]]:
         """Yields each object with the verdict of generation `token`; no other code judges objects.
 
-        `under_way`: needs of that generation; None if another process leads it: everything may be needed.
+        `under_way`: needs of that generation; None: another process leads it and may need everything.
         """
         in_reach = [*self.kept, *(dropped.kept for dropped in self._dropped)]
         needed = _files_of(in_reach) | {kept.manifest_key for kept in in_reach}
@@ -220,9 +217,9 @@ class Retention:
         under_way: UnderWay | None = None,
         min_age_ms: int = MIN_AGE_MS,
     ) -> SweepPlan:
-        """Returns unreachable objects of older generations and of this generation's ended checkpoints.
+        """Returns undecided uploads and orphaned manifests of older generations, and of this one's ended checkpoints.
 
-        These are undecided uploads and orphaned manifests. All objects are classified before any deletion.
+        All objects are classified before any deletion.
         """
         verdicts = self.classify(paths, objects, token, wall_ms, under_way, min_age_ms)
         plan = _in_order(paths, (found.key for found, verdict in verdicts if verdict is RetentionVerdict.ORPHAN))

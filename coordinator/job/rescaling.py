@@ -25,17 +25,16 @@ alone says which slots of which program the job has. Design: docs/design/rescali
 (*) As for any generation: `resource_wait_timeout`.
 (+) Unless COMPLETE of m is being appended: then the log decides.
 (#) The successor begins a generation as before; the client requests the change again under the same id.
-(§) A request of the job itself for all slots (`phases/width`) waits without end for new slots, each time from the first
-    round on, and yields to any other request.
+(§) A job's own request for all slots (`phases/width`) waits for new slots without end, and yields to any other request.
 (&) Replace only: if the new program's first generation ends before it runs, or does not run within `timeout_ms` of the
-    deployment, another FENCE has the old description, and the old slots, which stood by, restore m: FAILED. A successor
-    of the coordinator that made the move knows only the new program.
+deployment, another FENCE has the old description, and the old slots, which stood by, restore m: FAILED. A successor of
+the coordinator that made the move knows only the new program.
 
 A replace of a file begins in LOADING: like STARTING without slots, and ended by the driver's error about the file. Each
 decided checkpoint from the request on, and finally m, is checked against the new program.
 
-A client may request a change in any phase of the job. New slots are admitted once this process leads, because the
-driver starts them once per request; the rest waits for a running generation, from which `timeout_ms` counts.
+A client may request a change in any phase. New slots are admitted once this process leads, because the driver starts
+them once per request; the rest waits for a running generation, from which `timeout_ms` counts.
 
 **Fetching ahead** (`FetchingAhead`). In STARTING, slots that get key groups fetch them in rounds. A round names a
 checkpoint, and ends when every receiving slot has fetched that checkpoint's files, and no present slot merges or
@@ -45,12 +44,12 @@ compacts databases. Later rounds fetch only newer files.
 |----------------------------------|--------------------------------------------------------------------------|
 | less than the round's checkpoint | wait                                                                     |
 | less than the newest             | another round, to the newest                                             |
-| the newest, or that of the fifth | a last round, to a checkpoint that begins now, which writes databases    |
-|                                  | compacted until now in full, so that the move's checkpoint need not      |
+| the newest, or that of the fifth | a last round, to a checkpoint that begins now and writes all compacted   |
+|                                  | databases in full, so that the move's checkpoint need not                |
 | the checkpoint of the last round | the sources may stop: little is new                                      |
 
-Once the checkpoint of the last round is decided, only the one to move with follows (`holds_others`). A timeout ends any
-round: in the first the change fails, in any later one the sources stop.
+After the last round's checkpoint only m follows (`holds_others`). A timeout ends any round: in the first the change
+fails, in later ones the sources stop.
 """
 
 import dataclasses
@@ -63,7 +62,7 @@ import msgspec
 from barrier_runtime.coordinator.status.status import RescaleStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
-RETURN = "full-width-"  # prefix of the ids of a job's own requests, see `phases/width`
+RETURN = "full-width-"  # prefix of ids of the job's own requests, see `phases/width`
 _MOST_ROUNDS = 5
 
 
@@ -75,12 +74,12 @@ class Next(enum.Enum):
 
 @dataclass
 class FetchingAhead:
-    rounds: int = 0  # begun
-    checkpoint: int = 0  # of the round
-    is_last: bool = False  # whether the round is the last
+    rounds: int = 0
+    checkpoint: int = 0
+    is_last: bool = False
 
     def next(self, fetched: int, newest: int, late: bool = False) -> Next:
-        """Returns the next action. `fetched`: checkpoint that all slots answered for. `newest`: decided."""
+        """Returns the next action. `fetched`: by all slots. `newest`: decided."""
         if self.rounds == 0:
             self.rounds, self.checkpoint = 1, newest
         if fetched < self.checkpoint:
@@ -93,20 +92,19 @@ class FetchingAhead:
         return Next.WAIT
 
     def holds_others(self, newest: int) -> bool:
-        """Whether other checkpoints must wait. `newest`: decided."""
         return self.is_last and newest >= self.checkpoint
 
     def taken(self, checkpoint: int) -> None:
         self.rounds, self.checkpoint, self.is_last = self.rounds + 1, checkpoint, True
 
 
-_KEPT = 50  # number of kept requests that are over
-_OUTDATED = 20  # number of fingerprints of replaced programs in a description
+_KEPT = 50  # ended requests
+_OUTDATED = 20  # fingerprints in a description
 
 
 class RescaleState(enum.Enum):
-    LOADING = "loading"  # waits for the description of the new program
-    STARTING = "starting"  # waits for the new slots, and for all slots to fetch their key groups
+    LOADING = "loading"
+    STARTING = "starting"  # for the new slots, and for all slots to fetch their key groups
     STOPPING = "stopping"  # the last checkpoint of the old slots is pending
     COMMITTING = "committing"  # that checkpoint is decided, and not visible yet
     MOVING = "moving"  # the new slots restore that checkpoint
@@ -119,18 +117,17 @@ class RescaleState(enum.Enum):
 
     @property
     def pausing(self) -> bool:
-        """Returns whether sources of the old slots have stopped or are about to stop."""
         return self in (RescaleState.STOPPING, RescaleState.COMMITTING)
 
 
 @dataclass(frozen=True)
 class RescaleRequest:
-    id: str  # the same for the same request, however often a client repeats it
+    id: str  # the same for a repeated request
     parallelism: int  # of a rescale; a replace keeps the job's
-    timeout_ms: int = 60_000  # for new slots, the last checkpoint, commits, a new program to run: each
+    timeout_ms: int = 60_000  # for each of: new slots, last checkpoint, commits, start of a new program
     replacement: JobSpec | None = None  # the next program; None: unchanged, or still to be loaded
-    flow: str = ""  # "app.py:flow", which the driver loads
-    allow_non_restored: bool = False  # of a replace: state that the new program lacks may be dropped
+    flow: str = ""  # "app.py:flow"
+    allow_non_restored: bool = False  # of a replace: drop state that the new program lacks
 
     @property
     def replaces(self) -> bool:
@@ -138,7 +135,7 @@ class RescaleRequest:
 
     @property
     def returns(self) -> bool:
-        """Returns whether the job itself requests the slots that stayed away."""
+        """Whether the job itself requests the slots that stayed away."""
         return self.id.startswith(RETURN)
 
     def same_request(self, other: "RescaleRequest") -> bool:
@@ -147,7 +144,6 @@ class RescaleRequest:
         return (self.parallelism, self.replaces) == (other.parallelism, other.replaces)
 
     def described(self, spec: JobSpec) -> JobSpec:
-        """Returns the description of the job `spec` after the change."""
         new = self.replacement
         if not self.replaces:
             return msgspec.structs.replace(spec, parallelism=self.parallelism, full_parallelism=0, narrow_because="")
@@ -167,20 +163,20 @@ class RescaleRequest:
 
 @dataclass
 class Rescale:
-    """A request and the progress. Times are wall-clock milliseconds."""
+    """A request and its progress. Times are wall-clock milliseconds."""
 
     request: RescaleRequest
     before: JobSpec
     asked_ms: int
     state: RescaleState = RescaleState.STARTING
     waits_since_ms: int | None = None  # since when a generation runs, if restoring at the request
-    barrier: int | None = None  # the lowest checkpoint with which sources stop
+    barrier: int | None = None  # the first checkpoint with which sources stop
     paused_ms: int | None = None  # trigger of that checkpoint
     decided_ms: int | None = None
-    moved_ms: int | None = None  # when everything was visible, and FENCE was requested
+    moved_ms: int | None = None  # everything was visible, and FENCE was requested
     ended_ms: int | None = None
     error: str = ""
-    checked: str = ""  # key of the manifest that the new program can restore
+    checked: str = ""  # manifest key that the new program can restore
     ahead: FetchingAhead = field(default_factory=FetchingAhead)
 
     @property
@@ -189,17 +185,15 @@ class Rescale:
 
     @property
     def yields(self) -> bool:
-        """Returns whether another request takes the place of this one."""
         return self.request.returns and self.state is RescaleState.STARTING
 
     def wait_for_slots(self, now_ms: int) -> None:
-        """Lets a return begin anew, because new slots are missing: checkpoints go on, and no time counts."""
+        """Begins a return anew, because new slots are missing: checkpoints go on, and no time counts."""
         if self.yields:
             self.waits_since_ms, self.ahead = now_ms, FetchingAhead()
 
     @property
     def is_fulfilled(self) -> bool:
-        """Returns whether the job already is as requested."""
         if self.request.replaces:
             return self.before.program == self.request.id
         is_full = self.before.full_parallelism in (0, self.before.parallelism)
@@ -227,10 +221,7 @@ class Rescale:
         return None
 
     def holds_checkpoints(self, decided: int) -> bool:
-        """Whether no checkpoint may follow the checkpoint to move with, which is imminent, pending or decided.
-
-        `decided`: the newest decided checkpoint.
-        """
+        """Whether no checkpoint may follow m, which is imminent, pending or decided. `decided`: the newest."""
         if self.state is RescaleState.STARTING:
             return self.ahead.holds_others(decided)
         return self.paused_ms is not None and self.state.pausing
@@ -266,7 +257,7 @@ class Rescales:
         self.fallback_spec: JobSpec | None = None  # the previous program, until the present program has run
 
     def remember(self, earlier: tuple[RescaleStatus, ...], *, same_run: bool) -> None:
-        """Takes predecessors' rescales. A request of this run that ended under a predecessor is not repeated."""
+        """Takes predecessors' rescales, so that no ended request of this run is repeated."""
         self._earlier = earlier
         found = self.open
         if same_run and found is not None and any(each.id == found.request.id for each in earlier):
@@ -289,7 +280,6 @@ class Rescales:
 
     @property
     def replaces(self) -> bool:
-        """Returns whether an open replace exists that the job may still continue without."""
         found = self.before_moving
         return found is not None and found.request.replaces
 
@@ -299,13 +289,12 @@ class Rescales:
 
     @property
     def statuses(self) -> tuple[RescaleStatus, ...]:
-        """Rescales, oldest first, with those of predecessors."""
         own = tuple(each.status for each in self._entries.values())
         ids = {each.id for each in own}
         return (*(each for each in self._earlier if each.id not in ids), *own)[-_KEPT:]
 
     def refusal(self, request: RescaleRequest, max_parallelism: int) -> str:
-        """Returns why the request is refused; "" if it is possible, or already known."""
+        """Returns why the request is refused; "" if possible, or already known."""
         known = self._entries.get(request.id)
         if known is not None:
             if known.request.same_request(request):
@@ -331,7 +320,7 @@ class Rescales:
         return ""
 
     def ask(self, request: RescaleRequest, spec: JobSpec, now_ms: int) -> bool:
-        """Adds a request. Returns whether it is new and not refused. `spec`: the job so far, as known here."""
+        """Adds a request. Returns whether it is new and not refused."""
         if request.id in self._entries or self.refusal(request, spec.max_parallelism):
             return False
         self.fail("another change was requested", now_ms)  # an open return
@@ -345,25 +334,21 @@ class Rescales:
 
     @property
     def ends_of_returns_ms(self) -> tuple[int, ...]:
-        """Ends of the job's own requests for all slots, also under predecessors."""
         return tuple(each.ended_ms for each in self.statuses if each.id.startswith(RETURN) and each.ended_ms)
 
     def know_description(self, spec: JobSpec) -> None:
-        """Takes the job's description when this process begins to lead: another process may have changed it."""
+        """Takes the description when this process begins to lead: another process may have changed it."""
         found = self.open
         if found is not None:
             found.before = spec
 
     def end_fulfilled(self, now_ms: int) -> None:
-        """Ends a fulfilled rescale. Only while this process leads."""
         found = self.open
         if found is not None and found.is_fulfilled:
             found.state, found.ended_ms = RescaleState.DONE, now_ms
 
-    # ------------------------------------------------------------ moves
-
     def loaded(self, id: str, replacement: JobSpec) -> bool:
-        """Takes the loaded program. Returns whether a request waited for the program."""
+        """Takes the loaded program. Returns whether a request waited for it."""
         entry = self._in(RescaleState.LOADING)
         if entry is None or entry.request.id != id:
             return False
@@ -392,7 +377,7 @@ class Rescales:
             entry.state, entry.moved_ms = RescaleState.MOVING, now_ms
 
     def running(self, now_ms: int) -> bool:
-        """Records that a generation runs. Returns whether that ends a rescale. A waiting rescale begins."""
+        """Records that a generation runs, so that a waiting rescale begins. Returns whether a rescale ends."""
         entry = self.open
         if entry is not None and entry.state in (RescaleState.LOADING, RescaleState.STARTING):
             entry.waits_since_ms = now_ms

@@ -1,4 +1,4 @@
-"""Decision log of a job for the single writer: derived facts, and one append at a time. Sans-io.
+"""Decision log of a job for the single writer: derived facts, and one append at a time. Sans-io, without a clock.
 
 An append is a small state machine, because a put has three outcomes:
 
@@ -7,10 +7,9 @@ An append is a small state machine, because a put has three outcomes:
                   → EXISTS → read it: own put_id → Appended · other put_id → Foreign · gone → Repeat
 
 An idle leader reads the next position from time to time (`ReadBack` without a proposal), and so learns of a successor.
-`Foreign` means that another writer owns the position: a process that leads a generation is fenced and stops; a process
-that is about to start a generation reads the log again and tries the next position. This module reads no clock and
-trusts only the log. Invariants: I1 positions are contiguous, I3 tokens never decrease, I9 an unknown outcome blocks
-deciding.
+`Foreign`: another writer owns the position. A leader is then fenced and stops; a process about to start a generation
+reads the log again and tries the next position. Invariants: I1 positions are contiguous, I3 tokens never decrease, I9
+an unknown outcome blocks deciding.
 """
 
 from dataclasses import dataclass
@@ -42,15 +41,15 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class LogView:
-    """Facts of a reading of the log. All None or empty: there is no log, and only then is there no state."""
+    """Facts of a reading of the log. All None or empty: no log, and only then no state."""
 
     head: LogEntry | None = None
     fence: LogEntry | None = None  # FENCE of the head's generation
-    completes: tuple[LogEntry, ...] = ()  # newest first, as many as requested
+    completes: tuple[LogEntry, ...] = ()  # newest first, as requested
     restored: LogEntry | None = None  # COMPLETE that the generation started from
-    earlier_runs: tuple[LogEntry, ...] = ()  # last FENCE of each earlier run, newest first, as many as requested
+    earlier_runs: tuple[LogEntry, ...] = ()  # last FENCE of each earlier run, newest first, as requested
     other_kept: tuple[LogEntry, ...] = ()  # kept decisions that are not among `completes`, if requested
-    first_sha256: str = ""  # hash of the first record's bytes; empty: not read
+    first_sha256: str = ""  # of the first record's bytes; empty: not read
 
     @property
     def kept(self) -> tuple[int, ...] | None:
@@ -66,7 +65,7 @@ class LogView:
 
     @property
     def kept_entries(self) -> tuple[LogEntry, ...]:
-        """Decisions that may be restored, the first to be dropped first, as far as they were read."""
+        """Kept decisions that were read, in the order of `kept`."""
         read = {entry.position: entry for entry in (*self.completes, *self.other_kept)}
         kept = sorted(read) if self.kept is None else self.kept
         return tuple(read[position] for position in kept if position in read)
@@ -76,8 +75,7 @@ class LogView:
 class Permit:
     """Proof of an append of generation `token` at `position`; required to announce and to delete.
 
-    `completed`: the checkpoint that the generation's state is, or grew from; 0 for none. Only `DecisionLog` makes
-    permits.
+    `completed`: the checkpoint that the generation's state is, or grew from; 0: none. Only `DecisionLog` makes permits.
     """
 
     token: int
@@ -133,15 +131,13 @@ class DecisionLog:
         self._in_flight: _InFlight | None = None
         self._asked_back = False  # the record at the in-flight position is being read
 
-    # ------------------------------------------------------------ facts
-
     @property
     def next_position(self) -> int:
         return FIRST_POSITION if self._head is None else self._head.position + 1
 
     @property
     def first_sha256(self) -> str:
-        """Hash of the first record, which identifies the log; empty if nobody has read that record."""
+        """Hash of the first record, which identifies the log; empty if unread."""
         return self._first_sha256
 
     @property
@@ -159,7 +155,7 @@ class DecisionLog:
 
     @property
     def last_complete(self) -> LogEntry | None:
-        """Newest decision in the log, whether or not the present generation grew from it."""
+        """Newest decision in the log, also if the present generation did not grow from it."""
         return self._last_complete
 
     @property
@@ -177,12 +173,10 @@ class DecisionLog:
 
     @property
     def finish(self) -> Finish | None:
-        """Head of the log if the head is a FINISH."""
         return self._head.record if self._head is not None and isinstance(self._head.record, Finish) else None
 
     @property
     def stop(self) -> StopWish | None:
-        """Requested end of the job."""
         return None if self._head is None else self._head.record.stops_with
 
     @property
@@ -202,7 +196,7 @@ class DecisionLog:
         return self._kept
 
     def kept_at_start(self, retained: int) -> tuple[LogEntry, ...]:
-        """Returns the decisions that were kept when the log was read, the first to be dropped first."""
+        """Returns the decisions kept when the log was read, the first to be dropped first."""
         return self._kept_at_start[-retained:]
 
     def kept_by_fence(self, restored: int, retained: int) -> tuple[int, ...]:
@@ -223,8 +217,6 @@ class DecisionLog:
         if fence is not None:
             floors.append(fence.checkpoint_floor)
         return max(floors)
-
-    # ------------------------------------------------------------ one append
 
     def propose(self, record: Record) -> Repeat:
         """Begins to append `record` at the next position: put these bytes, then report the outcome."""
@@ -257,10 +249,9 @@ class DecisionLog:
         return Repeat(flight.position, flight.data)
 
     def on_read_back(self, position: int, name: str, data: bytes | None) -> Appended | Foreign | Repeat | None:
-        """Interprets the record found at the in-flight position.
+        """Interprets the record at the in-flight position, or, without a put in flight, at a leader's next position.
 
-        Also takes the answer to a leader's read of the next position while no put is in flight: a record there is
-        foreign.
+        In the second case a record is foreign.
         """
         flight = self._in_flight
         if flight is None:
@@ -289,7 +280,7 @@ class DecisionLog:
         return Foreign(LogEntry(position, record, sha256_hex(data)))
 
     def accept(self, foreign: Foreign) -> None:
-        """Makes the record of a faster predecessor the head; the next append follows. Not for the leader."""
+        """Makes the record of a faster predecessor the head. Not for the leader."""
         if foreign.entry.position != self.next_position or self._in_flight is not None:
             raise ProtocolViolation(
                 f"job {self._job}: log record {foreign.entry.position} is not the next one: file a bug"
@@ -318,7 +309,7 @@ class DecisionLog:
         return Appended(entry, Permit(token, entry.position, self.completed))
 
     def choose_restore(self, entry: LogEntry | None) -> None:
-        """Makes known an older decision that the next FENCE will name (a replay that the user requested)."""
+        """Makes known an older decision that the next FENCE will name (a requested replay)."""
         self._chosen = entry
 
     _chosen: LogEntry | None = None
@@ -346,12 +337,12 @@ class DecisionLog:
         )
 
     def _checkpoint_at(self, position: int) -> int | None:
-        """Returns the checkpoint that a known record decides; None: not read, or not remembered."""
+        """None: not read, or not remembered."""
         known = (self._last_complete, self._restored, self._chosen, *self._kept_at_start)
         return next((_checkpoint_of(each) for each in known if each is not None and each.position == position), None)
 
     def _check(self, position: int, record: Record) -> None:
-        """Checks the token and the parent. A broken law is a bug of this code or of the store: no workaround."""
+        """Checks token and parent. A broken law is a bug of this code or the store: no workaround."""
         token = self.token
         if isinstance(record, Fence):
             legal = record.token == position
@@ -367,8 +358,8 @@ class DecisionLog:
     def _check_foreign(self, position: int, record: Record) -> None:
         """Checks a foreign record, the parent first.
 
-        If a record was removed, this writer's record fills the hole; the record after the hole follows another parent
-        without any error of the foreign writer.
+        If a record was removed, this writer's record fills the hole, and the next record has another parent through no
+        error of its writer.
         """
         self._check_parent(position, record)
         self._check(position, record)
@@ -395,7 +386,6 @@ def _checkpoint_of(entry: LogEntry) -> int:
 
 
 def complete_of(entry: LogEntry) -> Complete:
-    """Returns the COMPLETE record of `entry`."""
     if not isinstance(entry.record, Complete):
         raise ProtocolViolation(f"log position {entry.position} is taken for a COMPLETE and is none: file a bug")
     return entry.record

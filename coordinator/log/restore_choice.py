@@ -1,9 +1,9 @@
-"""Choice of a generation's restore point, and checks that the user permits it and the job fits.
+"""Choice of a generation's restore point, and checks that the user permits it and the job fits. Pure.
 
-Pure checks. "No state" requires an empty log or the user's explicit request; any start older than the last decision
-would show rows twice, so it needs `allow_replay`.
+"No state" requires an empty log or the user's explicit request; any start older than the last decision would show rows
+twice, so it needs `allow_replay`.
 
-Meaning of `restore=<savepoint>` for a job, by the job's log:
+Meaning of `restore=<savepoint>`:
 
 | the job's log                                                    | result                                           |
 |------------------------------------------------------------------|--------------------------------------------------|
@@ -16,8 +16,8 @@ Meaning of `restore=<savepoint>` for a job, by the job's log:
 | anything else, also a job that began with this savepoint and     | refused, unless the user allows a replay: later  |
 | later restored another state                                     | rows would be written again                      |
 
-The lineage of the newest checkpoint identifies the savepoint that the checkpoint grew from: each import begins a
-lineage, whose id carries a mark of the savepoint. So neither the number of later runs nor an earlier import matters.
+Each import begins a lineage whose id carries a mark of the savepoint, so the newest checkpoint's lineage names the
+savepoint that it grew from, whatever runs and imports lie between.
 """
 
 import enum
@@ -58,7 +58,7 @@ class Lineage(enum.Enum):
 class RestoreFrom:
     entry: LogEntry | None  # None: start empty
     lineage: Lineage
-    settled: bool = False  # the log proves that all transactions of this decision are visible
+    settled: bool = False  # the log proves that all its transactions are visible
 
     @property
     def checkpoint(self) -> int:
@@ -66,12 +66,11 @@ class RestoreFrom:
 
 
 def continue_run(log: DecisionLog) -> RestoreFrom:
-    """Returns the start of the run's next generation: the run's newest restore point."""
     return RestoreFrom(log.restore_point, Lineage.SAME)
 
 
 def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
-    """Returns the requested start of a run. Raises `InvalidJob` if the start is impossible."""
+    """Returns the requested start of a run. Raises `InvalidJob` if impossible."""
     newest = view.completes[0] if view.completes else None
     if newest is None:
         if spec.restore not in ("latest", "none"):
@@ -109,7 +108,6 @@ def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
 
 
 def not_kept(job: str, checkpoint: int) -> str:
-    """Returns the message for an older checkpoint of the log, by number, that was dropped."""
     return (
         f"checkpoint {checkpoint} of job {job} is not kept any more: restore the latest one or a savepoint, and keep "
         "more checkpoints with retained="
@@ -127,7 +125,7 @@ def _check_program(spec: JobSpec, view: LogView) -> None:
 
 
 def _check_mode(spec: JobSpec, view: LogView) -> None:
-    """Refuses to replay rows that a run with `mode="at_most_once"` may have written since the last checkpoint."""
+    """Refuses to replay rows that an `at_most_once` run may have written since the last checkpoint."""
     fence = None if view.fence is None else view.fence.record
     skipped = isinstance(fence, Fence) and fence.spec.checkpoints.mode == "at_most_once"
     if skipped and spec.checkpoints.mode != "at_most_once" and not spec.allow_replay:
@@ -146,10 +144,7 @@ def outdated_after(before: JobSpec, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _is_settled(view: LogView) -> bool:
-    """Whether every sink shows all rows of the last checkpoint: the run finished, or was stopped with a checkpoint.
-
-    A job that was stopped at once, failed or was killed may have left transactions to commit.
-    """
+    """Whether every sink shows all rows of the last checkpoint: the run finished, or stopped with a checkpoint."""
     head = None if view.head is None else view.head.record
     if not isinstance(head, Finish) or not view.completes:
         return False
@@ -159,10 +154,7 @@ def _is_settled(view: LogView) -> bool:
 def check_manifest(
     spec: JobSpec, record: Complete, manifest: Manifest, *, settled: bool = False
 ) -> tuple[OperatorSnapshot, ...]:
-    """Returns the snapshots to restore. Raises `Corrupt` or `InvalidJob` if manifest or job do not fit.
-
-    `settled`: all transactions of the checkpoint are visible.
-    """
+    """Returns the snapshots to restore. Raises `Corrupt` or `InvalidJob` if manifest or job do not fit."""
     if (manifest.job, manifest.checkpoint, manifest.token) != (spec.job, record.checkpoint, record.token):
         raise Corrupt(
             f"manifest {record.manifest} is of job {manifest.job} checkpoint {manifest.checkpoint} generation "
@@ -175,7 +167,7 @@ def check_manifest(
 def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> tuple[OperatorSnapshot, ...]:
     """Returns the snapshots of `manifest` to restore. Raises `InvalidJob` if the job does not fit.
 
-    `what`: name of the checkpoint or savepoint in messages.
+    `what`: checkpoint or savepoint, for messages. `settled`: all transactions of the checkpoint are visible.
     """
     if manifest.max_parallelism != spec.max_parallelism:
         raise InvalidJob(
@@ -210,7 +202,7 @@ def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = 
 
 
 def _check_definitions(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
-    """Checks that definitions of state are unchanged, unless an older release recorded none."""
+    """Checks that definitions of state are unchanged; older releases recorded none."""
     for snapshot in restored:
         changed = changed_definition(spec, snapshot)
         if changed is not None:
@@ -224,7 +216,6 @@ def _check_definitions(spec: JobSpec, what: str, restored: tuple[OperatorSnapsho
 
 
 def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
-    """Checks that keys and declared states are unchanged, or readable as the present ones."""
     states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
     for snapshot in restored:
         where = f"{what}, operator {snapshot.operator!r}"
@@ -256,7 +247,6 @@ def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ..
 
 
 def changed_definition(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | None:
-    """Returns the definitions of an operator's state before and now, if both are known and differ."""
     operator, stored = snapshot.operator, snapshot.values.get(DEFINITION)
     now = next(
         (chain.definitions[operator] for chain in spec.chains if operator in chain.definitions), "something else"
@@ -265,7 +255,6 @@ def changed_definition(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, 
 
 
 def changed_key(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | None:
-    """Returns the key columns of the operator's state before and now, if both are known and differ."""
     operator, values = snapshot.operator, snapshot.values
     before = (values.get(KEYS) or values.get(JOIN_KEYS, b"")).decode(errors="replace")
     now = next((chain.keys[operator] for chain in spec.chains if operator in chain.keys), "")
@@ -273,7 +262,7 @@ def changed_key(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | 
 
 
 def begin_at_zero(spec: JobSpec, manifest: Manifest) -> str:
-    """Returns text for people on aggregates that the checkpoint lacks; empty if there are none."""
+    """Returns text on aggregates that the checkpoint lacks; empty if none."""
     states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
     found: dict[str, list[str]] = {}
     for snapshot in manifest.operators:
@@ -290,10 +279,9 @@ def snapshots_for_slot(
 ) -> tuple[OperatorSnapshot, ...]:
     """Returns the snapshots that a slot restores.
 
-    With unchanged parallelism these are the slot's own snapshots, otherwise all. Small state (positions of sources,
-    committables) always includes all subtasks, because a changed list of splits moves splits. Of other subtasks with
-    keyed state the slot gets their shared values (`SHARED`), and never the values that one subtask alone continues with
-    (`OWN`).
+    With unchanged parallelism the slot's own, otherwise all. Small state (positions of sources, committables) always
+    includes all subtasks, because a changed list of splits moves splits. Of other subtasks with keyed state the slot
+    gets the shared values (`SHARED`), never those that one subtask alone continues with (`OWN`).
     """
     wanted: list[OperatorSnapshot] = []
     for each in snapshots:
@@ -321,8 +309,8 @@ def _names(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-_IMPORT = "savepoint-"  # prefix of the run ids of imports
-_MARK = 16  # characters of the mark in a lineage's id
+_IMPORT = "savepoint-"
+_MARK = 16  # of the mark
 
 
 @dataclass(frozen=True)
@@ -340,15 +328,12 @@ class GoOn:
 
 
 def import_run_id(savepoint_id: str) -> str:
-    """Returns the id of the run that imports the savepoint into a job's log and does nothing else."""
+    """Returns the id of the run that only imports the savepoint into a job's log."""
     return f"{_IMPORT}{savepoint_id}"
 
 
 def import_leader(savepoint_id: str, random: str) -> str:
-    """Returns the id of the process that imports the savepoint, after which the new lineage is named.
-
-    `random`: hex, never the same twice.
-    """
+    """Returns the importing process's id, which names the new lineage. `random`: unique hex."""
     return _mark_of(savepoint_id) + random[:_MARK]
 
 
@@ -404,12 +389,11 @@ def _newest(view: LogView) -> Complete | None:
 
 
 def _moved_on(newest: Complete) -> bool:
-    """Whether a later process than the import wrote the newest checkpoint. The import began the lineage."""
+    """Whether a later process than the import wrote the newest checkpoint."""
     return newest.put_id.rpartition("-")[0] != newest.lineage.rpartition("-")[0]
 
 
 def _fences(view: LogView) -> Iterator[Fence]:
-    """Returns the last FENCE of each run, newest first."""
     entries = (entry for entry in (view.fence, *view.earlier_runs) if entry is not None)
     return (entry.record for entry in entries if isinstance(entry.record, Fence))
 

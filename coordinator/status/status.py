@@ -1,8 +1,6 @@
-"""Public status of a job: a frozen snapshot. Plain data, JSON through msgspec.
+"""Public status of a job: a frozen snapshot, JSON through msgspec.
 
-Times named `_ms` without further words are wall-clock milliseconds; durations end in `duration_ms`.
-
-`with_holders` adds who occupies the cores that slots wait for, from the program's report and the daemon's jobs.
+Times named `_ms` are wall-clock milliseconds, `duration_ms` a duration.
 """
 
 from bisect import bisect_left
@@ -27,17 +25,17 @@ class SlotStatus(msgspec.Struct, frozen=True):
 
 
 class AbsentSlot(msgspec.Struct, frozen=True):
-    """A missing slot. `ending`: the task that still occupies a core there, after a request to end the task."""
+    """A missing slot. `ending`: the task that still occupies a core there after a request to end."""
 
     slot: int
     host: str  # of the last process; "": unknown
-    since_ms: int  # 0: unknown
+    since_ms: int
     ending: int | None = None
     carrier: Literal["spark", "processes"] = "spark"  # as in `JobSpec`
 
 
 class SilentLink(msgspec.Struct, frozen=True):
-    """Two slots that reach the coordinator, of which `slot` does not hear `peer`."""
+    """`slot` does not hear `peer`, although both reach the coordinator."""
 
     slot: int
     host: str
@@ -50,7 +48,7 @@ class SilentLink(msgspec.Struct, frozen=True):
 class KillRequest(msgspec.Struct, frozen=True):
     """Request to the driver to end this Spark task, repeated until a replacement has registered.
 
-    `avoid`: host on which the replacement should not run; "": any host suits.
+    `avoid`: host unsuitable for the replacement; "": none.
     """
 
     slot: int
@@ -60,45 +58,45 @@ class KillRequest(msgspec.Struct, frozen=True):
 
 
 class SubtaskPhases(msgspec.Struct, frozen=True, array_like=True):
-    """A subtask's part of a checkpoint. An array in JSON, because a history keeps many.
+    """A subtask's part of a checkpoint, in milliseconds. An array in JSON, because a history keeps many.
 
-    Later fields come last, with a default. Milliseconds; "since the last snapshot" refers to the same subtask.
+    Append new fields, with a default. "Since the last snapshot" means of the same subtask.
     """
 
     chain: int
-    subtask: int  # runs in the slot of this number
-    ack_ms: int  # trigger -> arrival of the ack at the coordinator
+    subtask: int  # number of the slot
+    ack_ms: int  # trigger -> ack at the coordinator
     start_delay_ms: float = 0.0  # trigger -> first barrier; of a source: until the trigger is taken
     alignment_ms: float = 0.0  # first barrier -> last barrier
     sync_ms: float = 0.0  # on the slot's loop
     async_ms: float = 0.0  # all after that, until the ack was sent
-    precommit_ms: float = 0.0  # of `async_ms`: the longest blocking work of an operator (a pre-commit)
-    upload_ms: float = 0.0  # of `async_ms`: the longest write of an operator's state
-    slowest: str = ""  # operator of the longer of these two
+    precommit_ms: float = 0.0  # of `async_ms`: an operator's longest blocking work (a pre-commit)
+    upload_ms: float = 0.0  # of `async_ms`: an operator's longest write of state
+    slowest: str = ""  # operator of the longer of both
     new_bytes: int = 0  # uploaded, with rows in flight
     full_bytes: int = 0  # of all state
     in_flight_bytes: int = 0
     rows: int = 0  # taken since the last snapshot
-    busy_ms: float = 0.0  # work on rows since the last snapshot
+    busy_ms: float = 0.0  # work on rows, since the last snapshot
     blocked_ms: float = 0.0  # receivers gave no credit, since the last snapshot
-    held_ms: float = 0.0  # an operator of the chain was full (waits for a server), since the last snapshot
-    step_ms: float = 0.0  # the longest step of any subtask in this slot, since the last snapshot
+    held_ms: float = 0.0  # an operator of the chain waited for a server, since the last snapshot
+    step_ms: float = 0.0  # the slot's longest step, since the last snapshot
     step_chain: int = -1  # chain of that step
-    starved_ms: float = 0.0  # the slot's loop was ready to run and got no processor, since the last snapshot
-    step_reading: bool = False  # a reader of this package needed most of that step
+    starved_ms: float = 0.0  # the slot's loop was ready and got no processor, since the last snapshot
+    step_reading: bool = False  # mostly in a reader of this package
 
 
 class SlotDuring(msgspec.Struct, frozen=True, array_like=True):
-    """The coordinator's observations of a slot while a checkpoint was pending. Milliseconds."""
+    """Observations of a slot while a checkpoint was pending, in milliseconds."""
 
     slot: int
-    silent_ms: int  # the longest time without a message
-    stalled_ms: float  # the longest delay of a heartbeat in the slot itself
-    late_ms: float = 0.0  # the longest transfer of a heartbeat, above the shortest ever
+    silent_ms: int  # longest time without a message
+    stalled_ms: float  # longest delay of a heartbeat in the slot
+    late_ms: float = 0.0  # longest transfer of a heartbeat, above the shortest ever
 
 
 class StoreUseStatus(msgspec.Struct, frozen=True, array_like=True):
-    """Requests of slots and coordinator to the store since the last checkpoint, as S3 bills them."""
+    """Billed requests (S3) of slots and coordinator to the store since the last checkpoint."""
 
     writes: int  # PUT, COPY, POST, LIST
     reads: int  # GET, HEAD
@@ -118,24 +116,24 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     ack_duration_ms: int | None = None  # trigger to the last ack
     persist_duration_ms: int | None = None  # manifest
     decide_duration_ms: int | None = None  # log record
-    commit_duration_ms: int | None = None  # decision to the last sink's commit; None while commits are open
+    commit_duration_ms: int | None = None  # decision to the last sink's commit; None: commits are open
     start_delay_ms: float = 0.0  # of the worst subtask, as the next three
     alignment_ms: float = 0.0
     sync_ms: float = 0.0
     async_ms: float = 0.0
     new_bytes: int = 0  # uploaded
     full_bytes: int = 0  # all state
-    in_flight_bytes: int = 0  # rows in flight between subtasks; only of an unaligned checkpoint
+    in_flight_bytes: int = 0  # rows between subtasks; only of an unaligned checkpoint
     parts: int = 0  # subtask snapshots
-    subtasks: tuple[SubtaskPhases, ...] = ()  # the slowest to acknowledge, slowest first; see `statistics.SUBTASKS`
-    phases: bytes = b""  # durations of all subtasks, packed by `subtask_durations`; empty: older than the bounds
-    missing: tuple[str, ...] = ()  # subtasks ("chain/index") without an ack at the end; the first 64
+    subtasks: tuple[SubtaskPhases, ...] = ()  # slowest first; see `statistics.SUBTASKS`
+    phases: bytes = b""  # all subtasks' durations, see `subtask_durations`; empty: older than the bounds
+    missing: tuple[str, ...] = ()  # the first 64 subtasks ("chain/index") without an ack
     slots: tuple[SlotDuring, ...] = ()  # slots that were silent or stalled for long
     state_bytes: dict[str, int] = {}  # operator -> state in all slots
-    chain_rows: dict[str, int] = {}  # number of a chain -> rows that all subtasks took since the previous checkpoint
+    chain_rows: dict[str, int] = {}  # number of a chain -> rows since the previous checkpoint
     median_ack_ms: int | None = None  # of all subtasks
     store: StoreUseStatus | None = None  # None: unknown
-    slowest_commit: str = ""  # the sink ("<operator>/<subtask>") with the last commit
+    slowest_commit: str = ""  # "<operator>/<subtask>" with the last commit
 
 
 DURATION_BOUNDS_MS = (50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000)
@@ -144,8 +142,7 @@ DURATION_BOUNDS_MS = (50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60
 class DurationCounts(msgspec.Struct, frozen=True):
     """Histogram of all completed checkpoints' durations.
 
-    Counts per bucket of `DURATION_BOUNDS_MS` (not cumulative), then those above all bounds; () before the first
-    checkpoint.
+    Counts per bucket of `DURATION_BOUNDS_MS` (not cumulative), then those above; () before the first checkpoint.
     """
 
     counts: tuple[int, ...] = ()
@@ -167,13 +164,13 @@ class CheckpointsStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_completed: CheckpointStatus | None = None
     history: tuple[CheckpointStatus, ...] = ()  # the last 100, oldest first
     durations: DurationCounts = DurationCounts()
-    slow_uploads: tuple[SlowUpload, ...] = ()  # operators whose uploads took longer than the interval; never stored
+    slow_uploads: tuple[SlowUpload, ...] = ()  # operators with uploads longer than the interval; never stored
 
 
 class RecoveryStatus(msgspec.Struct, frozen=True):
     token: int
     reason: str
-    started_ms: int  # when the failure was noticed
+    started_ms: int  # failure noticed
     slots_ready_ms: int | None  # all slots registered
     running_ms: int | None
     duration_ms: int | None
@@ -182,8 +179,8 @@ class RecoveryStatus(msgspec.Struct, frozen=True):
 class TakeoverStatus(msgspec.Struct, frozen=True):
     """Another coordinator process began to lead, and the slots continued.
 
-    `ended`: end of the previous process, if the starter of both reported the end, as "process 71 died of SIGKILL";
-    `away_ms`: time since then.
+    `ended`: end of the previous process, if its starter reported that, as "process 71 died of SIGKILL"; `away_ms`: time
+    since.
     """
 
     token: int
@@ -201,7 +198,7 @@ class FailureStatus(msgspec.Struct, frozen=True):
     slot: int
     subtask: str  # "chain/index"
     operator: str
-    error: str  # the user's traceback first, if any, then error, place (rows) and remedy; shortened
+    error: str  # traceback of the user's code, error, place (rows), remedy; shortened
     retryable: bool
 
 
@@ -233,9 +230,8 @@ class LatencyPoint(msgspec.Struct, frozen=True, array_like=True):
 class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
     """An operator chain: a node of the job's graph, with the work of subtasks in the last 10 s.
 
-    Shares are of a slot's time, 0 to 1, the mean over the slots; None: unknown yet. Chains of a slot share a loop, so
-    their busy shares add up to 1 at most. Shares do not exclude each other: a chain that waits for receivers may be
-    busy in between.
+    Shares are of a slot's time, 0 to 1, the mean over slots; None: unknown. A slot's chains share a loop: their busy
+    shares add up to at most 1. Other shares overlap: a backpressured chain may be busy in between.
     """
 
     chain: int
@@ -245,7 +241,7 @@ class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
     is_source: bool = False
     busy: float | None = None
     backpressured: float | None = None  # receivers give no credit
-    held: float | None = None  # an operator of the chain is full, and waits for a server
+    held: float | None = None  # an operator waits for a server
     idle: float | None = None  # none of these
     busiest: float | None = None  # the highest busy share of a slot
     busiest_slot: int = -1
@@ -254,26 +250,26 @@ class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
     rows_in: int = 0  # since the generation began
     rows_out: int = 0
     busiest_rows: float | None = None  # the largest share of the rows in a slot, 0 to 1
-    starved: float | None = None  # the slots' loops were ready to run, and got no processor
-    backlog: int | None = None  # of a source: rows that exist and are not read; None: unknown
-    caught_up_in_s: float | None = None  # until there is no backlog, if it falls on as fast; None: unknown or rising
+    starved: float | None = None  # the slots' loops were ready and got no processor
+    backlog: int | None = None  # of a source: unread rows; None: unknown
+    caught_up_in_s: float | None = None  # at the present rate; None: unknown or rising
 
 
 class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A source's event time. `split` holds the watermark back: the slowest unfinished split of all slots."""
+    """A source's event time. `split`: the slowest unfinished split, which holds the watermark back."""
 
     source: str
     watermark_ms: int | None = None
     lag_ms: int | None = None  # the coordinator's clock, less the watermark
     split: str = ""
     split_slot: int = -1
-    idle_slots: tuple[int, ...] = ()  # slots without splits, or whose splits have been empty for the idle timeout
-    idle_splits: tuple[str, ...] = ()  # some splits empty for the idle timeout; they hold nothing back
-    idle_count: int = 0  # number of splits empty for the idle timeout
+    idle_slots: tuple[int, ...] = ()  # slots without splits, or with splits empty for the idle timeout
+    idle_splits: tuple[str, ...] = ()  # some splits empty for the idle timeout
+    idle_count: int = 0  # number of these splits
 
     @property
     def idle(self) -> str:
-        """Idle splits and slots, for people; empty if nothing is idle."""
+        """Idle splits and slots, as text; empty if none."""
         more = self.idle_count - len(self.idle_splits)
         splits = ", ".join(self.idle_splits) + (f" and {more} more" if more > 0 else "")
         slots = f"all of slot {', '.join(map(str, self.idle_slots))}" if self.idle_slots else ""
@@ -287,7 +283,7 @@ class SavepointStatus(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: int | None  # the copied checkpoint, if known
     asked_ms: int
     ended_ms: int | None = None
-    bytes: int = 0  # of the savepoint's files
+    bytes: int = 0  # of all files
     stops: bool = False  # the job stops with this savepoint
     error: str = ""
 
@@ -296,16 +292,16 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the job's parallelism or program while it runs."""
 
     id: str
-    before: int  # slots
-    parallelism: int  # slots afterwards
+    before: int
+    parallelism: int
     state: str  # a value of `job.rescaling.RescaleState`
     asked_ms: int
     ended_ms: int | None = None
     checkpoint: int | None = None  # the checkpoint to move with
     paused_ms: int | None = None  # when sources had to stop
-    decided_ms: int | None = None  # when the checkpoint was decided
-    moved_ms: int | None = None  # when all rows were visible: from now on the new slots restore
-    pause_ms: int | None = None  # from `paused_ms` until the new slots ran; None: failed, or there was nothing to do
+    decided_ms: int | None = None  # checkpoint decided
+    moved_ms: int | None = None  # all rows visible: the new slots restore
+    pause_ms: int | None = None  # `paused_ms` until the new slots ran; None: failed, or nothing to do
     error: str = ""
     kind: Literal["rescale", "replace"] = "rescale"
 
@@ -315,12 +311,12 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StandbysWanted(msgspec.Struct, frozen=True):
-    """Request to the driver to start these slots, once per `request`; they stand by."""
+    """Request to the driver, once per `request`, to start these slots as standbys."""
 
     request: str
     first: int
     last: int
-    program: str = ""  # program of these slots, as in `JobSpec`
+    program: str = ""  # as in `JobSpec`
 
 
 class ProgramWanted(msgspec.Struct, frozen=True):
@@ -336,21 +332,20 @@ class CommitTrouble(msgspec.Struct, frozen=True):
     checkpoint: int
     attempts: int  # at least: a predecessor's as last stored
     error: str
-    since_ms: int = 0  # first failed attempt; 0: unknown (stored by an older version)
+    since_ms: int = 0  # first failed attempt; 0: unknown
 
 
 class CommitsStatus(msgspec.Struct, frozen=True):
-    through: dict[str, int]  # "<operator>/<subtask>" -> everything up to this checkpoint is visible
+    through: dict[str, int]  # "<operator>/<subtask>" -> visible up to this checkpoint
     troubles: tuple[CommitTrouble, ...]
-    slow: tuple[SlowCommit, ...] = ()  # sinks with open commits now; never stored
+    slow: tuple[SlowCommit, ...] = ()  # sinks with late commits; never stored
 
 
 class Room(msgspec.Struct, frozen=True):
-    """Report of the program that runs a job's slots about free cores.
+    """Free cores, as reported by the program that runs a job's slots.
 
-    `cores`: of the cluster, 0 if unknown. `held_by`: cores that others occupy, by name. `starting`: slots of the job
-    with a core, registered or not, while none of them fails. `failing`: the newest error of a process that was to
-    become one of the missing slots, with host and remedy.
+    `cores`: of the cluster, 0 if unknown. `held_by`: cores that others occupy, by name. `starting`: slots with a core,
+    registered or not, while none fails. `failing`: newest error of a process for a missing slot, with host and remedy.
     """
 
     cores: int = 0
@@ -366,25 +361,25 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     submitter: str
     phase: str  # loading, resuming, fencing, waiting (for all slots), restoring, running, finishing, or the outcome
     outcome: str | None  # finished, failed, cancelled, fenced, replaced; None while the job lives
-    condition: str = ""  # a value of `health.State`: progress of the job, or the cause of a wait
+    condition: str = ""  # a value of `health.State`
     condition_reason: str = ""  # names the object, sink or subtasks
     condition_since_ms: int = 0
     reason: str  # of the present phase
     error: str | None
     fenced_by: str | None
     token: int | None
-    generations: int  # begun, by all coordinators of the job
+    generations: int  # by all coordinators of the job
     leader: str
     parallelism: int
     max_parallelism: int
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
-    absences: tuple[AbsentSlot, ...] = ()  # of the missing slots, once the job has run
-    full_parallelism: int = 0  # slots to which a job with fewer slots returns; 0: of an older release
-    narrow_because: str = ""  # slots that stayed away, so that the job has fewer
+    absences: tuple[AbsentSlot, ...] = ()  # missing slots, once the job has run
+    full_parallelism: int = 0  # slots of the job at full width; 0: of an older release
+    narrow_because: str = ""  # slots that stayed away
     silent_links: tuple[SilentLink, ...] = ()  # slots that do not hear each other
-    room: Room | None = None  # while slots are missing, if the program has reported cores
-    absent_slots: tuple[int, ...] = ()  # did not register within the resource wait timeout, so that the job failed
+    room: Room | None = None  # while slots are missing, if reported
+    absent_slots: tuple[int, ...] = ()  # not registered within the resource wait timeout: the job failed
     checkpoints: CheckpointsStatus
     recoveries: tuple[RecoveryStatus, ...]
     watermark_ms: int | None  # the slots' minimum
@@ -396,41 +391,40 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, str | float | bool | None]
     restored_checkpoint: int
     savepoints: tuple[SavepointStatus, ...] = ()  # the last 50, oldest first
-    storage_trouble: str = ""  # why requests to the object store are being retried
-    at_ms: int = 0  # time of this status on the coordinator's clock; 0: of a run that has ended
-    chains: tuple[ChainStatus, ...] = ()  # the graph, in topological order
+    storage_trouble: str = ""  # why requests to the object store are retried
+    at_ms: int = 0  # of this status; 0: the run has ended
+    chains: tuple[ChainStatus, ...] = ()  # in topological order
     sources: tuple[SourceStatus, ...] = ()
-    latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}  # as `latency`, a point per minute, oldest first
+    latency_hour: dict[str, tuple[LatencyPoint, ...]] = {}  # a point per minute, oldest first
     failures: tuple[FailureStatus, ...] = ()  # the last 20, oldest first
     takeovers: tuple[TakeoverStatus, ...] = ()  # the last 100, oldest first
-    taken_over: int = 0  # times
+    taken_over: int = 0
     rescales: tuple[RescaleStatus, ...] = ()  # the last 50, oldest first
     standbys: StandbysWanted | None = None
-    program: str = ""  # the running program, as in `JobSpec`
+    program: str = ""  # as in `JobSpec`
     program_wanted: ProgramWanted | None = None
 
 
 def without_subtasks(status: JobStatus) -> JobStatus:
-    """Returns `status` without the subtasks of past checkpoints."""
     checkpoints = status.checkpoints
     history = tuple(msgspec.structs.replace(each, subtasks=(), phases=b"") for each in checkpoints.history)
     return msgspec.structs.replace(status, checkpoints=msgspec.structs.replace(checkpoints, history=history))
 
 
-_HOLDERS = 100  # number of kept holders
-_NAME = 100  # characters of a name
-_ERROR = 1_000  # characters of an error
+_HOLDERS = 100
+_NAME = 100
+_ERROR = 1_000
 
 
 def bounded(room: Room) -> Room:
-    """Limits texts from unknown peers: short, and without control characters for a terminal."""
+    """Limits texts from unknown peers: short, without control characters for a terminal."""
     largest = sorted(room.held_by.items(), key=lambda each: -each[1])[:_HOLDERS]
     held_by = {_printable(name): cores for name, cores in largest}
     return msgspec.structs.replace(room, held_by=held_by, failing=_printable(room.failing, _ERROR))
 
 
 def with_holders(status: JobStatus, jobs: Mapping[str, int]) -> JobStatus:
-    """Adds the cores of this daemon's `jobs` while slots are missing; the program's report wins."""
+    """Adds cores of this daemon's `jobs` while slots are missing; the program's report wins."""
     if not status.missing_slots or status.outcome is not None:
         return status
     room = status.room or Room()
