@@ -9,7 +9,7 @@ reader keeps nothing forever.
 No reader loses files: the reader pins the newest known checkpoint, and only then looks for the newest one, which is
 dropped after the pin was written. The coordinator lists pins after dropping a checkpoint and before deleting files.
 
-| what happens                           | then                                                                      |
+| event                                  | then                                                                      |
 |----------------------------------------|---------------------------------------------------------------------------|
 | the reader ends                        | it deletes its pin; deletions that waited are done with the next one      |
 | the reader dies                        | the pin expires; the coordinator deletes the pin                          |

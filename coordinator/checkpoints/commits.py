@@ -1,6 +1,6 @@
 """Progress of every sink's commits, and due global commits. Pure: facts and `now` in.
 
-A sink subtask commits its part when a checkpoint is complete. With a *global committer*, parts stay invisible until all
+A sink subtask commits a part when a checkpoint is complete. With a *global committer*, parts stay invisible until all
 subtasks have committed; slot 0 then makes all visible at once, and only then subtasks forget the transactions. See
 docs/design/targets-and-committables.md.
 
@@ -23,7 +23,7 @@ up to half a minute later.
 **Held commits.** A sink with `commit_every` holds back global commits, so that a lakehouse table gets one commit for
 all checkpoints of that time. Subtasks commit parts with each checkpoint; manifests list everything invisible.
 
-| a sink with `commit_every` | its global committer |
+| a sink with `commit_every` | global committer |
 |---|---|
 | a checkpoint completes before `commit_every` is over | waits; the checkpoint does not count as behind |
 | `commit_every` has passed since a commit was last due | is due, up to the newest completed checkpoint |
@@ -196,7 +196,7 @@ class CommitTracker:
         self._advance(sink_key(message.operator, message.subtask), message.checkpoint)
 
     def reconcile(self, slot: int, committed: dict[str, int]) -> None:
-        """Takes a (re)connected slot's report about its own sinks."""
+        """Takes a (re)connected slot's report about the sinks of the slot."""
         own = (slot, GLOBAL_COMMITTER) if slot == 0 else (slot,)
         for sink, checkpoint in committed.items():
             if sink.endswith(tuple(sink_key("", subtask) for subtask in own)):
@@ -342,8 +342,8 @@ class CommitTracker:
     def _forget(self) -> None:
         """Forgets decisions that every global committer has committed, and superfluous ones.
 
-        A lagging sink needs the oldest first, and a running commit its own. The others may go: a manifest lists
-        everything invisible.
+        A lagging sink needs the oldest first; the decision of a running commit stays, too. The others may go, because a
+        manifest lists everything invisible.
         """
         done = min(self._through[sink_key(sink, GLOBAL_COMMITTER)] for sink in self._global_sinks)
         for old in [number for number in self._decided if number <= done and number != max(self._decided)]:

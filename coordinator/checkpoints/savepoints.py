@@ -4,7 +4,7 @@
     COPYING ─ copied ─► DONE
         └──────────────────────┴──────────────────────┴─ failed, or the job ended first ─► FAILED
 
-| what happens                 | WAITING                | COVERED               | COPYING      |
+| event                        | WAITING                | COVERED               | COPYING      |
 |------------------------------|------------------------|-----------------------|--------------|
 | a checkpoint completes       | COVERED by it          | - (***)               | -            |
 | a generation ends            | waits for the next one | WAITING again         | goes on (*)  |

@@ -11,13 +11,13 @@
 | has made a commit in time, and nothing waits too long        | no            | no       |
 | has had nothing to commit for as long as the limit           | no            | no       |
 
-So a sink whose every second commit is late yields a single report and log line; the same holds for uploads. A
-checkpoint waits too long when it was decided more than `INTERVALS` checkpoint intervals and more than `REPORT_AFTER_MS`
-ago. For decisions before a restart the wait begins when the job runs again: a restore commits them.
+So a sink whose every second commit is late yields a single report; the same holds for uploads. A checkpoint waits too
+long after more than `INTERVALS` checkpoint intervals and more than `REPORT_AFTER_MS` since the decision. For decisions
+before a restart the wait begins when the job runs again: a restore commits them.
 
-**Uploads** are a subtask's work for a checkpoint off its loop: writing state, and staging rows of a sink. An upload is
-slow if it takes longer than the interval between checkpoints; checkpoints then follow each other more slowly, and rows
-become visible later:
+**Uploads** are a subtask's work for a checkpoint off the loop: writing state, and staging rows of a sink. An upload
+longer than the interval between checkpoints is slow: checkpoints follow each other more slowly, and rows become visible
+later:
 
 | the uploads of a chain for the newest complete checkpoint | are remembered          | are shown |
 |---|---|---|
@@ -40,9 +40,9 @@ REPORT_AFTER_MS = 1_000  # shorter delays are not reported
 class SlowCommit(msgspec.Struct, frozen=True):
     """A sink that commits more slowly than checkpoints complete."""
 
-    sink: str  # name of the operator
-    checkpoint: int  # the first checkpoint whose commit was late …
-    since_ms: int  # … and the time of its decision
+    sink: str
+    checkpoint: int  # the first with a late commit …
+    since_ms: int  # … and when decided
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Uncommitted:
 
 
 class SlowCommits:
-    """Slow commits. Call `look` whenever a checkpoint completes, a slow sink commits, and at `next_ms`."""
+    """Slow commits. Call `look` when a checkpoint completes, a slow sink commits, and at `next_ms`."""
 
     def __init__(self) -> None:
         self._known: dict[str, SlowCommit] = {}
         self._oldest: dict[str, Uncommitted] = {}  # as of the last `look`
-        self._caught_up_ms: dict[str, int] = {}  # known sinks with nothing to commit, and since when
-        self._ran_ms: int | None = None  # since when the job runs
+        self._caught_up_ms: dict[str, int] = {}  # known sinks with nothing to commit
+        self._ran_ms: int | None = None  # job runs
         self.shown: tuple[SlowCommit, ...] = ()
         self.next_ms: int | None = None  # when time alone may make a sink late
 
@@ -85,7 +85,7 @@ class SlowCommits:
         for sink, before in self._oldest.items():
             now = oldest.get(sink)
             if (now is None or now.checkpoint > before.checkpoint) and now_ms <= due_ms(before):
-                self._known.pop(sink, None)  # the commit came in time
+                self._known.pop(sink, None)  # in time
         for sink, waiting in oldest.items():
             if now_ms > due_ms(waiting):
                 self._known.setdefault(sink, SlowCommit(sink, waiting.checkpoint, waiting.decided_ms))
@@ -113,13 +113,13 @@ class SlowUpload(msgspec.Struct, frozen=True):
 
     operator: str
     slot: int  # slot of the longest upload
-    checkpoint: int  # the first checkpoint whose upload was slow …
-    since_ms: int  # … and the time of its trigger
+    checkpoint: int  # the first with a slow upload …
+    since_ms: int  # … and when triggered
 
 
 @dataclass(frozen=True)
 class SubtaskUpload:
-    """Upload of a subtask for the newest complete checkpoint. `operator`: that with the longest part."""
+    """Upload of a subtask for the newest complete checkpoint. `operator`: with the longest part."""
 
     chain: int
     slot: int
@@ -141,7 +141,7 @@ class SlowUploads:
 
     def __init__(self) -> None:
         self._known: dict[int, SlowUpload] = {}  # by chain
-        self._in_time: set[int] = set()  # known chains that were in time for the newest checkpoint
+        self._in_time: set[int] = set()  # known chains in time for the newest checkpoint
         self._judged = 0  # the last judged checkpoint
         self.shown: tuple[SlowUpload, ...] = ()
 
@@ -169,7 +169,6 @@ class SlowUploads:
 
 
 def _longest(uploads: Iterable[SubtaskUpload]) -> dict[int, SubtaskUpload]:
-    """Returns the longest upload of each chain."""
     found: dict[int, SubtaskUpload] = {}
     for each in uploads:
         if each.chain not in found or each.took_ms > found[each.chain].took_ms:

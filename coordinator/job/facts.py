@@ -1,7 +1,4 @@
-"""Facts of a running job, and the few steps that every phase needs. Makes no decisions.
-
-The phases (`phases/`) decide; `JobProtocol` brings events to the present phase.
-"""
+"""Facts of a running job, and steps that every phase needs. The phases (`phases/`) decide."""
 
 import enum
 from collections.abc import Iterable
@@ -60,7 +57,7 @@ from barrier_runtime.state.store.paths import Paths
 
 class Origin(enum.Enum):
     SUBMITTED = "submitted"  # the driver submitted this run
-    ADOPTED = "adopted"  # found in the log when a slot of the run connected
+    ADOPTED = "adopted"  # found in the log when a slot connected
 
 
 class NotLeading(enum.Enum):
@@ -101,15 +98,13 @@ class Job:
         self.leadership: Leadership | NotLeading = NotLeading.YET
         self.generation = Generation(FailureCounter(spec.checkpoints.tolerable_failures))
         self.stop: Stop | None = None
-        self.decided: DecidedManifest | None = None  # the newest manifest that this process wrote or verified
+        self.decided: DecidedManifest | None = None  # newest manifest that this process wrote or verified
         self.retention: Retention | Unsorted = Unsorted()
-        self.has_run = False  # once, all slots of this run had registered
-        self.missed_ms = 0  # slots were missing for so long, before the present generation and since the last that ran
+        self.has_run = False  # all slots of this run were registered once
+        self.missed_ms = 0  # of missing slots, before this generation and since the last that ran
         self._subtasks = _subtasks(spec)
         self._deletable = SweepPlan()
         self._append_attempts = 0
-
-    # ------------------------------------------------------------ leading
 
     @property
     def leads(self) -> bool:
@@ -126,35 +121,32 @@ class Job:
         fence = self.log.fence
         assert fence is not None
         before, self.leadership = self.leadership, Leadership(appended.permit, fence.lineage)
-        if before is NotLeading.YET:  # a predecessor might have rescaled the job after this process read the log
+        if before is NotLeading.YET:  # a predecessor might have rescaled since this process read the log
             self.rescales.know_description(self.spec)
             self.admit(f"job {self.spec.job} has no such slot")
 
     def lead_no_more(self) -> None:
-        """Ends this process's leadership: no decisions and deletions any more."""
+        """Ends leadership: no decisions and deletions any more."""
         if self.leads:
             self.leadership = NotLeading.ANY_MORE
 
     def begin_generation(self, appended: Appended, restored: DecidedManifest | None) -> None:
-        """Begins the generation of an appended FENCE."""
         self.lead(appended)
         self.decided = restored
         self.generation = Generation(FailureCounter(self.spec.checkpoints.tolerable_failures), restored)
 
     @property
     def held(self) -> frozenset[int]:
-        """Completed checkpoints whose files must still be read by global committers or copies."""
+        """Completed checkpoints whose files global committers or copies must still read."""
         return self.commits.held | self.savepoints.held
 
     def delete(self, plan: SweepPlan) -> None:
-        """Deletes `plan` as leader. While an append is undecided (I9), the deletion waits."""
+        """Deletes `plan` as leader. Waits while an append is undecided (I9)."""
         self._deletable = self._deletable.and_then(plan)
         if not self._deletable.keys or self.log.in_flight:
             return
         plan, self._deletable = self._deletable, SweepPlan()
         self.outbox.delete(self.led.permit, plan)
-
-    # ------------------------------------------------------------ the number of slots, and their program
 
     def know_description(self, view: LogView) -> None:
         """Takes number and program of this run's slots from the log."""
@@ -164,11 +156,11 @@ class Job:
         if _slots_of(fence.spec) != _slots_of(self.spec):
             self.go_on_as(fence.spec)
             self.slots.admit_any(self.spec.max_parallelism)
-            for slot in self.slots:  # these registered before the log was read
+            for slot in self.slots:  # registered before the log was read
                 self.reconcile_commits(slot.register)
 
     def remember(self, read: LogRead, now_ms: int) -> None:
-        """Takes figures and slots of this run from the history. Damage is reported and costs only them."""
+        """Takes figures and slots of this run from the history. Damage is reported, and costs only these."""
         known, trouble = None, read.history_trouble
         if read.history is not None:
             try:
@@ -180,7 +172,7 @@ class Job:
         self.record.remember(known, read.view.completes)
         same_run = known is not None and known.run_id == self.spec.run_id
         self.rescales.remember(() if known is None else known.rescales, same_run=same_run)
-        # A savepoint that this run was to stop with is taken anew, unless the run has ended with that savepoint.
+        # A savepoint to stop with is taken anew, unless the run ended with that savepoint.
         others = tuple(each for each in self.record.savepoints if not (each.stops and same_run))
         head = read.view.head
         if head is not None and isinstance(head.record, Finish):
@@ -192,10 +184,9 @@ class Job:
                 self.slots.expect(slot, now_ms + self.spec.slot_timeout_ms)
 
     def go_on_as(self, spec: JobSpec, *, keep: bool = False) -> None:
-        """Continues as `spec`, which the newest FENCE has: superfluous slots leave, standbys become slots.
+        """Continues as `spec` of the newest FENCE: superfluous slots leave, standbys become slots.
 
-        Commits of the new slots' sinks are unknown so far. `keep`: slots of the previous program stand by, in case the
-        new program does not start.
+        `keep`: slots of the previous program stand by, in case the new program does not start.
         """
         before, self.spec = self.spec, spec
         self.rescales.fallback_spec = before if keep else None
@@ -207,18 +198,18 @@ class Job:
         self.dismiss(left, f"job {spec.job} {_goes_on(before, spec)}")
 
     def know_outdated(self, fingerprints: tuple[str, ...]) -> None:
-        """Takes the fingerprints of programs that earlier runs have replaced."""
+        """Takes fingerprints of programs that earlier runs have replaced."""
         self.spec = msgspec.structs.replace(self.spec, outdated=fingerprints)
         self.records.rescaled(self.spec)
 
     def admit(self, reason: str) -> None:
-        """Admits slots of the job and of an open rescale, in any phase; others are dismissed with `reason`."""
+        """Admits slots of the job and of an open rescale, in any phase; dismisses others with `reason`."""
         rescale = self.rescales.before_moving
         spec = self.spec if rescale is None else rescale.after
         self.dismiss(self.slots.admit(spec.parallelism, spec.program), reason)
 
     def dismiss(self, slots: Iterable[RegisteredSlot], reason: str) -> None:
-        """Dismisses slots that the job does not need; their tasks end with success."""
+        """Dismisses superfluous slots; their tasks end with success."""
         for slot in slots:
             self.outbox.send(slot, Shutdown("left", reason))
             self.outbox.close(slot)
@@ -230,8 +221,6 @@ class Job:
             self.record.revision += 1
             if self.leads:  # without leadership, slots of other programs may be the job's
                 self.admit(f"job {self.spec.job} was not rescaled: {error}")
-
-    # ------------------------------------------------------------ the log
 
     def load(self, view: LogView) -> None:
         self.log = DecisionLog(self.spec.job, view)
@@ -248,15 +237,13 @@ class Job:
         else:
             self.outbox.put(ReadRecord(step.position))
 
-    # ------------------------------------------------------------ the stop
-
     def request_stop(self, mode: StopMode, savepoint: SavepointRequest | None, now_ms: int) -> None:
         self.stop = requested(self.stop, mode, savepoint)
         if savepoint is not None:
             self.savepoints.ask(savepoint, self.highest_checkpoint() + 1, now_ms)
 
     def resume_logged_stop(self, now_ms: int) -> None:
-        """Resumes a stop with a savepoint that the predecessor was executing."""
+        """Resumes a predecessor's stop with a savepoint."""
         logged, stop = self.log.stop, self.stop
         if logged is None or isinstance(stop, StopNow):
             return
@@ -266,12 +253,11 @@ class Job:
 
     @property
     def stop_checkpoint(self) -> int | None:
-        """First checkpoint id that counts for the stop; None: no checkpoint is requested for a stop."""
+        """First checkpoint id that counts for the stop; None: the stop needs none."""
         return self.stop.checkpoint if isinstance(self.stop, StopWithCheckpoint) else None
 
     @property
     def stop_reached(self) -> bool:
-        """Returns whether the checkpoint to stop with, or a later checkpoint, is decided."""
         return self.stop_checkpoint is not None and self.last_completed >= self.stop_checkpoint
 
     @property
@@ -280,11 +266,9 @@ class Job:
 
     @property
     def stop_is_logged(self) -> bool:
-        """Returns whether the log contains all that a successor needs of the stop."""
+        """Whether the log contains all that a successor needs of the stop."""
         wanted, logged = self.stop_record, self.log.stop
         return wanted is None or (logged is not None and logged.savepoint == wanted.savepoint)
-
-    # ------------------------------------------------------------ slots
 
     @property
     def last_completed(self) -> int:
@@ -296,7 +280,7 @@ class Job:
         return max(50, min(1_000, self.spec.slot_timeout_ms // 5))
 
     def acknowledge_registration(self, slot: RegisteredSlot, token: int) -> None:
-        """Answers the slot's Register, once per connection."""
+        """Answers Register, once per connection."""
         if self.slots.is_first_answer(slot):
             self.outbox.send(slot, Registered(token, self.last_completed, self.heartbeat_ms))
 
@@ -311,31 +295,29 @@ class Job:
 
     @property
     def all_ended(self) -> bool:
-        """Returns whether all input has been read."""
         return len(self.generation.ended) == len(self._subtasks)
 
     @property
     def awaits_decisions(self) -> bool:
-        """Returns whether all sources have ended, and the job needs checkpoints to process the rest (`stable`)."""
+        """Whether all sources have ended, and `stable` steps need checkpoints to process the rest."""
         if self.all_ended or not any(STABLE_KIND in chain.kinds.values() for chain in self.spec.chains):
             return False
         sources = {chain.chain for chain in self.spec.chains if chain.is_source}
         return all(subtask in self.generation.ended for subtask in self._subtasks if subtask.chain in sources)
 
     def begin_checkpoints(self, now_ms: int) -> PendingCheckpoints:
-        """Starts checkpoints, because the slots of the generation run."""
         highest = self.highest_checkpoint()
         return self.generation.run(
             PendingCheckpoints(self.spec.checkpoints, self._subtasks, self.led.token, highest + 1, now_ms)
         )
 
     def mark_ended(self, slot: RegisteredSlot, subtasks: Iterable[SubtaskId]) -> None:
-        """Marks ended subtasks; a slot reports only its own."""
+        """Marks ended subtasks of the reporting slot only."""
         own = (subtask for subtask in subtasks if subtask in self._subtasks and subtask.index == slot.index)
         self.generation.ended.update(own)
 
     def mark_committed(self, slot: RegisteredSlot, message: Committed) -> None:
-        """Marks commits; a slot reports only its own sinks, slot 0 also the global committers."""
+        """Marks commits of the slot's own sinks; by slot 0 also of global committers."""
         by_global = message.subtask == GLOBAL_COMMITTER and slot.index == 0
         if message.subtask != slot.index and not by_global:
             self.record.ignored["commit of another slot's sink"] += 1
@@ -345,12 +327,11 @@ class Job:
             self.outbox.broadcast(Visible(self.led.token, message.checkpoint, message.operator))
 
     def reconcile_commits(self, register: Register) -> None:
-        """Takes a slot's report about its commits, unless they were made as one of another number of slots."""
+        """Takes a slot's report about commits, unless made under another number of slots."""
         if register.parallelism in (0, self.spec.parallelism):
             self.commits.reconcile(register.slot, register.committed)
 
     def highest_checkpoint(self) -> int:
-        """Returns the highest checkpoint id ever seen."""
         seen = [slot.register.highest_checkpoint for slot in self.slots]
         pending = self.generation.pending
         triggered = 0 if pending is None else pending.next_id - 1
@@ -361,14 +342,13 @@ class Job:
         return Kept(decided.manifest.checkpoint, decided.key, files, bool(decided.inside))
 
     def decided_as(self, entry: LogEntry, manifest: Manifest) -> DecidedManifest:
-        """Returns the manifest of the decision in `entry`."""
         record = complete_of(entry)
         inside = self.paths.log_record(entry.position) if record.inline else ""
         return DecidedManifest(record.manifest, record.sha256, manifest, inside)
 
 
 def _has_run(run_id: str, view: LogView) -> bool:
-    """Returns whether a generation of this run decided a checkpoint."""
+    """Whether a generation of this run decided a checkpoint."""
     fence = None if view.fence is None else view.fence.record
     if not isinstance(fence, Fence) or fence.spec.run_id != run_id or not view.completes:
         return False
@@ -393,7 +373,6 @@ def _goes_on(before: JobSpec, spec: JobSpec) -> str:
 
 
 def _slots_of(spec: JobSpec) -> tuple[str, int, int]:
-    """Returns the part of a run's description that a move changes."""
     return spec.program, spec.parallelism, spec.full_parallelism
 
 

@@ -9,7 +9,7 @@
 Sources read nothing after the barrier of checkpoint m (`Trigger.pause`), so no row is read twice. The FENCE record
 alone says which slots of which program the job has. Design: docs/design/rescaling.md.
 
-| what happens             | STARTING           | STOPPING             | COMMITTING             | MOVING           |
+| event                    | STARTING           | STOPPING             | COMMITTING             | MOVING           |
 |--------------------------|--------------------|----------------------|------------------------|------------------|
 | a new slot is lost       | waits for another  | -                    | FAILED, restart at m   | waits for it (*) |
 | it cannot run the program (replace) | FAILED  | -                    | -                      | -                |
@@ -163,7 +163,7 @@ class RescaleRequest:
 
 @dataclass
 class Rescale:
-    """A request and its progress. Times are wall-clock milliseconds."""
+    """A request and the progress. Times are wall-clock milliseconds."""
 
     request: RescaleRequest
     before: JobSpec

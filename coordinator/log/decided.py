@@ -1,9 +1,9 @@
 """Place of a decided checkpoint's manifest, and how long the checkpoint may be restored. Pure.
 
-A small manifest is inside the COMPLETE record: one put stores decision and manifest (I2). A larger manifest is an
-object, stored before the record that names the manifest's hash. Each FENCE and COMPLETE lists the positions of kept
-decisions (`kept`). A decision that the newest of these records does not list is dropped for every reader, even if the
-manifest can still be read: the files that the manifest names may be gone.
+A small manifest is inside the COMPLETE record: a single put stores decision and manifest (I2). A larger manifest is an
+object, stored before the record that names the manifest's hash. FENCE and COMPLETE list the positions of kept decisions
+(`kept`). A decision missing from the newest list is dropped for every reader, even if the manifest can still be read:
+its files may be gone.
 
 | state of checkpoint n | shown by                                 | restored by | files of n                          |
 |-----------------------|------------------------------------------|-------------|-------------------------------------|
@@ -22,12 +22,12 @@ manifest can still be read: the files that the manifest names may be gone.
 |                  | that put, with a permit that is | sweep finds them           |                                    |
 |                  | checked again                   |                            |                                    |
 
-A list only loses positions and gains the record's own, so a dropped checkpoint never comes back. A put with an unknown
-outcome drops nothing yet (I9). A reader that pinned a kept checkpoint (`pins`) may read on when the checkpoint is
-dropped; no job starts from that checkpoint any more.
+A list only loses positions and gains the record's own: a dropped checkpoint never comes back. A put with an unknown
+outcome drops nothing yet (I9). A reader that pinned a checkpoint (`pins`) may read on after the drop; no job starts
+there.
 
-Records of earlier releases list nothing: those checkpoints are kept as long as the manifests are in the store. An
-earlier release refuses a log with newer records (`Format`), so no record without a list follows a record with a list.
+Earlier releases list nothing: checkpoints are kept as long as their manifests are stored. They refuse a log with newer
+records (`Format`), so no record without a list follows a record with a list.
 """
 
 import zlib
@@ -37,12 +37,12 @@ from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
 from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Record
 from barrier_runtime.state.errors import Corrupt
 
-INLINE_BYTES = 16 << 10  # of a compressed manifest inside a record, because records are never deleted
-_UNPACKED_BYTES = 256 << 10  # of that manifest decompressed: less than a message carries, so slots need not read it
+INLINE_BYTES = 16 << 10  # compressed, because records are never deleted
+_UNPACKED_BYTES = 256 << 10  # decompressed: less than a message carries, so slots read no object
 
 
 def packed(data: bytes) -> bytes:
-    """Returns a manifest's bytes as a record holds them; empty if the manifest is too large for a record."""
+    """Returns a manifest's bytes for a record; empty if too large."""
     if len(data) > _UNPACKED_BYTES:
         return b""
     compressed = zlib.compress(data)
@@ -50,7 +50,7 @@ def packed(data: bytes) -> bytes:
 
 
 def inline_data(record: Complete) -> bytes | None:
-    """Returns the manifest's bytes inside the record; None if the manifest is an object. Raises `Corrupt`."""
+    """Returns the manifest's bytes inside the record; None: an object. Raises `Corrupt`."""
     if not record.inline:
         return None
     unpacking = zlib.decompressobj()
@@ -73,20 +73,20 @@ def _damaged(record: Complete, why: str) -> Corrupt:
 def manifest_data(record: Complete, read: Callable[[str], bytes | None]) -> bytes | None:
     """Returns unverified bytes of the manifest that `record` decided; None if `read` finds none.
 
-    The checkpoint may have been dropped all the same: see `is_kept`.
+    The checkpoint may have been dropped: see `is_kept`.
     """
     inside = inline_data(record)
     return read(record.manifest) if inside is None else inside
 
 
 def load_manifest(record: Complete, read: Callable[[str], bytes | None]) -> Manifest | None:
-    """Returns the verified manifest that `record` decided; None if the manifest is an object that is gone."""
+    """Returns the verified manifest that `record` decided; None if the object is gone."""
     data = manifest_data(record, read)
     return None if data is None else verified_manifest(record.manifest, data, record.sha256)
 
 
 def decided_data(record: Complete, read: Callable[[str], bytes | None]) -> tuple[str, bytes | None]:
-    """Returns the manifest's key and bytes, unverified; damaged bytes raise no error."""
+    """Returns the manifest's key and unverified bytes."""
     try:
         return record.manifest, manifest_data(record, read)
     except Corrupt:
@@ -96,7 +96,7 @@ def decided_data(record: Complete, read: Callable[[str], bytes | None]) -> tuple
 def kept_after(position: int, record: Record) -> tuple[int, ...] | None:
     """Returns the positions of the decisions kept after `record`, the last FENCE or COMPLETE of a log.
 
-    None: an earlier release wrote the record, and the store shows which manifests exist.
+    None: by an earlier release; the store shows which manifests exist.
     """
     if not record.lists_kept:
         return None
@@ -106,14 +106,13 @@ def kept_after(position: int, record: Record) -> tuple[int, ...] | None:
 
 
 def is_kept(position: int, kept: Container[int] | None) -> bool:
-    """Whether the decision at `position` may be restored. `kept`: the log's newest list."""
     return kept is None or position in kept
 
 
 def kept_by_fence(known: Sequence[int], restored: int, retained: int) -> tuple[int, ...]:
     """Returns the positions that a new generation keeps of `known`: the last of them, then `restored`.
 
-    The newest decision is always kept: a later start continues from it until there is a newer decision.
+    The newest decision is always kept, because a later start may continue from that decision.
     """
     others = [position for position in known if position != restored]
     room = retained if restored == NO_RECORD else retained - 1

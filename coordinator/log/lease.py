@@ -1,35 +1,35 @@
 """Lease of a job: the expected leader, judged without comparing clocks. For liveness only.
 
 The decision log alone decides who leads. The lease keeps a standby from fencing a healthy leader because a slot lost
-the connection. The leader rewrites the lease, one object, every third of the term; a missing, damaged or wrong lease
-costs time, never state. A daemon measures another daemon's silence with a steady clock, from when the daemon
-first saw the present content.
+the connection. The leader rewrites the lease, a single object, every third of the term; a missing, damaged or wrong
+lease costs time, never state. A daemon measures silence with a steady clock, from the first sight of the present
+content.
 
 Judgement of a lease (`LeaseWatch`)
 
 | found                                  | judged   | a slot or a program that asks                      |
 |----------------------------------------|----------|----------------------------------------------------|
 | nothing, or a released lease           | FREE     | is served: the daemon takes the job over           |
-| its own name, also from before a crash | OURS     | is served at once                                  |
+| the daemon's name, also after a crash  | OURS     | is served at once                                  |
 | another's, changed within the term     | HELD     | is sent to the leader                              |
 | another's, unchanged for a whole term  | FREE     | is served                                          |
 | something unreadable                   | as another's of our own term                                  |
 | a lease of a newer release             | HELD     | waits: only that release knows for how long        |
 
 If the log names a run and no lease does, another daemon may just be starting that run, because the first lease follows
-the FENCE: the run is taken over only after a whole term of the daemon's own in that state (`may_take`).
+the FENCE: takeover waits a whole term in that state (`may_take`).
 
 Work of a leader every third of the term (`LeaseKeeper`)
 
 | found                                             | slots                       | move        |
 |---------------------------------------------------|-----------------------------|-------------|
 | FREE, OURS, or HELD with a lower log position     | some, or none came ever yet | write       |
-| HELD with the same or a higher log position       | any                         | leave it    |
-| OURS, of another run with a higher position       | any                         | leave it    |
-| any                                               | none for a whole term       | let it lapse|
+| HELD with the same or a higher log position       | any                         | leave       |
+| OURS, of another run with a higher position       | any                         | leave       |
+| any                                               | none for a whole term       | let lapse   |
 
-`position` is the newest log record that the writer put (or intends to put): positions are totally ordered, so a leader
-whose lease a predecessor overwrote knows that the leader's record is newer.
+`position`: newest log record that the writer put (or intends to put). Positions are totally ordered, so a leader whose
+lease a predecessor overwrote knows that the leader's record is newer.
 """
 
 import enum
@@ -50,13 +50,13 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     version: int = LEASE_VERSION
     job: str
     run_id: str
-    leader: str  # daemon id: the same after a restart of the daemon at the same address
+    leader: str  # daemon id, which survives a restart at the same address
     control: str  # "host:port" for slots
     http: str  # URL of the REST interface
     position: int
-    sequence: int  # rises with every write, so that the content changes
+    sequence: int  # rises with every write, to change the content
     lease_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEASE_MS)]
-    released: bool = False  # given up in an orderly shutdown: any daemon may lead at once
+    released: bool = False  # orderly shutdown: any daemon may lead at once
 
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -76,7 +76,7 @@ def encode_lease(lease: Lease) -> bytes:
 def decode_lease(name: str, data: bytes) -> Lease:
     """Returns the lease `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
 
-    Neither error is a reason to stop leading.
+    Neither error stops a leader.
     """
     return _DECODER.decode(data, name)
 
@@ -105,20 +105,20 @@ class Judgement:
 
 
 class LeaseWatch:
-    """A daemon's view of a job's lease. All times are of the daemon's own steady clock."""
+    """A daemon's view of a job's lease. Times are of the daemon's steady clock."""
 
     def __init__(self, name: str, holder: Holder) -> None:
         self._name = name
         self._holder = holder
         self._data: bytes | None = None
-        self._since_ms: int | None = None  # when the present content was first seen
-        self._unsigned: tuple[str, int] | None = None  # a run without a lease, and when that was first seen
+        self._since_ms: int | None = None  # first sight of the present content
+        self._unsigned: tuple[str, int] | None = None  # a run without a lease, and the first sight of that
 
     def judge(self, data: bytes | None, asked_ms: int, answered_ms: int) -> Judgement:
         """Judges `data`, found by a read between these times.
 
-        Content counts as new from the end of the read that found it, and as unchanged up to the beginning of the last
-        read: both estimates make expiry later.
+        Content counts as new from the end of the read that found the content, and as unchanged up to the beginning of
+        the last read: both make expiry later.
         """
         if self._since_ms is None or data != self._data:
             self._data, self._since_ms = data, answered_ms
@@ -157,11 +157,11 @@ class LeaseKeeper:
         self._job = job
         self._run_id = run_id
         self._sequence = 0
-        self._slots_seen_ms: int | None = None  # None: slots are expected, and none has connected yet
-        self.displaced = False  # another daemon's lease has the same or a higher position
+        self._slots_seen_ms: int | None = None  # None: no expected slot has connected yet
+        self.displaced = False  # another lease has the same or a higher position
 
     def renewal(self, found: Judgement, position: int, slots: int, now_ms: int) -> Lease | None:
-        """Returns the lease to write now, or None. `position`: see above. `slots`: connected ones."""
+        """Returns the lease to write now, or None. `slots`: connected slots."""
         if slots:
             self._slots_seen_ms = now_ms
         self.displaced = found.state is LeaseState.HELD and found.lease is not None and found.lease.position >= position
@@ -176,11 +176,11 @@ class LeaseKeeper:
         if found.state is not LeaseState.OURS or self._overtaken(found, position):
             return None
         if found.lease is not None and found.lease.position > position:
-            return None  # written for a later leadership of this daemon
+            return None  # of a later leadership of this daemon
         return msgspec.structs.replace(self._lease(found, position), released=True)
 
     def _overtaken(self, found: Judgement, position: int) -> bool:
-        """Whether this daemon leads a newer run of the job; the older runner will read that in the log."""
+        """Whether this daemon leads a newer run of the job; the older runner will learn that from the log."""
         lease = found.lease
         if found.state is not LeaseState.OURS or lease is None:
             return False

@@ -1,16 +1,15 @@
 """Reading a job's log: find the head, then read only the records behind the facts. Blocking.
 
 Positions are contiguous and immutable, so galloping and bisecting over `get` finds the head: from a known position,
-from the hint, or from the beginning (about 2·log2(n) reads). LIST is never called. Back links lead to all other
-records. FENCE and COMPLETE also list the positions that several links lead to, so that these records are read in
-parallel. No clock, no retry: errors of the store are raised.
+from the hint, or from the beginning (about 2·log2(n) reads), never by LIST. Back links lead to all other records; FENCE
+and COMPLETE also list positions behind several links, for parallel reads. No clock, no retry: errors of the store are
+raised.
 
-The hint is an object beside the log: a recent position, and the FENCE of the generation, which readers fetch in
-parallel. A missing, old or wrong hint only costs requests. The writer rewrites the hint every few records, off the
-critical path.
+The hint is an object beside the log: a recent position, and the FENCE of the generation, fetched in parallel. A
+missing, old or wrong hint only costs requests. The writer rewrites the hint every few records, off the critical path.
 
-A process that lost a race for the head reads again at once, while the winner continues to append. Therefore a
-`LogReader` requests only new records: rereading from the beginning could never catch up with a fast leader.
+A process that lost a race for the head reads again while the winner continues to append. A `LogReader` therefore
+requests only new records: rereading all could never catch up with a fast leader.
 """
 
 import contextlib
@@ -28,9 +27,9 @@ from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none, side_by_side
 from barrier_runtime.state.store.paths import Paths
 
-MAX_RUNS_BACK = 64  # a run that was taken over longer ago counts as unknown
+MAX_RUNS_BACK = 64  # a run taken over longer ago counts as unknown
 EVERY = 8  # records between two writes of the hint
-READ_AHEAD = EVERY + 1  # positions from the hint on that are read in parallel
+READ_AHEAD = EVERY + 1  # positions read in parallel, from the hint on
 
 
 class Hint(msgspec.Struct, frozen=True):
@@ -51,11 +50,11 @@ class HeadHint:
         self._written = NO_RECORD
 
     def read(self) -> int:
-        """Returns the position that the hint names; `NO_RECORD` if the hint is missing or invalid."""
+        """Returns the position in the hint; `NO_RECORD` if missing or invalid."""
         return max(NO_RECORD, self.found().position)
 
     def found(self) -> Hint:
-        """Returns the stored hint; `NO_HINT` if the hint is missing or invalid."""
+        """Returns the stored hint; `NO_HINT` if missing or invalid."""
         try:
             data = get_or_none(self._store, self._key)
             return NO_HINT if data is None else _DECODER.decode(data)
@@ -63,7 +62,7 @@ class HeadHint:
             return NO_HINT  # reading the log itself reports errors of the store
 
     def follow(self, position: int, token: int = NO_RECORD) -> None:
-        """Stores that generation `token` has a record at `position`, if the hint is `EVERY` records behind."""
+        """Stores a record's position, if the hint is `EVERY` records behind. `token`: of the generation."""
         if position < self._written + EVERY:
             return
         self._written = position
@@ -76,8 +75,8 @@ def find_head(
 ) -> int:
     """Returns the highest existing position of a contiguous log, or `NO_RECORD`.
 
-    `known`: a position that certainly exists. `hint`: a position that may exist; from there on, positions are read in
-    parallel, `at_once` at a time, so that a fresh hint costs one wait.
+    `known`: certainly exists. `hint`: may exist; from there on `at_once` positions are read in parallel, so that a
+    fresh hint costs a single wait.
     """
     if hint > known:
         found = in_parallel(exists, range(hint, hint + READ_AHEAD), at_once)
@@ -120,18 +119,18 @@ class LogReader:
         self._store = store
         self._paths = paths
         self._hint = HeadHint(store, paths.log_hint)
-        self._known: dict[int, LogEntry] = {}  # records that the last reading used
+        self._known: dict[int, LogEntry] = {}  # used by the last reading
         self._first_sha256 = ""
 
     def read(self, *, completes: int = 1, restore: int | None = None, run_id: str = "", kept: bool = False) -> LogView:
         """Returns the facts of the log. Raises `Corrupt` for an unreadable or inconsistent log.
 
-        Reads the `completes` newest decisions (and back to checkpoint `restore` if given), and the earlier runs' fences
-        back to `run_id`; with `kept` also every kept decision and the hash of the first record.
+        Reads the `completes` newest decisions (and back to checkpoint `restore`), and earlier runs' fences back to
+        `run_id`; with `kept` also every kept decision and the hash of the first record.
         """
         reading = _Reading(self._store, self._paths.log_record, self._known)
         known = max(self._known, default=NO_RECORD)
-        self._known = {}  # a failed reading is no basis for the next reading
+        self._known = {}  # a failed reading is no basis for the next
         hint = self._hint.found() if known == NO_RECORD else NO_HINT
         if hint.position > known:
             first = hint.position - 1  # the head's predecessor is read, too
@@ -181,13 +180,13 @@ def _kept(entry: LogEntry, wanted: bool) -> tuple[int, ...]:
 
 
 def _earlier(fence: LogEntry, run_id: str) -> tuple[int, ...]:
-    """Returns the positions of earlier runs' FENCEs that are read to find the run `run_id`."""
+    """Returns the positions of earlier runs' FENCEs to read in search of run `run_id`."""
     record = fence.record
     return record.earlier if isinstance(record, Fence) and record.spec.run_id != run_id else ()
 
 
 class _Reading:
-    """Reads each position at most once, and no position in `known`. `used`: the records behind the facts."""
+    """Reads each position at most once, and none in `known`. `used`: the records behind the facts."""
 
     def __init__(self, store: ObjectStore, key_of: Callable[[int], str], known: dict[int, LogEntry]) -> None:
         self._store = store
@@ -195,10 +194,9 @@ class _Reading:
         self.known = known
         self.used: dict[int, LogEntry] = {}
         self._found: dict[int, bytes] = {}
-        self._absent: set[int] = set()  # positions without a record at the time of the read
+        self._absent: set[int] = set()  # when read
 
     def fetch(self, positions: Iterable[int], at_once: int = READ_AHEAD) -> None:
-        """Reads the missing records at `positions` in parallel."""
         wanted = {each for each in positions if each >= FIRST_POSITION}
         due = sorted(wanted - self._found.keys() - self.known.keys())
         if due:

@@ -1,18 +1,17 @@
 """Records of the decision log and their canonical bytes.
 
-Every record carries a unique `put_id` (so that a writer recognises its record after a lost answer), the sha256 of the
-previous record's bytes (so that the log is a chain) and back links that let a reader derive all facts from a few reads:
-`token` is the position of the generation's FENCE, `prior_complete` that of the last COMPLETE before, `prior_run` that
-of the last FENCE of an earlier run. Bytes are canonical JSON; wall times are for people only.
+Every record carries a unique `put_id` (a writer recognises the record after a lost answer), the sha256 of the previous
+record's bytes (the log is a chain) and back links, so that a few reads show all facts: `token` is the position of the
+generation's FENCE, `prior_complete` that of the last COMPLETE before, `prior_run` that of the last FENCE of an earlier
+run. Bytes are canonical JSON; wall times are for people.
 
 While a job is to stop with a savepoint, every record says so (`stop`); a record without `stop` revokes the request. The
 head alone decides.
 
-FENCE and COMPLETE list the decisions that may still be restored (`kept`), and a COMPLETE holds a small manifest
-(`inline`): see `decided`.
+`kept` and `inline`: see `decided`.
 
-`check` is the sha256 of the record's bytes without `check`. The parent hash covers every record but the newest, and the
-next record stores the newest record's hash: without `check` a single bit misread there would stay in the chain forever.
+`check` is the sha256 of the record's bytes without `check`. The newest record has no child with a parent hash: without
+`check`, the next record would store the hash of a misread record forever.
 """
 
 from typing import Literal, TypeAlias
@@ -24,8 +23,8 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-RECORD_VERSION = 4  # the newest: FINISH with `visible`
-STOP_VERSION = 2  # records with `stop` and no newer field
+RECORD_VERSION = 4  # adds FINISH with `visible`
+STOP_VERSION = 2  # adds `stop`
 LISTS_FROM = 3  # FENCE and COMPLETE list kept decisions
 VISIBLE_FROM = 4  # FINISH names the checkpoint through which all rows are visible
 NO_RECORD = -1  # a back link to nothing
@@ -36,7 +35,7 @@ class StopWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """Request that the job ends with a savepoint. In FINISH: the job has ended with that savepoint."""
 
     mode: Literal["checkpoint", "drain"]
-    savepoint: str  # id
+    savepoint: str
     url: str
     checkpoint: int = 0  # in FINISH: checkpoint of the savepoint
     bytes: int = 0  # in FINISH: size of the savepoint
@@ -68,13 +67,13 @@ class Fence(_Record, frozen=True, tag="FENCE", kw_only=True):
 
     reason: str
     restored_checkpoint: int  # 0: nothing
-    restored_position: int = NO_RECORD  # position of the COMPLETE record of `restored_checkpoint`
-    lineage: str  # shared by all state that grew from the same start; a replay of older state begins a new lineage
+    restored_position: int = NO_RECORD  # of the COMPLETE record
+    lineage: str  # of all state that grew from the same start; a replay of older state begins a new lineage
     prior_run: int = NO_RECORD
-    checkpoint_floor: int  # every checkpoint id of this generation is higher, so that ids of a job always rise
+    checkpoint_floor: int  # below all ids of this generation: a job's ids always rise
     spec: JobSpec
-    kept: tuple[int, ...] = ()  # positions of decisions that may be restored, the first to be dropped first
-    earlier: tuple[int, ...] = ()  # positions of the last FENCEs of earlier runs, along `prior_run`, newest first
+    kept: tuple[int, ...] = ()  # positions of kept decisions, the first to be dropped first
+    earlier: tuple[int, ...] = ()  # last FENCEs of earlier runs, newest first
 
 
 class Lead(_Record, frozen=True, tag="LEAD", kw_only=True):
@@ -92,16 +91,16 @@ class Complete(_Record, frozen=True, tag="COMPLETE", kw_only=True):
 
     checkpoint: int
     lineage: str
-    manifest: str  # key; if the manifest is `inline`, no such object exists
+    manifest: str  # key; no such object exists if `inline`
     sha256: str  # of the manifest's bytes
-    inline: bytes = b""  # the manifest's compressed bytes; empty: the manifest is an object
+    inline: bytes = b""  # the compressed manifest; empty: an object
     kept: tuple[int, ...] = ()  # as in FENCE, besides this decision, which is dropped last
 
 
 class Finish(_Record, frozen=True, tag="FINISH", kw_only=True):
     """The job is over. `discarded`: the user dropped the checkpoints, and a later run starts empty.
 
-    `visible`: in FINISH of a job stopped with a checkpoint, every sink shows all rows through that checkpoint.
+    `visible`: if stopped with a checkpoint, every sink shows all rows through that checkpoint.
     """
 
     outcome: Literal["finished", "cancelled", "failed"]
@@ -127,7 +126,6 @@ _DECODER = VersionedDecoder(_FORMAT, _JSON)
 
 
 def stamped(record: Record) -> tuple[Record, bytes]:
-    """Returns the record with `check`, and the record's bytes."""
     unstamped = _ENCODER.encode(msgspec.structs.replace(record, check=""))
     record = msgspec.structs.replace(record, check=sha256_hex(unstamped))
     return record, _ENCODER.encode(record)
@@ -141,7 +139,7 @@ def decode_record(name: str, data: bytes) -> Record:
     """Returns the record `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
     try:
         record = _DECODER.decode(data, name)
-    except InvalidJob:  # a misread version field must raise Corrupt instead
+    except InvalidJob:  # a misread version field must raise Corrupt
         if stamp := _STAMP.decode(data).check:
             _check_stamp(name, data, stamp)
         raise

@@ -17,7 +17,7 @@ Meaning of `restore=<savepoint>`:
 | later restored another state                                     | rows would be written again                      |
 
 Each import begins a lineage whose id carries a mark of the savepoint, so the newest checkpoint's lineage names the
-savepoint that it grew from, whatever runs and imports lie between.
+savepoint of the origin, whatever runs and imports lie between.
 """
 
 import enum
@@ -58,7 +58,7 @@ class Lineage(enum.Enum):
 class RestoreFrom:
     entry: LogEntry | None  # None: start empty
     lineage: Lineage
-    settled: bool = False  # the log proves that all its transactions are visible
+    settled: bool = False  # the log proves that all transactions of the decision are visible
 
     @property
     def checkpoint(self) -> int:

@@ -18,12 +18,11 @@
 | FINISHING          | the last record is being written                                                              |
 | FENCED FINISHED FAILED CANCELLED | the job has ended                                                               |
 
-The reason of RUNNING names sinks that commit more slowly than checkpoints complete (`slow_commits`), operators whose
-uploads take longer than the interval (`slow_uploads`), and fewer slots than the job should have. Once slow commits have
-delayed checkpoints, the state is WAITING_SINK until the sink has caught up, also while checkpoints are taken.
+The reason of RUNNING names slow sinks and uploads (see `slowness`), and missing slots. Once slow commits have delayed
+checkpoints, the state is WAITING_SINK until the sink has caught up, also while checkpoints are taken.
 
-The state is for people and their alarms, and decides nothing. After the cause of a wait is gone, RUNNING returns by
-itself. Time without a checkpoint is summed over generations: a job in a restart loop must not look healthy.
+The state is for people and their alarms, and decides nothing. Time without a checkpoint is summed over generations: a
+job in a restart loop must not look healthy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,9 +74,9 @@ TROUBLED: frozenset[State] = frozenset(
     }
 )
 
-HANGING_MS = 5_000  # a store without an answer for this long is reported
-MISSING_MS = 10_000  # a slot that is missing for this long is reported; carriers replace a process in less
-BLOCKED_MS = 30_000  # a blocked slot is shown for this long
+HANGING_MS = 5_000  # report a store without an answer for this long
+MISSING_MS = 10_000  # report a slot missing for this long; carriers replace a process in less
+BLOCKED_MS = 30_000  # show a blocked slot for this long
 STEP_REMEDY = (
     "let functions of the program in these steps return sooner; if the steps have none, barrier-runtime is at fault: "
     "report it"
@@ -88,7 +87,7 @@ READER_REMEDY = (
 )
 _NAMED = 8
 
-ENDS: dict[str, State] = {  # outcome -> displayed state
+ENDS: dict[str, State] = {
     "finished": "FINISHED",
     "failed": "FAILED",
     "cancelled": "CANCELLED",
@@ -102,8 +101,8 @@ class Condition:
     state: State
     reason: str
     since_ms: int
-    slow: tuple[SlowCommit, ...] = ()  # sinks that commit too slowly, whatever the state
-    slow_uploads: tuple[SlowUpload, ...] = ()  # operators whose uploads are too slow, whatever the state
+    slow: tuple[SlowCommit, ...] = ()  # whatever the state
+    slow_uploads: tuple[SlowUpload, ...] = ()  # whatever the state
 
     def __str__(self) -> str:
         return described(self.state, self.reason)
@@ -122,7 +121,7 @@ def what_died(reason: str) -> str:
 
 @dataclass(frozen=True)
 class StoreRetry:
-    """A failed store call that is being retried. `what` names the operation and the object."""
+    """A failed store call under retry. `what`: operation and object."""
 
     what: str
     error: str
@@ -132,7 +131,7 @@ class StoreRetry:
 
 @dataclass(frozen=True)
 class Away:
-    """An unavailable server. `operator`: that of a subtask that cannot open without the server."""
+    """An unavailable server. `operator`: of a subtask that cannot open without the server."""
 
     operator: str
     error: str
@@ -159,9 +158,9 @@ class StoreWait:
 
 @dataclass(frozen=True)
 class BlockedSlot:
-    """A slot that was blocked. `by`: subtask with operators, and duration; reported afterwards.
+    """A slot that was blocked, reported afterwards. `by`: subtask with operators, and duration.
 
-    `reading`: a reader of this package needed most of the time, not a function of the program.
+    `reading`: a reader of this package, not a function of the program, needed most of the time.
     """
 
     slot: int
@@ -176,9 +175,9 @@ class Facts:
     timeout_ms: int
     outcome: str | None = None
     ended_because: str = ""
-    activity: str = ""  # work or wait of a starting or recovering job
+    activity: str = ""  # of a starting or recovering job
     completed: int = 0  # the last completed checkpoint
-    expects_checkpoint: bool = True  # False: no checkpoint is due any more, only commits
+    expects_checkpoint: bool = True  # False: only commits are due
     checkpoint: OpenCheckpoint | None = None
     last_failure: str = ""  # of a checkpoint, since the last complete checkpoint
     store: tuple[StoreRetry, ...] = ()
@@ -186,29 +185,29 @@ class Facts:
     appending: str = ""  # the record whose put has no answer
     failing: tuple[FailingCommit, ...] = ()
     waiting: tuple[Away, ...] = ()
-    absences: tuple[AbsentSlot, ...] = ()  # missing slots of a generation that waits for slots, once the job has run
-    silence: str = ""  # names slots that do not hear each other although both reach the coordinator
+    absences: tuple[AbsentSlot, ...] = ()  # of a generation that waits for slots, once the job has run
+    silence: str = ""  # slots that do not hear each other although both reach the coordinator
     held_by: Mapping[str, int] = field(default_factory=dict)  # cores that others occupy, by name
     start_error: str = ""  # of processes that were to become missing slots
-    behind: tuple[tuple[str, int], ...] = ()  # sinks that lag behind `completed`, and their last checkpoint
+    behind: tuple[tuple[str, int], ...] = ()  # sinks behind `completed`, and their last checkpoint
     blocked: tuple[BlockedSlot, ...] = ()
     held_back: str = ""  # why no checkpoint is taken until sinks catch up
     uncommitted: tuple[Uncommitted, ...] = ()
     uploaded: CheckpointUploads | None = None
     interval_ms: int = 0  # between checkpoints
-    narrow: str = ""  # describes fewer slots than the job should have
+    narrow: str = ""  # fewer slots than the job should have
 
 
 class ProgressWatch:
-    """Condition of a job. Call `look` whenever facts may have changed, and at `next_ms`."""
+    """Condition of a job. Call `look` when facts may have changed, and at `next_ms`."""
 
     def __init__(self) -> None:
         self.condition = Condition("STARTING", "", 0)
         self.slow = SlowCommits()
         self.slow_uploads = SlowUploads()
-        self._held_up = False  # a slow sink has delayed checkpoints long enough for a report
+        self._held_up = False  # long enough for a report
         self._looked = False
-        self.next_ms: int | None = None  # when time alone may change the condition
+        self.next_ms: int | None = None  # time alone may change the condition
         self._ran = False
         self._completed = 0
         self._running_since_ms: int | None = None
@@ -233,8 +232,6 @@ class ProgressWatch:
         self.condition = Condition(state, reason, since_ms, self.slow.shown, self.slow_uploads.shown)
         return self.condition
 
-    # ------------------------------------------------------------ memory
-
     def _count_running_time(self, facts: Facts, now_ms: int) -> None:
         running = facts.phase == "running"
         self._ran = self._ran or running or facts.phase == "resuming"
@@ -248,7 +245,7 @@ class ProgressWatch:
             self._running_since_ms = None
 
     def _remember(self, facts: Facts, now_ms: int) -> None:
-        """Remembers since when each problem is known. Sinks are judged only while the job runs."""
+        """Remembers since when each problem is known. Judges sinks only while the job runs."""
         known = [("store", retry.what, 0) for retry in facts.store]
         known += [("append", facts.appending, 0)] if facts.appending else []
         known += [("open", away.operator, 0) for away in facts.waiting]
@@ -265,8 +262,6 @@ class ProgressWatch:
         if at_ms > now_ms and (self.next_ms is None or at_ms < self.next_ms):
             self.next_ms = at_ms
         return at_ms <= now_ms
-
-    # ------------------------------------------------------------ judgement
 
     def _judge(self, facts: Facts, now_ms: int) -> tuple[State, str]:
         if facts.outcome is not None:
@@ -366,7 +361,6 @@ def _commit_trouble(failing: FailingCommit) -> tuple[str, str, int]:
 
 
 def missing_slots(absences: Sequence[AbsentSlot], held_by: Mapping[str, int], now_ms: int, failing: str = "") -> str:
-    """Returns a text that names missing slots by their last host, since when, the holders of cores, and `failing`."""
     hosts: dict[str, list[AbsentSlot]] = {}
     for each in absences:
         hosts.setdefault(each.host, []).append(each)

@@ -1,7 +1,7 @@
 """Messages between slots and coordinator, and the job's description. Typed, never pickled.
 
-Each message has a fencing token where one applies; the connection (see `handshake`) has proven job, run and slot. Times
-are milliseconds unless the name says otherwise. `checkpoint` is always a checkpoint id.
+Messages carry a fencing token where needed; the connection (see `handshake`) has proven job, run and slot. Times are
+milliseconds unless named otherwise. `checkpoint` is always a checkpoint id.
 """
 
 from typing import Literal
@@ -12,8 +12,8 @@ from barrier_runtime.coordinator.option_types import CheckpointOptions as Checkp
 from barrier_runtime.coordinator.option_types import RestartOptions as RestartOptions
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes, StateDescription
 
-PROTOCOL_VERSION = 3  # of messages and of the handshake before them
-STABLE_KIND = "stable"  # kind of the steps that release rows after a decision, see `ChainSpec.kinds`
+PROTOCOL_VERSION = 3  # of messages and handshake
+STABLE_KIND = "stable"  # steps that release rows after a decision, see `ChainSpec.kinds`
 ACCEPTED_PROTOCOLS = (PROTOCOL_VERSION,)  # of slots, by a coordinator
 
 
@@ -21,33 +21,30 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """Base of all messages; the tag is the class name."""
 
 
-# ---------------------------------------------------------------- the job
-
-
 class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An operator chain, as far as the coordinator needs it. Every chain has `parallelism` subtasks."""
+    """An operator chain, for the coordinator. Every chain has `parallelism` subtasks."""
 
     chain: int
-    operators: tuple[str, ...]  # names, in order
+    operators: tuple[str, ...]
     stateful: tuple[str, ...] = ()  # operators whose snapshots a restore must assign
     sinks: tuple[str, ...] = ()  # operators that commit
     global_sinks: tuple[str, ...] = ()  # those `sinks` with a global committer, in subtask 0
     is_source: bool = False
-    definitions: dict[str, str] = {}  # operator -> definition of the state, see `state.snapshots.snapshot.DEFINITION`
-    keys: dict[str, str] = {}  # operator -> columns of the keys, with types, if known
+    definitions: dict[str, str] = {}  # operator -> definition of state, see `state.snapshots.snapshot.DEFINITION`
+    keys: dict[str, str] = {}  # operator -> typed columns of keys, if known
     states: dict[str, dict[str, StateDescription]] = {}  # operator -> declared state -> description
     inputs: tuple[int, ...] = ()  # chains that send rows here; for people
     kinds: dict[str, str] = {}  # operator -> kind of step, see `state.snapshots.snapshot.KIND`
     targets: dict[str, str] = {}  # sink -> target, if known
-    columns: dict[str, dict[str, str]] = {}  # operator -> columns that the state depends on, if known -> type
+    columns: dict[str, dict[str, str]] = {}  # operator -> column that the state depends on, if known -> type
     commit_every_ms: dict[str, int] = {}  # `global_sinks` with held commits -> interval
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Submitted description of a job, without code and secrets. The FENCE record stores it."""
+    """Submitted description of a job, without code and secrets; stored in the FENCE record."""
 
     job: str
-    run_id: str  # of a run of the user's program, which another run of the same job fences
+    run_id: str  # of a run of the user's program; another run fences this run
     submitter: str  # "user@host pid 123", for people
     parallelism: int
     max_parallelism: int
@@ -55,27 +52,25 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoints: CheckpointOptions = CheckpointOptions()
     restore: str = "latest"  # "latest", "none" or a checkpoint id
     allow_replay: bool = False  # restore a checkpoint older than the last completed one
-    allow_non_restored: bool = False  # state whose operator is gone may be dropped
+    allow_non_restored: bool = False  # drop state whose operator is gone
     allow_drained: bool = False  # continue with state of a job whose input was ended early
     slot_timeout_ms: int = 10_000  # a slot silent for this long is lost
     resource_wait_timeout_ms: int = msgspec.field(default=60_000, name="gang_timeout_ms")  # for all slots to register
     resume_timeout_ms: int = 3_000  # wait of a restarted coordinator for running slots
     reconnect_grace_ms: int = 500  # for a slot with a broken connection to return without a restart
     restart: RestartOptions = RestartOptions()
-    progress_timeout_ms: int = (
-        0  # without checkpoint or commit for this long, the status reports that; 0: see `options`
-    )
-    store_write_price: float = 5.0  # US dollars for a million requests, for display
+    progress_timeout_ms: int = 0  # report missing checkpoints or commits after this time; 0: see `options`
+    store_write_price: float = 5.0  # US dollars for a million requests
     store_read_price: float = 0.4
-    program: str = ""  # the run's present program; "": the first program, else id of the request to replace
-    fingerprint: str = ""  # of the program's code and structure, equal for equal source files; "": unknown
-    outdated: tuple[str, ...] = ()  # fingerprints of replaced programs: runs of them are refused
+    program: str = ""  # of the run; "": the first program, else id of the request to replace
+    fingerprint: str = ""  # of the program's code and structure; "": unknown
+    outdated: tuple[str, ...] = ()  # replaced programs: runs of these fingerprints are refused
     allow_outdated: bool = False  # … unless allowed
-    at_least: int | None = None  # fewest slots with which the job continues without the others; None: it waits
+    at_least: int | None = None  # fewest slots that suffice, if others stay away; None: the job waits for all
     degrade_after_ms: int = 60_000  # … after slots have been missing for this long
-    full_parallelism: int = 0  # number of slots to which the job returns; 0: `parallelism`. See `phases/width`
-    narrow_because: str = ""  # slots that stayed away, so that the job has fewer
-    carrier: Literal["spark", "processes"] = "spark"  # runs the slots, and replaces a dead slot
+    full_parallelism: int = 0  # slots to which the job returns; 0: `parallelism`. See `phases/width`
+    narrow_because: str = ""  # slots that stayed away
+    carrier: Literal["spark", "processes"] = "spark"  # runs the slots, and replaces dead slots
 
 
 class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
@@ -86,18 +81,15 @@ class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid
         return f"{self.chain}/{self.index}"
 
 
-# ---------------------------------------------------------------- slot -> coordinator
-
-
 class SlotClaims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Claims that a slot binds into the handshake of a control connection; Register must repeat them."""
+    """A slot's claims in the handshake of a control connection; Register must repeat them."""
 
     slot: int
     uuid: str
 
 
 class Register(Message, frozen=True, omit_defaults=True):
-    """First message of a slot on every (re)connection. A known uuid means a survivor, not a new slot."""
+    """First message on every (re)connection. A known uuid is a survivor, not a new slot."""
 
     slot: int
     uuid: str  # of this Python process
@@ -108,49 +100,47 @@ class Register(Message, frozen=True, omit_defaults=True):
     data_port: int
     token: int  # 0: never deployed
     phase: Literal["idle", "restoring", "running", "paused"]  # paused: running, with stopped sources
-    highest_checkpoint: int = 0  # of all barriers and triggers seen
-    committed: dict[str, int] = {}  # `sink_key` -> all transactions up to this checkpoint are committed
-    ended: tuple[SubtaskId, ...] = ()  # subtasks that reached the end of their input in generation `token`
-    died: dict[int, str] = {}  # processes of this host that a signal killed recently: pid -> "SIGSEGV"
-    drained: bool = False  # the sources were ended early in generation `token`
-    program: str = ""  # of the slot's program, as in `JobSpec`
-    broken: str = ""  # why the slot cannot run the program; then it is never deployed
+    highest_checkpoint: int = 0  # of all seen barriers and triggers
+    committed: dict[str, int] = {}  # `sink_key` -> committed up to this checkpoint
+    ended: tuple[SubtaskId, ...] = ()  # subtasks at the end of input in generation `token`
+    died: dict[int, str] = {}  # this host's processes that a signal killed recently: pid -> "SIGSEGV"
+    drained: bool = False  # sources were ended early in generation `token`
+    program: str = ""  # as in `JobSpec`
+    broken: str = ""  # why the slot cannot run the program, and is never deployed
     versions: dict[str, str] = {}  # of the slot's process, see `versions`; empty: unknown
     parallelism: int = 0  # of the last deployment, to which `committed` refers; 0: unknown
 
 
 class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Split that holds back the event time of a source in a slot.
+    """Split that holds back a source's event time in a slot.
 
-    `split`: shortened id of the slowest unfinished split; "" if there is none.
+    `split`: shortened id of the slowest unfinished split; "": none.
     """
 
     split: str = ""
-    watermark_ms: int | None = None  # None: that split has had no row yet
-    idle: bool = False  # no split, or all have been empty for the idle timeout
+    watermark_ms: int | None = None  # None: no row yet
+    idle: bool = False  # no split, or all empty for the idle timeout
     idle_splits: tuple[str, ...] = ()  # some splits empty for the idle timeout, ids shortened
-    idle_count: int = 0  # number of splits empty for the idle timeout
+    idle_count: int = 0  # number of these splits
 
 
 class Heartbeat(Message, frozen=True):
     token: int
     metrics: dict[str, float] = {}  # see `metric_table`: counters ("<operator>.late_rows") and gauges ("rss_bytes")
-    latency: dict[
-        str, str
-    ] = {}  # "<sink>:processed" / "<sink>:visible" -> HdrHistogram, base64 (µs; all of this process)
+    latency: dict[str, str] = {}  # "<sink>:processed" / "<sink>:visible" -> HdrHistogram, base64 (µs; of this process)
     sent_at_ms: int = 0
-    opening: dict[str, float] = {}  # sources and operators that are being restored -> seconds so far
+    opening: dict[str, float] = {}  # restoring sources and operators -> seconds so far
     blocked: str = ""  # subtask whose step blocked the slot for seconds, since the last heartbeat
-    sources: dict[str, HeldBack] = {}  # those with event time
-    prefetched: int = 0  # checkpoint of the last `Prefetch` that is done
-    unheard: dict[int, int] = {}  # slots that this slot has not heard for several heartbeats -> milliseconds
-    blocked_reading: bool = False  # a reader of this package needed most of the step in `blocked`
+    sources: dict[str, HeldBack] = {}
+    prefetched: int = 0  # checkpoint of the last completed `Prefetch`
+    unheard: dict[int, int] = {}  # slots unheard for several heartbeats -> milliseconds
+    blocked_reading: bool = False  # mostly in a reader of this package
 
 
 class EventTimeReached(Message, frozen=True):
-    """Event time of this slot's sources, in a job with `max_drift`. Answered by `LowestEventTime`.
+    """Event time of this slot's sources, in a job with `max_drift`; unlisted sources have ended here.
 
-    A source that is not listed has ended here.
+    Answered by `LowestEventTime`.
     """
 
     token: int
@@ -158,7 +148,7 @@ class EventTimeReached(Message, frozen=True):
 
 
 class Restored(Message, frozen=True):
-    """State is restored and every channel of this slot is connected."""
+    """State is restored, and every channel of this slot connected."""
 
     token: int
 
@@ -169,7 +159,7 @@ class Ack(Message, frozen=True):
     subtask: SubtaskId
     operators: tuple[OperatorSnapshot, ...]
     times: SnapshotTimes = SnapshotTimes()
-    ended: bool = False  # the subtask had reached the end of its input
+    ended: bool = False  # the subtask was at the end of input
 
 
 class Decline(Message, frozen=True):
@@ -183,17 +173,17 @@ class Decline(Message, frozen=True):
 
 
 class SubtaskEnded(Message, frozen=True):
-    """The subtask read (or, a source, emitted) the last element. The subtask continues to answer triggers."""
+    """The subtask read (a source: emitted) the last element, and continues to answer triggers."""
 
     token: int
     subtask: SubtaskId
 
 
-GLOBAL_COMMITTER = -1  # the "subtask" of a sink's global committer, which runs in subtask 0, in reports
+GLOBAL_COMMITTER = -1  # "subtask" of a sink's global committer, which runs in subtask 0
 
 
 class Committed(Message, frozen=True):
-    """All transactions of a sink subtask (or `GLOBAL_COMMITTER`) up to `checkpoint` are committed."""
+    """A sink subtask (or `GLOBAL_COMMITTER`) has committed everything up to `checkpoint`."""
 
     token: int
     checkpoint: int
@@ -213,7 +203,7 @@ class CommitFailing(Message, frozen=True):
 
 
 class Waiting(Message, frozen=True):
-    """While restoring: `operator` cannot open yet, because a server does not answer. The slot retries."""
+    """While restoring: `operator` cannot open, because a server does not answer. The slot retries."""
 
     token: int
     operator: str
@@ -230,12 +220,9 @@ class SubtaskFailed(Message, frozen=True):
     token: int
     subtask: SubtaskId | None
     operator: str
-    error: str  # for the user: user traceback first, then error, place, remedy
+    error: str  # user traceback, error, place, remedy
     retryable: bool
     unavailable: bool = False
-
-
-# ---------------------------------------------------------------- coordinator -> slot
 
 
 class Registered(Message, frozen=True):
@@ -246,8 +233,8 @@ class Registered(Message, frozen=True):
     heartbeat_ms: int
 
 
-class CancelGeneration(Message, frozen=True, tag="Halt"):  # the name on the wire
-    """Stop every subtask for a new generation; keep the process, and copies of `keep_checkpoint`."""
+class CancelGeneration(Message, frozen=True, tag="Halt"):  # name on the wire
+    """Stop every subtask; keep the process, and copies of `keep_checkpoint`."""
 
     token: int
     keep_checkpoint: int
@@ -270,26 +257,25 @@ class ManifestRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Deploy(Message, frozen=True, omit_defaults=True):
     """Restore and connect. `operators`: snapshots for subtasks of this slot (all when rescaling).
 
-    If the snapshots are too large for a message, `manifest` is set instead, and the slot selects them there.
+    `manifest`: instead, if the snapshots are too large for a message; the slot selects them there.
     """
 
     token: int
-    checkpoint: int  # 0: start without state
+    checkpoint: int  # 0: no state
     peers: tuple[Peer, ...]
     operators: tuple[OperatorSnapshot, ...] = ()
-    lineage: str = ""  # of all state that grew from the same start: a target's memory of another lineage does not count
-    settled: bool = False  # all listed transactions are visible: sinks need not check
+    lineage: str = ""  # of all state that grew from the same start: targets ignore memories of other lineages
+    settled: bool = False  # all listed transactions are visible: no check by sinks
     manifest: ManifestRef | None = None
     drained: bool = False  # this run has ended the sources early: they read nothing more
-    reopened: bool = False  # another run had, and this run reads on: ended event time begins anew
+    reopened: bool = False  # another run had; this run reads on: ended event time begins anew
     first_sha256: str = ""  # of the log's first record, unique to the log; empty: unknown
 
 
 class Prefetch(Message, frozen=True):
-    """Fetch missing files of this checkpoint, and stop compacting databases.
+    """Fetch missing files of this checkpoint, and stop compacting databases. Repeatable for later checkpoints.
 
-    The job may continue from this checkpoint or later with `parallelism` slots. May be repeated for later ones;
-    answered by `Heartbeat.prefetched`.
+    The job may continue from this or a later checkpoint with `parallelism` slots. Answered by `Heartbeat.prefetched`.
     """
 
     checkpoint: int
@@ -308,33 +294,33 @@ class Trigger(Message, frozen=True, omit_defaults=True):  # omitted defaults sui
     token: int
     checkpoint: int
     triggered_at_ms: int
-    aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned without a time limit
+    aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned without limit
     stop: bool = False  # the job stops with this checkpoint: the slot's last figures precede acks and commits
-    pause: bool = False  # sources read nothing after it unless it aborts: job moves or stops
+    pause: bool = False  # sources then read nothing, unless the checkpoint aborts: the job moves or stops
     overtakes_timers: bool = False  # aligned, but barriers do not wait for many due timers
 
 
 class EndSources(Message, frozen=True):
-    """Drain: every source ends now, so windows and timers fire as at the end of all input.
+    """Drain: every source ends now; windows and timers fire as at the end of all input.
 
-    Sent to every slot while no checkpoint is pending; none is taken before all subtasks have ended. May be repeated.
+    Sent to every slot, perhaps repeatedly, while no checkpoint is pending; none is taken before all subtasks have
+    ended.
     """
 
     token: int
 
 
-class CheckpointComplete(Message, frozen=True, tag="Complete"):  # the name on the wire
-    """`checkpoint` is decided: commit all transactions up to that checkpoint. May be repeated."""
+class CheckpointComplete(Message, frozen=True, tag="Complete"):  # name on the wire
+    """`checkpoint` is decided: commit everything up to that checkpoint. May be repeated."""
 
     token: int
     checkpoint: int
 
 
 class CommitGlobally(Message, frozen=True):
-    """To slot 0: all subtasks of sink `operator` have committed `checkpoint`; make everything visible.
+    """To slot 0: all subtasks of sink `operator` have committed `checkpoint`; make everything visible. Repeatable.
 
-    `snapshots`: the sink's part of that checkpoint's manifest; `manifest`: place of the manifest, if the part is too
-    large for a message. May be repeated.
+    `snapshots`: the sink's part of the manifest; `manifest`: its place, if the part is too large for a message.
     """
 
     token: int
@@ -355,7 +341,7 @@ class Visible(Message, frozen=True):
 class LowestEventTime(Message, frozen=True):
     """Answer to `EventTimeReached`: the lowest watermark that any split of the job allows.
 
-    The least int64: of a split without rows, or a slot without a report; the greatest: no split holds others back.
+    Least int64: a split has no rows, or a slot has not reported; greatest: no split holds others back.
     """
 
     token: int
@@ -369,20 +355,17 @@ class AbortCheckpoint(Message, frozen=True):
 
 
 class Heard(Message, frozen=True):
-    """Answer to a Heartbeat: the coordinator lives, although it may send nothing else for hours."""
+    """Answer to a Heartbeat: the coordinator lives, though it may send nothing else for hours."""
 
 
 class TryElsewhere(Message, frozen=True):
-    """Try the next address: another daemon leads the slot's run, or the run is unknown here.
-
-    `reason` names the leader.
-    """
+    """Try the next address: another daemon (`reason`) leads the slot's run, or the run is unknown here."""
 
     reason: str
 
 
 class Shutdown(Message, frozen=True):
-    """Leave. `reason` is for the user; `outcome`: end of the job for this slot."""
+    """Leave. `reason`: for the user; `outcome`: end of the job for this slot."""
 
     outcome: Literal["finished", "failed", "cancelled", "fenced", "replaced", "left"]  # left: the job needs fewer slots
     reason: str
@@ -421,5 +404,5 @@ ToSlot = (
 
 
 def sink_key(operator: str, subtask: int) -> str:
-    """Returns the name of a sink subtask, or of the global committer, in figures: "out/0", "out/global"."""
+    """Returns the name of a sink subtask or global committer in figures: "out/0", "out/global"."""
     return f"{operator}/{'global' if subtask == GLOBAL_COMMITTER else subtask}"

@@ -7,7 +7,7 @@
 
 No route changes a job: buttons use the REST interface with the session's cookie and header (`rest.Guard`).
 
-While pages are open, one tick a second makes the figures of their topics once:
+While pages are open, a tick per second makes the figures of each topic (a job's name, or "" for the list of jobs):
 
 | no reader | no task, no tick |
 | first reader of a topic | the task starts, the reader gets a tick at once |
@@ -15,8 +15,8 @@ While pages are open, one tick a second makes the figures of their topics once:
 | a slow reader | misses ticks, never delays others, holds only the newest bytes |
 | last reader leaves | the task ends with the next round |
 
-A topic is a job's name, or "" for the list of jobs. A tick carries figures as text and the number of the newest page; a
-page with another number requests the new page. That number rises at most every `PAGE_S` seconds.
+A tick carries figures as text and the number of the newest page; a page with another number requests the new page. That
+number rises at most every `PAGE_S` seconds.
 """
 
 import asyncio
@@ -80,14 +80,14 @@ class _Topic:
     page: int = 0
     page_s: float = 0.0  # last rise of `page`
     changes: str = ""
-    # Done with the next tick, which sets another future. No Condition: a reader that is cancelled twice, as anyio does,
-    # would release the lock that another reader holds, or leave a lock held.
+    # The next tick sets another future. No Condition: a reader that anyio cancels twice would release another reader's
+    # lock, or leave a lock held.
     fresh: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Ticker:
     def __init__(self, look: Callable[[str], PageTick], clock_s: Callable[[], float]) -> None:
-        """`look` makes the tick of a topic without blocking; after an exception the tick is left out."""
+        """`look` makes a topic's tick without blocking; an exception skips the tick."""
         self._look = look
         self._clock_s = clock_s
         self._topics: dict[str, _Topic] = {}
@@ -98,7 +98,7 @@ class Ticker:
         return sum(topic.readers for topic in self._topics.values())
 
     async def follow(self, name: str, until_s: float) -> AsyncIterator[bytes]:
-        """Yields events for a reader, until the reader leaves or the clock reaches `until_s`."""
+        """Yields events until the reader leaves or the clock reaches `until_s`."""
         topic = self._topics.setdefault(name, _Topic())
         topic.readers += 1
         try:
@@ -110,7 +110,7 @@ class Ticker:
                 if topic.number != seen:
                     seen = topic.number
                     yield topic.data
-                    continue  # meanwhile a tick may have come, or the session may have ended
+                    continue  # a tick may have come, or the session have ended
                 ticked, _ = await asyncio.wait([topic.fresh], timeout=KEEP_ALIVE_S)
                 if not ticked:
                     yield _KEEP_ALIVE
@@ -130,12 +130,12 @@ class Ticker:
     def _make(self, name: str, topic: _Topic) -> None:
         try:
             tick = self._look(name)
-        except Exception:  # a bug in a figure stops pages, and must not stop the daemon's jobs
+        except Exception:  # a bug in a figure must not stop the daemon's jobs
             log.exception("the figures of %s could not be made", f"job {name}" if name else "the list of jobs")
             return
         now_s = self._clock_s()
         if tick.changes != topic.changes and (tick.urgent or not topic.page or now_s - topic.page_s >= PAGE_S):
-            # No daemon has used this number before, so a page that outlived a daemon requests the new page.
+            # Unused by any daemon before, so a page that outlived a daemon requests the new page.
             topic.page = max(topic.page + 1, int(now_s * 1000))
             topic.changes, topic.page_s = tick.changes, now_s
         data = b"event: tick\ndata: " + msgspec.json.encode(_Sent(topic.page, tick.figures)) + b"\n\n"
@@ -150,15 +150,15 @@ _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-
 _MAX_FORM_BYTES = 8 * 1024
 _TARGET = re.compile(r"/(?:jobs/[a-z0-9-]{1,64}(?:/checkpoints(?:/[0-9]{1,19})?)?)?")
 _NUMBER = re.compile(r"[0-9]{1,19}")
-_RENDERED_S = 1.0  # requests within this time get the same page
+_RENDERED_S = 1.0  # share a rendered page for this long
 _REASON_CHARACTERS = 600  # characters of a reason in a tick
 
 
 @dataclass(frozen=True)
 class PageSource:
-    """The daemon's data for pages. `status` raises like REST; `known` is of jobs that run here.
+    """The daemon's data for pages. `status` raises like REST; `known`: jobs that run here.
 
-    `elsewhere` and `stored`: jobs that other daemons lead, and the status that they have stored.
+    `elsewhere` and `stored`: jobs that other daemons lead, and their stored status.
     """
 
     jobs: Callable[[], list[JobSummary]]
@@ -166,7 +166,7 @@ class PageSource:
     status: Callable[[str, str | None], Awaitable[JobStatus]]
     stored: Callable[[Lease], Awaitable[JobStatus | None]]
     known: Callable[[str], JobStatus | None]
-    store: ObjectStore  # of the jobs: the address is shown, and used login links are recorded there
+    store: ObjectStore  # of the jobs: shows the address, and records used login links
 
 
 class Pages:
@@ -198,8 +198,6 @@ class Pages:
             Route("/jobs/{job}/checkpoints", self.checkpoints, methods=["GET"]),
             Route("/jobs/{job}/checkpoints/{checkpoint}", self.checkpoint, methods=["GET"]),
         ]
-
-    # ------------------------------------------------------------ logging in
 
     async def login(self, request: Request) -> Response:
         code = request.query_params.get("once")
@@ -260,8 +258,6 @@ class Pages:
         )
         return answer
 
-    # ------------------------------------------------------------ pages
-
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         try:
@@ -281,10 +277,10 @@ class Pages:
     async def job(self, request: Request) -> Response:
         job, run = _job_and_run(request)
         key = f"{job} {run or ''}"
-        async with self._rendering:  # the first of concurrent requests makes the page for all
+        async with self._rendering:  # concurrent requests share a page
             made_s, html = self._rendered.get(key, (0.0, ""))
             if not html or time.monotonic() - made_s > _RENDERED_S:
-                # On a thread: a page takes milliseconds, and must not delay a barrier.
+                # On a thread: rendering takes milliseconds, and must not delay a barrier.
                 known = await self._status(job, run)
                 html = await asyncio.to_thread(lambda: render.job_page(self._explained(*known)))
                 self._rendered = {key: (time.monotonic(), html)}
@@ -318,7 +314,7 @@ class Pages:
             return await self._source.status(job, run), "", ""
         except LedElsewhere as error:
             stored = await self._source.stored(error.lease)
-            if stored is None:  # the run has ended meanwhile, or has not begun
+            if stored is None:  # the run has ended, or not begun
                 raise
             why = f"this daemon stands by. What is shown is what daemon {error.lease.leader} has stored"
             return stored, why, error.url
@@ -326,12 +322,10 @@ class Pages:
     def _explained(self, status: JobStatus, read_only: str, leader: str) -> JobFacts:
         return render.explained(status, _time_of(status), self._command, read_only, leader)
 
-    # ------------------------------------------------------------ the stream
-
     async def events(self, request: Request) -> Response:
         name = request.path_params.get("job", "")
         if name and self._source.known(check_job_id(name)) is None:
-            return Response(status_code=204)  # nothing will change; after this answer a browser does not retry
+            return Response(status_code=204)  # a browser does not retry after this answer
         if self._ticker.readers >= MAX_READERS:
             raise HTTPException(503, "too many pages are open: close some")
         now = now_ms()
@@ -356,7 +350,7 @@ class Pages:
 def pages_for(
     source: PageSource, token: Token, sessions: PageSessions, links: LoginLinks, url: str, token_file: str
 ) -> ASGIApp:
-    """Returns the application for `Pages.routes`, fully loaded. May be called in a thread."""
+    """Returns the fully loaded application for `Pages.routes`. May be called in a thread."""
     render.load()
     pages = Pages(source, token, sessions, links, CommandLine(url, token_file))
     app = Starlette(routes=pages.routes(), exception_handlers={HTTPException: _on_http, BarrierRuntimeError: _on_error})
@@ -375,7 +369,7 @@ def _html(text: str, status: int = 200) -> Response:
 
 
 def _time_of(status: JobStatus) -> int:
-    """Returns the present time by the status's own clock; a stored status has none."""
+    """Returns the present time by the status's clock; a stored status has none."""
     return status.at_ms or now_ms()
 
 
