@@ -266,7 +266,7 @@ class Job:
 
     @property
     def stop_is_logged(self) -> bool:
-        """Whether the log contains all that a successor needs of the stop."""
+        """Returns whether the log contains all that a successor needs of the stop."""
         wanted, logged = self.stop_record, self.log.stop
         return wanted is None or (logged is not None and logged.savepoint == wanted.savepoint)
 
@@ -299,7 +299,7 @@ class Job:
 
     @property
     def awaits_decisions(self) -> bool:
-        """Whether all sources have ended, and `stable` steps need checkpoints to process the rest."""
+        """Returns whether all sources have ended, and `stable` steps need checkpoints to process the rest."""
         if self.all_ended or not any(STABLE_KIND in chain.kinds.values() for chain in self.spec.chains):
             return False
         sources = {chain.chain for chain in self.spec.chains if chain.is_source}

@@ -135,7 +135,7 @@ class RescaleRequest:
 
     @property
     def returns(self) -> bool:
-        """Whether the job itself requests the slots that stayed away."""
+        """Returns whether the job itself requests the slots that stayed away."""
         return self.id.startswith(RETURN)
 
     def same_request(self, other: "RescaleRequest") -> bool:
