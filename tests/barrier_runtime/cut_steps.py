@@ -62,7 +62,6 @@ def map_(bench: Bench, rows: Stream, name: str) -> Stream:
 
 @step("Stream.map", makes_late=True)
 def map_to_earlier(bench: Bench, rows: Stream, name: str) -> Stream:
-    """Makes some rows late."""
     return rows.map(lambda row: {**row, "t": row["t"] - row["n"] % 3 * 15}, schema=SCHEMA)
 
 

@@ -113,8 +113,6 @@ class HandExecutor:
 
 
 class Reports(list[CommitReport]):
-    """Reports from a sink to the coordinator."""
-
     @property
     def committed_checkpoints(self) -> list[int]:
         return [each.checkpoint for each in self if each.error is None and not each.globally]
@@ -267,7 +265,6 @@ class Job:
     ends: bool = False  # the input ends after the last row, with a final checkpoint
 
     def run(self, store: ObjectStore) -> None:
-        """Runs a generation, until the end or a `Crash`."""
         self.token += 1
         position, restored = 0, ()
         if self.decided:

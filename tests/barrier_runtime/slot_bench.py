@@ -206,7 +206,6 @@ class Bench:
     # ---- the coordinator's part
 
     def tell(self, *messages):
-        """Sends messages to every slot, in order."""
         for message in messages:
             for slot in self.slots:
                 slot.handle(message)

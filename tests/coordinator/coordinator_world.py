@@ -119,8 +119,6 @@ def options(**changes: object) -> CheckpointOptions:
 
 @dataclass
 class FakeSlot:
-    """One slot process, reduced to messages."""
-
     coordinator: "Coordinator"
     index: int
     uuid: str
@@ -261,7 +259,7 @@ class FakeSlot:
 
 
 class Coordinator:
-    """A coordinator process on a store. The test sets `now_ms`."""
+    """The test sets `now_ms`."""
 
     def __init__(
         self,

@@ -57,7 +57,6 @@ class Topic:
         until(lambda: ends.committed() == ends.written(), "the transactions have ended in the partition")
 
     def grow(self, partitions: int) -> None:
-        """To so many partitions."""
         wanted = [NewPartitions(self.name, partitions)]
         done_at_last(lambda: self.admin.create_partitions(wanted)[self.name].result(), KafkaError.INVALID_PARTITIONS)
         until(lambda: len(self._topics()[self.name].partitions) == partitions, "it grew")

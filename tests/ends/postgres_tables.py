@@ -74,5 +74,4 @@ def seen(connection: psycopg.Connection[Any], table: str) -> list[int]:
 
 
 def left_over(job: str) -> list[str]:
-    """Staged rows of a job."""
     return [info.key for info in STORE.list(job) if "staged" in info.key]

@@ -88,7 +88,6 @@ class CountingProxy:
         return self._cut_at is None
 
     def count(self, work: Callable[[], object]) -> int:
-        """Waits during `work`."""
         self.reset()
         work()
         return self.waits

@@ -117,8 +117,6 @@ def no_store(url: str) -> ObjectStore:
 
 @dataclass
 class Job:
-    """Sinks of a single job."""
-
     database: Database
     name: str = field(default_factory=new_name)
     store: ObjectStore = field(default_factory=MemoryStore)

@@ -38,7 +38,7 @@ class Subtasks:
             self.drivers.append(driver)
 
     def read(self, count: int) -> list[tuple[int, int]]:
-        """(partition, offset) of `count` rows."""
+        """Returns (partition, offset) of `count` rows."""
         found: list[tuple[int, int]] = []
 
         def enough() -> bool:

@@ -15,7 +15,6 @@ Rows = list[dict[str, Any]]
 
 
 def stream_of(flow: Dataflow, name: str, rows: Sequence[Any], schema: Any, **options: Any) -> Stream:
-    """A stream of `rows`, all in a split."""
     return flow.from_iterator(name, lambda part, of: rows, schema=schema, splits=1, **options)
 
 

@@ -206,7 +206,6 @@ def test_every_event_of_the_global_committer_is_in_its_table() -> None:
 
 
 def causes_given_in(module: typing.Any) -> set[str]:
-    """The first arguments of every `Reason(…)` in the module."""
     file = str(Path(module.__file__).resolve().relative_to(ROOT))
     calls = [node for node in nodes(file) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Reason"]
     return {ast.literal_eval(call.args[0]) for call in calls}

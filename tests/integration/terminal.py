@@ -71,7 +71,6 @@ class Window:
 
     @property
     def ended_with(self) -> int | None:
-        """The exit code of the command; None while the command runs."""
         text = self._exit_file.read_text().strip() if self._exit_file.exists() else ""
         return int(text) if text else None
 

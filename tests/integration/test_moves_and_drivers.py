@@ -17,8 +17,6 @@ ROWS = 120_000  # twenty minutes for the strikes; then all remaining rows come a
 
 
 class Runs:
-    """Successive runs of a program."""
-
     def __init__(self, folder):
         self.folder, self.out = folder, folder / "out"
         self.families = []
@@ -36,7 +34,6 @@ class Runs:
             )
 
     def ended(self):
-        """The exit code."""
 
         def over():
             try:

@@ -110,7 +110,6 @@ class Joined:
 
     @property
     def sql(self) -> str:
-        """Query for DuckDB and Spark."""
         if self.kind == "interval":
             on = f"l.k = r.k AND r.t - l.t BETWEEN {self.lower_ms} AND {self.upper_ms}"
             start = left_start = "CAST(NULL AS BIGINT)"

@@ -91,8 +91,6 @@ class Collected:
 
 
 class Numbered:
-    """Numbers rows of keys by columns."""
-
     state = {"n": ("int64", 0)}
 
     def process_groups(self, keys: Any, batch: pa.RecordBatch, state: dict[str, Any]) -> dict[str, Any]:

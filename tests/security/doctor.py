@@ -27,8 +27,6 @@ class Bomb:
 
 
 class Doctor:
-    """The doctor of job `job` in the folder `root`."""
-
     def __init__(self, root: Path, job: str) -> None:
         self.root = root
         self.paths = Paths(job)

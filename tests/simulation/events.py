@@ -113,7 +113,6 @@ class EventTimes:
 
     @property
     def all_come(self) -> bool:
-        """Returns whether a finished job has read all events."""
         return self.bounded or self.ends is not None
 
     def number(self, split: int) -> int:
@@ -449,12 +448,10 @@ class EventWorkload:
 
     @property
     def shows_event_time(self) -> bool:
-        """Returns whether rows are emitted as long as events arrive."""
         return self.graph != "unique"
 
     @property
     def sinks(self) -> dict[str, str]:
-        """Kind of rows per sink."""
         if self.graph == "windows-and-sessions":
             return {"out": "windows", "side": "sessions"}
         return {"out": self.graph}

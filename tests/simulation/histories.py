@@ -50,7 +50,6 @@ Spoil = Callable[[Rows], Rows]
 
 
 def data(name: str, token: int = 1) -> str:
-    """Returns the key of an uploaded snapshot file."""
     return PATHS.data_file(token, "slot", name)
 
 
@@ -162,7 +161,7 @@ class History:
         return self
 
     def lose(self, key: str) -> "History":
-        """Loses the file from the store: nobody requested a delete."""
+        """Loses the file: nobody requested a delete."""
         self.store.delete([key])
         return self
 
@@ -229,7 +228,6 @@ class History:
         return self.append(msgspec.structs.replace(record, **(says or {})), at)
 
     def by(self, leader: str) -> "History":
-        """Sets the writer of all later records."""
         self._leader = leader
         return self
 
@@ -352,7 +350,6 @@ class History:
         return self
 
     def reads(self, token: int, split: str, rows: int) -> "History":
-        """Reports that a slot of generation `token` has read `rows` rows of a split."""
         for checker in self.checkers:
             checker.on_read(token, split, rows)
         return self

@@ -79,8 +79,6 @@ _JOIN_ROW = msgspec.json.Decoder(JoinRow)
 
 
 class JoinWorkload(EventWorkload):
-    """Workload of a job with one join, `joined`."""
-
     def __init__(
         self,
         joined: Joined,
@@ -154,7 +152,7 @@ class JoinWorkload(EventWorkload):
         return self.times.at_ms(*event)
 
     def starts(self, event: Event) -> list[int]:
-        """Returns the starts of the event's windows; for joins without windows [0]."""
+        """Starts of the event's windows; for joins without windows [0]."""
         return list(self.times.windows(*event)) if self.joined.kind == "window" else [0]
 
     def place(self, row: JoinRow) -> int:

@@ -34,7 +34,6 @@ Note = Callable[[str], None]
 
 @contextlib.contextmanager
 def counted(counter: Counter[str]) -> Iterator[None]:
-    """Counts near misses in `counter`, by description."""
 
     def note(what: str) -> None:
         counter[what] += 1

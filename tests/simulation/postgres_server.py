@@ -173,8 +173,6 @@ def _translated(dialect: PostgresDialect, error: Exception, failure: str) -> Bar
 
 
 class _Cursor:
-    """Cursor over the rows of one statement."""
-
     def __init__(self, connection: "_Connection") -> None:
         self._connection = connection
         self.found: list[tuple[Any, ...]] = []

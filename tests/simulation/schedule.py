@@ -318,7 +318,6 @@ def _draw_stop(schedule: Schedule) -> Schedule:
 
 
 def _draw_savepoints(schedule: Schedule) -> Schedule:
-    """Requests savepoints of every third job of the bank."""
     rng = random.Random(f"savepoints {schedule.seed}")
     if schedule.events is not None or schedule.queue or schedule.conditions_ignored or rng.random() > 0.35:
         return schedule
@@ -327,7 +326,6 @@ def _draw_savepoints(schedule: Schedule) -> Schedule:
 
 
 def _draw_rescales(schedule: Schedule) -> Schedule:
-    """Rescales every third job while it runs."""
     rng = random.Random(f"rescales {schedule.seed}")
     if schedule.conditions_ignored or rng.random() > 0.35:
         return schedule

@@ -34,7 +34,6 @@ class NewSlotsStart(Checker):
         self._kinds: dict[str, str] = {}  # program -> its fault
 
     def program(self, name: str, kind: str, spec: JobSpec) -> JobSpec:
-        """Returns the spec that a program of this kind reports."""
         self._kinds[name] = kind
         if kind != "unfit":
             return spec

@@ -113,7 +113,6 @@ def packed() -> History:
 
 
 def staged() -> History:
-    """Decides a transaction of three objects."""
     committable = msgspec.json.encode({"objects": [{"key": key} for key in STAGED]})
     history = job()
     for key in STAGED:

@@ -90,7 +90,6 @@ class Shown:
             judge.on_decision(decision)
 
     def started_again(self) -> "Shown":
-        """Starts the job again, as run-2."""
         record = History().fence(says={"spec": JobSpec("bank", "run-2", "test", 1, 16, (), CheckpointOptions())})
         for judge in self.judges.values():
             judge.on_record(2, record.facts.records[-1])
@@ -373,7 +372,6 @@ def in_another_order(made: Shown) -> list[EventRow]:
 
 
 def a_window(made: Shown) -> list[EventRow]:
-    """Returns the rows of the first window with several events."""
     row = next(each for each in made.wall_windows() if each.n > 1)
     return [
         each for each in made.wall_windows() if (each.split, each.key, each.start) == (row.split, row.key, row.start)

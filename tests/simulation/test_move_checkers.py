@@ -15,7 +15,6 @@ ALL = (*MOVE_CHECKERS, *BANK_MOVE_CHECKERS)
 
 
 def of(parallelism: int, run: str = "run-1", program: str = "") -> dict[str, object]:
-    """Returns the fields of a FENCE with this spec."""
     options = CheckpointOptions(retained=1)
     return {"spec": JobSpec("bank", run, "test", parallelism, 16, (), options, program=program)}
 

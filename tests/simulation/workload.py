@@ -140,7 +140,6 @@ class _Reader:
 
 
 def legs(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns a debit and a credit for each transfer."""
     rows: list[tuple[str, int, int, int, int, int]] = []
     for source, split, seq in zip(*(column.to_pylist() for column in batch.columns), strict=True):
         payer, payee, amount = transfer(source, split, seq)
@@ -423,8 +422,6 @@ def relay(key: Any, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One row as the sinks write it."""
-
     source: str
     split: int
     seq: int

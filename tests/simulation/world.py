@@ -784,7 +784,6 @@ class World(SimCluster):
         self.sim.after(self.sim.between_us(100_000, 1_000_000), lambda _: self._start_again(parallelism))
 
     def _second_program(self, action: Action) -> None:
-        """Starts the program while it runs."""
         self._start_program(self.schedule.parallelism)
 
     def _crash_everything(self, action: Action) -> None:
@@ -1203,7 +1202,6 @@ class World(SimCluster):
             on_delete(actor, key)
 
     def _of(self, actor: str) -> "World":
-        """Returns the world whose process `actor` is."""
         return next(world for world in self._both if actor in world._processes)
 
     def _target_wrote(self, actor: str, key: str, data: bytes) -> None:
@@ -1277,7 +1275,6 @@ class World(SimCluster):
 
 
 def _hooks(checkers: list[Checker], name: str) -> list[Callable[..., None]]:
-    """Returns the hooks `name` of the checkers that override it."""
     return [getattr(each, name) for each in checkers if getattr(type(each), name) is not getattr(Checker, name)]
 
 

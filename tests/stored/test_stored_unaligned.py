@@ -26,8 +26,6 @@ KEY = 3
 
 
 class InProcess(Job):
-    """Runs in this process."""
-
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(ARCHIVE, folder)
         self.checkpoints = str(folder / "checkpoints")

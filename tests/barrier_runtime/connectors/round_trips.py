@@ -70,7 +70,6 @@ class Kind:
         return str(self.type)
 
     def special(self) -> pa.Array:
-        """A null, each special value, and a null."""
         return array_of([None, *self.values, None], self.type)
 
 
@@ -255,7 +254,6 @@ def _comparable(column: pa.Array) -> Iterator[Any]:
 
 
 def assert_same(read: pa.Array | pa.ChunkedArray, written: pa.Array | pa.ChunkedArray) -> None:
-    """Asserts equal types and values."""
     assert read.type.equals(written.type), f"{read.type} was read, {written.type} was written"
     got, wanted = comparable(read), comparable(written)
     assert len(got) == len(wanted), f"{len(got)} rows were read, {len(wanted)} were written"

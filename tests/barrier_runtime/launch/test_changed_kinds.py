@@ -304,7 +304,6 @@ def numbered(rows: Stream) -> Any:
 
 
 def texts(rows: Stream) -> Any:
-    """Changes the type of an aggregated column."""
     return rows.select({"k": "k", "v": "CAST(v AS VARCHAR)"}).key_by("k")
 
 
@@ -446,7 +445,6 @@ def test_a_source_of_another_kind_does_not_go_on_with_the_positions_of_the_first
 
 
 def beside(name: str) -> Dataflow:
-    """A step without state has the name."""
     flow = Dataflow(JOB)
     flow.from_iterator("rows", _rows, schema=SCHEMA).map(lambda row: row, name=name, schema=SCHEMA).sink(
         "last", CollectSink()

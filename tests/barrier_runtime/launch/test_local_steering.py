@@ -130,7 +130,6 @@ def test_a_local_run_on_a_terminal_shows_its_progress(tmp_path: Path) -> None:
 
 
 def read_to_the_end(terminal: int, shown: bytearray) -> None:
-    """Reads until the command has closed the terminal."""
     try:
         while more := os.read(terminal, 4096):
             shown.extend(more)

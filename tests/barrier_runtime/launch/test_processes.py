@@ -69,7 +69,6 @@ def until_checkpoints(job: JobHandle, more: int) -> JobStatus:
 
 
 def until_replaced(job: JobHandle, slot: int, killed: int) -> None:
-    """Waits until `slot` runs in another process than `killed`."""
     until_status(job, lambda status: status.phase == "running" and status.slots[slot].pid != killed)
 
 

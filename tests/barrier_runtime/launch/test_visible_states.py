@@ -52,8 +52,6 @@ class Target(CollectSink):
 
 
 class Job:
-    """A running job with coordinator, store and target."""
-
     running: "asyncio.Task[JobStatus]"
 
     def __init__(self, runner: JobRunner, store: MemoryStore, target: Any) -> None:

@@ -40,7 +40,6 @@ from barrier_runtime.state.snapshots.snapshot import FileRef
 
 
 def words(link):
-    """Returns the names of the sent messages, without heartbeats."""
     return [type(message).__name__ for message in link.said if not isinstance(message, Heartbeat)]
 
 

@@ -56,7 +56,6 @@ def flow_of(name: str) -> Dataflow:
 
 
 def expected_of(name: str) -> dict[str, list[dict[str, Any]]]:
-    """By state."""
     free = {each: f"{each}_" if each == name else each for each in ("value", "entry", "position")}
     return {
         "last": [{name: "a", free["value"]: 2}],

@@ -47,7 +47,6 @@ def flow(over: list[bool]) -> Dataflow:
 
 
 def last_values(read: int) -> dict[str, int]:
-    """Returns the last value of each user after `read` rows."""
     return {f"u{n % 500}": n for n in range(max(1, read - 499), read + 1)}
 
 

@@ -69,7 +69,6 @@ def test_the_demo_goes_on_with_a_coordinator_that_does_not_know_the_job_yet(tmp_
 
 
 def start_slots_of(coordinator: EmbeddedCoordinator, spec: JobSpec, slots: Any, folder: str) -> None:
-    """Starts slots as soon as the coordinator knows the job."""
     while not coordinator._specs:
         time.sleep(0.02)
     reply = coordinator.submit(spec)

@@ -166,8 +166,6 @@ def test_of_no_jobs_it_is_said() -> None:
 
 
 class Answers:
-    """Polled coordinator with given answers."""
-
     def __init__(self, *answers: JobStatus | Exception) -> None:
         self._answers = list(answers)
         self.slept: list[float] = []

@@ -63,7 +63,7 @@ def test_all_acks_make_a_checkpoint_ready_exactly_once():
 
 
 def test_duplicate_late_and_unknown_acks_are_counted_and_without_effect():
-    """C2, C8, C9, Z10: of two attempts that acknowledge one subtask, one counts."""
+    """C2, C8, C9, Z10: two attempts that acknowledge the same subtask count once."""
     checkpoints = pending()
     one = checkpoints.trigger(0)
     checkpoints.ack(ack(1, A), 1_100)

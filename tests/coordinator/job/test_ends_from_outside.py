@@ -26,7 +26,6 @@ def resuming(store: MemoryStore, job: JobSpec) -> Coordinator:
 
 
 def leading_on(store: MemoryStore, job: JobSpec) -> Coordinator:
-    """Returns a coordinator in Resuming, with a pending LEAD."""
     _, a, b = started(store, job)
     new = Coordinator(store, job, leader="leader-b").begin().settle()
     for slot in (a, b):

@@ -45,8 +45,9 @@ def test_time_that_is_over_ends_any_round_but_the_first():
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), min_size=30, max_size=30))
 def test_a_move_takes_its_last_checkpoint_once_all_rest_and_does_not_wait_for_ever(steps):
-    """Each step: so many checkpoints are decided, however quickly they come, and slots have what was newest before. The
-    one that is asked for begins when as many as that are under way before it have ended."""
+    """Each step: number of checkpoints decided in the step, and of checkpoints under way when the move requests another
+    checkpoint, whose id follows theirs. Slots have fetched the checkpoint that was the newest before the step.
+    """
     ahead, newest, asked, fetched = FetchingAhead(), 1, 0, 0
     for more, under_way in steps:
         if not ahead.holds_others(newest):

@@ -116,7 +116,7 @@ def test_commits_that_a_lost_slot_owed_are_made_by_the_fewer_slots():
     coordinator.settle()
     claims = msgspec.structs.replace(first.register(), parallelism=2)
     assert claims.committed == {"out/0": number}
-    first.register = lambda: claims  # the process was not deployed as one of one yet
+    first.register = lambda: claims  # the process was not deployed as the only slot yet
     first.connect()
     coordinator.settle()
     coordinator.later(0)

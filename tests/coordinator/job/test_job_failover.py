@@ -32,7 +32,7 @@ def moved(slot, coordinator):
 
 
 def successor(store, *slots, leader="leader-b", job=None, **arguments):
-    """Returns a restarted coordinator with all slots reconnected."""
+    """Restarts the coordinator; all slots reconnect."""
     coordinator = Coordinator(store, job, leader=leader, now_ms=2_000_000, **arguments).begin().settle()
     for slot in slots:
         moved(slot, coordinator)

@@ -49,12 +49,10 @@ def facts(of: JobStatus | None = None, **more: object) -> JobFacts:
 
 
 def svgs(html: str) -> list[ElementTree.Element]:
-    """Returns every picture, parsed as a separate XML document."""
     return [ElementTree.fromstring(each) for each in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
 
 
 def empty() -> JobStatus:
-    """Returns the status of a job of which only the name is known."""
     return status(
         checkpoints=CheckpointsStatus(),
         recoveries=(),

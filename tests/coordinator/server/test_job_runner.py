@@ -216,8 +216,6 @@ def test_a_runner_that_was_cancelled_is_deaf_to_what_slots_still_say(caplog):
 
 def test_a_runner_is_quiet_when_its_last_store_call_has_ended():
     class SlowStore(MemoryStore):
-        """A real store with slow answers."""
-
         def __init__(self):
             super().__init__()
             self.entered, self.leave, self.left = threading.Event(), threading.Event(), threading.Event()

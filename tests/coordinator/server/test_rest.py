@@ -35,7 +35,6 @@ def client(probe=None, store=None):
 
 @contextlib.asynccontextmanager
 async def served(probe=None, store=None):
-    """Serves an application during a test."""
     http, directory = client(probe, store)
     async with http:
         yield http, directory

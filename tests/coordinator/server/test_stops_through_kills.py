@@ -102,8 +102,6 @@ class RealSlot(threading.Thread):
 
 
 class Job:
-    """A job, and a folder for the savepoint."""
-
     def __init__(self, proxy: ProxyControl, coordinator: EmbeddedCoordinator) -> None:
         self.proxy, self.coordinator, self.client = proxy, coordinator, coordinator.client
         self.name = f"job-{uuid.uuid4().hex}"

@@ -23,7 +23,6 @@ from barrier_runtime import (
 
 
 def read(source: Any, **options: Any) -> list[dict[str, Any]]:
-    """All rows of a source, read by a whole job."""
     flow, out = Dataflow("field"), CollectSink()
     flow.source("in", source, **options).sink("out", out)
     flow.run_local(parallelism=1)

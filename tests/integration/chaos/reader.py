@@ -39,8 +39,6 @@ class Reached:
 
 
 class SinkView:
-    """A sink, read record by record."""
-
     def __init__(self, target: Path, sink: str) -> None:
         self._target = target
         self._store = open_store(str(target))
@@ -147,7 +145,6 @@ class Reader:
         self._thread.start()
 
     def stop(self) -> None:
-        """After a last look."""
         self._stop.set()
         self._thread.join()
 

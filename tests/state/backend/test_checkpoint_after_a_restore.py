@@ -20,7 +20,6 @@ LARGE = 400
 
 
 def places(snapshot: KeyedSnapshot) -> dict[str, FileRef]:
-    """Returns references to immutable files, by name."""
     return {ref.name: ref for ref in snapshot.files if is_immutable(ref.name)}
 
 

@@ -23,8 +23,6 @@ GROUPS, STATES = 128, {"one": 1, "two": 2, "three": 3}
 
 
 class CountedStore(MemoryStore):
-    """Store that counts the bytes of its reads."""
-
     read = 0
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:

@@ -47,7 +47,6 @@ def rows_of(reader: Any, positions: list[tuple[int, bytes]] | None = None) -> li
 
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets the size of blocks."""
     return lambda size: monkeypatch.setattr(line_blocks, "BLOCK_BYTES", size)
 
 

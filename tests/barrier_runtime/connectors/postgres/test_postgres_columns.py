@@ -12,7 +12,6 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def numeric(precision: int, scale: int) -> int:
-    """The typmod of numeric(precision, scale)."""
     return (precision << 16 | scale & 0x7FF) + 4
 
 

@@ -45,7 +45,6 @@ class World:
         assert polled.rows.num_rows == len(tags)
 
     def acknowledged(self, connection: int = 1) -> list[int]:
-        """Returns all tags acknowledged on the connection's channel."""
         self.consumer._carry_out(self.channel, connection)
         return self.channel.acknowledged
 

@@ -59,8 +59,6 @@ class RememberingSink(MailboxSink):
 
 
 class ReadStore(MemoryStore):
-    """Store that records the objects read."""
-
     def __init__(self) -> None:
         super().__init__()
         self.read: list[str] = []
@@ -149,8 +147,6 @@ def test_staged_objects_go_as_soon_as_they_are_delivered_and_a_note_stays() -> N
 
 
 class CountedStore(MemoryStore):
-    """Counts requests."""
-
     def __init__(self) -> None:
         super().__init__()
         self.requests: Counter[str] = Counter()

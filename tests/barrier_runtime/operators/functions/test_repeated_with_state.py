@@ -260,7 +260,6 @@ moves = st.one_of(
 
 
 def trace_of(program: list[Any], fails: Failing) -> list[Any]:
-    """Returns all visible effects of the program."""
     arguments: dict[str, Any] = {
         "key": "key",
         "event_time": "at",

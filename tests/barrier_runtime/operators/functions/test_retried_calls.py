@@ -185,8 +185,6 @@ def test_what_is_not_named_ends_the_job_with_the_users_traceback() -> None:
 
 
 class Counting:
-    """Counts calls; each row says how often the call fails."""
-
     def open(self, ctx: Any) -> None:
         self.failed = 0
         ctx.metrics.gauge("last").set(-1)

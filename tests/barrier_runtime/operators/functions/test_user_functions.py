@@ -19,7 +19,6 @@ PLAIN = {"k": str, "n": int}
 
 
 def ran(rows: Sequence[Row], schema: Any, step: Callable[[Stream], Stream], **options: Any) -> CollectSink:
-    """Returns the output of `step` for `rows`, which form a batch."""
     flow = Dataflow("natural")
     out = CollectSink()
     source = flow.from_iterator("s", lambda index, of: iter(rows), schema=schema, splits=1)

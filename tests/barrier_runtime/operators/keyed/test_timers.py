@@ -118,7 +118,6 @@ class Job:
             subtask.backend.snapshots.aborted(self.checkpoint)
 
     def complete(self) -> None:
-        """Takes a whole checkpoint, from the barrier to the completion."""
         from_ms = min(subtask.timers.lowest_ms for subtask in self.subtasks)
         assert all(at >= from_ms for at, _ in self.model)
         self.checkpoint += 1

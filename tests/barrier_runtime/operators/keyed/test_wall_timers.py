@@ -242,7 +242,6 @@ class LoopTimers:
         return [at for _, at in self.timers.due_now()] if self.timers.any_due() else []
 
     def ring(self) -> int:
-        """Advances the clock to the next wake-up and returns the new time."""
         self.set.sort(key=lambda each: each[0])
         self.ms, ring = self.set.pop(0)
         ring()

@@ -229,7 +229,6 @@ def stored(made: Any, world: World) -> Any:
 
 
 def test_state_of_windows_goes_on_as_windows() -> None:
-    """State of an older release."""
     world = World()
     it = Driven(sliced(), world, (stored(windowed(), world),))
     again = it.snapshot(2)

@@ -55,8 +55,6 @@ def row(a: str | None, b: int | None, t: int, v: int | None = None, x: float | N
 
 
 class Model:
-    """Row-by-row reference model."""
-
     def __init__(self, slide: int = SIZE) -> None:
         self.slide = slide
         self.windows: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)

@@ -241,8 +241,8 @@ def test_a_function_that_raises_is_shown_with_its_traceback_and_the_record() -> 
 
 
 def test_recovery_commits_the_oldest_checkpoint_first_whichever_subtask_wrote_it() -> None:
-    """C14: after rescaling, a subtask finishes the transactions of several. A target that keeps a single mark, such
-    as Kafka, would take an older transaction after a newer one for done, or move the mark backwards.
+    """C14: after rescaling, a subtask finishes transactions of several subtasks. A target that keeps a single mark,
+    such as Kafka, would take an older transaction after a newer one for done, or move the mark backwards.
     """
     order: list[bytes] = []
 
@@ -282,8 +282,6 @@ class Kept(JsonlSink):
 
 
 class Both(Kept):
-    """Has both."""
-
     def write_few(self, transaction: Any, rows: FewRows) -> None:
         self.seen += [-number for number in rows.columns[0]]
         super().write_few(transaction, rows)

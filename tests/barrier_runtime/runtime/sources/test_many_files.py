@@ -95,7 +95,6 @@ class OneRow:
 
 
 def read(driver: SourceDriver, count: int) -> list[str]:
-    """The next `count` splits."""
     batches = [driver.poll(0) for _ in range(count)]
     return [row["split"] for row in rows_of([batch for batch in batches if batch is not None])]
 
